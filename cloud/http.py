@@ -1,4 +1,4 @@
-"""Asks a price API over HTTP: retried where that may help, explained where it does not."""
+"""Requests to price APIs over HTTP, with retries and one-line errors."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from spottrain.cloud.port.errors import CloudError
 
 TIMEOUT = httpx.Timeout(20.0, connect=5.0)
 _TRIES, _PATIENCE_S = 4, 30.0
-_LONGEST_WAIT_S = 20.0
+_MAX_WAIT_S = 20.0
 
 
 class PriceSourceError(CloudError):
-    """A price API is down, refuses, or answers what cannot be read."""
+    """A price API is down, refuses, or gives an unreadable answer."""
 
 
-class _AgainError(Exception):
-    """A refusal that may pass."""
+class _RetryableError(Exception):
+    """A failure that may pass."""
 
     def __init__(self, why: str, wait_s: float | None) -> None:
         super().__init__(why)
@@ -38,22 +38,22 @@ def get_json(
     Throttling (429, with its Retry-After), 5xx and broken connections are tried again.
 
     Raises:
-        PriceSourceError: it could not be had; names the host and why.
+        PriceSourceError: the request failed; names the host and the reason.
     """
     host = httpx.URL(url).host
     try:
         response = _retrying()(
             lambda: _checked(client.get(url, params=params, headers=headers))
         )
-    except (httpx.HTTPError, _AgainError) as error:
+    except (httpx.HTTPError, _RetryableError) as error:
         why = str(error) or type(error).__name__
-        raise PriceSourceError(f"{host} cannot be asked: {why}") from None
+        raise PriceSourceError(f"request to {host} failed: {why}") from error
     try:
         document = response.json()
     except ValueError:
         document = None
     if not isinstance(document, dict):
-        raise PriceSourceError(f"{host} answered something other than a JSON object")
+        raise PriceSourceError(f"{host} did not answer with a JSON object")
     return document
 
 
@@ -62,9 +62,9 @@ def _checked(response: httpx.Response) -> httpx.Response:
     why = f"HTTP {status} {response.reason_phrase}".rstrip()
     if status == httpx.codes.TOO_MANY_REQUESTS or status >= 500:
         after = response.headers.get("Retry-After", "")
-        raise _AgainError(why, float(after) if after.isdigit() else None)
+        raise _RetryableError(why, float(after) if after.isdigit() else None)
     if not response.is_success:
-        raise PriceSourceError(f"{response.url.host} refuses: {why}")
+        raise PriceSourceError(f"{response.url.host} refused the request: {why}")
     return response
 
 
@@ -73,12 +73,12 @@ def _retrying() -> tenacity.Retrying:
 
     def wait(state: tenacity.RetryCallState) -> float:
         error = state.outcome.exception() if state.outcome else None
-        if isinstance(error, _AgainError) and error.wait_s is not None:
-            return min(error.wait_s, _LONGEST_WAIT_S)
+        if isinstance(error, _RetryableError) and error.wait_s is not None:
+            return min(error.wait_s, _MAX_WAIT_S)
         return backoff(state)
 
     return tenacity.Retrying(
-        retry=tenacity.retry_if_exception_type((httpx.TransportError, _AgainError)),
+        retry=tenacity.retry_if_exception_type((httpx.TransportError, _RetryableError)),
         stop=tenacity.stop_after_attempt(_TRIES)
         | tenacity.stop_after_delay(_PATIENCE_S),
         wait=wait,

@@ -1,48 +1,48 @@
-"""Several clouds as one provider: what one offers is asked of that one, the rest of all.
+"""Several clouds as one provider.
 
-A cloud that is down, throttled or without credentials costs what it alone could give.
-Ids of VMs begin with their cloud's name, so that they lead back to it whoever asks.
+Calls about an offer or a VM go to its cloud, others to all clouds. A cloud that is down,
+throttled or without credentials does not stop the others. VM ids begin with the name of
+their cloud.
 """
 
 from __future__ import annotations
 
-import functools
 import logging
 import threading
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Concatenate, TypeVar
 
+from spottrain.cloud.port.abilities import ForwardsAbilities, P, R, arguments_by_name
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.provider import (
-    CarriesCalls,
     CloudProvider,
-    ExcusesSilence,
+    ForwardsCalls,
     LaunchRequest,
     LaunchResult,
     Offer,
+    ReportsUnreachableVms,
     Vm,
 )
-from spottrain.cloud.process.calls import ABILITIES, ProviderCall, calls_of
 from spottrain.errors import SpottrainError
 
 logger = logging.getLogger(__name__)
 
 REOPEN_S = 60.0
-"""From one try to open a cloud that could not be opened to the next."""
+"""Time between two attempts to open a cloud."""
 
 T = TypeVar("T")
 Opener = Callable[[], CloudProvider]
 
 
 class UnusedCloudError(CloudError):
-    """A cloud cannot be opened, and nothing of the job can be there."""
+    """A cloud cannot be opened, and the job has nothing there."""
 
 
-class NamespacedProvider:
-    """One cloud among several: its VMs' ids begin with its name.
+class NamespacedProvider(ForwardsAbilities):
+    """One cloud of several: the ids of its VMs begin with its name.
 
     It has every optional ability that the cloud has.
 
@@ -53,7 +53,9 @@ class NamespacedProvider:
     def __init__(self, inner: CloudProvider) -> None:
         self.name = inner.name
         self._inner = inner
-        _delegate(self, self._call, (inner,))
+        self._forward_abilities(
+            lambda ability: isinstance(inner, ability), self._forward
+        )
 
     def offers(self) -> Sequence[Offer]:
         """See ``CloudProvider``."""
@@ -74,39 +76,43 @@ class NamespacedProvider:
         self._inner.terminate([own for cloud, own in split if cloud == self.name])
 
     def close(self) -> None:
-        """Leave the cloud, where there is anything to leave."""
+        """Close the cloud if it can be closed."""
         _close(self._inner)
 
     def _named(self, vm: Vm) -> Vm:
         return replace(vm, vm_id=vm_id_of(self.name, vm.vm_id))
 
-    def _call(self, call: ProviderCall, *args: Any, **kwargs: Any) -> Any:
-        """Call an ability's method; ids of VMs are ours outside and the cloud's inside."""
-        given = _given(call, args, kwargs)
-        if "vm_id" in given:
-            cloud, given["vm_id"] = split_vm_id(wanted := given["vm_id"])
-            if cloud != self.name:
-                raise VmNotFoundError(f"VM {wanted} is gone or unknown")
-        found = getattr(self._inner, call.name)(**given)
-        if isinstance(found, Sequence):
-            return tuple(self._named(x) if isinstance(x, Vm) else x for x in found)
-        return found
+    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        """Return a method that takes our VM ids and calls the cloud with its own."""
+
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            given = arguments_by_name(method, args, kwargs)
+            if "vm_id" in given:
+                cloud, given["vm_id"] = split_vm_id(wanted := given["vm_id"])
+                if cloud != self.name:
+                    raise VmNotFoundError(f"VM {wanted} is unknown or has ended")
+            found = getattr(self._inner, method.__name__)(**given)
+            if isinstance(found, Sequence):
+                return tuple(self._named(x) if isinstance(x, Vm) else x for x in found)
+            return found
+
+        return call
 
 
-class MultiCloudProvider:
+class MultiCloudProvider(ForwardsAbilities):
     """Clouds of one job; see ``HasParts``.
 
-    It has each optional ability that one of its clouds has. What is asked of all clouds
-    alike is answered by those that answer.
+    It has each optional ability that one of its clouds has. Calls to all clouds return the
+    answers of those that succeed.
 
     Args:
-        openers: By the name of each cloud, what opens it; ids of VMs are ``NamespacedProvider``'s.
-        unused: Clouds that were never asked for anything. As long as they cannot be
-            opened, there is nothing of the job to be listed or removed there.
+        openers: Opens each cloud, by name; VM ids are those of ``NamespacedProvider``.
+        unused: Clouds that the job never used. While they cannot be opened, the job has
+            nothing to be listed or removed there.
 
     Raises:
-        SpottrainError: not one can be opened; what the first one's opener says. Those
-            that cannot are tried again whenever they are needed.
+        SpottrainError: no cloud can be opened; the error of the first. If some can, the
+            others are retried when they are needed.
     """
 
     def __init__(
@@ -119,10 +125,17 @@ class MultiCloudProvider:
         }
         opened, failures = self._each(_Part.opened)
         if not opened:
-            raise next(part.trouble for part in self._parts.values() if part.trouble)
+            raise next(
+                part.open_error for part in self._parts.values() if part.open_error
+            )
         for name, error in failures.items():
-            logger.warning("goes on without %s until it can be opened: %s", name, error)
-        _delegate(self, self._call, opened.values())
+            logger.warning(
+                "continuing without %s until it can be opened: %s", name, error
+            )
+        self._forward_abilities(
+            lambda ability: any(isinstance(x, ability) for x in opened.values()),
+            self._forward,
+        )
 
     def parts(self) -> Mapping[str, CloudProvider]:
         """See ``HasParts``."""
@@ -131,15 +144,15 @@ class MultiCloudProvider:
     # --- The cloud port ---------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
-        """Return what those clouds offer that answer.
+        """Return the offers of the clouds that answer.
 
         Raises:
-            SpottrainError: none answers.
+            SpottrainError: no cloud answers.
         """
         return self._union(_Part.offers)
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Ask the offer's cloud; see ``CloudProvider``."""
+        """Launch in the offer's cloud; see ``CloudProvider``."""
         part = self._parts.get(request.offer.cloud)
         if part is None:
             raise MisconfiguredError(f"{request.offer.cloud}: not a cloud of this job")
@@ -149,14 +162,14 @@ class MultiCloudProvider:
         """Return the VMs of all clouds.
 
         Raises:
-            SpottrainError: a cloud does not answer: its VMs are not known.
+            SpottrainError: a cloud does not answer, so its VMs are unknown.
         """
         found, failures = self._each(lambda part: part.list_vms(job))
         _raise_first(failures)
         return tuple(vm for vms in found.values() for vm in vms)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Return once every VM's cloud was asked; see ``CloudProvider``."""
+        """Request termination from every VM's cloud; see ``CloudProvider``."""
         wanted: dict[str, list[str]] = {}
         for vm_id in vm_ids:
             if (name := split_vm_id(vm_id)[0]) in self._parts:
@@ -168,39 +181,46 @@ class MultiCloudProvider:
     # --- What else a manager needs ----------------------------------------------------
 
     def serve(self, manager_url: str) -> None:
-        """Carry calls to this manager from now on; see ``CarriesCalls``."""
+        """Forward calls to this manager from now on; see ``ForwardsCalls``."""
         for part in self._parts.values():
             part.serve(manager_url)
 
-    def out_of_reach(self) -> Collection[str]:
-        """Return the VMs that cannot call now; see ``ExcusesSilence``."""
-        return tuple(i for part in self._parts.values() for i in part.out_of_reach())
+    def unreachable_vms(self) -> Collection[str]:
+        """Return the unreachable VMs; see ``ReportsUnreachableVms``."""
+        return tuple(i for part in self._parts.values() for i in part.unreachable_vms())
 
     def close(self) -> None:
-        """Leave all clouds; VMs go on."""
+        """Close all clouds; VMs keep running."""
         self._each(_Part.close)
 
-    def _call(self, call: ProviderCall, *args: Any, **kwargs: Any) -> Any:
-        """Ask a VM's cloud, or all that have the ability."""
-        given = _given(call, args, kwargs)
-        if "vm_id" in given:
-            part = self._parts.get(split_vm_id(given["vm_id"])[0])
-            if part is None:
-                raise VmNotFoundError(f"VM {given['vm_id']} is gone or unknown")
-            return part.ask(call, given)
+    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        """Return a method that calls a VM's cloud, or all clouds that have the ability."""
+        name = method.__name__
 
-        def answer(part: _Part) -> Any:
-            try:
-                return part.ask(call, given) if part.can(call) else ()
-            except UnusedCloudError:
-                return ()
+        def call(*args: P.args, **kwargs: P.kwargs) -> Any:
+            given = arguments_by_name(method, args, kwargs)
+            if "vm_id" in given:
+                part = self._parts.get(split_vm_id(given["vm_id"])[0])
+                if part is None:
+                    raise VmNotFoundError(
+                        f"VM {given['vm_id']} is unknown or has ended"
+                    )
+                return part.ask(name, given)
 
-        if call.name == "release":  # half of it is not done
-            _raise_first(self._each(answer)[1])
-            return None
-        return self._union(answer)
+            def answer(part: _Part) -> Any:
+                try:
+                    return part.ask(name, given) if part.can(name) else ()
+                except UnusedCloudError:
+                    return ()
 
-    # --- Asking several ---------------------------------------------------------------
+            if name == "release":  # a partial release is a failure
+                _raise_first(self._each(answer)[1])
+                return None
+            return self._union(answer)
+
+        return call
+
+    # --- Calls to several clouds --------------------------------------------------------
 
     def _union(self, ask: Callable[[_Part], Sequence[T]]) -> Sequence[T]:
         found, failures = self._each(ask)
@@ -213,7 +233,7 @@ class MultiCloudProvider:
     def _each(
         self, ask: Callable[[_Part], T], names: Collection[str] | None = None
     ) -> tuple[dict[str, T], dict[str, SpottrainError]]:
-        """Ask clouds at the same time; return answers and failures by name."""
+        """Call clouds in parallel; return results and failures by name."""
         found: dict[str, T] = {}
         failures: dict[str, SpottrainError] = {}
         parts = [p for p in self._parts.values() if names is None or p.name in names]
@@ -228,13 +248,13 @@ class MultiCloudProvider:
 
 
 class _Part:
-    """One cloud of several, opened when it can be."""
+    """One cloud of several, opened when possible."""
 
     def __init__(self, name: str, opener: Opener, *, unused: bool) -> None:
         self.name = name
         self._unused = unused
-        self.trouble: SpottrainError | None = None
-        """What kept it from being opened."""
+        self.open_error: SpottrainError | None = None
+        """Why it could not be opened."""
         self._cloud: CloudProvider | None = None
         self._opener = opener
         self._lock = threading.Lock()
@@ -246,30 +266,30 @@ class _Part:
         """Return the cloud.
 
         Raises:
-            UnusedCloudError: it cannot be opened, and never was.
-            CloudError: what keeps it from being opened.
+            UnusedCloudError: it cannot be opened and was never used.
+            CloudError: it cannot be opened.
         """
         with self._lock:
             if self._cloud is None and self._closed:
-                raise CloudError(f"{self.name}: is closed already")
+                raise CloudError(f"{self.name}: is already closed")
             if self._cloud is None and time.monotonic() >= self._again_at_s:
                 self._open()
             if self._cloud is not None:
                 return self._cloud
         if self._unused:
-            raise UnusedCloudError(f"{self.name}: {self.trouble}")
-        if isinstance(self.trouble, CloudError):
-            raise self.trouble.with_traceback(None)
-        raise CloudError(f"{self.name}: {self.trouble}")
+            raise UnusedCloudError(f"{self.name}: {self.open_error}")
+        if isinstance(self.open_error, CloudError):
+            raise self.open_error.with_traceback(None)
+        raise CloudError(f"{self.name}: {self.open_error}")
 
     def _open(self) -> None:
         try:
             self._cloud = self._opener()
         except SpottrainError as error:
-            self.trouble = error
+            self.open_error = error
             self._again_at_s = time.monotonic() + REOPEN_S
             return
-        if self._manager_url and isinstance(self._cloud, CarriesCalls):
+        if self._manager_url and isinstance(self._cloud, ForwardsCalls):
             self._cloud.serve(self._manager_url)
 
     def offers(self) -> Sequence[Offer]:
@@ -287,32 +307,34 @@ class _Part:
     def terminate(self, vm_ids: Collection[str]) -> None:
         self.opened().terminate(vm_ids)
 
-    def can(self, call: ProviderCall) -> bool:
-        """Return whether the cloud has a method.
+    def can(self, method: str) -> bool:
+        """Return True if the cloud has a method.
 
         Raises:
             CloudError: it cannot be opened.
         """
-        return hasattr(self.opened(), call.name)
+        return getattr(self.opened(), method, None) is not None
 
-    def ask(self, call: ProviderCall, given: Mapping[str, Any]) -> Any:
+    def ask(self, method: str, given: Mapping[str, Any]) -> Any:
         """Call an ability's method.
 
         Raises:
-            CloudError: the cloud has none, or what it says.
+            CloudError: the cloud lacks the ability, or its own error.
         """
-        if not self.can(call):
-            raise CloudError(f"{self.name}: cannot {call.name.replace('_', ' ')}")
-        return getattr(self.opened(), call.name)(**given)
+        if not self.can(method):
+            raise CloudError(f"{self.name}: cannot {method.replace('_', ' ')}")
+        return getattr(self.opened(), method)(**given)
 
-    def out_of_reach(self) -> Collection[str]:
-        cloud = self._cloud  # without waiting for one that is just opened
-        return cloud.out_of_reach() if isinstance(cloud, ExcusesSilence) else ()
+    def unreachable_vms(self) -> Collection[str]:
+        cloud = self._cloud  # without waiting while it is being opened
+        return (
+            cloud.unreachable_vms() if isinstance(cloud, ReportsUnreachableVms) else ()
+        )
 
     def serve(self, manager_url: str) -> None:
         with self._lock:
             self._manager_url = manager_url
-            if isinstance(self._cloud, CarriesCalls):
+            if isinstance(self._cloud, ForwardsCalls):
                 self._cloud.serve(manager_url)
 
     def close(self) -> None:
@@ -323,33 +345,14 @@ class _Part:
 
 
 def vm_id_of(cloud: str, own_id: str) -> str:
-    """Return what a VM is called among those of several clouds."""
+    """Return the id of a VM among several clouds."""
     return f"{cloud}.{own_id}"
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:
-    """Return the cloud of a VM among several, and its id there; empty if it has none."""
+    """Return (cloud, id in that cloud); the cloud is empty if the id names none."""
     cloud, dot, own = vm_id.partition(".")
     return (cloud, own) if dot else ("", vm_id)
-
-
-def _given(
-    call: ProviderCall, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return the arguments of a call by name."""
-    given = dict(call.signature.bind(None, *args, **kwargs).arguments)
-    given.pop("self")
-    return given
-
-
-def _delegate(
-    to: CloudProvider, ask: Callable[..., Any], clouds: Collection[CloudProvider]
-) -> None:
-    """Give a provider each optional ability that one of some clouds has."""
-    for ability in ABILITIES.values():
-        if any(isinstance(cloud, ability) for cloud in clouds):
-            for call in calls_of(ability):
-                setattr(to, call.name, functools.partial(ask, call))
 
 
 def _raise_first(failures: Mapping[str, SpottrainError]) -> None:

@@ -1,4 +1,4 @@
-"""Asks a cloud many things at the same time."""
+"""Parallel calls to a cloud."""
 
 from __future__ import annotations
 
@@ -9,23 +9,25 @@ from typing import TypeVar
 T = TypeVar("T")
 S = TypeVar("S")
 
-_AT_ONCE = 16
+_THREADS = 16
 
 
 def run_parallel(ask: Callable[[S], T], items: Sequence[S]) -> tuple[T, ...]:
-    """Return the answers for all items, in their order.
+    """Return the results for all items, in order.
 
     Raises:
-        Exception: what the first that failed of them raised, once all have been asked.
+        Exception: the first call's that failed, after all have run.
     """
     if len(items) == 1:
         return (ask(items[0]),)
-    with ThreadPoolExecutor(_AT_ONCE) as pool:
+    with ThreadPoolExecutor(_THREADS) as pool:
         return tuple(pool.map(ask, items))
 
 
-def joined(ask: Callable[[S], Sequence[T]], items: Sequence[S]) -> tuple[T, ...]:
-    """Return what all items have, such as the VMs of all regions.
+def flat_map_parallel(
+    ask: Callable[[S], Sequence[T]], items: Sequence[S]
+) -> tuple[T, ...]:
+    """Return the concatenated results, such as the VMs of all regions.
 
     Raises:
         Exception: as ``run_parallel``.

@@ -1,4 +1,4 @@
-"""One HTTP request over a Unix socket, however long its path; standard library only."""
+"""One HTTP request over a Unix socket with a path of any length; standard library only."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ def request(
     timeout_s: float,
     body: bytes | None = None,
 ) -> tuple[int, bytes]:
-    """Return status and body of the answer.
+    """Return status and body of the response.
 
     Raises:
-        TimeoutError: no answer came in time.
-        OSError: nobody listens, or the connection broke.
-        http.client.HTTPException: the answer is not whole.
+        TimeoutError: no response in time.
+        OSError: nothing listens, or the connection broke.
+        http.client.HTTPException: the response is incomplete.
     """
     connection = http.client.HTTPConnection("localhost")
     connection.sock = connect(socket_path, timeout_s)
@@ -36,7 +36,7 @@ def connect(socket_path: str, timeout_s: float) -> socket.socket:
     """Return a connection to a Unix socket.
 
     Raises:
-        OSError: nobody listens there.
+        OSError: nothing listens there.
     """
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout_s)
@@ -53,8 +53,8 @@ def connect(socket_path: str, timeout_s: float) -> socket.socket:
 
 
 def address(folder: int, socket_path: str) -> str:
-    """Return an address of the socket, given a descriptor of its folder.
+    """Return the socket's address, given a descriptor of its folder.
 
-    A socket address holds 108 bytes; the descriptor stands in for the folder's path.
+    A socket address holds 108 bytes; the descriptor replaces the folder's path.
     """
     return f"/proc/self/fd/{folder}/{os.path.basename(socket_path)}"

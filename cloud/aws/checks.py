@@ -1,4 +1,4 @@
-"""Whether jobs could rent in an AWS account, found out without renting."""
+"""Checks of an AWS account, without renting."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of, translating_errors
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
-from spottrain.cloud.port.findings import run_check
-from spottrain.cloud.port.provider import Finding
+from spottrain.cloud.port.facts import check_offered
+from spottrain.cloud.port.provider import Finding, run_check
 
 _PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
-"""The second: the account has no default VPC, and a dry run makes none of our own."""
+"""Codes of allowed dry runs; the second one if the account has no default VPC."""
 _QUOTAS_URL = "https://console.aws.amazon.com/servicequotas/home/services/ec2/quotas"
 _JOB = "doctor"
 
 
 class AwsChecks:
-    """Tries what a job needs, one thing after the other.
+    """Checks what a job needs, one item after the other.
 
     Args:
-        clients: Whom to ask.
-        settings: What a job would be rented by.
+        clients: Clients of the account.
+        settings: Settings of a job.
         network: Finds images.
-        market: Knows quotas.
+        market: Reports quotas.
     """
 
     def __init__(
@@ -46,13 +46,13 @@ class AwsChecks:
         self._market = market
 
     def run(self) -> Iterator[Finding]:
-        """Yield what was found; nothing more once credentials are refused."""
+        """Yield findings; stop if credentials are refused."""
         try:
             regions = prices.regions(self._clients)
         except CloudError as error:
             yield Finding(what="credentials", ok=False, told=str(error))
             return
-        told = f"AWS lets us in; {len(regions)} regions may be used"
+        told = f"credentials are valid; {len(regions)} regions are enabled"
         yield Finding(what="credentials", ok=True, told=told)
         for region in self._settings.regions or regions:
             if region in regions:
@@ -60,7 +60,7 @@ class AwsChecks:
                 continue
             near = difflib.get_close_matches(region, regions, n=1)
             hint = f"did you mean {near[0]}?" if near else "enable it in the account"
-            told = f"no region of this account: got {region}; {hint}"
+            told = f"not an enabled region of this account: got {region}; {hint}"
             yield Finding(what=f"region {region}", ok=False, told=told)
 
     def _region(self, region: str) -> Iterator[Finding]:
@@ -87,22 +87,11 @@ class AwsChecks:
             return self._network.image(region)[0]
 
     def _types(self, region: str) -> str:
-        """Return how many types the region has, and which it lacks.
-
-        Raises:
-            CloudError: it has none that a job would rent.
-        """
-        offered = self._offered(region)
-        told = f"{len(offered)} types can be rented"
-        missing = [t for t in self._settings.instance_types if t not in offered]
-        if not offered:
-            raise CloudError(
-                f"{region} does not rent {', '.join(missing)}; take another region or type"
-            )
-        return f"{told}, but not {', '.join(missing)}" if missing else told
+        wanted = self._settings.instance_types
+        return check_offered(region, wanted, self._offered(region))
 
     def _offered(self, region: str) -> list[str]:
-        """Return those of the types wanted that a region has."""
+        """Return the wanted types that a region has."""
         wanted: Sequence[str] = self._settings.instance_types
         ec2 = self._clients.get("ec2", region)
         filters = [{"Name": "instance-type", "Values": list(wanted)}]
@@ -118,14 +107,14 @@ class AwsChecks:
         return [kind for kind in wanted if kind in offered]
 
     def _permitted(self, region: str, call: str) -> str:
-        """Return that a call is allowed, by a dry run of it.
+        """Check by a dry run that a call is allowed.
 
         Raises:
-            CloudError: it is not.
+            CloudError: it is not allowed.
         """
         from botocore.exceptions import ClientError
 
-        method = getattr(self._clients.once("ec2", region), call)
+        method = getattr(self._clients.without_retries("ec2", region), call)
         with translating_errors(f"trying {call} in {region}"):
             try:
                 method(DryRun=True, **self._arguments(region, call))
@@ -136,19 +125,21 @@ class AwsChecks:
 
     def _arguments(self, region: str, call: str) -> dict[str, Any]:
         kind = call.removeprefix("create_").removeprefix("import_").replace("_", "-")
-        marks = {"TagSpecifications": requests.tagged(kind, _JOB, f"spottrain-{_JOB}")}
+        vm_tags = {
+            "TagSpecifications": requests.tagged(kind, _JOB, f"spottrain-{_JOB}")
+        }
         if call == "create_security_group":
-            group = {"GroupName": tags.JOB, "Description": "a dry run", **marks}
+            group = {"GroupName": tags.JOB, "Description": "a dry run", **vm_tags}
             subnet = self._subnet(region)
             return {**group, "VpcId": subnet["VpcId"]} if subnet else group
         if call == "import_key_pair":
             return {
                 "KeyName": tags.JOB,
                 "PublicKeyMaterial": b"ssh-ed25519 dry",
-                **marks,
+                **vm_tags,
             }
         return {
-            **self._place(region),
+            **self._placement_arguments(region),
             "ImageId": self._network.image(region)[0],
             "InstanceType": self._offered(region)[0],
             "MinCount": 1,
@@ -157,19 +148,19 @@ class AwsChecks:
             "TagSpecifications": requests.tagged("instance", _JOB, f"spottrain-{_JOB}"),
         }
 
-    def _place(self, region: str) -> dict[str, Any]:
-        """Return what of the job's place is named: where else it would not be tried."""
-        asked: dict[str, Any] = {}
+    def _placement_arguments(self, region: str) -> dict[str, Any]:
+        """Return the subnet, groups and profile that the job file names."""
+        arguments: dict[str, Any] = {}
         if subnet := self._subnet(region):
-            asked["SubnetId"] = subnet["SubnetId"]
+            arguments["SubnetId"] = subnet["SubnetId"]
             if self._settings.security_groups:
-                asked["SecurityGroupIds"] = list(self._settings.security_groups)
+                arguments["SecurityGroupIds"] = list(self._settings.security_groups)
         if self._settings.instance_profile:
-            asked["IamInstanceProfile"] = {"Name": self._settings.instance_profile}
-        return asked
+            arguments["IamInstanceProfile"] = {"Name": self._settings.instance_profile}
+        return arguments
 
     def _subnet(self, region: str) -> dict[str, Any]:
-        """Return a subnet of the region that the job names, empty if it names none."""
+        """Return the subnet that the job file names in the region, empty if none."""
         for zone, subnet_id in self._settings.subnets.items():
             if zone.startswith(region):
                 ec2 = self._clients.get("ec2", region)

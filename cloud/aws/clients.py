@@ -1,4 +1,4 @@
-"""boto3's clients, made when first needed: importing it takes half a second."""
+"""boto3's clients, created on first use: importing boto3 takes half a second."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from spottrain.cloud.port.errors import CloudError
 
 _CONNECT_S = 5
 _POOL = 32
-"""Connections a client: as many as the manager has threads."""
+"""Connections per client: one for each thread of the manager."""
 
 
 class AwsClients:
     """The clients of one account, shared between threads.
 
-    boto3 itself retries what is throttled, lost or broken, and slows down.
+    boto3 itself retries throttled and failed calls, with backoff.
 
     Args:
-        settings: Whose ``endpoint_url``, ``tries`` and ``answer_s`` count.
+        settings: Uses ``endpoint_url``, ``tries`` and ``answer_s``.
     """
 
     def __init__(self, settings: AwsSettings) -> None:
@@ -33,15 +33,15 @@ class AwsClients:
         """Return a client that retries.
 
         Raises:
-            CloudError: boto3 is not installed or refuses to be set up.
+            CloudError: boto3 is not installed or cannot be set up.
         """
         return self._client(service, region, self._settings.tries)
 
-    def once(self, service: str, region: str) -> Any:
+    def without_retries(self, service: str, region: str) -> Any:
         """Return a client that never retries.
 
-        EC2 reports "no capacity" as a server's error, which boto3 would try again for
-        up to half a minute.
+        EC2 reports "no capacity" as a server error, which boto3 would retry for up to
+        half a minute.
         """
         return self._client(service, region, 1)
 
@@ -56,10 +56,10 @@ class AwsClients:
         try:
             import boto3
             from botocore.config import Config
-        except ImportError:
-            raise CloudError(EXTRA_MISSING) from None
+        except ImportError as error:
+            raise CloudError(EXTRA_MISSING) from error
         if self._session is None:
-            # Of our own: boto3's default session is not safe to share.
+            # boto3's default session is not thread-safe.
             profile = self._settings.profile or None
             self._session = boto3.session.Session(profile_name=profile)
         return self._session.client(

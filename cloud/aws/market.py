@@ -1,4 +1,4 @@
-"""What EC2 has to rent, at which prices, how likely it is to be had, and how much of it."""
+"""Offers, spot prices, placement scores and quotas of EC2."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ from dataclasses import replace
 
 from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.clients import AwsClients
+from spottrain.cloud.aws.prices import spot_prices
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import translating_errors
-from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice
+from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice, make_offer
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 OFFERS_KEEP_S = 30.0
-"""The manager looks every second; prices change every few minutes at most."""
+"""The manager polls every second; prices change every few minutes at most."""
 
 
 class AwsMarket:
-    """The market as one account sees it.
+    """The market of one account.
 
     Args:
-        clients: Whom to ask.
-        settings: Which types, regions and zones count.
-        facts: What machines there are.
-        on_demand: What they cost on demand.
+        clients: Clients of the account.
+        settings: Types, regions and zones.
+        facts: The catalogue.
+        on_demand: On-demand prices.
     """
 
     def __init__(
@@ -41,7 +42,7 @@ class AwsMarket:
         self._kept: dict[str, tuple[float, list[Offer]]] = {}
 
     def offers(self, region: str) -> list[Offer]:
-        """Return what has a spot price now, and the same on demand if that is known."""
+        """Return spot offers, and on-demand offers where their price is known."""
         asked_at_s, kept = self._kept.get(region, (-OFFERS_KEEP_S, []))
         if time.monotonic() - asked_at_s < OFFERS_KEEP_S:
             return kept
@@ -67,29 +68,26 @@ class AwsMarket:
         return found
 
     def prices(self, region: str, since_s: float) -> list[Offer]:
-        """Return the spot prices since a moment, the one that held then included."""
-        asked = requests.price_history(self._settings.instance_types, since_s)
-        ec2 = self._clients.get("ec2", region)
-        with translating_errors(f"asking for spot prices in {region}"):
-            pages = ec2.get_paginator("describe_spot_price_history").paginate(**asked)
-            rows = [row for page in pages for row in page["SpotPriceHistory"]]
-        zones = self._settings.zones
+        """Return the spot prices since a time, including the one valid then."""
+        zones, types = self._settings.zones, self._settings.instance_types
         return [
-            requests.offer_of(
+            make_offer(
                 self._facts,
+                cloud=requests.CLOUD,
                 region=region,
-                zone=row["AvailabilityZone"],
-                instance_type=row["InstanceType"],
+                zone=price.zone,
+                instance_type=price.instance_type,
                 spot=True,
-                usd_per_hour=float(row["SpotPrice"]),
-                observed_at_s=row["Timestamp"].timestamp(),
+                usd_per_hour=float(price.usd_per_hour),
+                observed_at_s=price.since_s,
+                family=requests.family_of(price.instance_type),
             )
-            for row in rows
-            if not zones or row["AvailabilityZone"] in zones
+            for price in spot_prices(self._clients, region, types, since_s)
+            if not zones or price.zone in zones
         ]
 
     def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:
-        """Return the spot placement score of each zone, which EC2 gives from 1 to 10."""
+        """Return the spot placement score of each zone (EC2's 1 to 10, scaled to 1)."""
         regions: Sequence[str] = self._settings.regions
         ec2 = self._clients.get("ec2", regions[0])
         with translating_errors(f"asking for placement scores of {instance_type}"):
@@ -111,7 +109,7 @@ class AwsMarket:
         ]
 
     def quotas(self, region: str) -> list[Quota]:
-        """Return the quotas that bound the types we rent, in virtual CPUs."""
+        """Return the quotas of our types, in virtual CPUs."""
         client = self._clients.get("service-quotas", region)
         codes = requests.quota_codes(self._settings.instance_types)
         found = []
@@ -126,7 +124,7 @@ class AwsMarket:
         return found
 
     def _zone_names(self, region: str) -> dict[str, str]:
-        """Return this account's names of zones by the id that all accounts share."""
+        """Return this account's zone names by zone id."""
         ec2 = self._clients.get("ec2", region)
         zones = ec2.describe_availability_zones()["AvailabilityZones"]
         return {zone["ZoneId"]: zone["ZoneName"] for zone in zones}

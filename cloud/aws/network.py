@@ -1,7 +1,7 @@
-"""What a job's VMs share: subnets, a security group, a key pair; and the image.
+"""Shared resources of a job's VMs: subnets, a security group, a key pair; and the image.
 
-All of it is found or made, by name or tag, at the first launch, and removed by
-``release``. Whatever was made is found again after a crash between any two calls.
+They are found or created, by name or tag, at the first launch, and removed by ``release``.
+After a crash between any two calls they are found again.
 """
 
 from __future__ import annotations
@@ -17,59 +17,61 @@ from spottrain.cloud.aws.requests import AwsPlacement
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import code_of
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.errors import MisconfiguredError
 
 _OWN_VPC = "10.79.0.0/16"
 _ZONE_LETTERS = "abcdefghijklmnop"
 
 
 class AwsNetwork:
-    """What is shared by the VMs of each job.
+    """The shared resources of each job's VMs.
 
     Args:
-        clients: Whom to ask.
-        settings: What exists already and what is wished.
+        clients: Clients of the account.
+        settings: Existing resources to use, and options of our own.
     """
 
     def __init__(self, clients: AwsClients, settings: AwsSettings) -> None:
         self._clients = clients
         self._settings = settings
         self._lock = threading.Lock()
-        self._places: dict[tuple[str, str, str], AwsPlacement] = {}
+        self._placements: dict[tuple[str, str, str], AwsPlacement] = {}
 
-    def place(self, job: str, region: str, zone: str) -> AwsPlacement:
-        """Return where VMs of a job are made in a zone; made if it is not there yet.
+    def placement(self, job: str, region: str, zone: str) -> AwsPlacement:
+        """Return the placement of a job's VMs in a zone; created if needed.
 
         Raises:
             MisconfiguredError: there is no such image, subnet or zone.
         """
         key = job, region, zone
-        with self._lock:  # else two launches at once would make everything twice
-            if key not in self._places:
-                self._places[key] = self._make_place(job, region, zone)
-            return self._places[key]
+        with self._lock:  # else parallel launches would create everything twice
+            if key not in self._placements:
+                self._placements[key] = self._make_placement(job, region, zone)
+            return self._placements[key]
 
     def forget(self, job: str) -> None:
-        """Look anew before the next launch: something may have been removed."""
+        """Check the resources again before the next launch: some may have been removed."""
         with self._lock:
-            self._places = {k: v for k, v in self._places.items() if k[0] != job}
+            self._placements = {
+                k: v for k, v in self._placements.items() if k[0] != job
+            }
 
     def release(self, job: str, region: str) -> None:
-        """Remove what the VMs of a job shared; its VMs must be gone."""
+        """Remove a job's shared resources; its VMs must have ended."""
         ec2 = self._clients.get("ec2", region)
         mine = [requests.by_tag(tags.JOB, job)]
         self.forget(job)
         with self._lock:
-            for group in _all(ec2, "describe_security_groups", "SecurityGroups", mine):
-                _unless("InvalidGroup.NotFound", ec2.delete_security_group)(
+            for group in _list(ec2, "describe_security_groups", "SecurityGroups", mine):
+                _ignoring("InvalidGroup.NotFound", ec2.delete_security_group)(
                     GroupId=group["GroupId"]
                 )
             for pair in ec2.describe_key_pairs(Filters=mine)["KeyPairs"]:
                 ec2.delete_key_pair(KeyName=pair["KeyName"])
-            for vpc in _all(ec2, "describe_vpcs", "Vpcs", mine):
+            for vpc in _list(ec2, "describe_vpcs", "Vpcs", mine):
                 _remove_vpc(ec2, vpc["VpcId"])
-            # A gateway that no VPC had yet when whoever made it died.
-            for gateway in _all(
+            # A gateway that was created but not attached before a crash.
+            for gateway in _list(
                 ec2, "describe_internet_gateways", "InternetGateways", mine
             ):
                 ec2.delete_internet_gateway(
@@ -77,7 +79,7 @@ class AwsNetwork:
                 )
 
     def image(self, region: str) -> tuple[str, str]:
-        """Return an image's id and the device of its root disk.
+        """Return the image's id and its root device.
 
         Raises:
             MisconfiguredError: there is none.
@@ -103,12 +105,12 @@ class AwsNetwork:
         )
         return newest["ImageId"], newest["RootDeviceName"]
 
-    def _make_place(self, job: str, region: str, zone: str) -> AwsPlacement:
+    def _make_placement(self, job: str, region: str, zone: str) -> AwsPlacement:
         ec2 = self._clients.get("ec2", region)
         subnet = self._subnet(ec2, job, zone)
         groups = self._settings.security_groups
         if groups:
-            _all_there(ec2, "describe_security_groups", "SecurityGroups", groups)
+            _list_named(ec2, "describe_security_groups", "SecurityGroups", groups)
         else:
             groups = (self._group(ec2, job, subnet["VpcId"]),)
         image_id, root_device = self.image(region)
@@ -123,13 +125,13 @@ class AwsNetwork:
     # --- the network ------------------------------------------------------------------
 
     def _subnet(self, ec2: Any, job: str, zone: str) -> dict[str, Any]:
-        """Return the zone's subnet: the one named, its default one, or our own."""
+        """Return the zone's subnet: the named one, the default one, or our own."""
         named = self._settings.subnets.get(zone)
         if named is not None:
-            return _all_there(ec2, "describe_subnets", "Subnets", [named])[0]
+            return _list_named(ec2, "describe_subnets", "Subnets", [named])[0]
         in_zone = {"Name": "availability-zone", "Values": [zone]}
         default = {"Name": "default-for-az", "Values": ["true"]}
-        for subnet in _all(ec2, "describe_subnets", "Subnets", [in_zone, default]):
+        for subnet in _list(ec2, "describe_subnets", "Subnets", [in_zone, default]):
             return subnet
         return self._own_subnet(ec2, job, zone)
 
@@ -140,7 +142,7 @@ class AwsNetwork:
             {"Name": "vpc-id", "Values": [vpc_id]},
             {"Name": "availability-zone", "Values": [zone]},
         ]
-        for subnet in _all(ec2, "describe_subnets", "Subnets", mine):
+        for subnet in _list(ec2, "describe_subnets", "Subnets", mine):
             return subnet
         number = _ZONE_LETTERS.find(zone[-1]) * 16
         made: dict[str, Any] = ec2.create_subnet(
@@ -152,9 +154,9 @@ class AwsNetwork:
         return made
 
     def _own_vpc(self, ec2: Any, job: str) -> str:
-        """Return a network of the job's own, with its way to the internet."""
+        """Return the job's own VPC, with an internet gateway."""
         mine, name = [requests.by_tag(tags.JOB, job)], f"spottrain {job}"
-        vpcs = _all(ec2, "describe_vpcs", "Vpcs", mine)
+        vpcs = _list(ec2, "describe_vpcs", "Vpcs", mine)
         if not vpcs:
             vpcs = [
                 ec2.create_vpc(
@@ -163,7 +165,7 @@ class AwsNetwork:
                 )["Vpc"]
             ]
         vpc_id = str(vpcs[0]["VpcId"])
-        gateways = _all(ec2, "describe_internet_gateways", "InternetGateways", mine)
+        gateways = _list(ec2, "describe_internet_gateways", "InternetGateways", mine)
         if not gateways:
             kind = "internet-gateway"
             gateways = [
@@ -178,8 +180,8 @@ class AwsNetwork:
             {"Name": "vpc-id", "Values": [vpc_id]},
             {"Name": "association.main", "Values": ["true"]},
         ]
-        for table in _all(ec2, "describe_route_tables", "RouteTables", main):
-            _unless("RouteAlreadyExists", ec2.create_route)(
+        for table in _list(ec2, "describe_route_tables", "RouteTables", main):
+            _ignoring("RouteAlreadyExists", ec2.create_route)(
                 RouteTableId=table["RouteTableId"],
                 DestinationCidrBlock="0.0.0.0/0",
                 GatewayId=gateway_id,
@@ -187,12 +189,12 @@ class AwsNetwork:
         return vpc_id
 
     def _group(self, ec2: Any, job: str, vpc_id: str) -> str:
-        """Return the job's security group, its rules as they should be."""
+        """Return the job's security group, with its rules in place."""
         mine = [
             requests.by_tag(tags.JOB, job),
             {"Name": "vpc-id", "Values": [vpc_id]},
         ]
-        groups = _all(ec2, "describe_security_groups", "SecurityGroups", mine)
+        groups = _list(ec2, "describe_security_groups", "SecurityGroups", mine)
         if not groups:
             name = f"spottrain-{job}"
             groups = [
@@ -206,18 +208,18 @@ class AwsNetwork:
         group_id = str(groups[0]["GroupId"])
         networks, port = self._settings.ssh_from, self._settings.ssh_port
         for rule in requests.ssh_rules(group_id, networks, port):
-            _unless(
+            _ignoring(
                 "InvalidPermission.Duplicate", ec2.authorize_security_group_ingress
             )(GroupId=group_id, IpPermissions=[rule])
         return group_id
 
     def _key_pair(self, ec2: Any, job: str) -> str:
-        """Return the name of the job's key pair; the same key has the same name."""
+        """Return the name of the job's key pair, which depends on the key."""
         key = self._settings.public_key
         if not key:
             return ""
         name = f"spottrain-{job}-{hashlib.sha256(key.encode()).hexdigest()[:12]}"
-        _unless("InvalidKeyPair.Duplicate", ec2.import_key_pair)(
+        _ignoring("InvalidKeyPair.Duplicate", ec2.import_key_pair)(
             KeyName=name,
             PublicKeyMaterial=key.encode(),
             TagSpecifications=requests.tagged("key-pair", job, name),
@@ -225,24 +227,24 @@ class AwsNetwork:
         return name
 
 
-def _all(
+def _list(
     ec2: Any, call: str, key: str, filters: list[dict[str, Any]]
 ) -> list[dict[str, Any]]:
-    """Return what a paged call lists."""
+    """Return all items of a paginated call."""
     pages = ec2.get_paginator(call).paginate(Filters=filters)
     return [item for page in pages for item in page[key]]
 
 
-def _all_there(
+def _list_named(
     ec2: Any, call: str, key: str, wanted: Sequence[str]
 ) -> list[dict[str, Any]]:
-    """Return what the user has named.
+    """Return the resources that the job file names.
 
     Raises:
-        MisconfiguredError: some of it does not exist.
+        MisconfiguredError: some do not exist.
     """
     name = {"Subnets": "subnet-id", "SecurityGroups": "group-id"}[key]
-    found = _all(ec2, call, key, [{"Name": name, "Values": list(wanted)}])
+    found = _list(ec2, call, key, [{"Name": name, "Values": list(wanted)}])
     if len(found) < len(set(wanted)):
         raise MisconfiguredError(
             f"AWS: {name} in {ec2.meta.region_name}: got {', '.join(wanted)}, of which "
@@ -251,43 +253,30 @@ def _all_there(
     return found
 
 
-def _unless(code: str, call: Any) -> Any:
-    """Return a call that does not mind one error: what it says has been done before."""
+def _ignoring(code: str, call: Any) -> Any:
+    """Return a call that ignores one error code: the work is already done."""
     from botocore.exceptions import ClientError
 
-    def asked(**arguments: Any) -> None:
+    def tolerant(**arguments: Any) -> None:
         try:
             call(**arguments)
         except ClientError as error:
             if code_of(error) != code:
                 raise
 
-    return asked
+    return tolerant
 
 
 def _remove_vpc(ec2: Any, vpc_id: str) -> None:
-    """Remove a network of our own with all that is in it."""
+    """Remove our own VPC with all its resources."""
     inside = [{"Name": "vpc-id", "Values": [vpc_id]}]
     attached = [{"Name": "attachment.vpc-id", "Values": [vpc_id]}]
-    for subnet in _all(ec2, "describe_subnets", "Subnets", inside):
+    for subnet in _list(ec2, "describe_subnets", "Subnets", inside):
         ec2.delete_subnet(SubnetId=subnet["SubnetId"])
-    for gateway in _all(
+    for gateway in _list(
         ec2, "describe_internet_gateways", "InternetGateways", attached
     ):
         gateway_id = gateway["InternetGatewayId"]
         ec2.detach_internet_gateway(InternetGatewayId=gateway_id, VpcId=vpc_id)
         ec2.delete_internet_gateway(InternetGatewayId=gateway_id)
     ec2.delete_vpc(VpcId=vpc_id)
-
-
-def refuse_if_used(job: str, live: list[str]) -> None:
-    """Refuse to remove what VMs still use.
-
-    Raises:
-        CloudError: some are left.
-    """
-    if live:
-        raise CloudError(
-            f"AWS: job {job} still has VMs: {', '.join(sorted(live))}; terminate them "
-            "first"
-        )

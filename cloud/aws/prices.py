@@ -1,4 +1,4 @@
-"""AWS's price APIs: spot price history and the price list, of machines never rented too."""
+"""AWS's price APIs: spot price history and the price list."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from spottrain.cloud.aws.translate import translating_errors
 from spottrain.cloud.port.errors import CloudError
 
 HOME_REGION = "us-east-1"
-"""Where AWS answers for all regions: their names, and the price list."""
+"""Region that serves the list of regions and the price list."""
 _LINUX = "Linux/UNIX"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SpotPrice:
-    """A spot price that began at a moment."""
+    """A spot price and when it took effect."""
 
     zone: str
-    """As this account names it."""
+    """Zone name of this account."""
     instance_type: str
     usd_per_hour: str
-    """As AWS writes it."""
+    """Text, as AWS reports it."""
     since_s: float
     """Seconds since the epoch."""
 
@@ -38,15 +38,15 @@ class ListPrice:
     instance_type: str
     usd_per_hour: str
     gpus: str
-    """As the list tells; empty if it does not."""
+    """Text, as listed; empty if missing."""
     since_s: float
 
 
 def regions(clients: AwsClients) -> list[str]:
-    """Return the regions that the account may use.
+    """Return the enabled regions of the account.
 
     Raises:
-        CloudError: AWS cannot be asked; one of its kinds.
+        CloudError: the call failed.
     """
     with translating_errors("asking for regions"):
         answer = clients.get("ec2", HOME_REGION).describe_regions()
@@ -56,10 +56,10 @@ def regions(clients: AwsClients) -> list[str]:
 def spot_prices(
     clients: AwsClients, region: str, instance_types: Sequence[str], since_s: float
 ) -> Iterator[SpotPrice]:
-    """Yield the spot prices of Linux that have held since a moment, in any order.
+    """Yield the spot prices of Linux valid since a time, in any order.
 
     Raises:
-        CloudError: AWS cannot be asked; one of its kinds.
+        CloudError: the call failed.
     """
     with translating_errors(f"asking for spot prices in {region}"):
         ec2 = clients.get("ec2", region)
@@ -81,10 +81,10 @@ def spot_prices(
 def list_prices(
     clients: AwsClients, instance_type: str, regions: Sequence[str]
 ) -> Iterator[ListPrice]:
-    """Yield the on-demand prices of Linux of one type; of all regions if none is given.
+    """Yield the on-demand Linux prices of one type; of all regions if none is given.
 
     Raises:
-        CloudError: AWS cannot be asked; one of its kinds.
+        CloudError: the call failed.
     """
     wanted = {
         "instanceType": instance_type,
@@ -111,9 +111,9 @@ def list_prices(
             yield from _listed(json.loads(text), regions)
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise CloudError(
-                f"AWS's price list has an entry that cannot be read: "
+                f"AWS's price list has an unreadable entry: "
                 f"{type(error).__name__}: {error}"
-            ) from None
+            ) from error
 
 
 def _listed(product: dict[str, Any], regions: Sequence[str]) -> Iterator[ListPrice]:

@@ -10,15 +10,20 @@ from spottrain.cloud.aws import prices, requests
 from spottrain.cloud.aws.checks import AwsChecks
 from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.market import AwsMarket
-from spottrain.cloud.aws.network import AwsNetwork, refuse_if_used
+from spottrain.cloud.aws.network import AwsNetwork
 from spottrain.cloud.aws.requests import CLOUD
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, translating_errors
 from spottrain.cloud.lag.recent import RecentCalls
-from spottrain.cloud.parallel import joined
+from spottrain.cloud.parallel import flat_map_parallel
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice, check_types
+from spottrain.cloud.port.facts import (
+    CloudFacts,
+    OnDemandPrice,
+    check_types,
+    refuse_if_used,
+)
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -32,21 +37,21 @@ from spottrain.cloud.port.provider import (
 )
 
 _GONE_DELAY_S, _GONE_TRIES = 5, 60
-"""A VM that is shutting down holds its security group for so long at most."""
+"""Interval and number of polls for a VM to terminate and free its security group."""
 _BATCH = 500
 
 T = TypeVar("T")
 
 
 class AwsProvider:
-    """Rents EC2 machines; one a call may be made from each of many threads.
+    """Rents EC2 instances; thread-safe.
 
     Args:
-        settings: Where and how.
-        facts: What machines there are.
-        on_demand: What they cost on demand.
-        clients: Of the same account, to share; its own if not given.
-        clock: Seconds, never going back.
+        settings: Settings of the account and of VMs.
+        facts: The catalogue.
+        on_demand: On-demand prices.
+        clients: Clients to share; None: its own.
+        clock: Monotonic clock (seconds).
     """
 
     name = CLOUD
@@ -70,36 +75,38 @@ class AwsProvider:
     # --- The cloud port ---------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
-        """Return what has a spot price now, and the same on demand where that is known.
+        """Return spot offers, and on-demand offers where their price is known.
 
         Raises:
-            CloudError: a region cannot be asked.
+            CloudError: a region does not answer.
         """
         return self._in_regions(self._market.offers)
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Rent machines with one RunInstances, whose token is the request's.
+        """Launch VMs with one RunInstances, whose client token derives from the request's.
 
         Raises:
             NoCapacityError: the zone has no machine left; the token stays unused.
             QuotaExceededError, PriceTooHighError, AuthError, ThrottledError: as named.
             MisconfiguredError: there is no such image, network or type.
-            CloudError: it is not known what happened; asking again is safe.
+            CloudError: the outcome is unknown; a retry is safe.
         """
         offer = request.offer
         count = f"{request.count} {offer.instance_type}"
         try:
             with translating_errors(f"launching {count} in {offer.zone}"):
-                place = self._network.place(request.job, offer.region, offer.zone)
-                asked = requests.run_instances(request, place, self._settings)
-                vms = self._run(request, asked)
+                placement = self._network.placement(
+                    request.job, offer.region, offer.zone
+                )
+                arguments = requests.run_instances(request, placement, self._settings)
+                vms = self._run(request, arguments)
         except CloudError as error:
-            if type(error) is CloudError:  # somebody may have removed a group or key
+            if type(error) is CloudError:  # a group or key may have been removed
                 self._network.forget(request.job)
             raise
         self._recent.launched(vms)
         missing = request.count - len(vms)
-        refusal = f"{offer.zone} had {missing} machines too few" if missing > 0 else ""
+        refusal = f"{offer.zone} lacked {missing} machines" if missing > 0 else ""
         return LaunchResult(vms=vms, refusal=refusal)
 
     def list_vms(self, job: str) -> Sequence[Vm]:
@@ -110,7 +117,7 @@ class AwsProvider:
         """
         mine = [requests.by_tag(tags.JOB, job)]
         listed = self._in_regions(lambda region: self._vms(region, mine))
-        return self._recent.amend(job, listed)
+        return self._recent.reconcile(job, listed)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Ask for the end of VMs; unknown and gone ones are no error.
@@ -129,26 +136,25 @@ class AwsProvider:
                 self._terminate(region, instance_ids[start : start + _BATCH])
 
     def list_all(self) -> Sequence[Vm]:
-        """Return the VMs of all jobs in every region that the account may use.
+        """Return the VMs of all jobs in every enabled region.
 
         Raises:
-            CloudError: a region cannot be asked.
+            CloudError: a region does not answer.
         """
         ours = [{"Name": "tag-key", "Values": [tags.JOB]}]
         everywhere = prices.regions(self._clients)
         return self._in_regions(lambda region: self._vms(region, ours), everywhere)
 
-    # --- What not every cloud can do --------------------------------------------------
+    # --- Optional abilities -----------------------------------------------------------
 
     def release(self, job: str) -> None:
         """Remove the job's security groups, key pairs and networks in all regions.
 
         Raises:
-            CloudError: VMs of the job still run, or take minutes to shut down.
+            CloudError: VMs of the job still run, or take too long to terminate.
         """
-        alive = (VmState.STARTING, VmState.RUNNING)
         vms = self.list_vms(job)
-        refuse_if_used(job, [vm.vm_id for vm in vms if vm.state in alive])
+        refuse_if_used("AWS", job, vms)
         for region in self._regions():
             leaving = [
                 requests.split_vm_id(vm.vm_id)[1]
@@ -161,7 +167,7 @@ class AwsProvider:
                 self._network.release(job, region)
 
     def check(self) -> Sequence[Finding]:
-        """Return whether a job could rent, found out without renting."""
+        """Check whether a job could rent, without renting."""
         checks = AwsChecks(self._clients, self._settings, self._network, self._market)
         return tuple(checks.run())
 
@@ -169,7 +175,7 @@ class AwsProvider:
         """Return the quotas of our families, in virtual CPUs.
 
         Raises:
-            CloudError: Service Quotas cannot be asked.
+            CloudError: Service Quotas does not answer.
         """
         return self._in_regions(self._market.quotas)
 
@@ -179,31 +185,31 @@ class AwsProvider:
         """Return EC2's spot placement score of each zone.
 
         Raises:
-            CloudError: EC2 cannot be asked.
+            CloudError: EC2 does not answer.
         """
         return self._market.placement_scores(instance_type, count)
 
     def price_history(self, since_s: float) -> Sequence[Offer]:
-        """Return the spot prices of up to 90 days, as they came.
+        """Return the spot price history of up to 90 days.
 
         Raises:
-            CloudError: a region cannot be asked.
+            CloudError: a region does not answer.
         """
         return self._in_regions(lambda region: self._market.prices(region, since_s))
 
     def interrupt(self, vm_id: str) -> None:
-        """Have the Fault Injection Service interrupt a spot VM after a notice of two
-        minutes. Needs ``interruption_role``.
+        """Have the Fault Injection Service interrupt a spot VM after a two-minute notice.
+        Requires ``interruption_role``.
 
         Raises:
-            VmNotFoundError: the VM is gone.
+            VmNotFoundError: the VM has ended.
             MisconfiguredError: no role is given.
         """
         role_arn = self._settings.interruption_role
         if not role_arn:
             raise MisconfiguredError(
-                "AWS: interrupting a VM takes a role for the Fault Injection Service; "
-                "give interruption_role"
+                "AWS: interrupting a VM requires a role for the Fault Injection "
+                "Service; give interruption_role"
             )
         region, instance_id = requests.split_vm_id(vm_id)
         with translating_errors(f"interrupting {vm_id}"):
@@ -211,21 +217,22 @@ class AwsProvider:
             arn = f"arn:aws:ec2:{region}:{owner}:instance/{instance['InstanceId']}"
             fis = self._clients.get("fis", region)
             vm = requests.vm_of(region, instance, self._facts)
-            asked = requests.experiment(arn, role_arn, vm.job)
-            made = fis.create_experiment_template(**asked)["experimentTemplate"]
+            arguments = requests.experiment(arn, role_arn, vm.job)
+            made = fis.create_experiment_template(**arguments)["experimentTemplate"]
             try:
                 fis.start_experiment(
-                    clientToken=asked["clientToken"], experimentTemplateId=made["id"]
+                    clientToken=arguments["clientToken"],
+                    experimentTemplateId=made["id"],
                 )
             finally:
                 fis.delete_experiment_template(id=made["id"])
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
-        """Return how to enter a VM, None until its console shows its host keys.
+        """Return how to log in to a VM, None until its console shows its host keys.
 
         Raises:
-            VmNotFoundError: the VM is gone.
-            CloudError: AWS does not know it yet, or cannot be asked; ask again.
+            VmNotFoundError: the VM has ended.
+            CloudError: AWS does not know it yet, or does not answer; retry.
         """
         region, instance_id = requests.split_vm_id(vm_id)
         with translating_errors(f"looking for the address of {vm_id}"):
@@ -241,24 +248,26 @@ class AwsProvider:
             host=address, user=settings.user, host_keys=keys, port=settings.ssh_port
         )
 
-    # --- How one region is asked ------------------------------------------------------
+    # --- Calls to regions -------------------------------------------------------------
 
     def _in_regions(
         self, ask: Callable[[str], Sequence[T]], regions: Sequence[str] = ()
     ) -> tuple[T, ...]:
-        """Return the answers of all regions, ours if none are given, asked at once."""
-        return joined(ask, regions or self._regions())
+        """Return the results of all regions, called in parallel; by default of ours."""
+        return flat_map_parallel(ask, regions or self._regions())
 
     def _regions(self) -> Sequence[str]:
         return self._settings.regions or prices.regions(self._clients)
 
-    def _run(self, request: LaunchRequest, asked: dict[str, Any]) -> tuple[Vm, ...]:
-        """Call RunInstances; where its token was used, find what it was used for."""
+    def _run(self, request: LaunchRequest, arguments: dict[str, Any]) -> tuple[Vm, ...]:
+        """Call RunInstances; if the token was used before, return the VMs of that launch."""
         from botocore.exceptions import ClientError
 
         region = request.offer.region
         try:
-            answer = self._clients.once("ec2", region).run_instances(**asked)
+            answer = self._clients.without_retries("ec2", region).run_instances(
+                **arguments
+            )
         except ClientError as error:
             if code_of(error) not in TOKEN_USED:
                 raise
@@ -299,10 +308,10 @@ class AwsProvider:
                 break
             else:
                 self._check_unknown(region, instance_id)
-        raise VmNotFoundError(f"AWS: VM {instance_id} is gone or was never there")
+        raise VmNotFoundError(f"AWS: VM {instance_id} has ended or never existed")
 
     def _console(self, region: str, instance_id: str) -> str:
-        """Return what a VM's console shows; of Xen's types only what it showed at boot."""
+        """Return a VM's console output; on Xen types only that of the boot."""
         from botocore.exceptions import ClientError
 
         ec2 = self._clients.get("ec2", region)
@@ -320,7 +329,7 @@ class AwsProvider:
         return str(shown.get("Output", ""))
 
     def _terminate(self, region: str, instance_ids: Sequence[str]) -> None:
-        """End instances; where one is unknown EC2 ends none of them, so one by one."""
+        """Terminate instances; one by one if EC2 rejects the batch for an unknown one."""
         from botocore.exceptions import ClientError
 
         ec2 = self._clients.get("ec2", region)
@@ -344,7 +353,7 @@ class AwsProvider:
     def _check_unknown(self, region: str, instance_id: str) -> None:
         vm_id = requests.vm_id_of(region, instance_id)
         if self._recent.expects(vm_id):
-            raise CloudError(f"AWS does not know {vm_id} yet; will be asked again")
+            raise CloudError(f"AWS does not know {vm_id} yet; will be retried")
 
     def _await_end(self, region: str, instance_ids: list[str]) -> None:
         waiter = self._clients.get("ec2", region).get_waiter("instance_terminated")

@@ -1,7 +1,6 @@
-"""What is sent to EC2, and what its answers mean; pure.
+"""Requests to EC2 and interpretation of its answers; pure.
 
-A launch must be word for word the same when it is repeated with its token, so nothing
-here depends on the time.
+A launch repeated with its token must be identical, so nothing here depends on the time.
 """
 
 from __future__ import annotations
@@ -16,8 +15,8 @@ from typing import Any
 
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.port import lease, tags
-from spottrain.cloud.port.facts import CloudFacts
-from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
+from spottrain.cloud.port.facts import CloudFacts, make_offer
+from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
 
 CLOUD = "aws"
 LINUX = "Linux/UNIX"
@@ -26,7 +25,7 @@ _STATES = {
     "running": VmState.RUNNING,
     "shutting-down": VmState.STOPPING,
     "stopping": VmState.STOPPING,
-    "stopped": VmState.STOPPING,  # we never stop one: it is on its way out
+    "stopped": VmState.STOPPING,  # we never stop one: it is terminating
     "terminated": VmState.TERMINATED,
 }
 _REGION = re.compile(r"[a-z]{2}(-[a-z]+)+-\d")
@@ -35,7 +34,7 @@ _MOMENT = re.compile(r"\((\d{4}-\d\d-\d\d \d\d:\d\d:\d\d) (?:GMT|UTC)\)")
 
 @dataclass(frozen=True, slots=True)
 class AwsPlacement:
-    """Where and from what a VM is made."""
+    """Subnet, groups, key pair and image of a VM."""
 
     subnet_id: str
     group_ids: tuple[str, ...]
@@ -46,23 +45,23 @@ class AwsPlacement:
 
 
 def vm_id_of(region: str, instance_id: str) -> str:
-    """Return our name of an instance; EC2's own names hold within a region only."""
+    """Return our id of an instance; EC2's ids are unique per region."""
     return f"{instance_id}.{region}"
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:
-    """Return (region, instance id); the region is empty if it is no name of ours."""
+    """Return (region, instance id); the region is empty if the id is not ours."""
     instance_id, _, region = vm_id.partition(".")
     return (region if _REGION.fullmatch(region) else ""), instance_id
 
 
 def tag_list(pairs: Mapping[str, str]) -> list[dict[str, str]]:
-    """Return tags as EC2 wants them."""
+    """Return tags in EC2's format."""
     return [{"Key": key, "Value": value} for key, value in pairs.items()]
 
 
 def tagged(kind: str, job: str, name: str) -> list[dict[str, Any]]:
-    """Return the TagSpecifications of something that the VMs of a job share."""
+    """Return the TagSpecifications of a shared resource of a job."""
     return [
         {"ResourceType": kind, "Tags": tag_list({tags.JOB: job, "Name": name})},
     ]
@@ -74,48 +73,46 @@ def by_tag(key: str, value: str) -> dict[str, Any]:
 
 
 def client_token(request: LaunchRequest) -> str:
-    """Return the launch's token within EC2's 64 characters."""
+    """Return the launch's token, hashed to EC2's 64 characters."""
     return hashlib.sha256(request.token.encode()).hexdigest()
 
 
 def run_instances(
-    request: LaunchRequest, place: AwsPlacement, settings: AwsSettings
+    request: LaunchRequest, placement: AwsPlacement, settings: AwsSettings
 ) -> dict[str, Any]:
-    """Return the arguments of RunInstances: as many machines as there are, at most
-    ``request.count``.
-    """
-    asked: dict[str, Any] = {
+    """Return the arguments of RunInstances: up to ``request.count`` instances."""
+    arguments: dict[str, Any] = {
         "ClientToken": client_token(request),
-        "ImageId": place.image_id,
+        "ImageId": placement.image_id,
         "InstanceType": request.offer.instance_type,
         "MinCount": 1,
         "MaxCount": request.count,
-        "NetworkInterfaces": [_interface(place, settings)],
-        "BlockDeviceMappings": [_root_disk(place, settings)],
+        "NetworkInterfaces": [_interface(placement, settings)],
+        "BlockDeviceMappings": [_root_disk(placement, settings)],
         "InstanceInitiatedShutdownBehavior": "terminate",
-        # Two hops: the agent may sit in a container.
+        # Two hops: the agent may run in a container.
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         "UserData": lease.boot_script(request.lease_s),
         "TagSpecifications": _launch_tags(request),
     }
     if request.offer.spot:
-        asked["InstanceMarketOptions"] = {
+        arguments["InstanceMarketOptions"] = {
             "MarketType": "spot",
             "SpotOptions": {
                 "SpotInstanceType": "one-time",
                 "InstanceInterruptionBehavior": "terminate",
             },
         }
-    if place.key_name:
-        asked["KeyName"] = place.key_name
+    if placement.key_name:
+        arguments["KeyName"] = placement.key_name
     if settings.instance_profile:
-        asked["IamInstanceProfile"] = {"Name": settings.instance_profile}
-    return asked
+        arguments["IamInstanceProfile"] = {"Name": settings.instance_profile}
+    return arguments
 
 
 def _launch_tags(request: LaunchRequest) -> list[dict[str, Any]]:
-    """Return the tags of everything that a launch makes."""
-    marks = tag_list(
+    """Return the tags of all resources of a launch."""
+    vm_tags = tag_list(
         {
             tags.JOB: request.job,
             tags.INTENT: request.intent,
@@ -127,81 +124,48 @@ def _launch_tags(request: LaunchRequest) -> list[dict[str, Any]]:
     kinds = ["instance", "volume", "network-interface"]
     if request.offer.spot:
         kinds.append("spot-instances-request")
-    return [{"ResourceType": kind, "Tags": marks} for kind in kinds]
+    return [{"ResourceType": kind, "Tags": vm_tags} for kind in kinds]
 
 
-def _interface(place: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
+def _interface(placement: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
     return {
         "DeviceIndex": 0,
-        "SubnetId": place.subnet_id,
-        "Groups": list(place.group_ids),
+        "SubnetId": placement.subnet_id,
+        "Groups": list(placement.group_ids),
         "AssociatePublicIpAddress": settings.public_addresses,
         "DeleteOnTermination": True,
     }
 
 
-def _root_disk(place: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
+def _root_disk(placement: AwsPlacement, settings: AwsSettings) -> dict[str, Any]:
     disk = {
         "VolumeSize": settings.disk_gib,
         "VolumeType": "gp3",
         "DeleteOnTermination": True,
     }
-    return {"DeviceName": place.root_device, "Ebs": disk}
-
-
-def price_history(instance_types: Sequence[str], since_s: float) -> dict[str, Any]:
-    """Return the arguments of DescribeSpotPriceHistory: what has held since then."""
-    return {
-        "InstanceTypes": list(instance_types),
-        "ProductDescriptions": [LINUX],
-        "StartTime": datetime.fromtimestamp(since_s, UTC),
-    }
-
-
-def offer_of(
-    facts: CloudFacts,
-    *,
-    region: str,
-    zone: str,
-    instance_type: str,
-    spot: bool,
-    usd_per_hour: float,
-    observed_at_s: float,
-) -> Offer:
-    """Return an offer; without GPUs where nobody knows anything about the machine."""
-    machine = facts.find(CLOUD, instance_type)
-    return Offer(
-        cloud=CLOUD,
-        region=region,
-        zone=zone,
-        instance_type=instance_type,
-        spot=spot,
-        usd_per_hour=usd_per_hour,
-        observed_at_s=observed_at_s,
-        gpus=0 if machine is None else machine.gpus,
-        gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
-        family=_family(instance_type),
-    )
+    return {"DeviceName": placement.root_device, "Ebs": disk}
 
 
 def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
-    """Return an instance as the port knows it."""
-    marks = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
+    """Return an instance as a ``Vm``."""
+    vm_tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
     launched_at_s = instance["LaunchTime"].timestamp()
-    offer = offer_of(
+    offer = make_offer(
         facts,
+        cloud=CLOUD,
+        family=family_of(instance["InstanceType"]),
         region=region,
         zone=instance["Placement"]["AvailabilityZone"],
         instance_type=instance["InstanceType"],
         spot=instance.get("InstanceLifecycle") == "spot",
-        usd_per_hour=float(marks.get(tags.PRICE, "0")),
+        usd_per_hour=float(vm_tags.get(tags.PRICE, "0")),
         observed_at_s=launched_at_s,
     )
     state = _STATES[instance["State"]["Name"]]
     return Vm(
         vm_id=vm_id_of(region, instance["InstanceId"]),
-        job=marks.get(tags.JOB, ""),
-        intent=marks.get(tags.INTENT, ""),
+        job=vm_tags.get(tags.JOB, ""),
+        intent=vm_tags.get(tags.INTENT, ""),
         state=state,
         offer=offer,
         private_address=instance.get("PrivateIpAddress", ""),
@@ -211,7 +175,7 @@ def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
 
 
 def ended_at_s(instance: Mapping[str, Any]) -> float | None:
-    """Return when an instance ended, where EC2 says so: in words, to the second."""
+    """Return when an instance ended, from its StateTransitionReason, if given."""
     found = _MOMENT.search(instance.get("StateTransitionReason", ""))
     if found is None:
         return None
@@ -222,8 +186,8 @@ def ended_at_s(instance: Mapping[str, Any]) -> float | None:
 def host_keys(console: str) -> tuple[str, ...]:
     """Return the SSH host keys that cloud-init wrote to a VM's console.
 
-    The console is read over the cloud's own authenticated API, so no key needs to be
-    trusted on first use, and no secret to be put into user data.
+    The console is read over the authenticated API, so no key is trusted on first use, and
+    no secret is in user data.
     """
     _, begun, rest = console.partition("-----BEGIN SSH HOST KEY KEYS-----")
     keys, ended, _ = rest.partition("-----END SSH HOST KEY KEYS-----")
@@ -236,7 +200,7 @@ def host_keys(console: str) -> tuple[str, ...]:
 def ssh_rules(
     group_id: str, networks: Sequence[str], port: int = 22
 ) -> list[dict[str, Any]]:
-    """Return what a job's group lets in: SSH from ``networks``, all from itself."""
+    """Return the ingress rules of a job's group: SSH from ``networks``, all from itself."""
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
     ssh = {
         "IpProtocol": "tcp",
@@ -256,20 +220,21 @@ _QUOTAS = {
 
 
 def quota_codes(instance_types: Sequence[str]) -> dict[tuple[str, bool], str]:
-    """Return the codes of the quotas that bound some types, by (family, spot)."""
-    families = {_family(kind) for kind in instance_types}
+    """Return the quota codes of some types, by (family, spot)."""
+    families = {family_of(kind) for kind in instance_types}
     return {key: code for key, code in _QUOTAS.items() if key[0] in families}
 
 
-def _family(instance_type: str) -> str:
+def family_of(instance_type: str) -> str:
+    """Return the family that one of EC2's quotas bounds."""
     letters = re.match(r"[a-z]+", instance_type)
     name = letters[0] if letters else ""
     return "P" if name == "p" else "G and VT" if name in ("g", "gr", "vt") else name
 
 
 def experiment(arn: str, role_arn: str, job: str) -> dict[str, Any]:
-    """Return the arguments of FIS's CreateExperimentTemplate: interrupt one VM, after
-    the two minutes' notice of a real interruption.
+    """Return the arguments of FIS's CreateExperimentTemplate: interrupt one VM after a
+    two-minute notice.
     """
     return {
         "clientToken": hashlib.sha256(arn.encode()).hexdigest(),

@@ -1,4 +1,4 @@
-"""What a user may say about their AWS account."""
+"""Settings of an AWS account."""
 
 from __future__ import annotations
 
@@ -6,50 +6,49 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 IMAGE_NAME = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) *"
-"""AWS's own image with NVIDIA's driver and CUDA; the newest is taken."""
+"""AWS's own image with NVIDIA's driver and CUDA; the newest one is used."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AwsSettings:
-    """Where and how machines are rented."""
+    """Settings of the account and of VMs."""
 
     instance_types: tuple[str, ...]
-    """What may be rented, such as ``g5.xlarge``."""
+    """Types that may be rented, such as ``g5.xlarge``."""
     regions: tuple[str, ...] = ("us-east-1",)
-    """Where offers and VMs are looked for; none: wherever the account may rent."""
+    """Regions of offers and VMs; empty: all enabled regions."""
     profile: str = ""
-    """Name of a profile in ~/.aws; empty: whatever boto3 finds."""
+    """Name of a profile in ~/.aws; empty: boto3's default."""
     zones: tuple[str, ...] = ()
-    """Only these zones; all of the regions if empty."""
+    """Zones to use; empty: all of the regions."""
     image: str = IMAGE_NAME
-    """An id (``ami-...``) or a name with wildcards, of which the newest is taken."""
+    """An id (``ami-...``) or a name with wildcards, of which the newest is used."""
     image_owner: str = "amazon"
-    """Whose image counts when it is found by name."""
+    """Owner of an image that is given by name."""
     user: str = "ubuntu"
-    """Whom SSH logs in as on that image."""
+    """SSH user on that image."""
     ssh_port: int = 22
-    """Where that image's SSH server listens."""
+    """Port of the SSH server on that image."""
     disk_gib: int = 200
     subnets: Mapping[str, str] = field(default_factory=dict)
-    """Subnet by zone; else the zone's default one, else one of our own."""
+    """Subnet by zone; by default the zone's default one, else our own."""
     security_groups: tuple[str, ...] = ()
-    """Existing groups by id, all in the subnets' VPC; else one of our own."""
+    """Ids of existing groups, all in the subnets' VPC; empty: our own."""
     public_key: str = ""
-    """In OpenSSH's format; becomes the job's key pair. No key pair if empty."""
+    """Public key of the job's key pair, in OpenSSH's format; empty: no key pair."""
     ssh_from: tuple[str, ...] = ()
-    """Networks (CIDR) from which our own group lets SSH in: where the manager is."""
+    """Networks (CIDR) from which our own group allows SSH, such as the manager's."""
     public_addresses: bool = True
-    """Whether VMs get a public address; False: they are reached inside the network."""
+    """VMs get public addresses; False: they are reached inside the network."""
     inside: bool = False
-    """Whether whoever asks is in the VMs' network: they are entered at their private
-    addresses, whatever others they have."""
+    """The manager is in the VMs' network and uses their private addresses."""
     instance_profile: str = ""
     """Name of an instance profile (role) for the VMs."""
     interruption_role: str = ""
-    """ARN of the role with which the Fault Injection Service may interrupt VMs."""
+    """ARN of the role of the Fault Injection Service for interruptions."""
     endpoint_url: str | None = None
-    """Another address than AWS's own; AWS_ENDPOINT_URL does the same."""
+    """Another endpoint than AWS's own, like AWS_ENDPOINT_URL."""
     tries: int = 5
-    """Calls, the first included, before boto3 gives up on a throttled or lost one."""
+    """Attempts per call, including the first."""
     answer_s: float = 30.0
-    """How long AWS may take to answer a call."""
+    """Timeout of an answer."""

@@ -1,4 +1,4 @@
-"""From what boto3 raises to what a caller can do about it."""
+"""Translation of boto3's errors to ours."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ from spottrain.cloud.port.errors import (
 
 EXTRA_MISSING = "boto3 is not installed; run pip install 'spottrain[aws]'"
 TOKEN_USED = ("IdempotentParameterMismatch", "IdempotentInstanceTerminated")
-"""The launch token was used before: whoever asks finds its VMs by their tags."""
+"""The launch token was used before: its VMs are found by their tags."""
 GONE = ("InvalidInstanceID.NotFound", "InvalidInstanceID.Malformed")
-"""Also said of VMs that were made a moment ago."""
+"""Also returned for VMs that were launched a moment ago."""
 _RETRY_AFTER_S = 5.0
-_LONGEST = 300
-"""Characters of AWS's own words in a message."""
+_MAX_MESSAGE_CHARS = 300
+"""Length limit of AWS's text in a message."""
 
 _CODES: dict[str, type[CloudError]] = {
     "InsufficientInstanceCapacity": NoCapacityError,
@@ -47,7 +47,7 @@ _CODES: dict[str, type[CloudError]] = {
     "InvalidClientTokenId": AuthError,
     "InvalidSignatureException": AuthError,
     "MissingAuthenticationToken": AuthError,
-    "RequestExpired": AuthError,  # expired credentials, or a clock that is wrong
+    "RequestExpired": AuthError,  # expired credentials, or a wrong clock
     "SignatureDoesNotMatch": AuthError,
     "UnauthorizedOperation": AuthError,
     "UnrecognizedClientException": AuthError,
@@ -80,7 +80,7 @@ _CODES: dict[str, type[CloudError]] = {
     "RequestThrottled": ThrottledError,
 }
 _QUOTA = "LimitExceeded"
-"""How the code of any other quota ends: of virtual CPUs, volumes, networks ..."""
+"""Suffix of the codes of other quotas: virtual CPUs, volumes, networks ..."""
 
 _ADVICE: dict[type[CloudError], str] = {
     NoCapacityError: "another zone or type may have some",
@@ -92,24 +92,23 @@ _ADVICE: dict[type[CloudError], str] = {
 
 
 def code_of(error: Exception) -> str:
-    """Return AWS's code for an error, empty where AWS did not answer."""
+    """Return AWS's code of an error, empty if AWS did not answer."""
     response: dict[str, Any] = getattr(error, "response", {})
     return str(response.get("Error", {}).get("Code", ""))
 
 
 def translate(error: Exception, doing: str) -> CloudError:
-    """Return the error that a caller can act on; any code that we do not know is a
-    plain ``CloudError``, never "no capacity".
+    """Return our error; unknown codes become a plain ``CloudError``, never "no capacity".
 
     Args:
         error: botocore's ``ClientError``, ``BotoCoreError`` or ``ResponseParserError``.
-        doing: What was tried, such as ``launch g5.xlarge in us-east-1a``.
+        doing: The action, such as ``launch g5.xlarge in us-east-1a``.
     """
     from botocore import exceptions as boto
 
     if isinstance(error, boto.ClientError):
         return _refused(error, doing)
-    text = " ".join(str(error).split())[:_LONGEST]
+    text = " ".join(str(error).split())[:_MAX_MESSAGE_CHARS]
     credentials = (
         boto.NoCredentialsError,
         boto.PartialCredentialsError,
@@ -127,12 +126,12 @@ def translate(error: Exception, doing: str) -> CloudError:
     wrong = (boto.InvalidRegionError, boto.NoRegionError, boto.ParamValidationError)
     if isinstance(error, wrong):
         return MisconfiguredError(f"AWS, {doing}: {text}; correct the job file")
-    return CloudError(f"AWS cannot be reached, {doing}: {text}; will be tried again")
+    return CloudError(f"AWS cannot be reached, {doing}: {text}; will be retried")
 
 
 def _refused(error: Any, doing: str) -> CloudError:
-    code, told = code_of(error), error.response.get("Error", {}).get("Message", "")
-    told = " ".join(str(told).split())[:_LONGEST]
+    code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
+    message = " ".join(str(message).split())[:_MAX_MESSAGE_CHARS]
     quota = code.endswith(_QUOTA)
     kind = _CODES.get(code, QuotaExceededError if quota else CloudError)
     if (
@@ -148,22 +147,22 @@ def _refused(error: Any, doing: str) -> CloudError:
             f"AWS, {doing}: {code}: slow down for {retry_after_s:g} s", retry_after_s
         )
     advice = _ADVICE.get(kind)
-    return kind(f"AWS, {doing}: {code}: {told}" + (f"; {advice}" if advice else ""))
+    return kind(f"AWS, {doing}: {code}: {message}" + (f"; {advice}" if advice else ""))
 
 
 @contextmanager
 def translating_errors(doing: str) -> Iterator[None]:
-    """Turn what boto3 raises inside into what a caller can act on.
+    """Translate boto3's errors to ours.
 
     Raises:
-        CloudError: one of its kinds, with a message of one line.
+        CloudError: or a subclass, with a one-line message.
     """
     try:
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
-    except ImportError:
-        raise CloudError(EXTRA_MISSING) from None
+    except ImportError as error:
+        raise CloudError(EXTRA_MISSING) from error
     try:
         yield
     except (ClientError, BotoCoreError, ResponseParserError) as error:
-        raise translate(error, doing) from None
+        raise translate(error, doing) from error

@@ -1,6 +1,6 @@
-"""What Azure's Activity Log says of VMs: when each was made, and when it was gone; pure.
+"""VM lifetimes from Azure's Activity Log; pure.
 
-Every change of a resource is kept there for 90 days, minutes after it happened. Source:
+The log has every change of a resource, minutes later, for 90 days. Source:
 "Activity Logs - List" of Azure's REST reference, api-version 2015-04-01.
 """
 
@@ -23,9 +23,9 @@ FIELDS = (
     "resourceId",
     "status",
 )
-"""What is asked for of each event."""
-_LONGEST_S = 89 * 86400.0
-"""A question may span so much; the log holds a day more."""
+"""Requested fields of each event."""
+_MAX_SPAN_S = 89 * 86400.0
+"""Maximum span of a query; the log has one day more."""
 _VM = "microsoft.compute/virtualmachines"
 _MADE = f"{_VM}/write"
 _ENDS = frozenset(
@@ -39,35 +39,35 @@ class ActivityEvent:
 
     event_id: str
     change: str
-    """Id that all steps of one change have."""
+    """Id shared by all steps of one change."""
     at_s: float
     vm_id: str
     ends: bool
-    """Whether the change ends the VM; else it makes it."""
+    """True if the change ends the VM, False if it creates it."""
     step: str
     """Such as ``Started``, ``Accepted``, ``Succeeded`` or ``Failed``."""
 
 
 @dataclass(frozen=True, slots=True)
 class VmLifetime:
-    """A VM that is gone, in seconds since the epoch."""
+    """Lifetime of an ended VM, in seconds since the epoch."""
 
     from_s: float | None
-    """When it was asked for; None: before all that the log was asked for."""
+    """When it was requested; None: before the queried span."""
     until_s: float
 
 
-def address(subscription: str, group: str, since_s: float) -> str:
-    """Return the path and query by which the events of a group are asked for.
+def events_url(subscription: str, group: str, since_s: float) -> str:
+    """Return path and query of the events of a group.
 
     Args:
-        subscription: Its id.
+        subscription: Id of the subscription.
         group: Name of a resource group.
-        since_s: Not those before, in seconds since the epoch.
+        since_s: Start of the span, in seconds since the epoch.
     """
     wanted = (
-        f"eventTimestamp ge '{_written(since_s)}' and "
-        f"eventTimestamp le '{_written(since_s + _LONGEST_S)}' and "
+        f"eventTimestamp ge '{_iso_time(since_s)}' and "
+        f"eventTimestamp le '{_iso_time(since_s + _MAX_SPAN_S)}' and "
         f"resourceGroupName eq '{group}'"
     )
     query = {"api-version": VERSION, "$filter": wanted, "$select": ",".join(FIELDS)}
@@ -75,30 +75,30 @@ def address(subscription: str, group: str, since_s: float) -> str:
     return f"{path}/eventtypes/management/values?{urlencode(query, quote_via=quote)}"
 
 
-def event_of(told: Mapping[str, Any]) -> ActivityEvent | None:
-    """Return an event as Azure writes it; None if it neither makes nor ends a VM.
+def event_of(entry: Mapping[str, Any]) -> ActivityEvent | None:
+    """Parse an event of Azure; None if it neither creates nor ends a VM.
 
-    The case of its names is left to chance, and ours have small letters alone.
+    Azure's case of names varies; ours are lower case.
     """
-    change = str(told.get("operationName", {}).get("value", "")).lower()
-    resource = str(told.get("resourceId", ""))
+    change = str(entry.get("operationName", {}).get("value", "")).lower()
+    resource = str(entry.get("resourceId", ""))
     if change != _MADE and change not in _ENDS:
         return None
     return ActivityEvent(
-        event_id=str(told.get("eventDataId", "")),
-        change=str(told.get("correlationId", "")),
-        at_s=datetime.fromisoformat(told["eventTimestamp"]).timestamp(),
+        event_id=str(entry.get("eventDataId", "")),
+        change=str(entry.get("correlationId", "")),
+        at_s=datetime.fromisoformat(entry["eventTimestamp"]).timestamp(),
         vm_id=requests.vm_id_of(*requests.split_resource_id(resource.lower())),
         ends=change in _ENDS,
-        step=str(told.get("status", {}).get("value", "")),
+        step=str(entry.get("status", {}).get("value", "")),
     )
 
 
-def lives(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
-    """Return the last life of each VM that is gone, by our name of it.
+def lifetimes(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
+    """Return the last lifetime of each ended VM, by our id.
 
-    A VM that Azure agreed to make and had no machine for has not lived. Of a VM that
-    was evicted and then deleted the first counts.
+    A VM that Azure accepted but could not allocate has no lifetime. The eviction counts
+    as the end of a VM that was evicted and then deleted.
     """
     begun: dict[str, ActivityEvent] = {}
     over: dict[str, VmLifetime] = {}
@@ -120,5 +120,5 @@ def lives(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
     return over
 
 
-def _written(at_s: float) -> str:
+def _iso_time(at_s: float) -> str:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,4 +1,4 @@
-"""Whether jobs could rent in an Azure subscription, found out without renting."""
+"""Checks of an Azure subscription, without renting."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from spottrain.cloud.azure.market import AzureMarket
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
-from spottrain.cloud.port.findings import run_check
-from spottrain.cloud.port.provider import Finding
+from spottrain.cloud.port.facts import check_offered
+from spottrain.cloud.port.provider import Finding, run_check
 
 _QUOTAS_URL = "https://portal.azure.com/#view/Microsoft_Azure_Capacity/QuotaMenuBlade"
 _PERMISSIONS_VERSION = "2022-04-01"
@@ -37,16 +37,16 @@ ACTIONS = (
     "Microsoft.Network/virtualNetworks/subnets/join/action",
     "Microsoft.Resources/subscriptions/resourceGroups/read",
 )
-"""What every job does."""
+"""Required by every job."""
 OWN_GROUP_ACTIONS = (
     "Microsoft.Resources/subscriptions/resourceGroups/write",
     "Microsoft.Resources/subscriptions/resourceGroups/delete",
 )
-"""Where no resource group is named."""
+"""Also required if no resource group is named."""
 NAMED_GROUP_ACTIONS = (
     "Microsoft.Resources/subscriptions/resourceGroups/resources/read",
 )
-"""Where one is."""
+"""Also required if one is named."""
 OWN_NETWORK_ACTIONS = (
     "Microsoft.Network/networkSecurityGroups/read",
     "Microsoft.Network/networkSecurityGroups/write",
@@ -56,7 +56,7 @@ OWN_NETWORK_ACTIONS = (
     "Microsoft.Network/virtualNetworks/write",
     "Microsoft.Network/virtualNetworks/delete",
 )
-"""Where a region has no subnet of the user's."""
+"""Also required if a region has no subnet of the user's."""
 OWN_IDENTITY_ACTIONS = (
     "Microsoft.ManagedIdentity/userAssignedIdentities/read",
     "Microsoft.ManagedIdentity/userAssignedIdentities/write",
@@ -64,26 +64,26 @@ OWN_IDENTITY_ACTIONS = (
     "Microsoft.Authorization/roleAssignments/read",
     "Microsoft.Authorization/roleAssignments/write",
 )
-"""Where VMs delete themselves by an identity of the job's own."""
+"""Also required if VMs delete themselves by the job's own identity."""
 IDENTITY_ACTIONS = ("Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",)
-"""Where VMs delete themselves."""
+"""Also required if VMs delete themselves."""
 LOG_ACTIONS = ("Microsoft.Insights/eventtypes/values/read",)
-"""To know to the second when VMs ended; jobs run without."""
+"""Optional: exact end times of VMs."""
 OTHER_ACTIONS = (
     "Microsoft.Authorization/permissions/read",
     "Microsoft.Compute/locations/publishers/artifacttypes/offers/skus/versions/read",
     "Microsoft.Compute/virtualMachines/simulateEviction/action",
 )
-"""For ``check`` and ``interrupt``; no job needs them."""
+"""Used by ``check`` and ``interrupt``; no job needs them."""
 
 
 class AzureChecks:
-    """Tries what a job needs, one thing after the other.
+    """Checks what a job needs, one item after the other.
 
     Args:
-        clients: Whom to ask.
-        settings: What a job would be rented by.
-        market: Knows sizes and quotas.
+        clients: Clients of the subscription.
+        settings: Settings of a job.
+        market: Reports sizes and quotas.
     """
 
     def __init__(
@@ -94,7 +94,7 @@ class AzureChecks:
         self._market = market
 
     def run(self) -> Iterator[Finding]:
-        """Yield what was found; nothing more once credentials are refused."""
+        """Yield findings; stop if credentials are refused."""
         first = run_check("credentials", self._credentials)
         yield first
         if not first.ok:
@@ -112,13 +112,13 @@ class AzureChecks:
         subscription = self._clients.subscription
         with translating_errors("logging in"):
             groups = list(self._clients.resources.resource_groups.list())
-        return f"Azure lets us into {subscription}; it has {len(groups)} groups"
+        return f"access to {subscription} works; it has {len(groups)} groups"
 
     def _permissions(self) -> str:
-        """Return that all is allowed.
+        """Check that all needed actions are allowed.
 
         Raises:
-            AuthError: something is not.
+            AuthError: some are not.
         """
         due = needed_actions(self._settings)
         if missing := self._denied(due):
@@ -126,16 +126,16 @@ class AzureChecks:
         return f"all {len(due)} actions are allowed"
 
     def _activity_log(self) -> str:
-        """Return whether Azure tells when VMs ended; that it does not is no fault."""
+        """Report whether the Activity Log can be read; it is optional."""
         if missing := self._denied(LOG_ACTIONS):
             return (
-                "may not be read, so a VM that is taken costs until a look misses it; "
-                f"for its end to the second allow {', '.join(missing)}"
+                "cannot be read, so a preempted VM is billed until it is missing "
+                f"from a list; for exact end times allow {', '.join(missing)}"
             )
-        return "tells when VMs ended"
+        return "can be read; it reports when VMs ended"
 
     def _denied(self, due: Sequence[str]) -> list[str]:
-        """Return those of some actions that the account may not do."""
+        """Return the actions that the account is not allowed."""
         scope = f"/subscriptions/{self._clients.subscription}"
         if self._settings.resource_group:
             scope += f"/resourceGroups/{self._settings.resource_group}"
@@ -147,26 +147,14 @@ class AzureChecks:
         return [action for action in due if not _allowed(action, told["value"])]
 
     def _types(self, region: str) -> str:
-        """Return how many types the region has, and which it lacks.
-
-        Raises:
-            MisconfiguredError: it has none that a job would rent.
-        """
-        sizes, wanted = self._market.sizes(region), self._settings.instance_types
-        missing = [kind for kind in wanted if kind not in sizes]
-        if len(missing) == len(wanted):
-            raise MisconfiguredError(
-                f"{region} does not rent {', '.join(missing)} to this subscription; "
-                "take another region or type"
-            )
-        told = f"{len(wanted) - len(missing)} types can be rented"
-        return f"{told}, but not {', '.join(missing)}" if missing else told
+        wanted = self._settings.instance_types
+        return check_offered(region, wanted, self._market.sizes(region))
 
     def _image(self, region: str) -> str:
         """Return the image's name.
 
         Raises:
-            MisconfiguredError: there is none.
+            MisconfiguredError: it does not exist.
         """
         named = self._settings.image
         reference = requests.image(named)
@@ -184,10 +172,10 @@ class AzureChecks:
         return named
 
     def _quota(self, region: str) -> str:
-        """Return how much there is.
+        """Return the spot quota.
 
         Raises:
-            CloudError: nothing.
+            CloudError: it is 0.
         """
         for quota in self._market.quotas(region):
             if quota.spot and quota.limit > 0:
@@ -198,7 +186,7 @@ class AzureChecks:
 
 
 def needed_actions(settings: AzureSettings) -> tuple[str, ...]:
-    """Return what the account must be allowed to do."""
+    """Return the actions that the account must be allowed."""
     due: tuple[str, ...] = ACTIONS
     due += NAMED_GROUP_ACTIONS if settings.resource_group else OWN_GROUP_ACTIONS
     if any(region not in settings.subnets for region in settings.regions):
@@ -211,7 +199,7 @@ def needed_actions(settings: AzureSettings) -> tuple[str, ...]:
 
 
 def _allowed(action: str, permissions: list[dict[str, list[str]]]) -> bool:
-    """Return whether one of some permissions has an action; case does not count."""
+    """Return True if a permission includes an action, ignoring case."""
     action = action.lower()
 
     def named(patterns: list[str]) -> bool:

@@ -1,4 +1,4 @@
-"""The SDK's clients, made when first needed: importing them takes seconds."""
+"""The SDK's clients, created on first use: importing them takes seconds."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 
 _CONNECT_S = 5
 _POOL = 32
-"""Connections: as many as the manager has threads."""
+"""Connections: one for each thread of the manager."""
 
 
 class AzureClients:
     """The clients of one subscription, shared between threads.
 
-    The SDK itself retries what is throttled, lost or broken, and slows down.
+    The SDK itself retries throttled and failed calls, with backoff.
 
     Args:
-        settings: Which subscription, where it answers, and how patient we are.
+        settings: Subscription, endpoints, retries and timeouts.
     """
 
     def __init__(self, settings: AzureSettings) -> None:
@@ -61,7 +61,7 @@ class AzureClients:
         return self._get("resources")
 
     def close(self) -> None:
-        """Hang up; the clients are made anew when they are needed again."""
+        """Close all clients; they are created again when needed."""
         with self._lock:
             for each in (*self._made.values(), *self._shared.values()):
                 each.close()
@@ -84,8 +84,8 @@ class AzureClients:
                     ResourceManagementClient as Client,
                 )
             self._share()
-        except ImportError:
-            raise CloudError(EXTRA_MISSING) from None
+        except ImportError as error:
+            raise CloudError(EXTRA_MISSING) from error
         url = self._settings.endpoint_url.rstrip("/")
         return Client(
             self._shared["credential"],
@@ -98,7 +98,7 @@ class AzureClients:
         )
 
     def _share(self) -> None:
-        """Make what all clients go through: one login, and one set of connections."""
+        """Create the credential and connection pool that all clients share."""
         if self._shared:
             return
         import requests
@@ -114,7 +114,7 @@ class AzureClients:
         if settings.authority_url:
             login["authority"] = settings.authority_url
         if settings.endpoint_url != MANAGEMENT_URL:
-            # Not every cloud is known to the public one, which would be asked.
+            # Instance discovery asks the public cloud, which does not know every other one.
             login["disable_instance_discovery"] = True
         self._shared = {
             "credential": DefaultAzureCredential(**login),

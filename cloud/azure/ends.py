@@ -1,7 +1,7 @@
-"""When VMs ended that Azure no longer lists, as its Activity Log tells.
+"""End times of VMs that Azure no longer lists, from its Activity Log.
 
-The log needs a permission that no rental needs. Without it, and until it tells, a VM is
-simply listed no more.
+The log requires a permission of its own. Without it, and until the log has the event, an
+ended VM is simply not listed.
 """
 
 from __future__ import annotations
@@ -17,52 +17,52 @@ from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.activity import (
     ActivityEvent,
     VmLifetime,
-    address,
     event_of,
-    lives,
+    events_url,
+    lifetimes,
 )
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
-from spottrain.cloud.lag.ended import EndedVms, ended, gone
+from spottrain.cloud.lag.ended import EndedVms, as_terminated, terminated_stub
 from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.cloud.port.provider import Vm
 
 logger = logging.getLogger(__name__)
 
 RECALL_S = 14 * 86400.0
-"""How far back a new process asks."""
+"""How far back a new process queries."""
 LAG_S = 1800.0
-"""How much later than the moment that it tells of an event may appear in the log."""
-AGAIN_S = 30.0
-"""From one question about the same missing VMs to the next."""
-YOUNG_S = 120.0
-"""For so long a new process may be asked for what an earlier one had begun to launch."""
+"""How late an event may appear in the log."""
+RETRY_S = 30.0
+"""Time between two queries for the same missing VMs."""
+STARTUP_S = 120.0
+"""How long after its start a process may be repeating launches of an earlier one."""
 _DENIED_S = 3600.0
-"""How long nothing is asked where Azure does not allow it."""
+"""How long no query is made after Azure denied one."""
 _PAGES = 100
-"""The most that one question reads; the newest come first."""
+"""Maximum number of pages per query; the newest come first."""
 
 
 @dataclass
 class _Group:
-    """What is known of one resource group."""
+    """State of one resource group."""
 
     since_s: float
     events: dict[str, ActivityEvent] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
-    """VMs that were asked about before."""
+    """VMs of the last query."""
     next_s: float = 0.0
-    """When they may be asked about again, by the clock."""
+    """When they may be queried again, by the clock."""
 
 
 class AzureEndTimes:
-    """Finds out when VMs ended, and remembers it.
+    """Looks up and remembers when VMs ended.
 
     Args:
-        clients: Whom to ask.
-        settings: Whose subscription.
-        clock: Seconds, never going back.
+        clients: Clients of the subscription.
+        settings: Settings of the subscription.
+        clock: Monotonic clock (seconds).
     """
 
     def __init__(
@@ -82,76 +82,82 @@ class AzureEndTimes:
         self._known = EndedVms(self._recall, self._look_up, clock)
 
     def note(self, vms: Iterable[Vm]) -> None:
-        """Note VMs that exist."""
+        """Record VMs that exist."""
         self._known.note(vms)
 
     def add(self, job: str, listed: Sequence[Vm]) -> tuple[Vm, ...]:
-        """Return what is listed of a job and what was, of late; without an answer from
-        the log what is listed alone.
+        """Return the listed VMs of a job and, if the log answers, those that ended
+        recently.
         """
         return self._known.add(job, listed)
 
-    def of_launch(
+    def lifetimes_of_launch(
         self, job: str, token: str, names: Iterable[str]
     ) -> dict[str, VmLifetime]:
-        """Return, by Azure's names, VMs of a launch that were made and are gone.
+        """Return the ended VMs of a launch, by Azure's names.
 
-        Only a launch that may have been tried before can have such: by this process, or
-        by one that died, whose launches a new manager repeats at once.
+        Only a repeated launch can have such: repeated by this process, or by a new manager
+        after a crash.
 
         Raises:
-            CloudError: it may have, and the log cannot be asked; ask again.
+            CloudError: the launch is repeated and the log does not answer; retry.
         """
         group = requests.group_of(job, self._settings)
         with self._lock:
-            young = self._clock() - self._born_s < YOUNG_S
+            young = self._clock() - self._born_s < STARTUP_S
             repeated = token in self._tried or young
             self._tried.add(token)
-        told = (self._lives(group) if repeated else None) or {}
+        lifetimes = (self._ask_lifetimes(group) if repeated else None) or {}
         vm_ids = {name: requests.vm_id_of(group, name) for name in names}
-        return {name: told[vm_id] for name, vm_id in vm_ids.items() if vm_id in told}
+        return {
+            name: lifetimes[vm_id]
+            for name, vm_id in vm_ids.items()
+            if vm_id in lifetimes
+        }
 
     def _recall(self, job: str) -> list[Vm] | None:
-        """Return the VMs of a job that ended before this process looked."""
+        """Return the VMs of a job that ended before this process started."""
         group, prefix = requests.group_of(job, self._settings), requests.prefix(job)
-        told, region = self._quietly(group), self._settings.regions[0]
-        if told is None:
+        lifetimes, region = self._lifetimes_or_none(group), self._settings.regions[0]
+        if lifetimes is None:
             return None
         return [
-            gone(requests.CLOUD, region, region, vm_id, job, life.until_s)
-            for vm_id, life in told.items()
+            terminated_stub(
+                requests.CLOUD, region, region, vm_id, job, lifetime.until_s
+            )
+            for vm_id, lifetime in lifetimes.items()
             if vm_id.startswith(prefix)
         ]
 
     def _look_up(self, job: str, missing: Sequence[Vm]) -> list[Vm]:
-        """Return those that have ended; about the others the log lags behind."""
+        """Return those that have ended, as far as the log shows."""
         name, ids = requests.group_of(job, self._settings), {vm.vm_id for vm in missing}
         now_s = self._clock()
         with self._lock:
             group = self._group(name)
             if ids <= group.missing and now_s < group.next_s:
                 return []
-            group.missing, group.next_s = frozenset(ids), now_s + AGAIN_S
-        told = self._quietly(name) or {}
+            group.missing, group.next_s = frozenset(ids), now_s + RETRY_S
+        lifetimes = self._lifetimes_or_none(name) or {}
         return [
-            ended(vm, told[vm.vm_id].until_s)
+            as_terminated(vm, lifetimes[vm.vm_id].until_s)
             for vm in missing
-            if vm.vm_id in told and told[vm.vm_id].until_s >= vm.launched_at_s
+            if vm.vm_id in lifetimes and lifetimes[vm.vm_id].until_s >= vm.launched_at_s
         ]
 
-    def _quietly(self, group: str) -> dict[str, VmLifetime] | None:
-        """Return the VMs of a group that are gone, None if that cannot be told now."""
+    def _lifetimes_or_none(self, group: str) -> dict[str, VmLifetime] | None:
+        """Return the ended VMs of a group, None if they are unknown now."""
         try:
-            return self._lives(group)
+            return self._ask_lifetimes(group)
         except CloudError as error:
-            logger.info("when VMs ended is asked again later: %s", error)
+            logger.info("end times of VMs are unknown for now: %s", error)
             return None
 
-    def _lives(self, name: str) -> dict[str, VmLifetime] | None:
-        """Return the VMs of a group that are gone, None if we may not know.
+    def _ask_lifetimes(self, name: str) -> dict[str, VmLifetime] | None:
+        """Return the ended VMs of a group, None if the log may not be read.
 
         Raises:
-            CloudError: Azure cannot be asked.
+            CloudError: Azure does not answer.
         """
         with self._lock:
             if self._clock() < self._denied_until_s:
@@ -161,14 +167,14 @@ class AzureEndTimes:
         try:
             found = self._ask(name, since_s)
         except AuthError as error:
-            logger.info("VMs end when a look misses them: %s", error)
+            logger.info("a VM counts as ended once it is no longer listed: %s", error)
             self._denied_until_s = self._clock() + _DENIED_S
             return None
         with self._lock:
             group.events |= {event.event_id: event for event in found}
             newest_s = max((event.at_s for event in found), default=0.0)
             group.since_s = max(group.since_s, newest_s - LAG_S)
-            return lives(group.events.values())
+            return lifetimes(group.events.values())
 
     def _group(self, name: str) -> _Group:
         return self._groups.setdefault(name, _Group(time.time() - RECALL_S))
@@ -176,15 +182,15 @@ class AzureEndTimes:
     def _ask(self, group: str, since_s: float) -> list[ActivityEvent]:
         from azure.core.rest import HttpRequest
 
-        url: str | None = address(self._clients.subscription, group, since_s)
+        url: str | None = events_url(self._clients.subscription, group, since_s)
         found: list[ActivityEvent] = []
         for _ in range(_PAGES):
             with translating_errors(f"asking when VMs of {group} ended"):
                 answer = self._clients.resources.send_request(HttpRequest("GET", url))
                 answer.raise_for_status()
-            told: dict[str, Any] = answer.json()
-            found += filter(None, map(event_of, told["value"]))
-            url = told.get("nextLink")
+            page: dict[str, Any] = answer.json()
+            found += filter(None, map(event_of, page["value"]))
+            url = page.get("nextLink")
             if not url:
                 break
         return found

@@ -1,4 +1,4 @@
-"""One VM at a time: made once, waited for until it is decided, cleared away."""
+"""Creates and deletes single VMs, each created at most once."""
 
 from __future__ import annotations
 
@@ -10,55 +10,55 @@ from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, status_of, translate
 from spottrain.cloud.port.errors import CloudError
 
-Told = dict[str, Any]
-"""A VM as Azure writes it."""
+Resource = dict[str, Any]
+"""A VM in Azure's JSON."""
 _REFUSED, _EXISTS = 400, 412
 
 
 class AzureLaunches:
-    """Makes and ends VMs of one subscription.
+    """Creates and deletes VMs of one subscription.
 
     Args:
-        clients: Whom to ask.
-        settings: How patient we are.
+        clients: Clients of the subscription.
+        settings: Timeouts.
     """
 
     def __init__(self, clients: AzureClients, settings: AzureSettings) -> None:
         self._clients = clients
         self._settings = settings
 
-    def make(self, group: str, name: str, body: Told, doing: str) -> Told:
-        """Return a VM that exists from now on, made by this call or an earlier one.
+    def make(self, group: str, name: str, body: Resource, doing: str) -> Resource:
+        """Return a VM that this call or an earlier one created.
 
-        Whether there is a machine for it Azure says at once or a minute later; one
-        that is still undecided after ``allocation_s`` counts as made.
+        Azure reports missing capacity at once or up to a minute later; a VM that is still
+        undecided after ``allocation_s`` counts as created.
 
         Raises:
-            CloudError: it was refused, one of the kinds; or it is not known what
-                happened, and asking again is safe.
+            CloudError: it was refused (a subclass); or the outcome is unknown, and a
+                retry is safe.
         """
         from azure.core.exceptions import AzureError
 
         try:
             found = self._begin(group, name, body)
         except AzureError as error:
-            raise translate(error, doing) from None
+            raise translate(error, doing) from error
         if isinstance(found, dict):
             return found
         try:
             found.wait(self._settings.allocation_s)
         except AzureError as error:
-            told = translate(error, doing)
-            if 0 < status_of(error) < _REFUSED:  # asked about, and it had failed
+            resource = translate(error, doing)
+            if 0 < status_of(error) < _REFUSED:  # the allocation failed
                 self._clear(group, name)
-            raise told from None
+            raise resource from error
         vm = self.get(group, name)
         if vm is None:
-            raise CloudError(f"Azure, {doing}: {name} is gone already; ask again")
+            raise CloudError(f"Azure, {doing}: {name} has already ended; retry")
         return vm
 
-    def get(self, group: str, name: str) -> Told | None:
-        """Return a VM, None if there is none; unlike a list this does not lag behind."""
+    def get(self, group: str, name: str) -> Resource | None:
+        """Return a VM, None if it does not exist; unlike a list this does not lag."""
         from azure.core.exceptions import AzureError
 
         try:
@@ -66,12 +66,12 @@ class AzureLaunches:
         except AzureError as error:
             if is_missing(error):
                 return None
-            raise translate(error, f"looking at {name}") from None
-        told: Told = found.as_dict()
-        return told
+            raise translate(error, f"looking at {name}") from error
+        resource: Resource = found.as_dict()
+        return resource
 
     def end(self, group: str, name: str, *, wait: bool = False) -> None:
-        """Delete a VM, with all that is its own; one that is gone is no error."""
+        """Delete a VM and its own resources; a missing one is not an error."""
         from azure.core.exceptions import AzureError
 
         try:
@@ -82,10 +82,10 @@ class AzureLaunches:
                 poller.wait(self._settings.allocation_s)
         except AzureError as error:
             if not is_missing(error):
-                raise translate(error, f"deleting {name}") from None
+                raise translate(error, f"deleting {name}") from error
 
-    def _begin(self, group: str, name: str, body: Told) -> Any:
-        """Return a poller, or the VM that an earlier call has made."""
+    def _begin(self, group: str, name: str, body: Resource) -> Any:
+        """Return a poller, or the VM that an earlier call created."""
         from azure.core import MatchConditions
         from azure.core.exceptions import HttpResponseError
 
@@ -98,12 +98,12 @@ class AzureLaunches:
                 raise
         vm = self.get(group, name)
         if vm is None or answers.is_leaving(vm):
-            raise CloudError(f"Azure still removes {name}; ask again")
+            raise CloudError(f"Azure is still removing {name}; retry")
         if answers.has_failed(vm):
             self._clear(group, name)
-            raise CloudError(f"Azure had failed to make {name}; ask again")
+            raise CloudError(f"Azure failed to create {name}; retry")
         return vm
 
     def _clear(self, group: str, name: str) -> None:
-        """Delete what never came to be, so that it can be asked for again."""
+        """Delete a failed VM, so that it can be created again."""
         self.end(group, name, wait=True)

@@ -1,4 +1,4 @@
-"""What Azure has to rent, at which prices, and how much of it."""
+"""Offers, prices and quotas of Azure."""
 
 from __future__ import annotations
 
@@ -11,42 +11,42 @@ from typing import Any
 
 import httpx
 
-from spottrain.cloud.azure import answers, requests
+from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.prices import RetailPrice, retail_prices
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.http import TIMEOUT
-from spottrain.cloud.port.facts import CloudFacts
+from spottrain.cloud.port.facts import CloudFacts, make_offer
 from spottrain.cloud.port.provider import Offer, Quota
 
 SIZES_KEEP_S = 3600.0
-"""A region's sizes are megabytes, and change with the account."""
+"""The list of a region's sizes has megabytes and rarely changes."""
 PRICES_KEEP_S = 600.0
 """Azure's prices change a few times a month."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """What a region says of one type of machine."""
+    """A VM size in one region."""
 
     zones: tuple[str, ...]
-    """Numbers of the zones in which the account may have it; one empty one where the
-    region has no zones."""
+    """Numbers of the zones open to the account; one empty number if the region has no
+    zones."""
     spot: bool
     family: str
-    """Whose quota bounds it on demand."""
+    """Family of its on-demand quota."""
     accelerated: bool
-    """Whether its network card may bypass the host."""
+    """True if it supports accelerated networking."""
 
 
 class AzureMarket:
-    """The market as one subscription sees it.
+    """The market of one subscription.
 
     Args:
-        clients: Whom to ask.
-        settings: Which types, regions and zones count.
-        facts: What machines there are.
+        clients: Clients of the subscription.
+        settings: Types, regions and zones.
+        facts: The catalogue.
     """
 
     def __init__(
@@ -60,25 +60,28 @@ class AzureMarket:
         self._prices: dict[str, tuple[float, float, list[RetailPrice]]] = {}
 
     def offers(self, region: str) -> list[Offer]:
-        """Return what has a price and is open to the account, by zone.
+        """Return offers of sizes that have a price and are open to the account, by zone.
 
-        Prices are the region's: each zone has the same.
+        Prices are per region.
 
         Raises:
-            CloudError: Azure cannot be asked; one of its kinds.
+            CloudError: Azure does not answer.
         """
         sizes = self.sizes(region)
         seen_s, prices = self._asked_prices(region)
         return [
-            answers.offer_of(
+            make_offer(
                 self._facts,
+                cloud=requests.CLOUD,
                 region=region,
                 zone=zone,
                 instance_type=price.instance_type,
                 spot=price.spot,
                 usd_per_hour=price.usd_per_hour,
                 observed_at_s=seen_s,
-                family=sizes[price.instance_type].family,
+                family=requests.SPOT_QUOTA
+                if price.spot
+                else sizes[price.instance_type].family,
             )
             for price in prices
             if price.usd_per_hour > 0
@@ -96,11 +99,11 @@ class AzureMarket:
                 yield zone
 
     def size(self, region: str, instance_type: str) -> Size | None:
-        """Return what a region says of a type; None if the account may not have it."""
+        """Return a size in a region; None if it is not open to the account."""
         return self.sizes(region).get(instance_type)
 
     def sizes(self, region: str) -> dict[str, Size]:
-        """Return which of our types the account may have in a region."""
+        """Return our types that are open to the account in a region."""
         with self._lock:
             asked_s, kept = self._sizes.get(region, (-SIZES_KEEP_S, {}))
             if time.monotonic() - asked_s < SIZES_KEEP_S:
@@ -121,7 +124,7 @@ class AzureMarket:
             return found
 
     def quotas(self, region: str) -> list[Quota]:
-        """Return the quotas that bound the types we rent, in virtual CPUs."""
+        """Return the quotas of our types, in virtual CPUs."""
         families = {size.family.lower() for size in self.sizes(region).values()}
         families |= {requests.SPOT_QUOTA.lower(), "cores"}
         with translating_errors(f"asking for quotas in {region}"):
@@ -141,7 +144,7 @@ class AzureMarket:
         ]
 
     def _asked_prices(self, region: str) -> tuple[float, list[RetailPrice]]:
-        """Return (when they were seen, the prices)."""
+        """Return (time of observation, prices)."""
         with self._lock:
             asked_s, seen_s, kept = self._prices.get(region, (-PRICES_KEEP_S, 0.0, []))
             if time.monotonic() - asked_s < PRICES_KEEP_S:
@@ -165,20 +168,20 @@ class AzureMarket:
 
 
 def size_of(sku: dict[str, Any], region: str) -> Size | None:
-    """Return what an entry of Resource SKUs tells; None if it is closed to us."""
-    told = [
+    """Parse an entry of Resource SKUs; None if it is not open to the account."""
+    locations = [
         each
         for each in sku.get("locationInfo") or ()
         if each["location"].lower() == region
     ]
-    zones = {zone for each in told for zone in each.get("zones") or ()}
+    zones = {zone for each in locations for zone in each.get("zones") or ()}
     zonal = bool(zones)
     for restriction in sku.get("restrictions") or ():
         if restriction["type"] == "Location":
             return None
         closed = restriction.get("restrictionInfo", {}).get("zones") or ()
         zones -= set(closed)
-    if not told or (zonal and not zones):
+    if not locations or (zonal and not zones):
         return None
     can = {each["name"]: each["value"] for each in sku.get("capabilities") or ()}
     return Size(

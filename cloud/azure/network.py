@@ -1,7 +1,7 @@
-"""What a job's VMs share: a resource group, a network, and an identity.
+"""Shared resources of a job's VMs: a resource group, a network, and an identity.
 
-All of it has names that follow from the job's and is made by requests that may be
-repeated, so that whatever was made is found again after a crash between any two calls.
+Their names derive from the job's and requests are idempotent, so that they are found again
+after a crash between any two calls.
 """
 
 from __future__ import annotations
@@ -30,57 +30,59 @@ _REMOVAL: tuple[dict[str, str], ...] = (
     },
     {"Microsoft.Network/networkSecurityGroups": "2023-09-01"},
 )
-"""What a job may leave in a group that is not its own when its VMs are gone, with the
-version of the API for each type; what is used comes after what uses it."""
+"""Resources that a job may leave in a shared group, with the API version of each type; users
+of a resource come before it."""
 
 
 class AzureNetwork:
-    """What is shared by the VMs of each job.
+    """The shared resources of each job's VMs.
 
     Args:
-        clients: Whom to ask.
-        settings: What exists already and what is wished.
+        clients: Clients of the subscription.
+        settings: Existing resources to use, and options of our own.
     """
 
     def __init__(self, clients: AzureClients, settings: AzureSettings) -> None:
         self._clients = clients
         self._settings = settings
         self._lock = threading.Lock()
-        self._places: dict[tuple[str, str], tuple[str, str]] = {}
+        self._placements: dict[tuple[str, str], tuple[str, str]] = {}
 
-    def place(self, job: str, region: str, *, accelerated: bool) -> AzurePlacement:
-        """Return where VMs of a job are made in a region; made if it is not there yet.
+    def placement(self, job: str, region: str, *, accelerated: bool) -> AzurePlacement:
+        """Return the placement of a job's VMs in a region; created if needed.
 
         Args:
-            job: Whose.
-            region: Where.
-            accelerated: Whether the type's network card may bypass the host.
+            job: Name of the job.
+            region: The region.
+            accelerated: The size supports accelerated networking.
 
         Raises:
             MisconfiguredError: there is no such group or subnet.
             AuthError: the account may not let VMs delete themselves.
         """
         key = job, region
-        with self._lock:  # else two launches at once would make everything twice
-            if key not in self._places:
+        with self._lock:  # else parallel launches would create everything twice
+            if key not in self._placements:
                 group = self._group(job, region)
-                self._places[key] = (
+                self._placements[key] = (
                     self._subnet(job, region, group),
                     self._identity(job, region, group),
                 )
-            subnet_id, identity_id = self._places[key]
+            subnet_id, identity_id = self._placements[key]
         return AzurePlacement(subnet_id, identity_id, accelerated)
 
     def forget(self, job: str) -> None:
-        """Look anew before the next launch: something may have been removed."""
+        """Check the resources again before the next launch: some may have been removed."""
         with self._lock:
-            self._places = {k: v for k, v in self._places.items() if k[0] != job}
+            self._placements = {
+                k: v for k, v in self._placements.items() if k[0] != job
+            }
 
     def release(self, job: str) -> None:
-        """Remove all that was made for a job.
+        """Remove all resources of a job.
 
         Raises:
-            CloudError: it is not all gone within ``removal_s``.
+            CloudError: the removal takes longer than ``removal_s``.
         """
         self.forget(job)
         until_s = time.monotonic() + self._settings.removal_s
@@ -90,13 +92,13 @@ class AzureNetwork:
             else:
                 self._remove_group(job, until_s)
 
-    # --- made or found ----------------------------------------------------------------
+    # --- Find or create ---------------------------------------------------------------
 
     def _group(self, job: str, region: str) -> str:
         """Return the group's name."""
         name = requests.group_of(job, self._settings)
         groups = self._clients.resources.resource_groups
-        found = _or_none(groups.get, name)
+        found = _get_or_none(groups.get, name)
         if self._settings.resource_group:
             if found is None:
                 raise MisconfiguredError(
@@ -109,12 +111,12 @@ class AzureNetwork:
         return name
 
     def _subnet(self, job: str, region: str, group: str) -> str:
-        """Return the id of the region's subnet: the one named or our own."""
+        """Return the id of the region's subnet: the named one or our own."""
         network = self._clients.network
         named = self._settings.subnets.get(region)
         if named is not None:
             resource = self._clients.resources.resources.get_by_id
-            if _or_none(resource, named, api_version="2023-09-01") is None:
+            if _get_or_none(resource, named, api_version="2023-09-01") is None:
                 raise MisconfiguredError(
                     f"Azure: there is no subnet {named}; correct the job file"
                 )
@@ -129,15 +131,15 @@ class AzureNetwork:
         return str(made.subnets[0].id)
 
     def _identity(self, job: str, region: str, group: str) -> str:
-        """Return the id of what lets a VM delete itself; empty if nothing shall."""
+        """Return the id of the identity by which VMs delete themselves; empty for none."""
         settings = self._settings
         if settings.identity or not settings.self_delete:
             return settings.identity
         if settings.resource_group:
             raise MisconfiguredError(
-                f"Azure: in resource group {group}, which is shared, VMs can end "
+                f"Azure: in the shared resource group {group} VMs can delete "
                 "themselves only by an identity of yours; give azure.identity, or "
-                "self_delete: false (then a VM without a manager costs on)"
+                "self_delete: false (then a VM without a manager keeps billing)"
             )
         subscription = self._clients.subscription
         resources = self._clients.resources.resources
@@ -155,16 +157,16 @@ class AzureNetwork:
         except AuthError as error:
             raise AuthError(
                 f"{error}; or give azure.identity, or self_delete: false (then a VM "
-                "without a manager costs on)"
-            ) from None
+                "without a manager keeps billing)"
+            ) from error
         return identity_id
 
-    # --- removed ----------------------------------------------------------------------
+    # --- Remove -----------------------------------------------------------------------
 
     def _remove_group(self, job: str, until_s: float) -> None:
         name = requests.group_of(job, self._settings)
         groups = self._clients.resources.resource_groups
-        found = _or_none(groups.get, name)
+        found = _get_or_none(groups.get, name)
         if found is None:
             return
         if (found.tags or {}).get(tags.JOB) == job:
@@ -172,7 +174,7 @@ class AzureNetwork:
             _await_all({f"resource group {name}": poller}, until_s)
 
     def _clear_group(self, job: str, until_s: float) -> None:
-        """Remove what has our names; the group itself is the user's."""
+        """Remove resources with our names; the group itself is the user's."""
         group, first = requests.group_of(job, self._settings), requests.prefix(job)
         machines = self._clients.compute.virtual_machines
         pollers = {
@@ -199,8 +201,8 @@ class AzureNetwork:
             _await_all(pollers, until_s)
 
 
-def _or_none(get: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return what a call finds, None where Azure says that there is no such thing."""
+def _get_or_none(get: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a call, None if the resource does not exist."""
     from azure.core.exceptions import HttpResponseError
 
     try:
@@ -215,20 +217,20 @@ def _check_own(group: dict[str, Any], name: str, job: str) -> None:
     """Refuse a group that is not the job's, or is being removed.
 
     Raises:
-        MisconfiguredError: it is somebody else's.
+        MisconfiguredError: it belongs to something else.
         CloudError: it is being removed.
     """
     if (group.get("tags") or {}).get(tags.JOB) != job:
         raise MisconfiguredError(
-            f"Azure: resource group {name} exists and is not job {job}'s; give "
-            "azure.resource_group or another name to the job"
+            f"Azure: resource group {name} exists and does not belong to job {job}; give "
+            "azure.resource_group or rename the job"
         )
     if group.get("properties", {}).get("provisioningState") == "Deleting":
-        raise CloudError(f"Azure still removes resource group {name}; ask again")
+        raise CloudError(f"Azure is still removing resource group {name}; retry")
 
 
 def _await_all(pollers: Mapping[str, Any], until_s: float) -> None:
-    """Wait for removals, by what is removed.
+    """Wait for removals, given by resource.
 
     Raises:
         CloudError: one takes longer.
@@ -236,4 +238,4 @@ def _await_all(pollers: Mapping[str, Any], until_s: float) -> None:
     for what, poller in pollers.items():
         poller.wait(max(0.0, until_s - time.monotonic()))
         if not poller.done():
-            raise CloudError(f"Azure still removes {what}; ask again")
+            raise CloudError(f"Azure is still removing {what}; retry")

@@ -128,4 +128,4 @@ def _price(item: dict[str, Any], now_s: float) -> RetailPrice | None:
     except (KeyError, TypeError, ValueError) as error:
         raise PriceSourceError(
             f"{NAME}: an entry that cannot be read: {type(error).__name__}: {error}"
-        ) from None
+        ) from error

@@ -9,15 +9,15 @@ from spottrain.cloud.azure import answers, requests
 from spottrain.cloud.azure.checks import AzureChecks
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.ends import AzureEndTimes
-from spottrain.cloud.azure.launches import AzureLaunches, Told
+from spottrain.cloud.azure.launches import AzureLaunches, Resource
 from spottrain.cloud.azure.market import AzureMarket
 from spottrain.cloud.azure.network import AzureNetwork
 from spottrain.cloud.azure.requests import CLOUD
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, translating_errors
-from spottrain.cloud.lag.ended import taken_at_once
+from spottrain.cloud.lag.ended import terminated_from_launch
 from spottrain.cloud.lag.recent import RecentCalls
-from spottrain.cloud.parallel import joined, run_parallel
+from spottrain.cloud.parallel import flat_map_parallel, run_parallel
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import (
     CloudError,
@@ -27,7 +27,7 @@ from spottrain.cloud.port.errors import (
     QuotaExceededError,
     VmNotFoundError,
 )
-from spottrain.cloud.port.facts import CloudFacts, check_types
+from spottrain.cloud.port.facts import CloudFacts, check_types, refuse_if_used
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -38,22 +38,20 @@ from spottrain.cloud.port.provider import (
     Vm,
     VmState,
 )
-from spottrain.cloud.ssh.transport.host_keys import new_host_key
+from spottrain.cloud.ssh_keys import new_host_key
 
 _REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
-"""After these it is known that there is no VM."""
-
-_ALIVE = (VmState.STARTING, VmState.RUNNING)
+"""After these errors no VM exists."""
 
 
 class AzureProvider:
-    """Rents Azure VMs; each of many threads may make a call.
+    """Rents Azure VMs; thread-safe.
 
     Args:
-        settings: Where and how.
-        facts: What machines there are.
-        clients: Of the same subscription, to share; its own if not given.
-        clock: Seconds, never going back.
+        settings: Settings of the subscription and of VMs.
+        facts: The catalogue.
+        clients: Clients to share; None: its own.
+        clock: Monotonic clock (seconds).
     """
 
     name = CLOUD
@@ -79,31 +77,31 @@ class AzureProvider:
     # --- The cloud port ---------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
-        """Return what has a price and is open to the subscription, by zone.
+        """Return offers of sizes that have a price and are open to us, by zone.
 
         Raises:
-            CloudError: Azure or its price list cannot be asked.
+            CloudError: Azure or its price list does not answer.
         """
-        return joined(self._market.offers, self._settings.regions)
+        return flat_map_parallel(self._market.offers, self._settings.regions)
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Make VMs whose names follow from the request's token.
+        """Launch VMs whose names derive from the request's token.
 
         Raises:
             NoCapacityError: the zone has no machine left; the token stays unused.
             QuotaExceededError, PriceTooHighError, AuthError, ThrottledError: as named.
             MisconfiguredError: there is no such image, network or type.
-            CloudError: it is not known what happened; asking again is safe.
+            CloudError: the outcome is unknown; a retry is safe.
         """
         if not self._settings.public_key:
-            raise MisconfiguredError("Azure: no VM is made without a public key")
+            raise MisconfiguredError("Azure: launching a VM requires a public key")
         offer = request.offer
         doing = f"launching {request.count} {offer.instance_type} in {offer.zone}"
         try:
             with translating_errors(doing):
                 size = self._market.size(offer.region, offer.instance_type)
                 accelerated = size is not None and size.accelerated
-                place = self._network.place(
+                placement = self._network.placement(
                     request.job, offer.region, accelerated=accelerated
                 )
         except CloudError:
@@ -111,21 +109,23 @@ class AzureProvider:
             raise
         group = requests.group_of(request.job, self._settings)
         names = requests.vm_names(request)
-        past = self._ends.of_launch(request.job, request.token, names)
+        past = self._ends.lifetimes_of_launch(request.job, request.token, names)
 
         def make(name: str) -> Vm | CloudError:
-            if life := past.get(name):  # a name is used for one machine alone
+            if lifetime := past.get(name):  # a name is never reused
                 vm_id = requests.vm_id_of(group, name)
-                from_s = life.until_s if life.from_s is None else life.from_s
-                return taken_at_once(request, vm_id, from_s, life.until_s)
+                from_s = (
+                    lifetime.until_s if lifetime.from_s is None else lifetime.from_s
+                )
+                return terminated_from_launch(request, vm_id, from_s, lifetime.until_s)
             body = requests.virtual_machine(
-                request, name, place, new_host_key(), self._settings
+                request, name, placement, new_host_key(), self._settings
             )
             try:
-                told = self._launches.make(group, name, body, doing)
+                resource = self._launches.make(group, name, body, doing)
             except CloudError as error:
                 return error
-            return answers.vm_of(told, self._facts)
+            return answers.vm_of(resource, self._facts)
 
         return self._result(request, run_parallel(make, names))
 
@@ -142,7 +142,7 @@ class AzureProvider:
         self._ends.note(vm for vm in vms if vm.ended_at_s is None)
         for error in errors:
             if not isinstance(error, _REFUSALS):
-                # Asked again with the same token, it finds what came of the others.
+                # A retry with the same token finds the other VMs.
                 self._network.forget(request.job)
                 raise error
         if not vms:
@@ -150,29 +150,30 @@ class AzureProvider:
         return LaunchResult(vms=tuple(vms), refusal=str(errors[0]) if errors else "")
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return the VMs of a job; one that is gone is listed for an hour more once the
-        Activity Log tells when it ended, else no more.
+        """Return the VMs of a job; ended ones for an hour, if the Activity Log reports them.
 
-        What Azure failed to make though it had agreed to is deleted on the way.
+        VMs whose creation failed are deleted on the way.
 
         Raises:
-            CloudError: Azure cannot be asked.
+            CloudError: Azure does not answer.
         """
         group = requests.group_of(job, self._settings)
         listed = [
-            told for told in self._listed(group) if _marks(told).get(tags.JOB) == job
+            resource
+            for resource in self._listed(group)
+            if _tags_of(resource).get(tags.JOB) == job
         ]
-        for told in listed:
-            if answers.has_failed(told):
-                self._launches.end(group, told["name"])
+        for resource in listed:
+            if answers.has_failed(resource):
+                self._launches.end(group, resource["name"])
         vms = self._vms(group, listed)
-        return self._ends.add(job, self._recent.amend(job, vms, self._still_there))
+        return self._ends.add(job, self._recent.reconcile(job, vms, self._still_there))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Ask for the end of VMs; unknown and gone ones are no error.
+        """Request termination; unknown and ended VMs are not an error.
 
         Raises:
-            CloudError: it cannot be asked for.
+            CloudError: a request failed.
         """
         ours = [vm_id for vm_id in vm_ids if requests.split_vm_id(vm_id)[0]]
         for vm_id, error in run_parallel(self._end, ours):
@@ -184,32 +185,26 @@ class AzureProvider:
         """Return the VMs of all jobs in every region and group of the subscription.
 
         Raises:
-            CloudError: Azure cannot be asked.
+            CloudError: Azure does not answer.
         """
         with translating_errors("listing VMs"):
             listed = self._clients.compute.virtual_machines.list_all()
-            told = [vm.as_dict() for vm in listed]
+            resource = [vm.as_dict() for vm in listed]
         return tuple(
             answers.vm_of(each, self._facts)
-            for each in told
-            if tags.JOB in _marks(each)
+            for each in resource
+            if tags.JOB in _tags_of(each)
         )
 
-    # --- What not every cloud can do --------------------------------------------------
+    # --- Optional abilities -----------------------------------------------------------
 
     def release(self, job: str) -> None:
-        """Remove the job's resource group, or what the job left in the one named.
+        """Remove the job's resource group, or its resources in the named one.
 
         Raises:
-            CloudError: VMs of the job still run, or the removal takes long.
+            CloudError: VMs of the job still run, or the removal takes too long.
         """
-        vms = self.list_vms(job)
-        alive = [vm.vm_id for vm in vms if vm.state in _ALIVE]
-        if alive:
-            raise CloudError(
-                f"Azure: job {job} still has VMs: {', '.join(sorted(alive))}; "
-                "terminate them first"
-            )
+        refuse_if_used("Azure", job, self.list_vms(job))
         with translating_errors(f"removing what job {job} used"):
             self._network.release(job)
 
@@ -217,36 +212,36 @@ class AzureProvider:
         """Return the quotas of our families, in virtual CPUs.
 
         Raises:
-            CloudError: Azure cannot be asked.
+            CloudError: Azure does not answer.
         """
-        return joined(self._market.quotas, self._settings.regions)
+        return flat_map_parallel(self._market.quotas, self._settings.regions)
 
     def check(self) -> Sequence[Finding]:
-        """Return whether a job could rent, found out without renting."""
+        """Check whether a job could rent, without renting."""
         return tuple(AzureChecks(self._clients, self._settings, self._market).run())
 
     def interrupt(self, vm_id: str) -> None:
-        """Have Azure evict a spot VM within half an hour, its notice included.
+        """Have Azure evict a spot VM within half an hour, with its usual notice.
 
         Raises:
-            VmNotFoundError: the VM is gone.
-            CloudError: it is no spot VM.
+            VmNotFoundError: the VM has ended.
+            CloudError: it is not a spot VM.
         """
-        group, name = self._found(vm_id)
+        group, name = self._live_name(vm_id)
         with translating_errors(f"interrupting {vm_id}"):
             self._clients.compute.virtual_machines.simulate_eviction(group, name)
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
-        """Return how to enter a VM, None until it has an address.
+        """Return how to log in to a VM, None until it has an address.
 
-        Its host key is the one that it was made with; a tag tells the public half.
+        We generated its host key; a tag has the public key.
 
         Raises:
-            VmNotFoundError: the VM is gone.
+            VmNotFoundError: the VM has ended.
         """
-        told = self._told(vm_id)
-        address = self._address_of(told)
-        key = _marks(told).get(requests.HOST_KEY, "")
+        resource = self._live_resource(vm_id)
+        address = self._address_of(resource)
+        key = _tags_of(resource).get(requests.HOST_KEY, "")
         if not address or not key:
             return None
         return SshTarget(
@@ -256,10 +251,10 @@ class AzureProvider:
             port=self._settings.ssh_port,
         )
 
-    # --- How Azure is asked -----------------------------------------------------------
+    # --- Calls to Azure ---------------------------------------------------------------
 
-    def _listed(self, group: str) -> list[Told]:
-        """Return the VMs of a group as Azure lists them; none if there is no group."""
+    def _listed(self, group: str) -> list[Resource]:
+        """Return the VMs of a group in Azure's JSON; none if there is no group."""
         from azure.core.exceptions import HttpResponseError
 
         with translating_errors(f"listing VMs of {group}"):
@@ -271,9 +266,9 @@ class AzureProvider:
                     raise
                 return []
 
-    def _vms(self, group: str, listed: Sequence[Told]) -> list[Vm]:
-        """Return listed VMs with their private addresses, which stand elsewhere."""
-        vms = [answers.vm_of(told, self._facts) for told in listed]
+    def _vms(self, group: str, listed: Sequence[Resource]) -> list[Vm]:
+        """Return listed VMs with their private addresses, which are listed separately."""
+        vms = [answers.vm_of(resource, self._facts) for resource in listed]
         running = [vm.vm_id for vm in vms if vm.state is VmState.RUNNING]
         if any(vm_id not in self._addresses for vm_id in running):
             with translating_errors(f"listing network cards of {group}"):
@@ -281,18 +276,20 @@ class AzureProvider:
                 self._addresses = dict(_addressed(card.as_dict()) for card in cards)
         return [
             answers.vm_of(
-                told, self._facts, self._addresses.get(vm.vm_id, vm.private_address)
+                resource, self._facts, self._addresses.get(vm.vm_id, vm.private_address)
             )
-            for told, vm in zip(listed, vms, strict=True)
+            for resource, vm in zip(listed, vms, strict=True)
         ]
 
-    def _address_of(self, told: Told) -> str:
-        """Return where a VM is reached, empty while it has no address."""
-        cards = told["properties"].get("networkProfile", {}).get("networkInterfaces")
+    def _address_of(self, resource: Resource) -> str:
+        """Return the address of a VM, empty while it has none."""
+        cards = (
+            resource["properties"].get("networkProfile", {}).get("networkInterfaces")
+        )
         if not cards:
             return ""
         group, name = requests.split_resource_id(cards[0]["id"])
-        with translating_errors(f"looking for the address of {told['name']}"):
+        with translating_errors(f"looking for the address of {resource['name']}"):
             card = self._clients.network.network_interfaces.get(
                 group, name, expand="IPConfigurations/PublicIPAddress"
             ).as_dict()
@@ -303,25 +300,25 @@ class AzureProvider:
         return str(public.get("ipAddress", ""))
 
     def _still_there(self, vm: Vm) -> Vm | None:
-        """Return a VM that is not listed, None if it really is gone."""
-        told = self._launches.get(*requests.split_vm_id(vm.vm_id))
-        return None if told is None else answers.vm_of(told, self._facts)
+        """Return an unlisted VM, None if it has really ended."""
+        resource = self._launches.get(*requests.split_vm_id(vm.vm_id))
+        return None if resource is None else answers.vm_of(resource, self._facts)
 
-    def _found(self, vm_id: str) -> tuple[str, str]:
-        """Return (group, name) of a VM that lives.
+    def _live_name(self, vm_id: str) -> tuple[str, str]:
+        """Return (group, name) of a live VM.
 
         Raises:
-            VmNotFoundError: it does not.
+            VmNotFoundError: it has ended.
         """
-        self._told(vm_id)
+        self._live_resource(vm_id)
         return requests.split_vm_id(vm_id)
 
-    def _told(self, vm_id: str) -> Told:
+    def _live_resource(self, vm_id: str) -> Resource:
         group, name = requests.split_vm_id(vm_id)
-        told = self._launches.get(group, name) if group else None
-        if told is None or answers.is_leaving(told):
-            raise VmNotFoundError(f"Azure: VM {vm_id} is gone or was never there")
-        return told
+        resource = self._launches.get(group, name) if group else None
+        if resource is None or answers.is_leaving(resource):
+            raise VmNotFoundError(f"Azure: VM {vm_id} has ended or never existed")
+        return resource
 
     def _end(self, vm_id: str) -> tuple[str, CloudError | None]:
         try:
@@ -332,16 +329,16 @@ class AzureProvider:
 
 
 def _check(settings: AzureSettings, facts: CloudFacts) -> None:
-    """Refuse what cannot work before anything is asked.
+    """Validate the settings without calling Azure.
 
     Raises:
-        MisconfiguredError: it cannot.
+        MisconfiguredError: they cannot work.
     """
     check_types(facts, CLOUD, "Azure", settings.instance_types)
     if not settings.image.startswith("/") and settings.image.count(":") != 3:
         raise MisconfiguredError(
-            "Azure: an image is publisher:offer:sku:version or a resource id: got "
-            f"{settings.image}"
+            "Azure: image must be publisher:offer:sku:version or a resource id: "
+            f"got {settings.image}"
         )
     bare = [region for region in settings.regions if region not in settings.subnets]
     if bare and not settings.public_addresses:
@@ -351,11 +348,11 @@ def _check(settings: AzureSettings, facts: CloudFacts) -> None:
         )
 
 
-def _marks(told: Told) -> dict[str, str]:
-    return told.get("tags") or {}
+def _tags_of(resource: Resource) -> dict[str, str]:
+    return resource.get("tags") or {}
 
 
-def _addressed(card: Told) -> tuple[str, str]:
+def _addressed(card: Resource) -> tuple[str, str]:
     """Return (VM's id, its private address) of a network card."""
     properties = card["properties"]
     vm = properties.get("virtualMachine") or {"id": ""}

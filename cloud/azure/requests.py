@@ -1,4 +1,4 @@
-"""What is sent to Azure Resource Manager; pure."""
+"""Requests to Azure Resource Manager; pure."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from spottrain.cloud.port.provider import LaunchRequest
 
 CLOUD = "azure"
 HOST_KEY = "spottrain-host-key"
-"""Tag: the public half of the VM's SSH host key, ``type base64``."""
+"""Tag with the VM's public SSH host key, ``type base64``."""
 SPOT_QUOTA = "lowPriorityCores"
-"""The one quota of a region that bounds all spot VMs."""
+"""The quota of a region for all spot VMs."""
 VM_CONTRIBUTOR = "9980e02c-c2be-4d73-94e8-173b1dc7cf3c"
 """Azure's built-in role that may delete VMs."""
 _NAMESPACE = uuid.UUID("0ef5b4b0-6a4d-4f6c-9b8e-2a9f1f6c7a11")
@@ -40,60 +40,60 @@ ask() {{ curl -sf --noproxy '*' -H Metadata:true "{metadata}/metadata/$1"; }}
 
 @dataclass(frozen=True, slots=True)
 class AzurePlacement:
-    """Where VMs are made."""
+    """Subnet and identity of VMs."""
 
     subnet_id: str
     identity_id: str
-    """Of the managed identity that may delete them; empty: none."""
+    """Id of the managed identity that may delete them; empty: none."""
     accelerated: bool
-    """Whether the type's network card may bypass the host."""
+    """True if the size supports accelerated networking."""
 
 
 # --- names ----------------------------------------------------------------------------
 
 
 def prefix(job: str) -> str:
-    """Return how the names of all that is made for a job begin."""
+    """Return the prefix of the names of all resources of a job."""
     return f"st-{_digest(job, 10)}-"
 
 
 def group_of(job: str, settings: AzureSettings) -> str:
-    """Return the name of a job's resource group; case never counts in it."""
+    """Return the name of a job's resource group, in lower case."""
     return settings.resource_group.lower() or f"spottrain-{job}"
 
 
 def vm_names(request: LaunchRequest) -> list[str]:
-    """Return the names of a launch's VMs: the same token makes the same names."""
+    """Return the names of a launch's VMs, derived from its token."""
     first = f"{prefix(request.job)}{_digest(request.token, 16)}"
     return [f"{first}-{number}" for number in range(request.count)]
 
 
 def vm_id_of(group: str, name: str) -> str:
-    """Return our name of a VM; Azure's own names hold within a group."""
+    """Return our id of a VM; Azure's names are unique per group."""
     return f"{name}.{group.lower()}"
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:
-    """Return (group, name); the group is empty if it is no name of ours."""
+    """Return (group, name); the group is empty if the id is not ours."""
     name, _, group = vm_id.partition(".")
     return group, name
 
 
 def split_resource_id(resource_id: str) -> tuple[str, str]:
-    """Return (group, name) of what an id of ARM names; the group in small letters,
-    since Azure itself does not always write it in the same way.
+    """Return (group, name) of an ARM resource id; the group in lower case, since
+    Azure's case varies.
     """
     found = re.search(r"/resourcegroups/([^/]+)/", resource_id, re.IGNORECASE)
     return (found[1].lower() if found else ""), resource_id.rpartition("/")[2]
 
 
 def zone_of(region: str, number: str) -> str:
-    """Return our name of a zone; the region itself where it has none."""
+    """Return our name of a zone; the region itself if it has no zones."""
     return f"{region}-{number}" if number else region
 
 
 def zone_number(zone: str, region: str) -> str:
-    """Return Azure's name of a zone, empty for none."""
+    """Return Azure's number of a zone, empty for none."""
     return zone.removeprefix(region).removeprefix("-")
 
 
@@ -107,43 +107,43 @@ def _digest(text: str, characters: int) -> str:
 def virtual_machine(
     request: LaunchRequest,
     name: str,
-    place: AzurePlacement,
+    placement: AzurePlacement,
     host_key: tuple[str, str],
     settings: AzureSettings,
 ) -> dict[str, Any]:
-    """Return a VM with its disk, network card and address, which all end with it.
+    """Return a VM with its disk, network card and address, which are deleted with it.
 
     Args:
-        request: For what.
-        name: Of the VM.
-        place: Where.
+        request: The launch.
+        name: Name of the VM.
+        placement: Subnet and identity.
         host_key: (private, public) in OpenSSH's format.
-        settings: What the user wishes.
+        settings: The user's settings.
     """
-    offer, marks = request.offer, _launch_tags(request)
+    offer, vm_tags = request.offer, _launch_tags(request)
     number = zone_number(offer.zone, offer.region)
     machine: dict[str, Any] = {
         "location": offer.region,
-        "tags": {**marks, HOST_KEY: host_key[1]},
+        "tags": {**vm_tags, HOST_KEY: host_key[1]},
         "properties": {
             "hardwareProfile": {"vmSize": offer.instance_type},
             "priority": "Spot" if offer.spot else "Regular",
             "storageProfile": _storage(name, settings),
-            "osProfile": _system(request, name, place, host_key, settings),
+            "osProfile": _system(request, name, placement, host_key, settings),
             "networkProfile": {
                 "networkApiVersion": _NETWORK_VERSION,
                 "networkInterfaceConfigurations": [
-                    _interface(name, marks, place, settings)
+                    _interface(name, vm_tags, placement, settings)
                 ],
             },
         },
     }
     if number:
         machine["zones"] = [number]
-    if place.identity_id:
+    if placement.identity_id:
         machine["identity"] = {
             "type": "UserAssigned",
-            "userAssignedIdentities": {place.identity_id: {}},
+            "userAssignedIdentities": {placement.identity_id: {}},
         }
     if offer.spot:
         bid = settings.max_usd_per_hour
@@ -177,7 +177,7 @@ def _storage(name: str, settings: AzureSettings) -> dict[str, Any]:
 
 
 def image(named: str) -> dict[str, str]:
-    """Return an image's reference; ``publisher:offer:sku:version`` or a resource id."""
+    """Return the reference of an image: ``publisher:offer:sku:version`` or a resource id."""
     if named.startswith("/"):
         return {"id": named}
     parts = ("publisher", "offer", "sku", "version")
@@ -187,12 +187,12 @@ def image(named: str) -> dict[str, str]:
 def _system(
     request: LaunchRequest,
     name: str,
-    place: AzurePlacement,
+    placement: AzurePlacement,
     host_key: tuple[str, str],
     settings: AzureSettings,
 ) -> dict[str, Any]:
     end = lease.SWITCH_OFF
-    if place.identity_id:
+    if placement.identity_id:
         end = delete_itself(settings.endpoint_url)
     script = lease.boot_script(request.lease_s, end)
     key = {
@@ -211,24 +211,24 @@ def _system(
 
 
 def custom_data(host_key: tuple[str, str], script: str) -> str:
-    """Return what cloud-init is given: the only host key, and what root runs once.
+    """Return the cloud-init data: the host key, and a script that root runs once.
 
-    Azure never shows custom data to anybody again, and on the VM root alone may read
-    it; JSON is YAML.
+    Custom data cannot be read back from Azure, and on the VM only by root. JSON is valid
+    YAML.
     """
     private, public = host_key
-    told = {
+    config = {
         "ssh_deletekeys": True,
         "ssh_keys": {"ed25519_private": private, "ed25519_public": public},
         "runcmd": [["/bin/sh", "-c", script]],
     }
-    return base64.b64encode(f"#cloud-config\n{json.dumps(told)}\n".encode()).decode()
+    return base64.b64encode(f"#cloud-config\n{json.dumps(config)}\n".encode()).decode()
 
 
 def delete_itself(management_url: str, metadata_url: str = _METADATA) -> str:
     """Return the shell command by which a VM with an identity deletes itself.
 
-    Its token travels in a pipe, not in argv.
+    Its token is passed in a pipe, not in argv.
     """
     management = management_url.rstrip("/")
     return _DELETE_ITSELF.format(
@@ -239,13 +239,16 @@ def delete_itself(management_url: str, metadata_url: str = _METADATA) -> str:
 
 
 def _interface(
-    name: str, marks: Mapping[str, str], place: AzurePlacement, settings: AzureSettings
+    name: str,
+    vm_tags: Mapping[str, str],
+    placement: AzurePlacement,
+    settings: AzureSettings,
 ) -> dict[str, Any]:
-    address: dict[str, Any] = {"primary": True, "subnet": {"id": place.subnet_id}}
+    address: dict[str, Any] = {"primary": True, "subnet": {"id": placement.subnet_id}}
     if settings.public_addresses:
         address["publicIPAddressConfiguration"] = {
             "name": f"{name}-address",
-            "tags": marks,
+            "tags": vm_tags,
             "sku": {"name": "Standard", "tier": "Regional"},
             "properties": {
                 "deleteOption": "Delete",
@@ -254,11 +257,11 @@ def _interface(
         }
     return {
         "name": f"{name}-card",
-        "tags": marks,
+        "tags": vm_tags,
         "properties": {
             "primary": True,
             "deleteOption": "Delete",
-            "enableAcceleratedNetworking": place.accelerated,
+            "enableAcceleratedNetworking": placement.accelerated,
             "ipConfigurations": [{"name": "address", "properties": address}],
         },
     }
@@ -273,7 +276,7 @@ def group(job: str, region: str) -> dict[str, Any]:
 
 
 def rules(job: str, region: str, settings: AzureSettings) -> dict[str, Any]:
-    """Return a security group: SSH from ``ssh_from``; VMs reach each other anyway."""
+    """Return a security group that allows SSH from ``ssh_from``; VMs always reach each other."""
     ssh = {
         "name": "ssh",
         "properties": {
@@ -320,7 +323,7 @@ def identity_id(subscription: str, group: str, job: str) -> str:
 
 
 def grant(subscription: str, group: str, principal: str) -> tuple[str, dict[str, Any]]:
-    """Return (id, body) of what lets an identity delete the VMs of a group."""
+    """Return (id, body) of the role assignment by which an identity deletes VMs of a group."""
     name = uuid.uuid5(_NAMESPACE, f"{subscription}/{group}/{principal}")
     kind = "providers/Microsoft.Authorization"
     body = {
@@ -328,7 +331,7 @@ def grant(subscription: str, group: str, principal: str) -> tuple[str, dict[str,
             "roleDefinitionId": f"/subscriptions/{subscription}/{kind}/"
             f"roleDefinitions/{VM_CONTRIBUTOR}",
             "principalId": principal,
-            # Else a principal that not all of Azure knows yet is refused.
+            # Without it a new principal may be refused as unknown.
             "principalType": "ServicePrincipal",
         }
     }

@@ -1,4 +1,4 @@
-"""What a user may say about their Azure subscription."""
+"""Settings of an Azure subscription."""
 
 from __future__ import annotations
 
@@ -10,66 +10,65 @@ IMAGE = "microsoft-dsvm:ubuntu-hpc:2404:latest"
 MANAGEMENT_URL = "https://management.azure.com"
 PRICES_URL = "https://prices.azure.com"
 PRICES_VARIABLE = "SPOTTRAIN_AZURE_PRICES_URL"
-"""In the environment: another address, such as a proxy's."""
+"""Environment variable: another URL, such as a proxy's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AzureSettings:
-    """Where and how machines are rented."""
+    """Settings of the subscription and of VMs."""
 
     instance_types: tuple[str, ...]
-    """What may be rented, such as ``Standard_NC24ads_A100_v4``."""
+    """Sizes that may be rented, such as ``Standard_NC24ads_A100_v4``."""
     subscription: str = ""
-    """Id of the subscription that pays; else AZURE_SUBSCRIPTION_ID."""
+    """Id of the subscription; by default AZURE_SUBSCRIPTION_ID."""
     regions: tuple[str, ...] = ("eastus",)
     """As ARM names them."""
     zones: tuple[str, ...] = ()
-    """Only these, such as ``eastus-1``; all of the regions if empty."""
+    """Zones to use, such as ``eastus-1``; empty: all of the regions."""
     resource_group: str = ""
-    """An existing one; else one for each job, removed with all that is in it."""
+    """An existing resource group; empty: one per job, removed with its content."""
     image: str = IMAGE
     """``publisher:offer:sku:version`` or an image's resource id."""
     user: str = "spottrain"
-    """Whom SSH logs in as; the account is made at boot."""
+    """SSH user; the account is created at boot."""
     ssh_port: int = 22
-    """Where that image's SSH server listens."""
+    """Port of the SSH server on that image."""
     disk_gib: int = 200
     subnets: Mapping[str, str] = field(default_factory=dict)
-    """Resource id of a subnet by region, its rules yours; else one of our own."""
+    """Resource id of an existing subnet by region; by default our own."""
     public_key: str = ""
-    """In OpenSSH's format; Azure makes no VM without one."""
+    """Public key in OpenSSH's format; required by Azure."""
     ssh_from: tuple[str, ...] = ()
-    """Networks (CIDR) from which our own rules let SSH in: where the manager is."""
+    """Networks (CIDR) from which our own rules allow SSH, such as the manager's."""
     public_addresses: bool = True
-    """Whether VMs get a public address; False: takes ``subnets``."""
+    """VMs get public addresses; False requires ``subnets``."""
     inside: bool = False
-    """Whether whoever asks is in the VMs' network: they are entered at their private
-    addresses, whatever others they have."""
+    """The manager is in the VMs' network and uses their private addresses."""
     max_usd_per_hour: float | None = None
-    """Above this price a spot VM is neither made nor kept; None: the on-demand price,
-    and none is taken for its price."""
+    """Maximum spot price; None: the on-demand price, so that no VM is evicted for its
+    price."""
     identity: str = ""
-    """Resource id of a managed identity that may delete the VMs; else one of our own
-    where the resource group is one of our own."""
+    """Resource id of a managed identity that may delete the VMs; empty: our own, in our
+    own resource group."""
     self_delete: bool = True
-    """Whether a VM that hears no manager deletes itself, which takes an identity. A
-    mere shutdown does not end billing."""
+    """A VM without a manager deletes itself, which requires an identity. A shutdown
+    alone does not end billing."""
     endpoint_url: str = MANAGEMENT_URL
-    """Where Azure Resource Manager answers."""
+    """URL of Azure Resource Manager."""
     authority_url: str = ""
-    """Where tokens are had, such as another cloud's; else Azure's own."""
+    """URL of the token service; empty: the public cloud's."""
     prices_url: str = PRICES_URL
-    """Where the Retail Prices API answers."""
+    """URL of the Retail Prices API."""
     ca_file: str = ""
-    """Certificates (PEM) to trust instead of the usual ones, for a proxy."""
+    """CA certificates (PEM) instead of the default ones, for a proxy."""
     tries: int = 5
-    """Calls, the first included, before the SDK gives up on a throttled or lost one."""
+    """Attempts per call, including the first."""
     answer_s: float = 30.0
-    """How long Azure may take to answer a call."""
+    """Timeout of an answer."""
     poll_s: float = 5.0
-    """From one look at a long operation to the next, where Azure does not say."""
+    """Poll interval of long operations, unless Azure gives one."""
     allocation_s: float = 60.0
-    """How long a launch waits to learn whether there are machines; one that is still
-    undecided counts as there."""
+    """How long a launch waits for the allocation; a VM still undecided then counts as
+    created."""
     removal_s: float = 540.0
-    """How long ``release`` waits for what it removes."""
+    """How long ``release`` waits for removals."""

@@ -1,4 +1,4 @@
-"""From what Azure's SDK raises to what a caller can do about it."""
+"""Translation of the Azure SDK's errors to ours."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from spottrain.cloud.port.errors import (
 
 EXTRA_MISSING = "Azure's SDK is not installed; run pip install 'spottrain[azure]'"
 _RETRY_AFTER_S = 10.0
-_LONGEST = 300
-"""Characters of Azure's own words in a message."""
+_MAX_MESSAGE_CHARS = 300
+"""Length limit of Azure's text in a message."""
 _THROTTLED = 429
 _QUOTA_WORDS = ("quota", "exceeding approved")
 
@@ -39,10 +39,10 @@ _CODES: dict[str, type[CloudError]] = {
     "AuthorizationFailed": AuthError,
     "AuthorizationPermissionMismatch": AuthError,
     "ExpiredAuthenticationToken": AuthError,
-    "InvalidAuthenticationToken": AuthError,  # also: a clock that is wrong
+    "InvalidAuthenticationToken": AuthError,  # also: a wrong clock
     "InvalidAuthenticationTokenTenant": AuthError,
     "LinkedAuthorizationFailed": AuthError,
-    "MissingSubscriptionRegistration": AuthError,  # whoever may must register it
+    "MissingSubscriptionRegistration": AuthError,  # someone with permission must register it
     "ReadOnlyDisabledSubscription": AuthError,
     "RequestDisallowedByPolicy": AuthError,
     "ScopeLocked": AuthError,
@@ -68,7 +68,7 @@ _CODES: dict[str, type[CloudError]] = {
     "VMMarketplaceInvalidInput": MisconfiguredError,
 }
 _QUOTAS = ("LimitExceeded", "LimitReached")
-"""How the codes of other quotas end: of addresses, networks, role assignments ..."""
+"""Suffixes of the codes of other quotas: addresses, networks, role assignments ..."""
 
 _ADVICE: dict[type[CloudError], str] = {
     NoCapacityError: "another zone or type may have some",
@@ -80,39 +80,36 @@ _ADVICE: dict[type[CloudError], str] = {
 
 
 def code_of(error: Exception) -> str:
-    """Return Azure's code for an error, empty where Azure did not say one.
+    """Return Azure's code of an error, empty if there is none.
 
-    The class of an error tells little: any 409 is a ``ResourceExistsError``, and an
-    operation that failed later has the status 200.
+    Classes of errors are too coarse: any 409 is a ``ResourceExistsError``, and an operation
+    that failed later has the status 200.
     """
-    told: Any = getattr(error, "error", None)
-    return str(getattr(told, "code", None) or "")
+    details: Any = getattr(error, "error", None)
+    return str(getattr(details, "code", None) or "")
 
 
 def status_of(error: Exception) -> int:
-    """Return the HTTP status of an answer, 0 if there was none."""
+    """Return the HTTP status of an error, 0 if Azure did not answer."""
     return int(getattr(error, "status_code", None) or 0)
 
 
 def translate(error: Exception, doing: str) -> CloudError:
-    """Return the error that a caller can act on; any code that we do not know is a
-    plain ``CloudError``, never "no capacity".
+    """Return our error; unknown codes become a plain ``CloudError``, never "no capacity".
 
     Args:
         error: azure-core's ``AzureError``.
-        doing: What was tried, such as ``launching Standard_NC6s_v3 in eastus-1``.
+        doing: The action, such as ``launching Standard_NC6s_v3 in eastus-1``.
     """
     from azure.core import exceptions as azure
 
     code, status = code_of(error), status_of(error)
     words = getattr(getattr(error, "error", None), "message", None)
-    text = " ".join(str(words or error).split())[:_LONGEST]
+    text = " ".join(str(words or error).split())[:_MAX_MESSAGE_CHARS]
     if isinstance(error, azure.ClientAuthenticationError) and not status:
         return AuthError(f"Azure, {doing}: {text}; run 'az login'")
     if not status:
-        return CloudError(
-            f"Azure cannot be reached, {doing}: {text}; will be tried again"
-        )
+        return CloudError(f"Azure cannot be reached, {doing}: {text}; will be retried")
     if status == _THROTTLED:
         retry_after_s = _retry_after_s(error)
         return ThrottledError(
@@ -129,7 +126,7 @@ def translate(error: Exception, doing: str) -> CloudError:
 
 
 def _kind(code: str, text: str) -> type[CloudError]:
-    if code == "OperationNotAllowed":  # a quota, or anything else that may not be now
+    if code == "OperationNotAllowed":  # a quota, or any other refusal
         quota = any(words in text.lower() for words in _QUOTA_WORDS)
         return QuotaExceededError if quota else CloudError
     quota = code.endswith(_QUOTAS)
@@ -144,21 +141,21 @@ def _retry_after_s(error: Exception) -> float:
 
 @contextmanager
 def translating_errors(doing: str) -> Iterator[None]:
-    """Turn what the SDK raises inside into what a caller can act on.
+    """Translate the SDK's errors to ours.
 
     Raises:
-        CloudError: one of its kinds, with a message of one line.
+        CloudError: or a subclass, with a one-line message.
     """
     try:
         from azure.core.exceptions import AzureError
-    except ImportError:
-        raise CloudError(EXTRA_MISSING) from None
+    except ImportError as error:
+        raise CloudError(EXTRA_MISSING) from error
     try:
         yield
     except AzureError as error:
-        raise translate(error, doing) from None
+        raise translate(error, doing) from error
 
 
 def is_missing(error: Exception) -> bool:
-    """Return whether Azure said that there is no such thing."""
+    """Return True if a resource does not exist."""
     return status_of(error) == 404

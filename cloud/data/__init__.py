@@ -1,5 +1,5 @@
-"""The job's data on a machine: fetched once into a cache, mounted, or already there.
+"""A job's data on a machine: fetched once into a cache, mounted, or already there.
 
-Standard library only, and our storage for what lies in object stores: it runs on VMs,
-where ``python -m spottrain.cloud.data`` brings what one job wants.
+Uses only the standard library, and our storage for object stores: it runs on VMs as
+``python -m spottrain.cloud.data``.
 """

@@ -1,7 +1,7 @@
-"""``python -m spottrain.cloud.data FOLDER LIMIT_S < requests``: brings a job's data.
+"""``python -m spottrain.cloud.data FOLDER LIMIT_S < requests``: prepares a job's data.
 
-Says how far it is, a line each time; the last line is the environment as JSON, or what
-went wrong. Exit codes: 0 done, 3 the job's author must act, 75 it may go right later.
+Prints progress, one line each; the last line is the environment as JSON, or the error.
+Exit codes: 0 done, 3 the job's author must act, 75 a retry may succeed.
 """
 
 from __future__ import annotations
@@ -13,42 +13,42 @@ import threading
 from collections.abc import Sequence
 from pathlib import Path
 
-from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache
-from spottrain.cloud.data.request import DataAwayError, DataError, from_json
+from spottrain.cloud.data.prepare import fetch_data
+from spottrain.cloud.data.request import DataError, DataUnavailableError, from_json
 
-AWAY = os.EX_TEMPFAIL
+TRY_AGAIN_LATER = os.EX_TEMPFAIL
 
 
 def main(argv: Sequence[str]) -> int:
-    """Bring what stdin wishes for into the folder ``argv[0]``, in ``argv[1]`` seconds."""
+    """Prepare the data requested on stdin; ``argv`` is cache folder and limit in seconds."""
     limit_s = float(argv[1])
     limit = threading.Timer(limit_s, _give_up, (limit_s,))
     limit.daemon = True
     limit.start()
     try:
         cache = Cache(Path(argv[0]), may_evict=True)
-        _say(json.dumps(bring(from_json(sys.stdin.read()), cache, _say)))
+        _print(json.dumps(fetch_data(from_json(sys.stdin.read()), cache, _print)))
     except DataError as error:
-        _say(str(error))
+        _print(str(error))
         return DataError.exit_code
-    except DataAwayError as error:
-        _say(str(error))
-        return AWAY
+    except DataUnavailableError as error:
+        _print(str(error))
+        return TRY_AGAIN_LATER
     except OSError as error:
-        _say(f"data: {error}")
-        return AWAY
+        _print(f"data: {error}")
+        return TRY_AGAIN_LATER
     return 0
 
 
-def _say(line: str) -> None:
+def _print(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def _give_up(limit_s: float) -> None:
-    _say(f"data: took longer than {limit_s:g} s; raise data_limit_s")
-    os._exit(DataError.exit_code)  # whatever a thread waits for
+    _print(f"data: took longer than {limit_s:g} s; raise data_limit_s")
+    os._exit(DataError.exit_code)  # even if a thread hangs
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""A folder of data that was fetched: each dataset whole or not at all, and only once.
+"""Cache folder of fetched data: each dataset is complete or absent, and fetched once.
 
     <folder>/<key>/        files of one version of one dataset
-    <folder>/<key>.part/   files of one that is arriving
-    <folder>/<key>.lock    held by whoever brings it
+    <folder>/<key>.part/   files of a dataset in transfer
+    <folder>/<key>.lock    held by the process that fetches it
 
-The key tells where it came from and which version it is, by the names, sizes and ETags of
-its objects. Several processes may share a folder.
+The key identifies URL and version, by the names, sizes and ETags of the objects. Several
+processes may share a folder.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from spottrain.cloud.data.sources import DataSource, SourceFile
 from spottrain.cloud.data.unpacking import unpack
 
 _IS_OURS = re.compile(r"[0-9a-f]{24}(\.part|\.archive)?")
-"""Names of folders that may be removed; whatever else lies there is not ours."""
-_NAMES = (
+"""Names of folders that may be removed; other files there are not ours."""
+_BAD_NAME_ERRNOS = (
     errno.EEXIST,
     errno.ENOTDIR,
     errno.EISDIR,
@@ -34,21 +34,21 @@ _NAMES = (
     errno.ENAMETOOLONG,
     errno.EILSEQ,
 )
-"""What a disk says to names that no two files, or no file at all, can have."""
-_AT_ONCE = 8
-"""Files that are fetched at the same time."""
+"""Errors for names that conflict, or that no file can have."""
+_THREADS = 8
+"""Files fetched in parallel."""
 
-Tell = Callable[[str], None]
-"""Told how far it is, a line each time."""
+ReportProgress = Callable[[str], None]
+"""Called with progress, one line each time."""
 
 
 class Cache:
-    """What was fetched to this machine.
+    """Cache of datasets on this machine.
 
     Args:
-        folder: Made on need.
-        may_evict: Remove what was not used for longest when there is no room; only
-            where no other job can be using it.
+        folder: Created if needed.
+        may_evict: Evict the least recently used data if there is no room; only where no
+            other job can be using it.
     """
 
     def __init__(self, folder: Path, *, may_evict: bool = False) -> None:
@@ -56,17 +56,19 @@ class Cache:
         self._may_evict = may_evict
         self._used: set[str] = set()
 
-    def bring(self, request: DataRequest, source: DataSource, tell: Tell) -> Path:
-        """Fetch a dataset unless it is here; return where it lies.
+    def ensure(
+        self, request: DataRequest, source: DataSource, report: ReportProgress
+    ) -> Path:
+        """Fetch a dataset unless it is cached; return its path.
 
         Args:
-            request: What is wanted.
-            source: Where it is.
-            tell: See ``Tell``.
+            request: The dataset.
+            source: Where it comes from.
+            report: See ``ReportProgress``.
 
         Raises:
-            DataError: there is no room, or it is not what the job file says.
-            DataAwayError: it cannot be had now; what has arrived is kept.
+            DataError: there is no room, or the data differs from the job file.
+            DataUnavailableError: it is unavailable now; received files are kept.
         """
         files = source.files
         versions = [(file.name, file.num_bytes, file.etag) for file in files]
@@ -74,52 +76,58 @@ class Cache:
         self._used.add(key)
         with self._locked(key):
             target, part = self.folder / key, self.folder / f"{key}.part"
-            if target.exists() and not (request.unpack or not missing(target, files)):
-                target.rename(part)  # somebody took a file away
+            if target.exists() and not (
+                request.unpack or not missing_files(target, files)
+            ):
+                target.rename(part)  # a file was removed
             if target.exists():
-                os.utime(target)  # it is used
-                tell(f"{request.name}: is here, {amount(num_bytes(files))}")
+                os.utime(target)  # marks it as used
+                report(f"{request.name}: is cached, {format_size(num_bytes(files))}")
             else:
-                with told_what_the_disk_says(request, self.folder):
-                    self._fetch(request, source, part, tell)
+                with translating_disk_errors(request, self.folder):
+                    self._fetch(request, source, part, report)
                 part.rename(target)
         return target if source.is_folder or request.unpack else target / files[0].name
 
     def _fetch(
-        self, request: DataRequest, source: DataSource, part: Path, tell: Tell
+        self,
+        request: DataRequest,
+        source: DataSource,
+        part: Path,
+        report: ReportProgress,
     ) -> None:
         part.mkdir(mode=0o700, parents=True, exist_ok=True)
         archive = part.with_suffix(".archive")
         folder = archive if request.unpack else part
         folder.mkdir(exist_ok=True)
-        wanted = missing(folder, source.files)
-        # Unpacked it takes at least as much again.
+        wanted = missing_files(folder, source.files)
+        # Unpacking takes at least as much again.
         more = num_bytes(source.files) if request.unpack else 0
         self._make_room(request, num_bytes(wanted) + more)
         arrived = num_bytes(source.files) - num_bytes(wanted)
-        total = amount(num_bytes(source.files))
-        threads = ThreadPoolExecutor(_AT_ONCE, "data")
+        total = format_size(num_bytes(source.files))
+        threads = ThreadPoolExecutor(_THREADS, "data")
         try:
             fetches = {
                 threads.submit(source.fetch, x, folder / x.name): x for x in wanted
             }
-            tell(f"{request.name}: {amount(arrived)} of {total} are here")
+            report(f"{request.name}: {format_size(arrived)} of {total} received")
             for done in as_completed(fetches):
                 done.result()
                 arrived += fetches[done].num_bytes
-                tell(f"{request.name}: {amount(arrived)} of {total} are here")
+                report(f"{request.name}: {format_size(arrived)} of {total} received")
         finally:
             threads.shutdown(cancel_futures=True)
         if request.unpack:
-            tell(f"{request.name}: unpacking {total}")
+            report(f"{request.name}: unpacking {total}")
             unpack(request, archive / source.files[0].name, part)
             shutil.rmtree(archive)
 
     def _make_room(self, request: DataRequest, wanted_bytes: int) -> None:
-        """Check that so much fits on the disk; make room if that is allowed.
+        """Check that the data fits on the disk; evict old data if allowed.
 
         Raises:
-            DataError: it does not.
+            DataError: it does not fit.
         """
         for old in self._oldest() if self._may_evict else ():
             if wanted_bytes <= self._free_bytes():
@@ -129,15 +137,15 @@ class Cache:
                     shutil.rmtree(old, ignore_errors=True)
         if wanted_bytes > (free_bytes := self._free_bytes()):
             raise DataError(
-                f"{request.what}: needs {amount(wanted_bytes)}, {amount(free_bytes)} "
-                f"are free in {self.folder}; make room there or give VMs a larger disk"
+                f"{request.what}: needs {format_size(wanted_bytes)}, {format_size(free_bytes)} "
+                f"are free in {self.folder}; free space there or give VMs a larger disk"
             )
 
     def _free_bytes(self) -> int:
         return shutil.disk_usage(self.folder).free
 
     def _oldest(self) -> list[Path]:
-        """Return the datasets that this process did not ask for, longest unused first."""
+        """Return datasets that this process did not request, least recently used first."""
         found = [
             path
             for path in self.folder.iterdir()
@@ -149,7 +157,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _locked(self, name: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold a dataset's lock; yields whether it is held (always, if ``wait``)."""
+        """Hold a dataset's lock; yields True if it is held (always, if ``wait``)."""
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = self.folder / f"{name.partition('.')[0]}.lock"
         lock = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -163,8 +171,8 @@ class Cache:
             os.close(lock)
 
 
-def missing(folder: Path, files: Sequence[SourceFile]) -> list[SourceFile]:
-    """Return which of some files a folder does not hold, by name and size."""
+def missing_files(folder: Path, files: Sequence[SourceFile]) -> list[SourceFile]:
+    """Return the files that a folder lacks, by name and size."""
     found = []
     for file in files:
         try:
@@ -177,34 +185,34 @@ def missing(folder: Path, files: Sequence[SourceFile]) -> list[SourceFile]:
 
 
 @contextlib.contextmanager
-def told_what_the_disk_says(request: DataRequest, folder: Path) -> Iterator[None]:
-    """Say in one line that a disk is full, or cannot hold files of such names.
+def translating_disk_errors(request: DataRequest, folder: Path) -> Iterator[None]:
+    """Translate errors of a full disk or of invalid names.
 
     Raises:
-        DataError: it is, or cannot.
+        DataError: the disk is full, or rejects the names.
     """
     try:
         yield
     except OSError as error:
-        if error.errno in _NAMES:
+        if error.errno in _BAD_NAME_ERRNOS:
             raise DataError(
-                f"{request.what}: cannot be kept under its names: {error}; rename it"
-            ) from None
+                f"{request.what}: a name cannot be used here: {error}; rename it"
+            ) from error
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         raise DataError(
-            f"{request.what}: the disk of {folder} is full; make room there or give VMs a "
+            f"{request.what}: the disk of {folder} is full; free space there or give VMs a "
             "larger disk"
-        ) from None
+        ) from error
 
 
 def num_bytes(files: Sequence[SourceFile]) -> int:
-    """Return what some files take."""
+    """Return the total size of some files."""
     return sum(file.num_bytes for file in files)
 
 
-def amount(size: float) -> str:
-    """Return a number of bytes as people read it, such as ``12.3 GB``."""
+def format_size(size: float) -> str:
+    """Return a size in a readable unit, such as ``12.3 GB``."""
     for unit in ("bytes", "kB", "MB", "GB"):
         if size < 1000:
             return f"{size:.3g} {unit}"

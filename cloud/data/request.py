@@ -1,10 +1,10 @@
-"""What a job wants to find on each machine, as the job file says it.
+"""Data that a job needs on each machine, as the job file specifies it.
 
 UserCodeError
-└── DataError              it cannot be had as the job file says: its author must act
-    └── NothingThereError  it does not exist
+└── DataError              it cannot be provided as specified: the job's author must act
+    └── DataMissingError  it does not exist
 SpottrainError
-└── DataAwayError          it cannot be had now: it may later
+└── DataUnavailableError          it is unavailable now: a retry may succeed
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ from spottrain.datasets import variable
 from spottrain.errors import SpottrainError, UserCodeError
 
 WEB_SCHEMES = ("https", "http")
-"""Schemes of URLs that web servers answer."""
+"""URL schemes of web servers."""
 
 
 class DataError(UserCodeError):
-    """Data that is not there, not allowed, damaged, or larger than the disk."""
+    """Data that is missing, forbidden, damaged, or larger than the disk."""
 
 
-class NothingThereError(DataError):
+class DataMissingError(DataError):
     """Data that does not exist."""
 
 
-class DataAwayError(SpottrainError):
-    """Data that cannot be reached now."""
+class DataUnavailableError(SpottrainError):
+    """Data that is unavailable now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,13 +42,13 @@ class DataRequest:
     url: str = ""
     """An object, or a prefix of objects that ends in ``/``; fetched."""
     path: str = ""
-    """Of a file or folder that the machine has already."""
+    """Path of a file or folder that the machine already has."""
     mount: str = ""
     """A file system's source, as ``mount`` takes it."""
     unpack: bool = False
-    """It is one tar or zip archive, to be found unpacked."""
+    """True for a tar or zip archive that is to be unpacked."""
     sha256: str = ""
-    """Of the one object that ``url`` is; not checked if empty."""
+    """Hash of the single object at ``url``; not checked if empty."""
     type: str = ""
     """The file system's type."""
     options: str = ""
@@ -56,33 +56,35 @@ class DataRequest:
 
     @property
     def variable(self) -> str:
-        """Name of the environment variable that leads to it."""
+        """Name of the environment variable with its path."""
         return variable(self.name)
 
     @property
     def what(self) -> str:
-        """How errors name it."""
+        """Its name in errors."""
         return f"data {self.name} ({self.url or self.path or self.mount})"
 
 
 def to_json(requests: Sequence[DataRequest]) -> str:
-    """Return wishes as JSON."""
+    """Return requests as JSON."""
     return json.dumps([asdict(request) for request in requests])
 
 
 def from_json(text: str) -> tuple[DataRequest, ...]:
-    """Return what ``to_json`` was given.
+    """Return the requests that ``to_json`` wrote.
 
     Raises:
-        DataError: it is something else.
+        DataError: the text is invalid.
     """
     try:
         return tuple(DataRequest(**request) for request in json.loads(text))
     except (ValueError, TypeError) as error:
-        raise DataError(f"data: {error}; is the software here another?") from None
+        raise DataError(
+            f"data: {error}; does this machine run another version of spottrain?"
+        ) from error
 
 
 def short_hash(*parts: Any) -> str:
-    """Return a name for what ``parts``, plain data, describe."""
+    """Return a short hash of plain data."""
     text = json.dumps(parts, sort_keys=True)
     return hashlib.sha256(text.encode()).hexdigest()[:24]

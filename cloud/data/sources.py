@@ -1,4 +1,4 @@
-"""Where data is fetched from: buckets by our storage, and web servers."""
+"""Sources of data: buckets (by our storage) and web servers."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from urllib.parse import unquote, urlsplit
 
 from spottrain.cloud.data.request import (
     WEB_SCHEMES,
-    DataAwayError,
     DataError,
+    DataMissingError,
     DataRequest,
-    NothingThereError,
+    DataUnavailableError,
     short_hash,
 )
 from spottrain.errors import SpottrainError
@@ -39,7 +39,7 @@ _CHUNK_BYTES = 1 << 20
 _GONE = frozenset({404, 410})
 _SIZE = re.compile(r"[0-9]{1,18}")
 _TRANSIENT = frozenset({408, 425, 429})
-"""What a web server says that may be otherwise a minute later."""
+"""HTTP statuses after which a retry may succeed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ class SourceFile:
     """One file of a dataset."""
 
     name: str
-    """Path in the dataset, with slashes."""
+    """Path within the dataset, with slashes."""
     num_bytes: int
     etag: str
-    """Changes with its content; may be empty."""
+    """Changes with the content; may be empty."""
 
 
 class DataSource(Protocol):
-    """One version of a dataset as it lies elsewhere."""
+    """One version of a dataset in remote storage."""
 
     @property
     def files(self) -> tuple[SourceFile, ...]:
@@ -62,49 +62,49 @@ class DataSource(Protocol):
 
     @property
     def is_folder(self) -> bool:
-        """Whether the job wants a folder, not the one file."""
+        """True for a folder, False for a single file."""
 
     def fetch(self, file: SourceFile, target: Path) -> None:
-        """Copy a file to ``target``, whole or not at all.
+        """Copy a file to ``target`` atomically.
 
         Raises:
-            DataError: it is gone, refused, or not what the job file says.
-            DataAwayError: it cannot be had now.
+            DataError: it is missing, forbidden, or differs from the job file.
+            DataUnavailableError: it is unavailable now.
         """
 
 
-def look(request: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
-    """Return what there is of a dataset now.
+def open_source(request: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
+    """Return the current version of a dataset.
 
     Args:
-        request: What is wanted.
-        patience_s: How long a bucket that does not answer is asked again.
+        request: The dataset.
+        patience_s: How long to retry if a bucket does not answer.
 
     Raises:
-        NothingThereError: nothing.
-        DataError: it is refused.
-        DataAwayError: it cannot be looked at now.
+        DataMissingError: it does not exist.
+        DataError: access is refused.
+        DataUnavailableError: it is unavailable now.
     """
-    with http_errors(request):
+    with translating_http_errors(request):
         if urlsplit(request.url).scheme in WEB_SCHEMES:
             return WebSource(request)
         return ObjectSource(request, patience_s)
 
 
 class ObjectSource:
-    """An object, or all below a prefix.
+    """An object, or all objects below a prefix.
 
     Args:
         request: Its URL ends with a slash if it is a prefix.
-        patience_s: See ``look``.
+        patience_s: See ``open_source``.
 
     Raises:
-        StorageError: it cannot be looked at.
-        DataError: there is nothing, or what is lacking here is not the bucket's.
+        StorageError: the bucket cannot be read.
+        DataError: nothing exists there, or this machine lacks what it takes.
     """
 
     def __init__(self, request: DataRequest, patience_s: float) -> None:
-        self._wish = request
+        self._request = request
         parts = urlsplit(request.url)
         self.is_folder = parts.path.endswith("/") or not parts.path
         above, _, name = parts.path.rpartition("/")
@@ -112,7 +112,7 @@ class ObjectSource:
         try:
             self._store = open_objects(parse_url(place), patience_s)
         except StorageError as error:
-            raise DataError(f"{request.what}: {error}") from None
+            raise DataError(f"{request.what}: {error}") from error
         if self.is_folder:
             found = self._store.versions()
         else:
@@ -120,58 +120,58 @@ class ObjectSource:
             found = [self._store.version(name)]
         self.files = tuple(files_of(request, found))
         if not self.files:
-            raise NothingThereError(f"{request.what}: nothing is there; check the URL")
+            raise DataMissingError(f"{request.what}: nothing found; check the URL")
         if self.is_folder and (request.unpack or request.sha256):
             raise DataError(
-                f"{request.what}: unpack and sha256 are for one object; name one"
+                f"{request.what}: unpack and sha256 need the URL of a single object"
             )
 
     def fetch(self, file: SourceFile, target: Path) -> None:
         """See ``DataSource``."""
-        with http_errors(self._wish):
+        with translating_http_errors(self._request):
             target.parent.mkdir(parents=True, exist_ok=True)
             self._store.fetch(file.name, target)
-            check_hash(self._wish, target)
+            check_hash(self._request, target)
 
 
 class WebSource:
     """A file on a web server.
 
     Args:
-        request: What is wanted.
+        request: The dataset.
 
     Raises:
-        DataError: the server does not say how large it is.
+        DataError: the server does not report the size.
         OSError: the server does not answer, or refuses.
     """
 
     is_folder = False
 
     def __init__(self, request: DataRequest) -> None:
-        self._wish = request
+        self._request = request
         with self._ask("HEAD") as answer:
             size = answer.headers.get("Content-Length")
             etag = answer.headers.get("ETag") or answer.headers.get("Last-Modified")
         if size is None or not _SIZE.fullmatch(size):
-            raise DataError(f"{request.what}: its server does not tell its size")
+            raise DataError(f"{request.what}: its server does not report its size")
         name = PurePosixPath(unquote(urlsplit(request.url).path)).name or "index"
         check_name(request, name)
         self.files: tuple[SourceFile, ...] = (SourceFile(name, int(size), etag or ""),)
 
     def fetch(self, file: SourceFile, target: Path) -> None:
-        """See ``DataSource``; goes on where an earlier try ended."""
+        """See ``DataSource``; resumes an interrupted download."""
         part = target.with_name(f"{target.name}.{short_hash(file.etag)}.part")
         part.touch()
         here_bytes = part.stat().st_size if file.etag else 0
-        with http_errors(self._wish):
+        with translating_http_errors(self._request):
             if here_bytes != file.num_bytes or not here_bytes:
                 self._go_on(part, here_bytes if here_bytes < file.num_bytes else 0)
             got_bytes = part.stat().st_size
             if got_bytes != file.num_bytes:
-                raise DataAwayError(
-                    f"{self._wish.what}: got {got_bytes} of {file.num_bytes} bytes"
+                raise DataUnavailableError(
+                    f"{self._request.what}: got {got_bytes} of {file.num_bytes} bytes"
                 )
-            check_hash(self._wish, part)
+            check_hash(self._request, part)
         part.replace(target)
 
     def _go_on(self, part: Path, here_bytes: int) -> None:
@@ -182,7 +182,7 @@ class WebSource:
 
     @contextlib.contextmanager
     def _ask(self, method: str, first: int = 0) -> Iterator[http.client.HTTPResponse]:
-        request = urllib.request.Request(self._wish.url, method=method)
+        request = urllib.request.Request(self._request.url, method=method)
         request.add_header("Accept-Encoding", "identity")
         if first:
             request.add_header("Range", f"bytes={first}-")
@@ -190,43 +190,45 @@ class WebSource:
             with urllib.request.urlopen(request, timeout=_ANSWER_S) as answer:
                 yield answer
         except urllib.error.HTTPError as error:
-            error.close()  # it is an answer too
+            error.close()  # it holds a connection
             raise
 
 
 def files_of(request: DataRequest, found: Sequence[Version]) -> Iterator[SourceFile]:
-    """Yield the files among objects: what only stands for a folder is none.
+    """Yield the files among objects, without folder placeholders.
 
     Raises:
-        DataError: a name would lead out of the dataset's folder, or is a folder too.
+        DataError: a name leaves the dataset's folder, or is also a folder.
     """
     folders = {str(path) for x in found for path in PurePosixPath(x.name).parents}
     for name, num_bytes, etag in found:
         check_name(request, name)
         if num_bytes and name in folders:
             raise DataError(
-                f"{request.what}: {name!r} is an object and, by the names of others, a "
-                "folder; rename it"
+                f"{request.what}: {name!r} is both an object and a folder of other "
+                "objects; rename it"
             )
         if num_bytes or not (name in folders or not name or name.endswith("/")):
             yield SourceFile(name, num_bytes, etag)
 
 
 def check_name(request: DataRequest, name: str) -> None:
-    """Check that a name is one of a file in the dataset's folder.
+    """Check that a name denotes a file in the dataset's folder.
 
     Raises:
-        DataError: no file can have it, or it leads elsewhere.
+        DataError: the name is invalid, or leaves the folder.
     """
     if PurePosixPath(name).is_absolute() or ".." in name.split("/") or "\0" in name:
-        raise DataError(f"{request.what}: an object has the name {name!r}; rename it")
+        raise DataError(
+            f"{request.what}: object name {name!r} is not allowed; rename it"
+        )
 
 
 def check_hash(request: DataRequest, path: Path) -> None:
-    """Check that a file is what the job file says, if it says so; else remove it.
+    """Check a file's sha256 if the job file gives one; remove the file if it differs.
 
     Raises:
-        DataError: it is not.
+        DataError: it differs.
     """
     if not request.sha256:
         return
@@ -234,39 +236,45 @@ def check_hash(request: DataRequest, path: Path) -> None:
         found = hashlib.file_digest(stream, "sha256").hexdigest()
     if found != request.sha256:
         path.unlink()
-        raise DataError(f"{request.what}: has sha256 {found}, not that of the job file")
+        raise DataError(
+            f"{request.what}: sha256 is {found}, which differs from the job file"
+        )
 
 
 @contextlib.contextmanager
-def http_errors(request: DataRequest) -> Iterator[None]:
-    """Raise what goes wrong on the way as our errors, one line that names the dataset.
+def translating_http_errors(request: DataRequest) -> Iterator[None]:
+    """Translate network and storage errors into one line that names the dataset.
 
     Raises:
-        DataError: a person must act.
-        DataAwayError: it may go right later.
+        DataError: the user must act.
+        DataUnavailableError: a retry may succeed.
     """
     try:
         yield
     except MissingError as error:
-        raise NothingThereError(f"{request.what}: {error}; check the URL") from None
+        raise DataMissingError(f"{request.what}: {error}; check the URL") from error
     except DeniedError as error:
-        raise DataError(f"{request.what}: {error}") from None
+        raise DataError(f"{request.what}: {error}") from error
     except StorageError as error:
         if isinstance(error.__cause__, OSError):
-            raise error.__cause__ from None  # of this machine: a full disk, for one
-        raise DataAwayError(f"{request.what}: {error}") from None
+            raise error.__cause__ from None  # its own error, e.g. a full disk
+        raise DataUnavailableError(f"{request.what}: {error}") from error
     except urllib.error.HTTPError as error:
         kind: type[SpottrainError] = DataError
         if error.code in _GONE:
-            kind = NothingThereError
+            kind = DataMissingError
         elif error.code >= 500 or error.code in _TRANSIENT:
-            kind = DataAwayError
+            kind = DataUnavailableError
         raise kind(
-            f"{request.what}: its server says {error.code} {error.reason}"
-        ) from None
+            f"{request.what}: its server answered {error.code} {error.reason}"
+        ) from error
     except urllib.error.URLError as error:
-        raise DataAwayError(f"{request.what}: no answer: {error.reason}") from None
+        raise DataUnavailableError(
+            f"{request.what}: no answer: {error.reason}"
+        ) from error
     except (http.client.InvalidURL, UnicodeError) as error:
-        raise DataError(f"{request.what}: is no URL: {error}; check it") from None
+        raise DataError(f"{request.what}: invalid URL: {error}; check it") from error
     except (http.client.HTTPException, TimeoutError, ConnectionError) as error:
-        raise DataAwayError(f"{request.what}: connection lost: {error!r}") from None
+        raise DataUnavailableError(
+            f"{request.what}: connection lost: {error!r}"
+        ) from error

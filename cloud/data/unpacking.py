@@ -1,4 +1,4 @@
-"""Unpacks archives: all that is in them as it was packed, or not at all."""
+"""Unpacks archives, completely or not at all."""
 
 from __future__ import annotations
 
@@ -21,41 +21,39 @@ _DAMAGED = (
     struct.error,
     EOFError,
     ValueError,
-    OverflowError,  # a time that no file can have
-    RuntimeError,  # a zip with a password, or packed in a way that Python does not know
+    OverflowError,  # a timestamp out of range
+    RuntimeError,  # a zip with a password, or an unsupported compression
 )
 
 
 class _Member(tarfile.TarInfo):
-    """A member of an archive that does not end early, as ``tarfile`` lets it."""
+    """A tar member that rejects truncated archives, which ``tarfile`` accepts."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
         try:
             return super().frombuf(buf, encoding, errors)
         except tarfile.HeaderError as error:
-            if buf.strip(b"\0"):  # not the zeros by which an archive ends
-                raise tarfile.ReadError(str(error)) from None
+            if buf.strip(b"\0"):  # not the zeros at the end of an archive
+                raise tarfile.ReadError(str(error)) from error
             raise
 
 
 def unpack(request: DataRequest, archive: Path, folder: Path) -> None:
-    """Unpack a tar or zip archive; nothing may land outside of ``folder``.
+    """Unpack a tar or zip archive; nothing is written outside ``folder``.
 
     Raises:
-        DataError: it is none, or damaged.
-        OSError: the disk does not take it.
+        DataError: it is no archive, or damaged.
+        OSError: it cannot be written to disk.
     """
     try:
         _unpack(request, archive, folder)
     except _DAMAGED as error:
-        raise _cannot(request, error) from None
+        raise _cannot(request, error) from error
     except OSError as error:
         if error.errno is not None:
             raise
-        raise _cannot(
-            request, error
-        ) from None  # gzip and bz2 say so that it is damaged
+        raise _cannot(request, error) from error  # gzip and bz2: it is damaged
 
 
 def _unpack(request: DataRequest, archive: Path, folder: Path) -> None:
@@ -63,7 +61,7 @@ def _unpack(request: DataRequest, archive: Path, folder: Path) -> None:
         with tarfile.open(archive, tarinfo=_Member) as tar:
             tar.extractall(folder, filter="data")
             assert tar.fileobj is not None
-            # The check sum of what was packed stands at its very end.
+            # Read to the end, where the checksum is.
             while tar.fileobj.read(_CHUNK_BYTES):
                 pass
     elif zipfile.is_zipfile(archive):
@@ -71,10 +69,10 @@ def _unpack(request: DataRequest, archive: Path, folder: Path) -> None:
             zipped.extractall(folder)
     else:
         raise DataError(
-            f"{request.what}: is no tar or zip archive, or a damaged one; leave unpack "
-            "out, or mend it"
+            f"{request.what}: is not a tar or zip archive, or is damaged; remove "
+            "unpack, or fix the archive"
         )
 
 
 def _cannot(request: DataRequest, error: Exception) -> DataError:
-    return DataError(f"{request.what}: cannot be unpacked: {error}; mend it")
+    return DataError(f"{request.what}: cannot be unpacked: {error}; fix the archive")

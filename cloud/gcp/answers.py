@@ -9,8 +9,8 @@ from typing import Any
 from spottrain.cloud.gcp import requests
 from spottrain.cloud.gcp.requests import CLOUD, TYPE
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.facts import CloudFacts
-from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.cloud.port.facts import CloudFacts, make_offer
+from spottrain.cloud.port.provider import Vm, VmState
 
 _STATES = {
     "PROVISIONING": VmState.STARTING,
@@ -34,55 +34,34 @@ def last_part(url: str) -> str:
     return url.rpartition("/")[2]
 
 
-def moment(text: str) -> float:
+def parse_time_s(text: str) -> float:
     """Return a moment that Google states, as seconds since the epoch."""
     return datetime.fromisoformat(text).timestamp()
 
 
-def offer_of(
-    facts: CloudFacts,
-    *,
-    zone: str,
-    instance_type: str,
-    spot: bool,
-    usd_per_hour: float,
-    observed_at_s: float,
-) -> Offer:
-    """Return an offer; without GPUs where nobody knows anything about the machine."""
-    machine = facts.find(CLOUD, instance_type)
-    return Offer(
-        cloud=CLOUD,
-        region=requests.region_of(zone),
-        zone=zone,
-        instance_type=instance_type,
-        spot=spot,
-        usd_per_hour=usd_per_hour,
-        observed_at_s=observed_at_s,
-        gpus=0 if machine is None else machine.gpus,
-        gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
-        family=family_of(instance_type),
-    )
-
-
 def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
     """Return an instance as the port knows it."""
-    told = _metadata(instance)
+    metadata = _metadata(instance)
     labels = instance.get("labels", {})
     zone, name = last_part(instance["zone"]), instance["name"]
-    launched_at_s = moment(instance["creation_timestamp"])
-    machine = last_part(instance.get("machine_type", ""))
+    launched_at_s = parse_time_s(instance["creation_timestamp"])
+    machine_type = last_part(instance.get("machine_type", ""))
+    instance_type = metadata.get(TYPE, machine_type)
     scheduling = instance.get("scheduling", {})
     return Vm(
         vm_id=requests.vm_id_of(zone, name),
-        job=told.get(tags.JOB, labels.get(tags.JOB, "")),
-        intent=told.get(tags.INTENT, labels.get(tags.INTENT, "")),
+        job=metadata.get(tags.JOB, labels.get(tags.JOB, "")),
+        intent=metadata.get(tags.INTENT, labels.get(tags.INTENT, "")),
         state=_STATES.get(instance.get("status", ""), VmState.STARTING),
-        offer=offer_of(
+        offer=make_offer(
             facts,
+            cloud=CLOUD,
+            region=requests.region_of(zone),
+            family=family_of(instance_type),
             zone=zone,
-            instance_type=told.get(TYPE, machine),
+            instance_type=instance_type,
             spot=scheduling.get("provisioning_model") == "SPOT",
-            usd_per_hour=float(told.get(tags.PRICE, "0")),
+            usd_per_hour=float(metadata.get(tags.PRICE, "0")),
             observed_at_s=launched_at_s,
         ),
         private_address=_interface(instance).get("network_i_p", ""),
@@ -119,8 +98,9 @@ def created(operation: Mapping[str, Any]) -> int:
         "per_location_status", {}
     ).values()
     return sum(
-        int(place.get("created_vm_count", 0)) - int(place.get("deleted_vm_count", 0))
-        for place in places
+        int(placement.get("created_vm_count", 0))
+        - int(placement.get("deleted_vm_count", 0))
+        for placement in places
     )
 
 

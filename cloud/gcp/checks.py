@@ -15,8 +15,8 @@ from spottrain.cloud.gcp.network import GcpNetwork
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import translating_errors
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.findings import run_check
-from spottrain.cloud.port.provider import Finding, Quota
+from spottrain.cloud.port.facts import check_offered
+from spottrain.cloud.port.provider import Finding, Quota, run_check
 
 _QUOTAS_URL = "https://console.cloud.google.com/iam-admin/quotas"
 
@@ -74,31 +74,18 @@ class GcpChecks:
         return self._settings.image
 
     def _region(self, region: str) -> str:
-        asked = {"project": self._settings.project, "region": region}
+        arguments = {"project": self._settings.project, "region": region}
         with translating_errors(f"asking for region {region}"):
-            self._clients.call("regions", "get", asked)
+            self._clients.call("regions", "get", arguments)
         return "can be used"
 
     def _types(self, region: str) -> str:
-        """Return how many types a region has, and which it lacks.
-
-        Raises:
-            CloudError: it has none that a job would rent.
-        """
-        there = {
+        offered = {
             name
             for zone, name in self._market.places()
             if requests.region_of(zone) == region
         }
-        wanted = self._settings.instance_types
-        missing = [name for name in wanted if name not in there]
-        if len(missing) == len(wanted):
-            raise CloudError(
-                f"{region} does not rent {', '.join(missing)}; take another region or "
-                "type"
-            )
-        told = f"{len(wanted) - len(missing)} types can be rented"
-        return f"{told}, but not {', '.join(missing)}" if missing else told
+        return check_offered(region, self._settings.instance_types, offered)
 
 
 def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:

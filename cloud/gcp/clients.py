@@ -10,10 +10,10 @@ from typing import Any
 
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import (
-    ALREADY_THERE,
+    ALREADY_EXISTS,
     EXTRA_MISSING,
     code_of,
-    may_pass,
+    is_transient,
     raise_failed,
     translating_errors,
 )
@@ -84,10 +84,10 @@ class GcpClients:
             CloudError: a scope did not answer: what is in it is not known.
         """
         for scope, item in self._ask(method, "aggregated_list", request):
-            told = _plain(item)
-            if told.get("warning", {}).get("code", "") == "UNREACHABLE":
+            content = _plain(item)
+            if content.get("warning", {}).get("code", "") == "UNREACHABLE":
                 raise CloudError(f"GCP: {scope} does not answer; will be asked again")
-            yield scope.rpartition("/")[2], told
+            yield scope.rpartition("/")[2], content
 
     def finish(self, operation: Message, within_s: float) -> Message:
         """Return an operation once it is done, failed or not; Google holds the line.
@@ -96,7 +96,7 @@ class GcpClients:
             CloudError: it takes longer.
         """
         kind, scope = _scope_of(operation)
-        asked = {"project": self._settings.project, **scope}
+        arguments = {"project": self._settings.project, **scope}
         until_s = time.monotonic() + within_s
         while operation["status"] != "DONE":
             left_s = until_s - time.monotonic()
@@ -105,7 +105,7 @@ class GcpClients:
                     f"GCP: {operation.get('operation_type')} takes longer than "
                     f"{within_s:g} s; will be asked about again"
                 )
-            named = asked | {"operation": operation["name"]}
+            named = arguments | {"operation": operation["name"]}
             operation = self.call(kind, "wait", named, answer_s=left_s)
         return operation
 
@@ -121,7 +121,7 @@ class GcpClients:
         try:
             operation = self.call(service, "insert_unary", request | once)
         except Conflict as error:
-            if code_of(error) != ALREADY_THERE:
+            if code_of(error) != ALREADY_EXISTS:
                 raise
             return False
         raise_failed(self.finish(operation, self._settings.launch_s))
@@ -163,7 +163,7 @@ class GcpClients:
         if not self._settings.patience_s:
             return None
         return Retry(
-            predicate=may_pass,
+            predicate=is_transient,
             initial=_FIRST_WAIT_S,
             maximum=_LONGEST_WAIT_S,
             timeout=self._settings.patience_s,
@@ -181,8 +181,8 @@ class GcpClients:
             from google.api_core.client_options import ClientOptions
             from google.cloud import compute_v1
             from requests.adapters import HTTPAdapter
-        except ImportError:
-            raise CloudError(EXTRA_MISSING) from None
+        except ImportError as error:
+            raise CloudError(EXTRA_MISSING) from error
         if self._credentials is None:
             self._credentials, _ = google.auth.default()
         made: Callable[..., Any] = getattr(compute_v1, _CLIENTS[service])

@@ -12,14 +12,14 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from typing import Any
 
 from spottrain.cloud.gcp import requests
-from spottrain.cloud.gcp.answers import last_part, moment
+from spottrain.cloud.gcp.answers import last_part, parse_time_s
 from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import translating_errors
-from spottrain.cloud.lag.ended import EndedVms, ended, gone
+from spottrain.cloud.lag.ended import EndedVms, as_terminated, terminated_stub
 from spottrain.cloud.port.provider import Vm
 
-CLOCKS_APART_S = 60.0
+CLOCK_TOLERANCE_S = 60.0
 """What two of Google's moments may be apart, though the one was before the other."""
 _ENDINGS = (
     "delete",
@@ -77,14 +77,17 @@ class GcpEndTimes:
         Raises:
             CloudError: Google cannot be asked.
         """
-        asked = self._asked | {"zone": zone, "order_by": "creationTimestamp desc"}
+        arguments = self._arguments | {
+            "zone": zone,
+            "order_by": "creationTimestamp desc",
+        }
         with translating_errors(f"asking when VMs in {zone} ended"):
-            told = self._clients.all("zone_operations", "list", asked)
-            ends = _ends(_until(told, since_s - CLOCKS_APART_S))
+            operations = self._clients.all("zone_operations", "list", arguments)
+            ends = _ends(_until(operations, since_s - CLOCK_TOLERANCE_S))
         return {name: at_s for name, at_s in ends.items() if name in names}
 
     @property
-    def _asked(self) -> dict[str, Any]:
+    def _arguments(self) -> dict[str, Any]:
         return {
             "project": self._settings.project,
             "filter": requests.any_of("operationType", _ENDINGS),
@@ -94,9 +97,9 @@ class GcpEndTimes:
         """Return the VMs of a job that ended before this process looked."""
         prefix = requests.vm_prefix(job)
         with translating_errors("asking when VMs ended"):
-            zones = list(self._clients.scopes("global_operations", self._asked))
+            zones = list(self._clients.scopes("global_operations", self._arguments))
         return [
-            gone(
+            terminated_stub(
                 requests.CLOUD,
                 requests.region_of(zone),
                 zone,
@@ -104,8 +107,8 @@ class GcpEndTimes:
                 job,
                 at_s,
             )
-            for zone, told in zones
-            for name, at_s in _ends(told.get("operations", ())).items()
+            for zone, operations in zones
+            for name, at_s in _ends(operations.get("operations", ())).items()
             if name.startswith(prefix)
         ]
 
@@ -116,7 +119,7 @@ class GcpEndTimes:
             zone, name = requests.split_vm_id(vm.vm_id)
             by_zone.setdefault(zone, {})[name] = vm
         return [
-            ended(vms[name], at_s)
+            as_terminated(vms[name], at_s)
             for zone, vms in by_zone.items()
             for name, at_s in self.find(zone, vms, _first(vms.values())).items()
         ]
@@ -131,7 +134,7 @@ def _until(
 ) -> Iterator[Mapping[str, Any]]:
     """Yield operations, newest first, until they are too old."""
     for operation in operations:
-        if moment(operation["insert_time"]) < since_s:
+        if parse_time_s(operation["insert_time"]) < since_s:
             return
         yield operation
 
@@ -142,6 +145,6 @@ def _ends(operations: Iterable[Mapping[str, Any]]) -> dict[str, float]:
     for operation in operations:
         name = last_part(operation.get("target_link", ""))
         if operation["status"] == "DONE" and not operation.get("error"):
-            at_s = moment(operation["end_time"])
+            at_s = parse_time_s(operation["end_time"])
             ends[name] = min(at_s, ends.get(name, at_s))
     return ends

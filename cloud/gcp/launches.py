@@ -16,14 +16,13 @@ from spottrain.cloud.gcp.ends import GcpEndTimes
 from spottrain.cloud.gcp.requests import GcpPlacement
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import raise_failed
-from spottrain.cloud.lag.ended import taken_at_once
+from spottrain.cloud.lag.ended import terminated_from_launch
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import CloudFacts
-from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm, VmState
+from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm
 
-_ALIVE = (VmState.STARTING, VmState.RUNNING)
-_TRIES_AT_ONCE = 8
+_ATTEMPTS_PER_LISTING = 8
 """Tries of one launch whose operations are looked for together."""
 
 
@@ -49,7 +48,7 @@ class GcpLaunches:
         self._facts = facts
         self._ends = ends
 
-    def launch(self, request: LaunchRequest, place: GcpPlacement) -> LaunchResult:
+    def launch(self, request: LaunchRequest, placement: GcpPlacement) -> LaunchResult:
         """Return the VMs of a launch, made now or before.
 
         Raises:
@@ -59,19 +58,23 @@ class GcpLaunches:
         until_s = time.monotonic() + self._settings.launch_s
         begun: dict[str, Message] = {}
         for attempt in itertools.count():
-            if attempt % _TRIES_AT_ONCE == 0:
+            if attempt % _ATTEMPTS_PER_LISTING == 0:
                 begun = self._begun(request, attempt)
             operation = begun.get(requests.request_id(request.token, attempt))
             before = operation is not None
             if operation is None:
-                asked = requests.bulk_insert(request, place, self._settings, attempt)
-                operation = self._clients.call("instances", "bulk_insert_unary", asked)
+                arguments = requests.bulk_insert(
+                    request, placement, self._settings, attempt
+                )
+                operation = self._clients.call(
+                    "instances", "bulk_insert_unary", arguments
+                )
             left_s = max(0.0, until_s - time.monotonic())
             operation = self._clients.finish(operation, left_s)
             failed = bool(operation.get("error"))
             nothing = failed and not answers.created(operation)
             vms = () if nothing else self._made(request, operation)
-            if not failed or any(vm.state in _ALIVE for vm in vms):
+            if not failed or any(vm.state.is_alive for vm in vms):
                 return _result(request, vms)
             if not before:
                 raise_failed(operation)
@@ -84,14 +87,14 @@ class GcpLaunches:
             request: The launch.
             first: The first of the tries; some more follow.
         """
-        tries = range(first, first + _TRIES_AT_ONCE)
+        tries = range(first, first + _ATTEMPTS_PER_LISTING)
         ids = [requests.request_id(request.token, each) for each in tries]
-        asked = {
+        arguments = {
             "project": self._settings.project,
             "zone": request.offer.zone,
             "filter": requests.any_of("clientOperationId", ids),
         }
-        found = self._clients.all("zone_operations", "list", asked)
+        found = self._clients.all("zone_operations", "list", arguments)
         return {each.get("client_operation_id", ""): each for each in found}
 
     def _made(self, request: LaunchRequest, operation: Message) -> tuple[Vm, ...]:
@@ -104,12 +107,12 @@ class GcpLaunches:
         due = answers.created(operation)
         if not operation.get("error"):
             due = max(due, 1)  # it was asked for one at least
-        asked = {
+        arguments = {
             "project": self._settings.project,
             "zone": zone,
             "filter": requests.labelled(tags.INTENT, request.intent),
         }
-        listed = self._clients.all("instances", "list", asked)
+        listed = self._clients.all("instances", "list", arguments)
         named = {each["name"]: answers.vm_of(each, self._facts) for each in listed}
         names = requests.vm_names(request)
         found = {name: named[name] for name in names if name in named}
@@ -118,10 +121,10 @@ class GcpLaunches:
                 if name not in found and (vm := self._find(zone, name)) is not None:
                     found[name] = vm
         if len(found) < due:
-            began_s = answers.moment(operation["insert_time"])
+            began_s = answers.parse_time_s(operation["insert_time"])
             for name, at_s in self._ends.find(zone, names, began_s).items():
                 vm_id = requests.vm_id_of(zone, name)
-                past = taken_at_once(request, vm_id, began_s, at_s)
+                past = terminated_from_launch(request, vm_id, began_s, at_s)
                 found.setdefault(name, past)
         if len(found) < due:
             raise CloudError(
@@ -131,8 +134,8 @@ class GcpLaunches:
         return tuple(found.values())
 
     def _find(self, zone: str, name: str) -> Vm | None:
-        asked = {"project": self._settings.project, "zone": zone, "instance": name}
-        instance = self._clients.find("instances", "get", asked)
+        arguments = {"project": self._settings.project, "zone": zone, "instance": name}
+        instance = self._clients.find("instances", "get", arguments)
         return None if instance is None else answers.vm_of(instance, self._facts)
 
 

@@ -12,7 +12,7 @@ from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.requests import GcpInstanceKind
 from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
 from spottrain.cloud.gcp.translate import translating_errors
-from spottrain.cloud.port.facts import CloudFacts
+from spottrain.cloud.port.facts import CloudFacts, make_offer
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 PLACES_KEEP_S = 3600.0
@@ -48,17 +48,25 @@ class GcpMarket:
         """Return what our zones have and has a price, spot before on demand."""
         now_s = time.time()
         return tuple(
-            answers.offer_of(
-                self._facts,
-                zone=zone,
-                instance_type=instance_type,
-                spot=spot,
-                usd_per_hour=usd,
-                observed_at_s=now_s,
-            )
+            self._offer(zone, instance_type, spot, usd, now_s)
             for zone, instance_type in self.places()
             for spot in (True, False)
             if (usd := self._price(zone, instance_type, spot)) is not None
+        )
+
+    def _offer(
+        self, zone: str, instance_type: str, spot: bool, usd: float, at_s: float
+    ) -> Offer:
+        return make_offer(
+            self._facts,
+            cloud=requests.CLOUD,
+            region=requests.region_of(zone),
+            zone=zone,
+            instance_type=instance_type,
+            spot=spot,
+            usd_per_hour=usd,
+            observed_at_s=at_s,
+            family=answers.family_of(instance_type),
         )
 
     def places(self) -> list[tuple[str, str]]:
@@ -87,14 +95,14 @@ class GcpMarket:
 
     def _zones(self, service: str, names: set[str]) -> set[tuple[str, str]]:
         """Return each (zone, name) that there is."""
-        asked = {
+        arguments = {
             "project": self._settings.project,
             "filter": requests.any_of("name", names),
         }
         return {
             (zone, item["name"])
-            for zone, told in self._clients.scopes(service, asked)
-            for item in told.get(service, ())
+            for zone, content in self._clients.scopes(service, arguments)
+            for item in content.get(service, ())
         }
 
     def _is_ours(self, zone: str) -> bool:
@@ -121,8 +129,8 @@ class GcpMarket:
         self, zone: str, kind: GcpInstanceKind, count: int
     ) -> Iterator[PlacementScore]:
         region = requests.region_of(zone)
-        asked = requests.advice(self._settings, kind, count, zone)
-        answer = self._clients.call("advice", "capacity", asked)
+        arguments = requests.advice(self._settings, kind, count, zone)
+        answer = self._clients.call("advice", "capacity", arguments)
         for advised in answer.get("recommendations", ())[:1]:
             score = float(advised.get("scores", {}).get("obtainability", 0.0))
             yield PlacementScore(region=region, zone=zone, score=score)
@@ -146,14 +154,7 @@ class GcpMarket:
                 if ended_s is not None and ended_s <= since_s:
                     continue
                 found += [
-                    answers.offer_of(
-                        self._facts,
-                        zone=zone,
-                        instance_type=instance_type,
-                        spot=True,
-                        usd_per_hour=usd,
-                        observed_at_s=began_s,
-                    )
+                    self._offer(zone, instance_type, True, usd, began_s)
                     for zone in zones
                 ]
         return found
@@ -163,15 +164,15 @@ class GcpMarket:
     ) -> list[tuple[float, float | None, float]]:
         """Return (began, ended, USD per hour) of each price, oldest first."""
         kind = requests.kind_of(instance_type)
-        asked = requests.history(self._settings, region, kind)
-        answer = self._clients.call("advice", "capacity_history", asked)
+        arguments = requests.history(self._settings, region, kind)
+        answer = self._clients.call("advice", "capacity_history", arguments)
         records = []
         for record in answer.get("price_history", ()):
             price, interval = record["list_price"], record["interval"]
             usd = int(price.get("units", 0)) + price.get("nanos", 0) / 1e9
             end = interval.get("end_time")
-            began_s = answers.moment(interval["start_time"])
-            records.append((began_s, answers.moment(end) if end else None, usd))
+            began_s = answers.parse_time_s(interval["start_time"])
+            records.append((began_s, answers.parse_time_s(end) if end else None, usd))
         return sorted(records, key=lambda record: record[0])
 
     def quotas(self) -> list[Quota]:
@@ -181,20 +182,22 @@ class GcpMarket:
         found = []
         with translating_errors("asking for quotas"):
             for region in self._settings.regions:
-                asked = {"project": self._settings.project, "region": region}
-                told = self._clients.call("regions", "get", asked)
-                found += list(_quotas(region, told, families))
+                arguments = {"project": self._settings.project, "region": region}
+                content = self._clients.call("regions", "get", arguments)
+                found += list(_quotas(region, content, families))
             mine = {"project": self._settings.project}
-            told = self._clients.call("projects", "get", mine)
-            found += list(_quotas("", told, {answers.ALL_REGIONS}))
+            content = self._clients.call("projects", "get", mine)
+            found += list(_quotas("", content, {answers.ALL_REGIONS}))
         return found
 
 
 _SPOT = "PREEMPTIBLE_"
 
 
-def _quotas(region: str, told: dict[str, Any], families: set[str]) -> Iterator[Quota]:
-    for quota in told.get("quotas", ()):
+def _quotas(
+    region: str, content: dict[str, Any], families: set[str]
+) -> Iterator[Quota]:
+    for quota in content.get("quotas", ()):
         metric = quota["metric"]
         if metric.removeprefix(_SPOT) in families:
             yield Quota(

@@ -16,7 +16,7 @@ from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.requests import GcpPlacement
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.errors import MisconfiguredError
 
 _OWN_NETWORKS = ipaddress.ip_network("10.64.0.0/10")
 _SUBNET_BITS = 20
@@ -34,10 +34,10 @@ class GcpNetwork:
         self._clients = clients
         self._settings = settings
         self._lock = threading.Lock()
-        self._places: dict[tuple[str, str], GcpPlacement] = {}
+        self._placements: dict[tuple[str, str], GcpPlacement] = {}
         self._image_there = False
 
-    def place(self, job: str, region: str) -> GcpPlacement:
+    def placement(self, job: str, region: str) -> GcpPlacement:
         """Return where VMs of a job are made in a region; made if it is not there yet.
 
         Raises:
@@ -48,19 +48,21 @@ class GcpNetwork:
                 self.check_image()
                 self._image_there = True
             key = job, region
-            if key not in self._places:
-                self._places[key] = self._make_place(job, region)
-            return self._places[key]
+            if key not in self._placements:
+                self._placements[key] = self._make_placement(job, region)
+            return self._placements[key]
 
     def knows(self, job: str, region: str) -> bool:
         """Return whether it has been seen to that a job has a place in a region."""
         with self._lock:
-            return (job, region) in self._places
+            return (job, region) in self._placements
 
     def forget(self, job: str) -> None:
         """Look anew before the next launch: something may have been removed."""
         with self._lock:
-            self._places = {k: v for k, v in self._places.items() if k[0] != job}
+            self._placements = {
+                k: v for k, v in self._placements.items() if k[0] != job
+            }
 
     def release(self, job: str) -> None:
         """Remove what the VMs of a job shared; its VMs must be gone."""
@@ -70,8 +72,8 @@ class GcpNetwork:
             for rule in self._named("firewalls", f"{name}-inside", f"{name}-ssh"):
                 self._clients.delete("firewalls", mine | {"firewall": rule["name"]})
             for region in self._subnets_in(name):
-                asked = mine | {"region": region, "subnetwork": name}
-                self._clients.delete("subnetworks", asked)
+                arguments = mine | {"region": region, "subnetwork": name}
+                self._clients.delete("subnetworks", arguments)
             for network in self._named("networks", name):
                 self._clients.delete("networks", mine | {"network": network["name"]})
 
@@ -99,17 +101,17 @@ class GcpNetwork:
     def _image(self, parts: list[str]) -> dict[str, Any] | None:
         match parts:
             case ["projects", project, "global", "images", "family", family]:
-                asked = {"project": project, "family": family}
-                return self._clients.find("images", "get_from_family", asked)
+                arguments = {"project": project, "family": family}
+                return self._clients.find("images", "get_from_family", arguments)
             case ["projects", project, "global", "images", name]:
-                asked = {"project": project, "image": name}
-                return self._clients.find("images", "get", asked)
+                arguments = {"project": project, "image": name}
+                return self._clients.find("images", "get", arguments)
             case _:
                 return None
 
     # --- the network ------------------------------------------------------------------
 
-    def _make_place(self, job: str, region: str) -> GcpPlacement:
+    def _make_placement(self, job: str, region: str) -> GcpPlacement:
         settings, name = self._settings, requests.shared_name(job)
         if settings.network:
             self._check_there("networks", {"network": settings.network})
@@ -120,8 +122,8 @@ class GcpNetwork:
                 )
         else:
             subnet = name
-            asked = requests.own_network(settings, job)
-            self._ensure("networks", {"network": name}, asked)
+            arguments = requests.own_network(settings, job)
+            self._ensure("networks", {"network": name}, arguments)
             self._own_subnet(job, region)
         network = requests.network_url(settings.project, settings.network or name)
         if not settings.network_tags:
@@ -135,43 +137,43 @@ class GcpNetwork:
     def _own_subnet(self, job: str, region: str) -> None:
         name = requests.shared_name(job)
         cidr = _free(self._subnets_in(name).values())
-        asked = requests.own_subnet(self._settings, job, region, cidr)
+        arguments = requests.own_subnet(self._settings, job, region, cidr)
         where = {"region": region, "subnetwork": name}
-        self._ensure("subnetworks", where, asked)
+        self._ensure("subnetworks", where, arguments)
 
     def _subnets_in(self, name: str) -> dict[str, str]:
         """Return the addresses of the subnets of one name, by region."""
-        asked = {
+        arguments = {
             "project": self._settings.project,
             "filter": requests.any_of("name", [name]),
         }
         return {
             region: subnet["ip_cidr_range"]
-            for region, told in self._clients.scopes("subnetworks", asked)
-            for subnet in told.get("subnetworks", ())
+            for region, content in self._clients.scopes("subnetworks", arguments)
+            for subnet in content.get("subnetworks", ())
         }
 
     def _named(self, service: str, *names: str) -> Iterator[dict[str, Any]]:
-        asked = {
+        arguments = {
             "project": self._settings.project,
             "filter": requests.any_of("name", names),
         }
-        return self._clients.all(service, "list", asked)
+        return self._clients.all(service, "list", arguments)
 
     # --- finding, making, removing ----------------------------------------------------
 
-    def _check_there(self, service: str, asked: dict[str, Any]) -> None:
+    def _check_there(self, service: str, arguments: dict[str, Any]) -> None:
         mine = {"project": self._settings.project}
-        if self._clients.find(service, "get", mine | asked) is None:
-            *where, (_, name) = asked.items()
-            place = "".join(f" in {value}" for _, value in where)
+        if self._clients.find(service, "get", mine | arguments) is None:
+            *where, (_, name) = arguments.items()
+            placement = "".join(f" in {value}" for _, value in where)
             raise MisconfiguredError(
-                f"GCP: {service}{place}: got {name}, which does not exist in project "
+                f"GCP: {service}{placement}: got {name}, which does not exist in project "
                 f"{self._settings.project}; correct the job file"
             )
 
     def _ensure(
-        self, service: str, where: dict[str, Any], asked: dict[str, Any]
+        self, service: str, where: dict[str, Any], arguments: dict[str, Any]
     ) -> dict[str, Any] | None:
         """Make something unless it is there; another manager may be about to.
 
@@ -180,7 +182,7 @@ class GcpNetwork:
         """
         mine = {"project": self._settings.project}
         there = self._clients.find(service, "get", mine | where)
-        if there is not None or not self._clients.insert(service, asked):
+        if there is not None or not self._clients.insert(service, arguments):
             self._await_making(**where)
         return there
 
@@ -200,13 +202,13 @@ class GcpNetwork:
     def _await_making(self, region: str = "", **named: str) -> None:
         """Wait for what another manager has begun to make."""
         (name,) = named.values()
-        asked = {
+        arguments = {
             "project": self._settings.project,
             "filter": requests.any_of("status", ("PENDING", "RUNNING")),
         }
-        asked |= {"region": region} if region else {}
+        arguments |= {"region": region} if region else {}
         service = "region_operations" if region else "global_operations"
-        for operation in list(self._clients.all(service, "list", asked)):
+        for operation in list(self._clients.all(service, "list", arguments)):
             if answers.last_part(operation.get("target_link", "")) == name:
                 self._clients.finish(operation, self._settings.launch_s)
 
@@ -216,16 +218,3 @@ def _free(taken: Iterable[str]) -> str:
     used = set(taken)
     subnets = _OWN_NETWORKS.subnets(new_prefix=_SUBNET_BITS)
     return next(str(subnet) for subnet in subnets if str(subnet) not in used)
-
-
-def refuse_if_used(job: str, live: list[str]) -> None:
-    """Refuse to remove what VMs still use.
-
-    Raises:
-        CloudError: some are left.
-    """
-    if live:
-        raise CloudError(
-            f"GCP: job {job} still has VMs: {', '.join(sorted(live))}; terminate them "
-            "first"
-        )

@@ -12,7 +12,7 @@ from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.ends import GcpEndTimes
 from spottrain.cloud.gcp.launches import GcpLaunches
 from spottrain.cloud.gcp.market import GcpMarket
-from spottrain.cloud.gcp.network import GcpNetwork, refuse_if_used
+from spottrain.cloud.gcp.network import GcpNetwork
 from spottrain.cloud.gcp.requests import CLOUD
 from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
 from spottrain.cloud.gcp.translate import translating_errors
@@ -20,7 +20,7 @@ from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import run_parallel
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.port.facts import CloudFacts, check_types
+from spottrain.cloud.port.facts import CloudFacts, check_types, refuse_if_used
 from spottrain.cloud.port.provider import (
     Finding,
     LaunchRequest,
@@ -32,8 +32,6 @@ from spottrain.cloud.port.provider import (
     Vm,
     VmState,
 )
-
-_ALIVE = (VmState.STARTING, VmState.RUNNING)
 
 
 class GcpProvider:
@@ -91,13 +89,13 @@ class GcpProvider:
         known = self._network.knows(request.job, offer.region)
         try:
             with translating_errors(f"launching {count} in {offer.zone}"):
-                place = self._network.place(request.job, offer.region)
-                result = self._launches.launch(request, place)
+                placement = self._network.placement(request.job, offer.region)
+                result = self._launches.launch(request, placement)
         except CloudError as error:
             if type(error) in (CloudError, MisconfiguredError):
                 self._network.forget(request.job)  # somebody may have removed it
                 if known:
-                    raise CloudError(f"{error}; will be tried again") from None
+                    raise CloudError(f"{error}; will be tried again") from error
             raise
         self._recent.launched(result.vms)
         self._ends.note(result.vms)
@@ -112,7 +110,7 @@ class GcpProvider:
         """
         mine = requests.labelled(tags.JOB, job)
         listed = [vm for vm in self._vms(mine) if vm.job == job]
-        return self._recent.amend(job, self._ends.add(job, listed))
+        return self._recent.reconcile(job, self._ends.add(job, listed))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Ask for the end of VMs; unknown and gone ones are no error.
@@ -140,7 +138,7 @@ class GcpProvider:
             CloudError: VMs of the job still run.
         """
         vms = self.list_vms(job)
-        refuse_if_used(job, [vm.vm_id for vm in vms if vm.state in _ALIVE])
+        refuse_if_used("GCP", job, vms)
         with translating_errors(f"removing what job {job} used"):
             for vm in vms:
                 if vm.state is VmState.STOPPING:
@@ -186,9 +184,11 @@ class GcpProvider:
             VmNotFoundError: the VM is gone.
         """
         zone, instance = self._instance(vm_id)
-        asked = self._named(zone, instance["name"])
+        arguments = self._named(zone, instance["name"])
         with translating_errors(f"interrupting {vm_id}"):
-            self._clients.call("instances", "simulate_maintenance_event_unary", asked)
+            self._clients.call(
+                "instances", "simulate_maintenance_event_unary", arguments
+            )
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
         """Return how to enter a VM, None until its guest agent has told its host keys.
@@ -200,9 +200,9 @@ class GcpProvider:
         address = answers.public_address(instance)
         if self._settings.inside or not self._settings.public_addresses:
             address = answers.vm_of(instance, self._facts).private_address
-        asked = self._named(zone, instance["name"]) | {"query_path": "hostkeys/"}
+        arguments = self._named(zone, instance["name"]) | {"query_path": "hostkeys/"}
         with translating_errors(f"asking for the host keys of {vm_id}"):
-            told = self._clients.find("instances", "get_guest_attributes", asked)
+            told = self._clients.find("instances", "get_guest_attributes", arguments)
         keys, settings = answers.host_keys(told or {}), self._settings
         if not address or not keys:
             return None
@@ -216,11 +216,11 @@ class GcpProvider:
         return {"project": self._settings.project, "zone": zone, "instance": name}
 
     def _vms(self, which: str) -> list[Vm]:
-        asked = {"project": self._settings.project, "filter": which}
+        arguments = {"project": self._settings.project, "filter": which}
         with translating_errors("listing VMs"):
             return [
                 answers.vm_of(instance, self._facts)
-                for _, told in self._clients.scopes("instances", asked)
+                for _, told in self._clients.scopes("instances", arguments)
                 for instance in told.get("instances", ())
             ]
 
@@ -229,9 +229,9 @@ class GcpProvider:
         zone, name = requests.split_vm_id(vm_id)
         if zone:
             with translating_errors(f"looking for {vm_id}"):
-                asked = self._named(zone, name)
-                instance = self._clients.call("instances", "get", asked)
-            if answers.vm_of(instance, self._facts).state in _ALIVE:
+                arguments = self._named(zone, name)
+                instance = self._clients.call("instances", "get", arguments)
+            if answers.vm_of(instance, self._facts).state.is_alive:
                 return zone, instance
         raise VmNotFoundError(f"GCP: VM {vm_id} is gone or was never there")
 

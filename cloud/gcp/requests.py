@@ -123,7 +123,7 @@ def _digest(text: str, characters: int) -> str:
 
 
 def bulk_insert(
-    request: LaunchRequest, place: GcpPlacement, settings: GcpSettings, attempt: int
+    request: LaunchRequest, placement: GcpPlacement, settings: GcpSettings, attempt: int
 ) -> dict[str, Any]:
     """Return BulkInsertInstanceRequest: as many machines as there are in the zone, at
     most ``request.count``.
@@ -136,36 +136,36 @@ def bulk_insert(
             "count": request.count,
             "min_count": 1,
             "per_instance_properties": {name: {} for name in vm_names(request)},
-            "instance_properties": _properties(request, place, settings),
+            "instance_properties": _properties(request, placement, settings),
         },
     }
 
 
 def _properties(
-    request: LaunchRequest, place: GcpPlacement, settings: GcpSettings
+    request: LaunchRequest, placement: GcpPlacement, settings: GcpSettings
 ) -> dict[str, Any]:
     kind = kind_of(request.offer.instance_type)
-    asked: dict[str, Any] = {
+    arguments: dict[str, Any] = {
         "machine_type": kind.machine_type,
         "scheduling": _scheduling(request, settings),
-        "network_interfaces": [_interface(place, settings)],
+        "network_interfaces": [_interface(placement, settings)],
         "disks": [_boot_disk(request, kind, settings)],
         "labels": _labels(request),
         "metadata": {"items": _metadata(request, settings)},
-        "tags": {"items": list(place.network_tags)},
+        "tags": {"items": list(placement.network_tags)},
     }
     if kind.accelerators:
-        asked["guest_accelerators"] = [
+        arguments["guest_accelerators"] = [
             {
                 "accelerator_type": kind.accelerator,
                 "accelerator_count": kind.accelerators,
             }
         ]
     if settings.service_account:
-        asked["service_accounts"] = [
+        arguments["service_accounts"] = [
             {"email": settings.service_account, "scopes": [_SCOPE]}
         ]
-    return asked
+    return arguments
 
 
 def _scheduling(request: LaunchRequest, settings: GcpSettings) -> dict[str, Any]:
@@ -182,13 +182,15 @@ def _scheduling(request: LaunchRequest, settings: GcpSettings) -> dict[str, Any]
     }
 
 
-def _interface(place: GcpPlacement, settings: GcpSettings) -> dict[str, Any]:
-    asked: dict[str, Any] = {"network": place.network, "nic_type": "GVNIC"}
-    if place.subnetwork:
-        asked["subnetwork"] = place.subnetwork
+def _interface(placement: GcpPlacement, settings: GcpSettings) -> dict[str, Any]:
+    arguments: dict[str, Any] = {"network": placement.network, "nic_type": "GVNIC"}
+    if placement.subnetwork:
+        arguments["subnetwork"] = placement.subnetwork
     if settings.public_addresses:
-        asked["access_configs"] = [{"name": "External NAT", "type_": "ONE_TO_ONE_NAT"}]
-    return asked
+        arguments["access_configs"] = [
+            {"name": "External NAT", "type_": "ONE_TO_ONE_NAT"}
+        ]
+    return arguments
 
 
 def _boot_disk(

@@ -20,10 +20,10 @@ EXTRA_MISSING = (
     "google-cloud-compute is not installed; run pip install 'spottrain[gcp]'"
 )
 _RETRY_AFTER_S = 5.0
-_LONGEST = 300
+_MAX_MESSAGE_CHARS = 300
 """Characters of Google's own words in a message."""
 _NOT_FOUND = 404
-ALREADY_THERE = "alreadyExists"
+ALREADY_EXISTS = "alreadyExists"
 
 _CODES: dict[str, type[CloudError]] = {
     "ZONE_RESOURCE_POOL_EXHAUSTED": NoCapacityError,
@@ -97,7 +97,7 @@ def _first(error: Exception) -> Mapping[str, Any]:
     return errors[0] if isinstance(errors[0], Mapping) else {}
 
 
-def may_pass(error: Exception) -> bool:
+def is_transient(error: Exception) -> bool:
     """Return whether the same call may go well in a moment."""
     import requests
     from google.api_core import exceptions as google
@@ -152,9 +152,9 @@ def raise_failed(operation: Mapping[str, Any]) -> None:
     if not errors:
         return
     error = min(errors, key=_vagueness)
-    code, told = error.get("code", ""), error.get("message", "")
+    code, message = error.get("code", ""), error.get("message", "")
     doing = str(operation.get("operation_type", "an operation"))
-    raise _made(_CODES.get(code, CloudError), code, told, doing)
+    raise _made(_CODES.get(code, CloudError), code, message, doing)
 
 
 def _vagueness(error: Mapping[str, Any]) -> int:
@@ -164,22 +164,22 @@ def _vagueness(error: Mapping[str, Any]) -> int:
 
 def _refused(error: Any, doing: str) -> CloudError:
     code, status = code_of(error), int(error.code or 0)
-    told = str(_first(error).get("message", error.message))
+    message = str(_first(error).get("message", error.message))
     kind = _CODES.get(code)
     if kind is None and status == _NOT_FOUND:
-        kind = VmNotFoundError if "/instances/" in told else MisconfiguredError
+        kind = VmNotFoundError if "/instances/" in message else MisconfiguredError
     if kind is None:
         kind = CloudError if code in _UNSETTLED else _STATUSES.get(status, CloudError)
     headers = getattr(error.response, "headers", None) or {}
     after = headers.get("Retry-After", "")
     retry_after_s = float(after) if after.isdigit() else _RETRY_AFTER_S
-    return _made(kind, code or str(status), told, doing, retry_after_s)
+    return _made(kind, code or str(status), message, doing, retry_after_s)
 
 
 def _made(
     kind: type[CloudError],
     code: str,
-    told: str,
+    message: str,
     doing: str,
     retry_after_s: float = _RETRY_AFTER_S,
 ) -> CloudError:
@@ -188,12 +188,12 @@ def _made(
             f"GCP, {doing}: {code}: slow down for {retry_after_s:g} s", retry_after_s
         )
     advice = _ADVICE.get(kind)
-    text = f"GCP, {doing}: {code}: {_one_line(told)}"
+    text = f"GCP, {doing}: {code}: {_one_line(message)}"
     return kind(text + (f"; {advice}" if advice else ""))
 
 
 def _one_line(text: str) -> str:
-    return " ".join(text.split())[:_LONGEST]
+    return " ".join(text.split())[:_MAX_MESSAGE_CHARS]
 
 
 @contextmanager
@@ -207,9 +207,9 @@ def translating_errors(doing: str) -> Iterator[None]:
         from google.api_core.exceptions import GoogleAPIError
         from google.auth.exceptions import GoogleAuthError
         from requests.exceptions import RequestException
-    except ImportError:
-        raise CloudError(EXTRA_MISSING) from None
+    except ImportError as error:
+        raise CloudError(EXTRA_MISSING) from error
     try:
         yield
     except (GoogleAPIError, GoogleAuthError, RequestException) as error:
-        raise translate(error, doing) from None
+        raise translate(error, doing) from error

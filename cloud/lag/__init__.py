@@ -1,1 +1,1 @@
-"""Bridges what clouds list late: VMs just launched, VMs just ended."""
+"""Compensates for lists that lag behind: VMs just launched, VMs just ended."""

@@ -1,7 +1,7 @@
-"""Remembers VMs that a cloud lists no more, for clouds that tell elsewhere when they ended.
+"""Remembers ended VMs for clouds that stop listing them at once.
 
-Such a cloud drops a VM from its lists at once when it is gone. Whoever saw it before asks
-what the cloud keeps of the past, and goes on listing it for a while.
+Such a cloud reports end times elsewhere, in a log of operations. VMs that were listed before
+and are missing now are looked up there, and listed as ended for a while.
 """
 
 from __future__ import annotations
@@ -13,19 +13,18 @@ from dataclasses import replace
 from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
 
 KEEP_S = 3600.0
-"""How long an ended VM is listed, and how long one that is missing is asked about."""
-Noted = dict[str, tuple[float, Vm]]
+"""How long an ended VM is listed, and how long a missing one is looked up."""
+TimedVms = dict[str, tuple[float, Vm]]
 
 
 class EndedVms:
-    """VMs that were listed, and those of them that have ended.
+    """VMs that were listed, and those that have ended since.
 
     Args:
-        recall: Returns the VMs of a job that ended before this process looked, None if
-            that cannot be told now.
-        look_up: Returns, of a job's VMs that are missing from a list, those that have
-            ended.
-        clock: Seconds, never going back.
+        recall: Returns the VMs of a job that ended before this process started, None if
+            they are unknown now.
+        look_up: Returns those of a job's missing VMs that have ended.
+        clock: Monotonic clock (seconds).
     """
 
     def __init__(
@@ -38,8 +37,8 @@ class EndedVms:
         self._look_up = look_up
         self._clock = clock
         self._lock = threading.Lock()
-        self._seen: Noted = {}
-        self._ended: Noted = {}
+        self._seen: TimedVms = {}
+        self._ended: TimedVms = {}
         self._recalled: set[str] = set()
 
     def note(self, vms: Iterable[Vm]) -> None:
@@ -47,15 +46,15 @@ class EndedVms:
         now_s = self._clock()
         with self._lock:
             for vm in vms:
-                if not self._is_over(vm):
-                    self._ended.pop(vm.vm_id, None)  # of that name there is another now
+                if not self._has_ended(vm):
+                    self._ended.pop(vm.vm_id, None)  # a new VM has the same name
                     self._seen[vm.vm_id] = (now_s, vm)
 
     def add(self, job: str, listed: Sequence[Vm]) -> tuple[Vm, ...]:
-        """Return what is listed of a job and what was, of late.
+        """Return the listed VMs of a job and those that ended recently.
 
         Raises:
-            CloudError: whatever ``recall`` and ``look_up`` raise.
+            CloudError: errors of ``recall`` and ``look_up``.
         """
         self.note(listed)
         if job not in self._recalled:
@@ -73,13 +72,13 @@ class EndedVms:
             for vm in found:
                 self._seen.pop(vm.vm_id, None)
                 self._ended.setdefault(vm.vm_id, (now_s, vm))
-            self._seen = _younger(self._seen, now_s - KEEP_S)
-            self._ended = _younger(self._ended, now_s - KEEP_S)
+            self._seen = _newer_than(self._seen, now_s - KEEP_S)
+            self._ended = _newer_than(self._ended, now_s - KEEP_S)
             past = [vm for _, vm in self._ended.values() if vm.job == job]
-            return (*(vm for vm in listed if not self._is_over(vm)), *past)
+            return (*(vm for vm in listed if not self._has_ended(vm)), *past)
 
-    def _is_over(self, vm: Vm) -> bool:
-        """Return whether a VM has ended, whatever a list that lags behind says."""
+    def _has_ended(self, vm: Vm) -> bool:
+        """Return True if a VM has ended, even if a list still has it."""
         _, past = self._ended.get(vm.vm_id, (0.0, None))
         return past is not None and vm.launched_at_s <= (past.ended_at_s or 0.0)
 
@@ -89,18 +88,20 @@ class EndedVms:
             return
         with self._lock:
             for vm in past:
-                if vm.vm_id not in self._seen:  # of those more is known
+                if vm.vm_id not in self._seen:  # more is known of those
                     self._ended.setdefault(vm.vm_id, (now_s, vm))
             self._recalled.add(job)
 
 
-def ended(vm: Vm, at_s: float) -> Vm:
-    """Return a VM that is gone."""
+def as_terminated(vm: Vm, at_s: float) -> Vm:
+    """Return a VM as terminated."""
     return replace(vm, state=VmState.TERMINATED, ended_at_s=at_s)
 
 
-def gone(cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float) -> Vm:
-    """Return a VM of which no more is known than that it was a job's and has ended."""
+def terminated_stub(
+    cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float
+) -> Vm:
+    """Return a terminated VM of a job of which nothing else is known."""
     offer = Offer(
         cloud=cloud,
         region=region,
@@ -124,8 +125,10 @@ def gone(cloud: str, region: str, zone: str, vm_id: str, job: str, at_s: float) 
     )
 
 
-def taken_at_once(request: LaunchRequest, vm_id: str, from_s: float, at_s: float) -> Vm:
-    """Return a VM of a launch that was taken back before anybody saw it."""
+def terminated_from_launch(
+    request: LaunchRequest, vm_id: str, from_s: float, at_s: float
+) -> Vm:
+    """Return a VM of a launch that ended before it was ever listed."""
     return Vm(
         vm_id=vm_id,
         job=request.job,
@@ -138,5 +141,5 @@ def taken_at_once(request: LaunchRequest, vm_id: str, from_s: float, at_s: float
     )
 
 
-def _younger(noted: Noted, than_s: float) -> Noted:
+def _newer_than(noted: TimedVms, than_s: float) -> TimedVms:
     return {key: (at_s, vm) for key, (at_s, vm) in noted.items() if at_s > than_s}

@@ -1,7 +1,7 @@
-"""Remembers what we just asked of a cloud whose lists lag behind.
+"""Remembers recent calls to a cloud whose lists lag behind.
 
-A cloud may not list a VM for seconds after it was made, and list it as running for a
-minute after it was deleted. Whoever asked knows better.
+A cloud may not list a VM for seconds after its launch, and list it as running for a
+minute after its deletion.
 """
 
 from __future__ import annotations
@@ -14,16 +14,15 @@ from dataclasses import replace
 from spottrain.cloud.port.provider import Vm, VmState
 
 KEEP_S = 180.0
-"""How long our own memory outweighs a list."""
-_ENDED = (VmState.STOPPING, VmState.TERMINATED)
+"""How long our own memory takes precedence over a list."""
 
 
 class RecentCalls:
-    """What was launched and terminated of late, by VM.
+    """Recent launches and terminations, by VM.
 
     Args:
         keep_s: How long a list may lag behind.
-        clock: Seconds, never going back.
+        clock: Monotonic clock (seconds).
     """
 
     def __init__(
@@ -36,39 +35,39 @@ class RecentCalls:
         self._terminated: dict[str, float] = {}
 
     def launched(self, vms: Iterable[Vm]) -> None:
-        """Note VMs that a launch returned."""
+        """Record VMs that a launch returned."""
         with self._lock:
             for vm in vms:
                 self._launched.setdefault(vm.vm_id, (self._clock(), vm))
 
     def terminated(self, vm_ids: Collection[str]) -> None:
-        """Note VMs that the cloud agreed to end."""
+        """Record VMs that the cloud agreed to end."""
         with self._lock:
             for vm_id in vm_ids:
                 self._terminated.setdefault(vm_id, self._clock())
 
     def expects(self, vm_id: str) -> bool:
-        """Return whether a VM must exist though the cloud may not know it yet."""
+        """Return True if a VM must exist although the cloud may not know it yet."""
         with self._lock:
             self._forget()
             return vm_id in self._launched and vm_id not in self._terminated
 
-    def amend(
+    def reconcile(
         self,
         job: str,
         listed: Sequence[Vm],
         look: Callable[[Vm], Vm | None] = lambda vm: vm,
     ) -> tuple[Vm, ...]:
-        """Return what a list would say if it did not lag.
+        """Return a list corrected for its lag.
 
-        VMs of ``job`` launched of late and not listed yet are added; what was
-        terminated of late and is listed as alive is stopping.
+        Recently launched VMs of ``job`` that are not listed yet are added; recently
+        terminated ones that are listed as alive are stopping.
 
         Args:
             job: Whose VMs.
-            listed: What the cloud lists.
-            look: Returns an unlisted VM as it is now, None if it is gone: where a VM
-                that is taken leaves the list at once, but can be asked for by name.
+            listed: The cloud's list.
+            look: Returns the current state of an unlisted VM, None if it has ended; for
+                clouds where preempted VMs leave the list at once.
         """
         with self._lock:
             self._forget()
@@ -82,10 +81,10 @@ class RecentCalls:
             ]
         there = [vm for vm in map(look, unlisted) if vm is not None]
         with self._lock:
-            return tuple(self._truth(vm) for vm in (*listed, *there))
+            return tuple(self._corrected(vm) for vm in (*listed, *there))
 
-    def _truth(self, vm: Vm) -> Vm:
-        if vm.vm_id in self._terminated and vm.state not in _ENDED:
+    def _corrected(self, vm: Vm) -> Vm:
+        if vm.vm_id in self._terminated and vm.state.is_alive:
             return replace(vm, state=VmState.STOPPING)
         return vm
 

@@ -1,4 +1,4 @@
-"""The folder of one local cloud: what lies where, and what must survive its process."""
+"""The folder of one local cloud: paths, locks and persistent state."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from spottrain.errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class LocalRecord:
-    """What a cloud process leaves to the next one and to clients."""
+    """State that a cloud process leaves to the next one and to clients."""
 
     vms: tuple[Vm, ...]
     tokens: dict[str, tuple[str, ...]]
@@ -33,8 +33,8 @@ class LocalRecord:
 class LocalFolder:
     """Files of one local cloud.
 
-    ``cloud.lock`` is held by the one cloud process for its whole life; who holds it
-    instead knows that none lives. ``start.lock`` is held by a client that starts one.
+    ``cloud.lock`` is held by the cloud process for its whole life; whoever else holds it
+    knows that no cloud process runs. A client that starts one holds ``start.lock``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -50,7 +50,7 @@ class LocalFolder:
 
     @contextlib.contextmanager
     def lock(self, name: str, *, wait: bool = True) -> Iterator[bool]:
-        """Hold ``name.lock``; yields whether it is held (always, if ``wait``)."""
+        """Hold ``name.lock``; yields True if it is held (always, if ``wait``)."""
         descriptor = self._open_lock(name)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
@@ -62,7 +62,7 @@ class LocalFolder:
             os.close(descriptor)
 
     def lock_for_life(self) -> None:
-        """Hold ``cloud.lock`` for as long as this process exists."""
+        """Hold ``cloud.lock`` for the life of this process."""
         fcntl.flock(self._open_lock("cloud"), fcntl.LOCK_EX)
 
     def _open_lock(self, name: str) -> int:
@@ -70,21 +70,21 @@ class LocalFolder:
         return os.open(self.path / f"{name}.lock", os.O_RDWR | os.O_CREAT, 0o600)
 
     def save_settings(self, settings: LocalSettings) -> None:
-        """Write what the next cloud process is started with."""
+        """Write the settings of the next cloud process."""
         write_private(self._settings, wire.encode(settings))
 
     def load_settings(self) -> LocalSettings:
-        """Return what ``save_settings`` wrote."""
+        """Return the settings that ``save_settings`` wrote."""
         return cast(
             LocalSettings, wire.decode(LocalSettings, self._settings.read_text())
         )
 
     def save(self, record: LocalRecord) -> None:
-        """Write the record, whole or not at all."""
+        """Write the record atomically."""
         write_private(self._record, json.dumps(dataclasses.asdict(record)))
 
     def load(self) -> LocalRecord:
-        """Return what ``save`` wrote last.
+        """Return the record that ``save`` wrote last.
 
         Raises:
             CloudError: the file is damaged.
@@ -97,16 +97,16 @@ class LocalFolder:
             tokens = {token: tuple(ids) for token, ids in data["tokens"].items()}
         except (ValueError, KeyError, TypeError, WireError) as error:
             raise CloudError(
-                f"{self._record} is damaged ({error}); end what runs with spottrain "
-                "in its environment (SPOTTRAIN_VM), then remove the file"
-            ) from None
+                f"{self._record} is damaged ({error}); kill all processes with "
+                "SPOTTRAIN_VM in their environment, then remove the file"
+            ) from error
         return LocalRecord(vms, tokens)
 
     def recover(self) -> LocalRecord:
-        """End what a dead cloud process left behind; the caller holds ``cloud.lock``.
+        """End the VMs of a dead cloud process; the caller holds ``cloud.lock``.
 
-        Its agents died with it, so none of its VMs can still be of use. They are billed
-        until now, since nobody saw the moment.
+        Its agents died with it, so its VMs are useless. They are billed until now, since
+        their end was not observed.
         """
         self.socket.unlink(missing_ok=True)
         record = self.load()
@@ -124,12 +124,12 @@ class LocalFolder:
             for vm in record.vms
         )
         record = LocalRecord(vms, record.tokens)
-        # On a full disk they are found dead anew at the next look.
+        # On a full disk the next call recovers again.
         with contextlib.suppress(OSError):
             self.save(record)
         return record
 
 
 def marker(job: str, vm_id: str) -> str:
-    """Return what every process of a VM has as SPOTTRAIN_VM in its environment."""
+    """Return the value of SPOTTRAIN_VM in the environment of a VM's processes."""
     return f"{job}/{vm_id}"

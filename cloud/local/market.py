@@ -1,4 +1,4 @@
-"""The spot market that the local cloud plays: scripted events and seeded hazards; pure.
+"""The simulated spot market of the local cloud: scripted events and seeded hazards; pure.
 
 A market is data: the same ``MarketSpec`` always yields the same timeline.
 """
@@ -26,22 +26,22 @@ PRICE_STEP_S = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ZoneSpec:
-    """One zone of the market; all its machines are alike."""
+    """One zone of the market; all its machines are identical."""
 
     name: str
     instance_type: str = "cpu"
     slots: int = 1
-    """CPU slots of one machine; each is planned as a device of its own."""
+    """CPU slots of one machine; each is planned as a separate device."""
     slot_memory_bytes: int
     """Declared, not enforced: the planner keeps tensors within it."""
     slot_speed: float = 1.0
     """Declared speed relative to the device that the profile was measured on."""
     capacity: int
-    """Spot VMs that the zone has at the start; on demand there is always another one."""
+    """Initial spot capacity in VMs; on-demand capacity is unlimited."""
     spot_usd_per_hour: float
     on_demand_usd_per_hour: float
     boot_s: float = 0.0
-    """From launch to running."""
+    """Time from launch to running."""
 
     def __post_init__(self) -> None:
         if self.slots < 1 or self.slot_memory_bytes < 1 or self.slot_speed <= 0:
@@ -59,26 +59,27 @@ class ZoneSpec:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketEvent:
-    """Something that the market does; what hits VMs hits spot VMs only."""
+    """An event of the market; only spot VMs are affected."""
 
     at_s: float
-    """Seconds since the market opened, which is when its cloud process started."""
+    """Seconds since the market opened, at the start of the cloud process."""
     kind: EventKind
     zone: str | None = None
-    """``None``: a VM of any zone; capacity and price always name theirs."""
+    """None: a VM of any zone; required for capacity and price."""
     count: int = 1
-    """For capacity the machines that the zone now has, rented ones included (fewer than
-    are rented take no VM away); otherwise VMs hit, all there are if there are fewer."""
+    """For capacity: the zone's new capacity, including rented VMs (a lower value ends no VM);
+    otherwise: number of affected VMs, at most all."""
     lead_s: float = 0.0
     """For notice: seconds from the notice to the kill."""
     usd_per_hour: float | None = None
-    """For price: the new spot price; machines rented before keep theirs."""
+    """For price: the new spot price; VMs rented before keep theirs."""
     factor: float | None = None
-    """For slow: how many times longer everything takes on the VM from now on."""
+    """For slow: factor by which the VM is slower from now on."""
     machine: int | None = None
-    """Hit the zone's spot VM of this number in order of launch, or nobody (hazards)."""
+    """Index, in order of launch, of the affected spot VM of the zone; none if there is no
+    such VM (hazards)."""
     return_after_s: float | None = None
-    """When the capacity that was taken with the VM comes back by itself, if ever."""
+    """When the capacity taken with the VM returns; None: never."""
 
     def __post_init__(self) -> None:
         if self.at_s < 0 or self.count < 0 or self.lead_s < 0:
@@ -88,13 +89,13 @@ class MarketEvent:
             )
         if (self.kind == "price") != (self.usd_per_hour is not None):
             raise ConfigError(
-                f"usd_per_hour belongs to events of kind price, and only to them: "
+                f"events of kind price, and no others, have usd_per_hour: "
                 f"got {self.usd_per_hour} with {self.kind}"
             )
         if (self.kind == "slow") != (self.factor is not None and self.factor > 1):
             raise ConfigError(
-                f"factor belongs to events of kind slow, and only to them, and is above "
-                f"1: got {self.factor} with {self.kind}"
+                f"events of kind slow, and no others, have a factor above 1: "
+                f"got {self.factor} with {self.kind}"
             )
         if self.kind in ("capacity", "price") and self.zone is None:
             raise ConfigError(f"event {self.kind} at {self.at_s} s must name its zone")
@@ -108,7 +109,7 @@ class MarketSpec:
     """
 
     seed: int = 0
-    """Decides who is hit, when hazards strike and where volatile prices go."""
+    """Seed of affected VMs, hazards and price changes."""
     zones: tuple[ZoneSpec, ...]
     events: tuple[MarketEvent, ...] = ()
     """The script, in any order."""
@@ -118,7 +119,7 @@ class MarketSpec:
     notice_lead_s: float = 30.0
     """Lead time of a hazard's notice."""
     return_after_s: float = 30.0
-    """When capacity that a hazard took comes back."""
+    """When capacity that a hazard took returns."""
     price_volatility: float = 0.0
     """Standard deviation of the logarithm of a spot price after an hour; the price
     never rises above the on-demand price."""
@@ -152,7 +153,7 @@ class MarketSpec:
 
 
 def stream(spec: MarketSpec) -> Iterator[MarketEvent]:
-    """Yield everything the market ever does, by time; endless if it has hazards."""
+    """Yield all events in order of time; endless with hazards."""
     hazards: list[tuple[EventKind, float]] = [
         ("notice", spec.notices_per_hour),
         ("kill", spec.kills_per_hour),
@@ -169,7 +170,7 @@ def stream(spec: MarketSpec) -> Iterator[MarketEvent]:
 
 
 def timeline(spec: MarketSpec, horizon_s: float) -> tuple[MarketEvent, ...]:
-    """Return what the market does in its first ``horizon_s`` seconds, by time.
+    """Return the events of the first ``horizon_s`` seconds, in order of time.
 
     The timeline of a longer horizon begins with that of a shorter one.
     """
@@ -183,10 +184,10 @@ def _time_of(event: MarketEvent) -> float:
 def _strikes(
     spec: MarketSpec, zone: ZoneSpec, kind: EventKind, rate_per_hour: float
 ) -> Iterator[MarketEvent]:
-    """Yield one hazard of one zone.
+    """Yield the events of one hazard in one zone.
 
-    Every machine that the zone may ever have is struck at the rate; a strike on one
-    that is not rented hits nobody. So each running VM meets exactly the rate.
+    Events are drawn for every machine that the zone may ever have; those of machines that
+    are not rented have no effect. So each running VM is hit at exactly the rate.
     """
     rng = random.Random(f"{spec.seed}/{zone.name}/{kind}")
     counts = [

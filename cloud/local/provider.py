@@ -1,4 +1,4 @@
-"""The local cloud as a provider: a client of its process, which it starts on need."""
+"""The local cloud as a provider: a client of its process, which it starts on demand."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from spottrain.cloud.port.provider import (
 from spottrain.cloud.port.stored import vm_from_data
 
 AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
-"""Starts an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
+"""Command of an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
 
 _START_TIMEOUT_S = 30.0
 _ANSWER_TIMEOUT_S = 30.0
@@ -44,14 +44,14 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class _CloudAwayError(CloudError):
-    """No cloud process listens, or it is about to end."""
+class _NoCloudProcessError(CloudError):
+    """No cloud process listens, or it is ending."""
 
 
 def _reconnecting(call: Callable[P, R]) -> Callable[P, R]:
-    """Repeat a call while one cloud process goes and the next one comes."""
+    """Repeat a call while one cloud process is replaced by the next."""
     return tenacity.retry(
-        retry=tenacity.retry_if_exception_type(_CloudAwayError),
+        retry=tenacity.retry_if_exception_type(_NoCloudProcessError),
         wait=tenacity.wait_random_exponential(multiplier=0.05, max=1.0),
         stop=tenacity.stop_after_delay(_RECONNECT_S),
         reraise=True,
@@ -59,20 +59,18 @@ def _reconnecting(call: Callable[P, R]) -> Callable[P, R]:
 
 
 class LocalProvider:
-    """A cloud that needs no account: VMs are processes of this machine.
+    """A cloud without an account: VMs are processes of this machine.
 
-    Several providers, in several processes, may share a ``state_dir``; the cloud's
-    process is the only one that changes anything. It is started by the first call that
-    needs a market (``offers``, ``launch``, ``inject``), plays the market of whoever
-    started it, and ends ``idle_s`` after its last VM and the last call. VMs and tokens
-    are remembered beyond that; zones and prices begin anew.
+    Several providers, in several processes, may share a ``state_dir``; only the cloud's
+    process changes state. The first call that needs a market (``offers``, ``launch``,
+    ``inject``) starts it with the market of its provider. It ends ``idle_s`` after its last
+    VM and the last call. VMs and tokens persist; zones and prices start again.
 
     Args:
-        state_dir: The cloud's own folder, one a job.
+        state_dir: The cloud's folder, one per job.
         job: Name of the job; VMs are found by it.
-        market: What there is to rent and what happens to it.
-        agent_argv: Starts an agent, given the path of its ``agent.json`` as its last
-            argument; the product's own unless a test wants another.
+        market: Zones, prices and events.
+        agent_argv: Command of an agent; the path of its ``agent.json`` is appended.
         idle_s: See above.
     """
 
@@ -94,7 +92,7 @@ class LocalProvider:
     # --- The cloud port ------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
-        """Return a spot and an on-demand offer for each zone, at the price of now."""
+        """Return a spot and an on-demand offer for each zone, at current prices."""
         data = self._ask_market("GET", "/offers")
         return tuple(wire.from_data(Offer, offer) for offer in data)
 
@@ -112,8 +110,8 @@ class LocalProvider:
     def list_vms(self, job: str) -> Sequence[Vm]:
         """Return all VMs that ``job`` ever had; a terminated one has ``ended_at_s``.
 
-        Where no cloud process lives, its VMs are gone, and what may be left of their
-        processes is killed.
+        If no cloud process runs, its VMs have ended, and remaining processes of them are
+        killed.
         """
         if job != self._settings.job:
             return ()
@@ -123,23 +121,23 @@ class LocalProvider:
         return tuple(vm_from_data(vm) for vm in data)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Kill all processes of some VMs; returns when nothing is left of them."""
+        """Kill all processes of some VMs; returns when all have ended."""
         self._ask_or_recover("POST", "/terminate", list(vm_ids))
 
     def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
         """Start the agent, detached; waits while the VM boots.
 
         Raises:
-            VmNotFoundError: the VM is gone.
+            VmNotFoundError: the VM has ended.
         """
         body = {"vm_id": vm_id, "bootstrap": dataclasses.asdict(bootstrap)}
         if isinstance(self._ask_or_recover("POST", "/agents", body), LocalRecord):
-            raise VmNotFoundError(f"VM {vm_id} is gone with its cloud process")
+            raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
 
-    # --- What only the local cloud can do ------------------------------------------
+    # --- Only on the local cloud ---------------------------------------------------
 
     def bill(self, job: str) -> float:
-        """Return dollars owed so far: each VM's price at launch times its seconds."""
+        """Return the cost so far in dollars: each VM's price at launch times its seconds."""
         now_s = time.time()
         return sum(
             vm.offer.usd_per_hour * ((vm.ended_at_s or now_s) - vm.launched_at_s) / 3600
@@ -147,29 +145,29 @@ class LocalProvider:
         )
 
     def inject(self, event: MarketEvent) -> tuple[str, ...]:
-        """Let the market do something now, whatever ``at_s`` says.
+        """Apply a market event now, whatever its ``at_s``.
 
         Returns:
-            The VMs that were hit; killed and silenced ones are so already.
+            The affected VMs; kills and silences have already taken effect.
         """
         data = self._ask_market("POST", "/market", dataclasses.asdict(event))
         return tuple(data)
 
     def shut_down(self) -> None:
-        """End all VMs and the cloud's process; returns when nothing is left."""
+        """End all VMs and the cloud's process; returns when all have ended."""
         if isinstance(self._ask_or_recover("POST", "/shutdown"), LocalRecord):
             return
-        with self._folder.lock("cloud"):  # held until its process is gone
+        with self._folder.lock("cloud"):  # held until its process has ended
             self._folder.recover()
 
-    # --- How the cloud's process is asked ------------------------------------------
+    # --- Requests to the cloud's process -------------------------------------------
 
     @_reconnecting
     def _ask_market(self, method: str, path: str, body: object = None) -> Any:
-        """Return the answer of the cloud's process, started if there is none."""
+        """Return the answer of the cloud's process; start it if there is none."""
         try:
             return self._ask(method, path, body)
-        except _CloudAwayError:
+        except _NoCloudProcessError:
             self._start()
             return self._ask(method, path, body)
 
@@ -178,7 +176,7 @@ class LocalProvider:
         """Return the answer of the cloud's process, or the ``LocalRecord`` it left."""
         try:
             return self._ask(method, path, body)
-        except _CloudAwayError:
+        except _NoCloudProcessError:
             with self._folder.lock("cloud", wait=False) as held:
                 if not held:
                     raise
@@ -188,7 +186,7 @@ class LocalProvider:
         """Return the JSON answer of a running cloud process.
 
         Raises:
-            _CloudAwayError: there is none, or it is about to end.
+            _NoCloudProcessError: there is none, or it is ending.
             CloudError: it refused, failed, or did not answer in time.
         """
         boot_s = max(zone.boot_s for zone in self._settings.market.zones)
@@ -200,16 +198,16 @@ class LocalProvider:
                 timeout_s=_ANSWER_TIMEOUT_S + boot_s,
                 body=json.dumps(body).encode(),
             )
-        except TimeoutError:
+        except TimeoutError as error:
             raise CloudError(
                 f"the local cloud does not answer {path}; see {self._folder.log}"
-            ) from None
+            ) from error
         except (OSError, http.client.HTTPException) as error:
-            raise _CloudAwayError(
+            raise _NoCloudProcessError(
                 f"the local cloud cannot be reached ({error}); see {self._folder.log}"
-            ) from None
+            ) from error
         if status == http.HTTPStatus.SERVICE_UNAVAILABLE:
-            raise _CloudAwayError("the local cloud is ending; try again")
+            raise _NoCloudProcessError("the local cloud is ending; try again")
         if status == http.HTTPStatus.CONFLICT:
             refusal = json.loads(answer)
             raise _REFUSALS.get(refusal["error"], CloudError)(refusal["message"])
@@ -219,13 +217,13 @@ class LocalProvider:
             )
         return json.loads(answer) if answer else None
 
-    # --- How the cloud's process is started ----------------------------------------
+    # --- Starting the cloud's process ----------------------------------------------
 
     def _start(self) -> None:
-        """Start the cloud's process unless it listens already.
+        """Start the cloud's process unless it already listens.
 
         Raises:
-            CloudError: it did not get ready.
+            CloudError: it did not start.
         """
         with self._folder.lock("start"):
             if self._listens():
@@ -234,9 +232,9 @@ class LocalProvider:
                 self._folder.save_settings(self._settings)
             except OSError as error:
                 raise CloudError(
-                    f"the local cloud cannot keep its settings ({error}); make room or "
-                    "choose another state directory"
-                ) from None
+                    f"the local cloud cannot save its settings ({error}); free disk "
+                    "space or choose another state directory"
+                ) from error
             ready, ready_fd = os.pipe()
             try:
                 self._spawn(ready_fd)
@@ -249,7 +247,7 @@ class LocalProvider:
                 os.close(ready)
 
     def _spawn(self, ready_fd: int) -> None:
-        """Start a cloud process, which has ``ready_fd`` for itself from now on."""
+        """Start a cloud process, which takes over ``ready_fd``."""
         argv = [sys.executable, "-P", "-m", "spottrain.cloud.local"]
         try:
             with self._folder.log.open("ab") as log:
@@ -259,7 +257,7 @@ class LocalProvider:
                     stdout=log,
                     stderr=log,
                     pass_fds=[ready_fd],
-                    check=False,  # the pipe tells
+                    check=False,  # the pipe reports success
                 )
         finally:
             os.close(ready_fd)

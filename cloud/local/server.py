@@ -4,8 +4,8 @@
     GET  /vms                           POST /terminate   POST /shutdown
     GET  /metadata/{vm_id}/interruption POST /market
 
-A refusal is 409 with ``{"error": class name, "message": one line}``; 503 means that the
-process is about to end: ask the next one.
+An error is 409 with ``{"error": class name, "message": one line}``; 503 means that the
+process is ending: retry with the next one.
 """
 
 from __future__ import annotations
@@ -28,23 +28,23 @@ from starlette.routing import Route
 
 from spottrain import wire
 from spottrain.cloud.local.folder import LocalFolder
-from spottrain.cloud.local.host import LocalVms
 from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.state import LocalCloud
+from spottrain.cloud.local.vms import LocalVms
 from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
 from spottrain.cloud.unix_http import address
 from spottrain.errors import SpottrainError
 
 _GRACE_S = 2
-"""How long requests in flight may take when the process ends."""
+"""Time for requests in flight when the process ends."""
 
 
 def run(folder: LocalFolder, ready_fd: int | None) -> None:
-    """Be the cloud of ``folder`` until nobody needs it.
+    """Serve the cloud of ``folder`` until nobody needs it.
 
     Args:
-        folder: With the settings in it.
-        ready_fd: A pipe; one byte is written to it when clients may connect.
+        folder: Contains the settings.
+        ready_fd: A pipe; one byte is written to it when clients can connect.
     """
     folder.lock_for_life()
     record = folder.recover()
@@ -76,18 +76,18 @@ def _listen(folder: LocalFolder) -> socket.socket:
 async def _serve(
     folder: LocalFolder, cloud: LocalCloud, listener: socket.socket
 ) -> None:
-    """Serve and play the market until idle or told to end."""
+    """Serve and play the market until idle or shut down."""
     loop = asyncio.get_running_loop()
     async with asyncio.TaskGroup() as tasks:
-        host = LocalVms(folder, cloud, tasks)
+        vms = LocalVms(folder, cloud, tasks)
         loop.add_signal_handler(
-            signal.SIGTERM, lambda: tasks.create_task(host.close(), name="SIGTERM")
+            signal.SIGTERM, lambda: tasks.create_task(vms.close(), name="SIGTERM")
         )
         # A handler, unlike "ignore", is not inherited by the VMs' processes.
         loop.add_signal_handler(signal.SIGINT, lambda: None)
         server = _Server(
             uvicorn.Config(
-                application(host),
+                application(vms),
                 lifespan="off",
                 log_config=None,
                 access_log=False,
@@ -95,16 +95,16 @@ async def _serve(
             )
         )
         serving = tasks.create_task(server.serve(sockets=[listener]))
-        tasks.create_task(host.play())
-        await host.until_idle()
+        tasks.create_task(vms.play())
+        await vms.until_idle()
         server.should_exit = True
         await serving
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
-            task.cancel()  # the market and timers of VMs that are gone
+            task.cancel()  # the market and timers of ended VMs
 
 
 class _Server(uvicorn.Server):
-    """Leaves signals to us."""
+    """Leaves signal handling to us."""
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -112,37 +112,37 @@ class _Server(uvicorn.Server):
 
 
 class _Api:
-    """What can be asked of a host: one method a route, each returning plain data."""
+    """The HTTP API: one method per route, each returning plain data."""
 
-    def __init__(self, host: LocalVms) -> None:
-        self._host = host
+    def __init__(self, vms: LocalVms) -> None:
+        self._vms = vms
 
     async def offers(self, _: Request) -> Any:
-        return [dataclasses.asdict(o) for o in self._host.cloud.offers(time.time())]
+        return [dataclasses.asdict(o) for o in self._vms.cloud.offers(time.time())]
 
     async def launch(self, request: Request) -> Any:
-        asked = wire.decode(LaunchRequest, await request.body())
-        return dataclasses.asdict(self._host.launch(asked))
+        launch = wire.decode(LaunchRequest, await request.body())
+        return dataclasses.asdict(self._vms.launch(launch))
 
     async def list_vms(self, _: Request) -> Any:
-        return [dataclasses.asdict(vm) for vm in self._host.cloud.vms.values()]
+        return [dataclasses.asdict(vm) for vm in self._vms.cloud.vms.values()]
 
     async def terminate(self, request: Request) -> Any:
-        await self._host.terminate(await request.json())
+        await self._vms.terminate(await request.json())
 
     async def start_agent(self, request: Request) -> Any:
         body = await request.json()
         bootstrap = wire.from_data(AgentBootstrap, body["bootstrap"])
-        await self._host.start_agent(body["vm_id"], bootstrap)
+        await self._vms.start_agent(body["vm_id"], bootstrap)
 
     async def market(self, request: Request) -> Any:
-        return await self._host.apply(wire.decode(MarketEvent, await request.body()))
+        return await self._vms.apply(wire.decode(MarketEvent, await request.body()))
 
     async def shutdown(self, _: Request) -> Any:
-        await self._host.close()
+        await self._vms.close()
 
     async def interruption(self, request: Request) -> Any:
-        notice = await self._host.interruption(
+        notice = await self._vms.interruption(
             request.path_params["vm_id"],
             after=int(request.query_params.get("after", 0)),
             wait_s=float(request.query_params.get("wait_s", 0)),
@@ -153,22 +153,22 @@ class _Api:
         return {"id": notice.number, "lead_s": lead_s}
 
 
-def application(host: LocalVms) -> Starlette:
-    """Return the HTTP side of a host."""
+def application(vms: LocalVms) -> Starlette:
+    """Return the HTTP application."""
 
     def route(
         path: str, method: str, answer: Callable[[Request], Awaitable[Any]]
     ) -> Route:
         async def endpoint(request: Request) -> Response:
-            if host.closing:
+            if vms.closing:
                 return Response(status_code=503)
-            host.touch()
+            vms.touch()
             body = await answer(request)
             return Response(status_code=204) if body is None else JSONResponse(body)
 
         return Route(path, endpoint, methods=[method])
 
-    api = _Api(host)
+    api = _Api(vms)
     return Starlette(
         routes=[
             route("/offers", "GET", api.offers),

@@ -1,6 +1,6 @@
-"""What the local cloud knows, and the rules by which it changes; no I/O, no clock.
+"""The state of the local cloud and its transitions; no I/O, no clock.
 
-Every method that needs the time is given it, in seconds since the epoch.
+Methods get the time as an argument, in seconds since the epoch.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ CLOUD = "local"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalSettings:
-    """What a cloud process is started with."""
+    """Settings of a cloud process."""
 
     job: str
     market: MarketSpec
     agent_argv: tuple[str, ...]
-    """Starts an agent; the path of its ``agent.json`` is appended."""
+    """Command of an agent; the path of its ``agent.json`` is appended."""
     idle_s: float
     """How long the process outlives its last VM and the last call."""
 
@@ -45,10 +45,10 @@ class _Zone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LocalNotice:
-    """The announcement that a VM goes away."""
+    """The notice that a VM will be preempted."""
 
     number: int
-    """Grows over the life of the cloud."""
+    """Increases over the life of the cloud."""
     kill_at_s: float
     """Seconds since the epoch."""
 
@@ -56,14 +56,14 @@ class LocalNotice:
 class LocalCloud:
     """Zones, prices and VMs of one job.
 
-    A VM counts against its zone's capacity from its launch to its end. One that the
-    market takes back (notice, kill, silence) lowers the capacity at once and counts no
-    more, although a noticed or silent one still runs.
+    A VM uses its zone's capacity from its launch to its end. An event that takes a VM back
+    (notice, kill, silence) lowers the capacity at once; the VM no longer uses capacity,
+    although a noticed or silent one still runs.
 
     Args:
-        settings: Of the cloud process.
-        vms: What an earlier cloud process of the job left, all of them terminated.
-        tokens: The launches of earlier cloud processes: token to VM ids.
+        settings: Settings of the cloud process.
+        vms: VMs of earlier cloud processes of the job, all terminated.
+        tokens: Launches of earlier cloud processes: token to VM ids.
     """
 
     def __init__(
@@ -77,12 +77,12 @@ class LocalCloud:
         """By id, in order of launch."""
         self.tokens = dict(tokens or {})
         self.notices: dict[str, LocalNotice] = {}
-        """By id of a VM that was told that it goes away."""
+        """Notices by VM id."""
         self.silent: set[str] = set()
-        """VMs that stand still for good."""
+        """VMs whose processes are stopped for good."""
         self._taken: set[str] = set()
         self._slowed: set[str] = set()
-        self._strikes = 0
+        self._hits = 0
         self._zones = {
             zone.name: _Zone(zone, zone.capacity, zone.spot_usd_per_hour)
             for zone in settings.market.zones
@@ -92,10 +92,10 @@ class LocalCloud:
         """Return a VM that has not ended.
 
         Raises:
-            VmNotFoundError: it is unknown or gone.
+            VmNotFoundError: it is unknown or has ended.
         """
         vm = self.vms.get(vm_id)
-        if vm is None or vm.state in (VmState.STOPPING, VmState.TERMINATED):
+        if vm is None or not vm.state.is_alive:
             raise VmNotFoundError(f"VM {vm_id} is {vm.state if vm else 'unknown'}")
         return vm
 
@@ -144,7 +144,7 @@ class LocalCloud:
     def launch(
         self, request: LaunchRequest, now_s: float, new_id: Callable[[], str]
     ) -> LaunchResult:
-        """Rent machines at the price of now; the same token yields the same VMs.
+        """Rent machines at the current price; the same token yields the same VMs.
 
         Raises:
             NoCapacityError: the zone has no machine left; the token stays unused.
@@ -178,7 +178,7 @@ class LocalCloud:
         if count == 0:
             raise NoCapacityError(
                 f"zone {zone.spec.name} has no {zone.spec.instance_type} left; "
-                "try again later or elsewhere"
+                "try again later or in another zone"
             )
         offer = self._offer(zone, spot, now_s)
         vms = [
@@ -201,16 +201,16 @@ class LocalCloud:
         return self._zones[self.vms[vm_id].offer.zone].spec.boot_s
 
     def booted(self, vm_id: str) -> None:
-        """A VM has started up, if it still lives."""
+        """Set a VM to running, if it is still starting."""
         if self.vms[vm_id].state == VmState.STARTING:
             self._set(vm_id, state=VmState.RUNNING)
 
     def stopping(self, vm_id: str) -> None:
-        """A VM is being ended."""
+        """Set a VM to stopping."""
         self._set(vm_id, state=VmState.STOPPING)
 
     def ended(self, vm_id: str, now_s: float) -> None:
-        """Nothing is left of a VM; its billing ends."""
+        """Set a VM to terminated; its billing ends."""
         self._set(vm_id, state=VmState.TERMINATED, ended_at_s=now_s)
         self.notices.pop(vm_id, None)
 
@@ -218,7 +218,7 @@ class LocalCloud:
         self.vms[vm_id] = replace(self.vms[vm_id], **changes)
 
     def apply(self, event: MarketEvent, now_s: float) -> tuple[str, ...]:
-        """Let the market do something; return the VMs that it hits.
+        """Apply a market event; return the affected VMs.
 
         Raises:
             CloudError: there is no such zone.
@@ -234,7 +234,7 @@ class LocalCloud:
         if event.kind == "price":
             self._zones[event.zone or ""].spot_usd_per_hour = event.usd_per_hour or 0.0
             return ()
-        self._strikes += 1
+        self._hits += 1
         victims = self._victims(event)
         if event.kind == "slow":
             self._slowed.update(victims)
@@ -246,7 +246,7 @@ class LocalCloud:
             if event.kind == "notice":
                 kill_at_s = now_s + event.lead_s
                 self.notices[vm_id] = LocalNotice(
-                    number=self._strikes, kill_at_s=kill_at_s
+                    number=self._hits, kill_at_s=kill_at_s
                 )
             if event.kind == "silence":
                 self.silent.add(vm_id)
@@ -255,22 +255,22 @@ class LocalCloud:
     def _victims(self, event: MarketEvent) -> tuple[str, ...]:
         """Choose among running spot VMs that the market has not taken back yet.
 
-        None of them is slowed down twice.
+        No VM is slowed down twice.
         """
-        spared = self._taken | (self._slowed if event.kind == "slow" else set())
+        excluded = self._taken | (self._slowed if event.kind == "slow" else set())
         candidates = [
             vm_id
             for vm_id, vm in self.vms.items()
             if vm.offer.spot
             and vm.state == VmState.RUNNING
-            and vm_id not in spared
+            and vm_id not in excluded
             and event.zone in (None, vm.offer.zone)
         ]
         if event.machine is not None:
             return tuple(candidates[event.machine : event.machine + 1])
-        rng = random.Random(f"{self.settings.market.seed}/strike/{self._strikes}")
+        rng = random.Random(f"{self.settings.market.seed}/strike/{self._hits}")
         return tuple(rng.sample(candidates, min(event.count, len(candidates))))
 
-    def give_back(self, vm_id: str) -> None:
-        """The capacity that the market took with this VM returns."""
+    def restore_capacity(self, vm_id: str) -> None:
+        """Return the capacity that the market took with this VM."""
         self._zones[self.vms[vm_id].offer.zone].capacity += 1

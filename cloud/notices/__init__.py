@@ -1,1 +1,1 @@
-"""Preemption notices, heard on the VM from its metadata service."""
+"""Preemption notices, read on the VM from its metadata service."""

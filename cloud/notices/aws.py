@@ -1,6 +1,6 @@
-"""EC2's notices: two minutes before a spot VM is taken, and warnings before that.
+"""EC2's notices: two minutes before a spot VM is interrupted, and warnings before that.
 
-Both by the instance metadata service, version 2, which wants a token. Standard library
+Both come from the instance metadata service, version 2, which requires a token. Standard library
 only; the agent carries this module.
 """
 
@@ -20,7 +20,7 @@ from spottrain.cloud.notices.source import (
 
 URL = "http://169.254.169.254"
 TOKEN_TTL_S = 21600
-"""How long a token is good, the most that EC2 grants."""
+"""Lifetime of a token: the maximum of EC2."""
 _TOKEN = "/latest/api/token"
 _ACTION = "/latest/meta-data/spot/instance-action"
 _REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
@@ -28,7 +28,7 @@ _OK, _NONE = http.HTTPStatus.OK, http.HTTPStatus.NOT_FOUND
 
 
 class AwsSource:
-    """A VM of EC2.
+    """Notices of an EC2 VM.
 
     Args:
         metadata: Its metadata service.
@@ -41,7 +41,7 @@ class AwsSource:
         self._token = ""
 
     def ask(self) -> VmOutlook:
-        """Return what the service says now; see ``Source``."""
+        """Return the current state; see ``NoticeSource``."""
         action, rebalance = self._get(_ACTION), self._get(_REBALANCE)
         notice = None
         if action.status == _OK:
@@ -49,13 +49,13 @@ class AwsSource:
         return VmOutlook(notice, at_risk=rebalance.status == _OK)
 
     def acknowledge(self) -> None:
-        """EC2 does not want to know."""
+        """Do nothing: EC2 has no acknowledgement."""
 
     def _get(self, target: str) -> Answer:
-        """Return what stands at a path; status 404: nothing does.
+        """Return the answer for a path; status 404 means no value.
 
         Raises:
-            NoAnswerError: the service does not say.
+            NoAnswerError: the service gives no usable answer.
         """
         if self._token:
             expected = (_OK, _NONE, http.HTTPStatus.UNAUTHORIZED)
@@ -76,19 +76,19 @@ class AwsSource:
 
 
 def read_action(text: str, now_s: float) -> PreemptionNotice:
-    """Return the notice that an instance action is, whatever the action.
+    """Return the notice for an instance action of any kind.
 
     Args:
         text: Such as ``{"action": "terminate", "time": "2026-01-02T03:04:05Z"}``.
         now_s: Seconds since the epoch.
 
     Raises:
-        NoAnswerError: it is something else.
+        NoAnswerError: the text is invalid.
     """
     try:
         told = json.loads(text)
         action, at = str(told["action"]), told["time"]
         lead_s = max(0.0, iso_date_s(at) - now_s)
-    except (ValueError, TypeError, LookupError, RecursionError):
-        raise NoAnswerError(f"instance-action: got {text[:200]!r}") from None
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise NoAnswerError(f"instance-action: got {text[:200]!r}") from error
     return PreemptionNotice(f"{action} {at}", lead_s)

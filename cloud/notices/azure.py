@@ -1,9 +1,9 @@
-"""Azure's notices: Scheduled Events after which nothing runs on a VM any more.
+"""Azure's notices: Scheduled Events that end all processes on a VM.
 
-A preemption comes half a minute ahead at best, maintenance a quarter of an hour.
+A preemption is announced at most 30 s ahead, maintenance 15 minutes.
 
-The first question enables the service for the VM, so the agent asks from its start on.
-Machines of one availability set see each other's events. Standard library only; the
+The first request enables the service for the VM, so the agent polls from its start.
+VMs of one availability set see each other's events. Standard library only; the
 agent carries this module.
 """
 
@@ -26,76 +26,78 @@ EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
 NAME = "/metadata/instance/compute/name?api-version=2021-02-01&format=text"
 _HEADERS = {"Metadata": "true"}
 _ENDS = ("Preempt", "Terminate", "Redeploy", "Reboot")
-"""Kinds of events that end all processes; a Freeze only makes them wait for seconds."""
+"""Types of events that end all processes; a Freeze only pauses them for seconds."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
-    """An event by which a VM is taken, or loses all that runs on it."""
+class EndingEvent:
+    """A scheduled event that ends a VM or all its processes."""
 
     event_id: str
     not_before: str
-    """Empty once it has begun."""
+    """Empty once the event has begun."""
     lead_s: float
 
 
 class AzureSource:
-    """A VM of Azure.
+    """Notices of an Azure VM.
 
     Args:
         metadata: Its metadata service.
     """
 
-    every_s = 1.0  # of so little time none may be lost
+    every_s = 1.0  # the lead time is short
 
     def __init__(self, metadata: Metadata) -> None:
         self._metadata = metadata
         self._name = ""
-        self._standing: tuple[Ending, ...] = ()
+        self._current: tuple[EndingEvent, ...] = ()
 
     def ask(self) -> VmOutlook:
-        """Return what the service says now; see ``Source``."""
+        """Return the current state; see ``NoticeSource``."""
         self._name = self._name or self._metadata.ask("GET", NAME, _HEADERS).text()
         answer = self._metadata.ask("GET", EVENTS, _HEADERS)
-        self._standing = endings(answer.text(), self._name, answer.at_s)
-        if not self._standing:
+        self._current = ending_events(answer.text(), self._name, answer.at_s)
+        if not self._current:
             return VmOutlook()
-        first = min(self._standing, key=lambda one: one.lead_s)
+        first = min(self._current, key=lambda one: one.lead_s)
         return VmOutlook(
             PreemptionNotice(f"{first.event_id} {first.not_before}", first.lead_s)
         )
 
     def acknowledge(self) -> None:
-        """Let events of this VM begin that wait for their time; see ``Source``."""
-        waiting = [one.event_id for one in self._standing if one.not_before]
+        """Approve the start of this VM's pending events; see ``NoticeSource``."""
+        waiting = [one.event_id for one in self._current if one.not_before]
         if waiting:
-            wish = {"StartRequests": [{"EventId": event_id} for event_id in waiting]}
-            body = json.dumps(wish).encode()
+            approval = {
+                "StartRequests": [{"EventId": event_id} for event_id in waiting]
+            }
+            body = json.dumps(approval).encode()
             self._metadata.ask("POST", EVENTS, _HEADERS, body=body)
 
 
-def endings(text: str, name: str, now_s: float) -> tuple[Ending, ...]:
-    """Return the events by which one VM is taken, or all that runs on it is lost.
+def ending_events(text: str, name: str, now_s: float) -> tuple[EndingEvent, ...]:
+    """Return the events that end a VM or all its processes.
 
-    An event that cannot be read hides no other; one without a time has begun.
+    An unreadable event does not hide others; one without a time has begun.
 
     Args:
         text: A document of Scheduled Events.
-        name: Of the VM; the case of its letters does not count.
+        name: Name of the VM; case does not matter.
         now_s: Seconds since the epoch.
 
     Raises:
-        NoAnswerError: it is something else.
+        NoAnswerError: the text is invalid.
     """
     try:
         events = list(json.loads(text)["Events"])
-    except (ValueError, TypeError, LookupError, RecursionError):
-        raise NoAnswerError(f"scheduledevents: got {text[:200]!r}") from None
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
+        raise NoAnswerError(f"scheduledevents: got {text[:200]!r}") from error
     return tuple(_ending(event, now_s) for event in events if _ends(event, name))
 
 
 def _ends(event: Any, name: str) -> bool:
-    """Whether it is an event that ends what runs on a VM."""
+    """Return True for an event that ends the processes of a VM."""
     if not isinstance(event, dict) or event.get("EventType") not in _ENDS:
         return False
     concerned = event.get("Resources")
@@ -104,10 +106,10 @@ def _ends(event: Any, name: str) -> bool:
     ]
 
 
-def _ending(event: dict[str, Any], now_s: float) -> Ending:
+def _ending(event: dict[str, Any], now_s: float) -> EndingEvent:
     not_before = str(event.get("NotBefore") or "")
     try:
         lead_s = max(0.0, http_date_s(not_before) - now_s)
     except ValueError:
         lead_s = 0.0
-    return Ending(str(event.get("EventId", "")), not_before, lead_s)
+    return EndingEvent(str(event.get("EventId", "")), not_before, lead_s)

@@ -1,6 +1,6 @@
-"""Compute Engine's notices: half a minute before a spot VM is switched off.
+"""Compute Engine's notices: 30 s before a spot VM is shut down.
 
-The metadata server keeps a question open until what it asks for changes. Standard library
+The metadata server supports long polling: it answers when the value changes. Standard library
 only; the agent carries this module.
 """
 
@@ -15,16 +15,16 @@ from spottrain.cloud.notices.source import (
 
 URL = "http://metadata.google.internal"
 LONG_POLL_S = 30.0
-"""How long one question stays open."""
+"""Duration of one long poll."""
 LEAD_S = 30.0
-"""From the notice to the end, at best; the server does not tell."""
+"""Maximum time from the notice to the end; the server does not report it."""
 _PREEMPTED = "/computeMetadata/v1/instance/preempted"
 _FLAVOR = {"Metadata-Flavor": "Google"}
 _WORDS = {"TRUE": True, "FALSE": False}
 
 
 class GcpSource:
-    """A VM of Compute Engine.
+    """Notices of a Compute Engine VM.
 
     Args:
         metadata: Its metadata server.
@@ -37,13 +37,13 @@ class GcpSource:
         self._etag = ""
 
     def ask(self) -> VmOutlook:
-        """Return what the server says, at once or when it has changed; see ``Source``."""
+        """Return the state, at once or when it has changed; see ``NoticeSource``."""
         target, wait_s = _PREEMPTED, 0.0
-        if self._etag:  # without one a change between two questions would go unheard
+        if self._etag:  # without one a change between two requests would be missed
             wait_s = LONG_POLL_S
             target += f"?wait_for_change=true&last_etag={self._etag}"
             target += f"&timeout_sec={wait_s:.0f}"
-        self._etag, etag = "", self._etag  # after an error nothing is taken for known
+        self._etag, etag = "", self._etag  # after an error the state is unknown
         answer = self._metadata.ask("GET", target, _FLAVOR, wait_s=wait_s)
         if answer.headers["Metadata-Flavor"] != "Google":
             raise NoAnswerError("not Google's metadata server")
@@ -54,9 +54,9 @@ class GcpSource:
         return VmOutlook(PreemptionNotice("preempted", LEAD_S) if preempted else None)
 
     def acknowledge(self) -> None:
-        """Google does not want to know."""
+        """Do nothing: Google has no acknowledgement."""
 
 
 def _plain(etag: str) -> str:
-    """Return an etag that can stand in a query, else none."""
+    """Return an etag that is valid in a query, else an empty string."""
     return etag if etag.isascii() and etag.isalnum() else ""

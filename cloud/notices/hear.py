@@ -1,6 +1,6 @@
-"""Hears that the cloud is about to take this VM away; standard library only.
+"""Listens for notices that the cloud will preempt this VM; standard library only.
 
-Runs in the agent. Each cloud's way of telling is a ``NoticeSource``; all are listened to alike.
+Runs in the agent. Each cloud has its own ``NoticeSource``.
 """
 
 from __future__ import annotations
@@ -31,50 +31,50 @@ from spottrain.cloud.port.errors import CloudError
 logger = logging.getLogger(__name__)
 
 URL_VARIABLE = "SPOTTRAIN_METADATA_URL"
-"""Environment variable: where the metadata service is, if not where its cloud has it."""
+"""Environment variable: URL of the metadata service, instead of the cloud's own."""
 LONG_POLL_S = 5.0
-"""How long the local cloud keeps one question open."""
+"""Duration of one long poll of the local cloud."""
 FIRST_BACKOFF_S, LONGEST_BACKOFF_S = 0.1, 10.0
-LONGEST_RETRY_S = 60.0
-"""The longest that a service may ask to be left alone."""
+MAX_RETRY_S = 60.0
+"""Maximum Retry-After of a service."""
 
 
 @dataclass(frozen=True, slots=True)
-class Taken:
-    """This VM will be taken; told again when that changes."""
+class PreemptionAnnounced:
+    """This VM will be preempted; repeated when the time changes."""
 
     lead_s: float
-    """Seconds left; 0: it is late, or nobody says."""
+    """Seconds left; 0: none, or unknown."""
 
 
 @dataclass(frozen=True, slots=True)
-class Kept:
-    """The notice does not stand any more."""
+class NoticeWithdrawn:
+    """The notice was withdrawn."""
 
 
 @dataclass(frozen=True, slots=True)
 class AtRisk:
-    """This VM is likelier than others to be taken."""
+    """This VM is at elevated risk of preemption."""
 
 
-News = Taken | Kept | AtRisk
+NoticeChange = PreemptionAnnounced | NoticeWithdrawn | AtRisk
 
 
-def source(told: Mapping[str, Any]) -> NoticeSource:
-    """Return where this VM hears of its end.
+def open_source(settings: Mapping[str, Any]) -> NoticeSource:
+    """Return the source of this VM's notices.
 
     Args:
-        told: As the VM's cloud wrote it in ``agent.json``: its ``kind``, and what that
-            kind needs (local: ``socket`` and ``vm_id``).
+        settings: ``notices`` of ``agent.json``: a ``kind`` and its parameters (local:
+            ``socket`` and ``vm_id``).
 
     Raises:
-        CloudError: the kind is unknown, or the environment names no address.
+        CloudError: the kind is unknown, or the environment's URL is invalid.
     """
-    match told.get("kind"):
+    match settings.get("kind"):
         case "none":
-            return _Silence()
+            return _NoNotices()
         case "local":
-            return LocalSource(told["socket"], told["vm_id"])
+            return LocalSource(settings["socket"], settings["vm_id"])
         case "aws":
             return aws.AwsSource(_metadata(aws.URL))
         case "azure":
@@ -91,65 +91,67 @@ def _metadata(url: str) -> Metadata:
 
 
 def listen(
-    source: NoticeSource, on_news: Callable[[News], None], stop: threading.Event
+    open_source: NoticeSource,
+    on_news: Callable[[NoticeChange], None],
+    stop: threading.Event,
 ) -> None:
-    """Listen until ``stop`` is set; meant for a thread of its own.
+    """Listen until ``stop`` is set; runs in a thread of its own.
 
-    While nobody answers, it asks ever more rarely; what was said before stands.
+    If the service does not answer, it backs off; the last state remains valid.
 
     Args:
-        source: Where to listen.
-        on_news: Called once for each thing that has changed.
-        stop: Ends the listening, once the question that is open is answered.
+        source: The source of notices.
+        on_news: Called once for each change.
+        stop: Ends listening once the pending request is answered.
     """
     standing, backoff_s = VmOutlook(), FIRST_BACKOFF_S
     while not stop.is_set():
         asked_s = time.monotonic()
         try:
-            found = source.ask()
+            found = open_source.ask()
         except NoAnswerError as error:
             if backoff_s == FIRST_BACKOFF_S:
-                logger.info("no notice can be heard now: %s", error)
-            stop.wait(max(backoff_s, min(error.retry_after_s, LONGEST_RETRY_S)))
+                logger.info("notices are unavailable now: %s", error)
+            stop.wait(max(backoff_s, min(error.retry_after_s, MAX_RETRY_S)))
             backoff_s = min(2 * backoff_s, LONGEST_BACKOFF_S)
             continue
         backoff_s = FIRST_BACKOFF_S
-        for one in news(standing, found):
+        for one in changes_between(standing, found):
             on_news(one)
         standing = found
-        stop.wait(max(0.0, asked_s + source.every_s - time.monotonic()))
+        stop.wait(max(0.0, asked_s + open_source.every_s - time.monotonic()))
 
 
-def news(before: VmOutlook, now: VmOutlook) -> tuple[News, ...]:
-    """Return what has changed from one answer to the next."""
-    changes: list[News] = []
+def changes_between(before: VmOutlook, now: VmOutlook) -> tuple[NoticeChange, ...]:
+    """Return the changes between two states."""
+    changes: list[NoticeChange] = []
     if now.notice is None and before.notice is not None:
-        changes.append(Kept())
+        changes.append(NoticeWithdrawn())
     if now.notice is not None:
-        told = before.notice is not None and before.notice.key == now.notice.key
-        if not told:
-            changes.append(Taken(now.notice.lead_s))
+        known = before.notice is not None and before.notice.key == now.notice.key
+        if not known:
+            changes.append(PreemptionAnnounced(now.notice.lead_s))
     if now.at_risk and not before.at_risk:
         changes.append(AtRisk())
     return tuple(changes)
 
 
-def acknowledge(source: NoticeSource) -> None:
-    """Tell the cloud, where it wants to know, that it may take this VM now.
+def acknowledge(open_source: NoticeSource) -> None:
+    """Acknowledge the notice, where the cloud supports that.
 
-    It will take it anyway: whatever goes wrong is told to the log alone.
+    The preemption happens anyway: errors are only logged.
     """
     try:
-        source.acknowledge()
+        open_source.acknowledge()
     except NoAnswerError as error:
         logger.info("notice not acknowledged: %s", error)
 
 
 class LocalSource:
-    """A VM of the local cloud, which keeps a question open until there is a notice.
+    """Notices of a VM of the local cloud, by long polling.
 
     Args:
-        socket: Where the local cloud listens.
+        socket: Path of the local cloud's socket.
         vm_id: The VM.
     """
 
@@ -158,14 +160,14 @@ class LocalSource:
     def __init__(self, socket: str, vm_id: str) -> None:
         self._socket = socket
         self._vm_id = vm_id
-        self._heard = 0
-        self._standing = VmOutlook()
+        self._last_id = 0
+        self._current = VmOutlook()
 
     def ask(self) -> VmOutlook:
         """Return the newest notice; see ``NoticeSource``."""
         target = (
             f"/metadata/{self._vm_id}/interruption"
-            f"?wait_s={LONG_POLL_S}&after={self._heard}"
+            f"?wait_s={LONG_POLL_S}&after={self._last_id}"
         )
         timeout_s = LONG_POLL_S + ANSWER_S
         try:
@@ -173,23 +175,23 @@ class LocalSource:
                 self._socket, "GET", target, timeout_s=timeout_s
             )
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswerError(f"GET {target}: {error!r}") from None
+            raise NoAnswerError(f"GET {target}: {error!r}") from error
         if status == http.HTTPStatus.OK:
-            told = json.loads(body)
-            self._heard = told["id"]
-            self._standing = VmOutlook(
-                PreemptionNotice(str(self._heard), told["lead_s"])
+            notice = json.loads(body)
+            self._last_id = notice["id"]
+            self._current = VmOutlook(
+                PreemptionNotice(str(self._last_id), notice["lead_s"])
             )
         elif status != http.HTTPStatus.NO_CONTENT:
-            raise NoAnswerError(f"GET {target}: {status}")  # it knows this VM no more
-        return self._standing
+            raise NoAnswerError(f"GET {target}: {status}")  # the VM has ended
+        return self._current
 
     def acknowledge(self) -> None:
-        """The local cloud does not want to know."""
+        """Do nothing: the local cloud has no acknowledgement."""
 
 
-class _Silence:
-    """Nobody gives notice on a machine that nobody rents out."""
+class _NoNotices:
+    """The source of machines without notices."""
 
     every_s = 3600.0
 

@@ -1,4 +1,4 @@
-"""What a VM can hear of its own end, and how its metadata service is asked for it.
+"""Sources of preemption notices, and the client of metadata services.
 
 Standard library only; the agent carries this module.
 """
@@ -19,16 +19,16 @@ from urllib.parse import urlsplit
 from spottrain.cloud.port.errors import CloudError
 
 ANSWER_S = 10.0
-"""How long a metadata service may take to answer, beyond what it is asked to wait."""
-_MOST_BYTES = 1 << 20
+"""Timeout of a metadata service, in addition to the requested wait."""
+_MAX_BYTES = 1 << 20
 
 
 class NoAnswerError(CloudError):
-    """A service gave no answer that can be used; it is asked again.
+    """A service gave no usable answer; the request is retried.
 
     Args:
         message: One line.
-        retry_after_s: How long it wants to be left alone.
+        retry_after_s: Time before the next request, if the service demands it.
     """
 
     def __init__(self, message: str, retry_after_s: float = 0.0) -> None:
@@ -38,47 +38,47 @@ class NoAnswerError(CloudError):
 
 @dataclass(frozen=True, slots=True)
 class PreemptionNotice:
-    """That this VM will be taken."""
+    """A notice that this VM will be preempted."""
 
     key: str
-    """Another one means that something has changed; then it is told again."""
+    """A new key means that the notice has changed."""
     lead_s: float
-    """Seconds left when it was heard."""
+    """Seconds left when it was received."""
 
 
 @dataclass(frozen=True, slots=True)
 class VmOutlook:
-    """What a cloud says now of this VM's end."""
+    """The current state of a VM's notices."""
 
     notice: PreemptionNotice | None = None
     at_risk: bool = False
-    """It is likelier than others to be taken."""
+    """True at elevated risk of preemption."""
 
 
 class NoticeSource(Protocol):
-    """Where a VM hears of its end."""
+    """A source of preemption notices."""
 
     every_s: float
-    """Least time from one question to the next."""
+    """Minimum time between two requests."""
 
     def ask(self) -> VmOutlook:
-        """Return what is said now; may wait for a change.
+        """Return the current state; may wait for a change.
 
         Raises:
-            NoAnswerError: nothing is known now.
+            NoAnswerError: the state is unknown now.
         """
 
     def acknowledge(self) -> None:
-        """Tell the cloud, where it wants to know, that it may take this VM now.
+        """Acknowledge the notice, where the cloud supports that.
 
         Raises:
-            NoAnswerError: it did not hear.
+            NoAnswerError: the service did not answer.
         """
 
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """A service's answer."""
+    """A service's HTTP response."""
 
     status: int
     headers: Message
@@ -86,9 +86,9 @@ class Answer:
 
     @property
     def at_s(self) -> float:
-        """Return when it was given (seconds since the epoch), by the service's clock.
+        """Time of the response (seconds since the epoch), by the service's clock.
 
-        So a VM whose own clock is wrong knows how much time it has.
+        So lead times are right even if the VM's own clock is wrong.
         """
         try:
             return http_date_s(self.headers["Date"])
@@ -99,22 +99,22 @@ class Answer:
         """Return the body.
 
         Raises:
-            NoAnswerError: it is not text.
+            NoAnswerError: the body is not text.
         """
         try:
             return self.body.decode()
         except UnicodeDecodeError as error:
-            raise NoAnswerError(f"metadata service: {error}") from None
+            raise NoAnswerError(f"metadata service: {error}") from error
 
 
 class Metadata:
-    """The service that tells a VM about itself, over plain HTTP and never by a proxy.
+    """Client of a VM's metadata service, over plain HTTP without proxies.
 
     Args:
-        url: Where it is, without a slash at the end.
+        url: URL without a trailing slash.
 
     Raises:
-        CloudError: the address is none.
+        CloudError: the URL is invalid.
     """
 
     def __init__(self, url: str) -> None:
@@ -139,18 +139,18 @@ class Metadata:
         wait_s: float = 0.0,
         expected: tuple[int, ...] = (http.HTTPStatus.OK,),
     ) -> Answer:
-        """Return the answer to one request.
+        """Return the response to one request.
 
         Args:
-            method: Of the request, as are the next two.
-            target: Its path and query.
-            headers: Further ones.
-            body: Is sent as JSON.
-            wait_s: How long the service is asked to wait for news.
-            expected: Statuses of use to the caller.
+            method: HTTP method.
+            target: Path and query.
+            headers: Request headers.
+            body: Sent as JSON.
+            wait_s: How long the service may wait for a change.
+            expected: Statuses that the caller can use.
 
         Raises:
-            NoAnswerError: none in time, or another status.
+            NoAnswerError: no response in time, or another status.
         """
         connection = http.client.HTTPConnection(
             self._host, self._port, timeout=ANSWER_S + wait_s
@@ -160,9 +160,9 @@ class Metadata:
         try:
             connection.request(method, self._path + target, body, dict(headers))
             response = connection.getresponse()
-            answer = Answer(response.status, response.msg, response.read(_MOST_BYTES))
+            answer = Answer(response.status, response.msg, response.read(_MAX_BYTES))
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswerError(f"{method} {target}: {error!r}") from None
+            raise NoAnswerError(f"{method} {target}: {error!r}") from error
         finally:
             connection.close()
         if answer.status not in expected:
@@ -173,21 +173,21 @@ class Metadata:
 
 
 def _retry_after_s(answer: Answer) -> float:
-    """Return how long a service asks to be left alone; 0: it does not say."""
-    said = answer.headers["Retry-After"] or ""
-    return float(said) if said.isascii() and said.isdecimal() else 0.0
+    """Return the Retry-After of a response in seconds, 0 if it has none."""
+    text = answer.headers["Retry-After"] or ""
+    return float(text) if text.isascii() and text.isdecimal() else 0.0
 
 
 def http_date_s(text: str | None) -> float:
     """Return the time (seconds since the epoch) of an HTTP date.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no date.
     """
     try:
         at = email.utils.parsedate_to_datetime(text or "")
-    except (TypeError, ValueError, IndexError, OverflowError):
-        raise ValueError(f"not a date: {text!r}") from None
+    except (TypeError, ValueError, IndexError, OverflowError) as error:
+        raise ValueError(f"not a date: {text!r}") from error
     return _seconds(at)
 
 
@@ -195,7 +195,7 @@ def iso_date_s(text: str) -> float:
     """Return the time (seconds since the epoch) of a date such as 2026-01-02T03:04:05Z.
 
     Raises:
-        ValueError: it is none.
+        ValueError: the text is no date.
     """
     return _seconds(datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ"))
 
@@ -205,4 +205,4 @@ def _seconds(at: datetime) -> float:
     try:
         return aware.timestamp()
     except OverflowError as error:
-        raise ValueError(str(error)) from None
+        raise ValueError(str(error)) from error

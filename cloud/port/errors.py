@@ -1,13 +1,13 @@
-"""Cloud errors, one per thing that the caller can do about them.
+"""Cloud errors, one for each reaction of the caller.
 
 CloudError              unknown: never read as "no capacity"
 ├── NoCapacityError     (zone, instance type) is sold out: cool down, try another offer
 ├── QuotaExceededError  (region, family): ask for less or elsewhere
 ├── PriceTooHighError   the market price rose above the bid
 ├── AuthError           credentials are missing or refused: tell the user
-├── MisconfiguredError  what was asked for does not exist or fit: tell the user
+├── MisconfiguredError  a requested resource does not exist or fit: tell the user
 ├── ThrottledError      wait ``retry_after_s``
-└── VmNotFoundError     the VM is unknown or gone
+└── VmNotFoundError     the VM is unknown or has ended
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from spottrain.errors import SpottrainError
 
 
 class CloudError(SpottrainError):
-    """A cloud said no, for a reason that we do not know how to act on."""
+    """A cloud refused, for a reason that we cannot act on."""
 
     exit_code = 6
 
@@ -40,7 +40,7 @@ class AuthError(CloudError):
 
 
 class MisconfiguredError(CloudError):
-    """An image, a type, a network or a setting that does not exist or does not fit."""
+    """An image, type, network or setting does not exist or does not fit."""
 
 
 class ThrottledError(CloudError):
@@ -57,4 +57,4 @@ class ThrottledError(CloudError):
 
 
 class VmNotFoundError(CloudError):
-    """The VM is unknown or gone."""
+    """The VM is unknown or has ended."""

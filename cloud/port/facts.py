@@ -1,53 +1,54 @@
-"""What an adapter needs to be told about the kinds of machines, and by whom."""
+"""The catalogue of instance types as adapters see it, and what they share to use it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Protocol
 
-from spottrain.cloud.port.errors import MisconfiguredError
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
+from spottrain.cloud.port.provider import Offer, Vm
 
 
 class GpuFacts(Protocol):
-    """A kind of GPU."""
+    """A GPU model."""
 
     @property
     def memory_bytes(self) -> int:
-        """Memory of one."""
+        """Memory of one GPU."""
 
 
 class MachineFacts(Protocol):
-    """A kind of machine."""
+    """An instance type."""
 
     @property
     def gpu(self) -> GpuFacts:
-        """Its GPUs are alike."""
+        """The model of all its GPUs."""
 
     @property
     def gpus(self) -> int:
-        """How many it has."""
+        """Number of GPUs."""
 
 
 class CloudFacts(Protocol):
-    """Knows the kinds of machines; ``pricing.catalogue.Catalogue`` is one."""
+    """A catalogue of instance types, such as ``pricing.prices.catalogue.Catalogue``."""
 
     def find(self, cloud: str, instance_type: str) -> MachineFacts | None:
-        """Return a kind of machine, None if it is not known."""
+        """Return an instance type, None if it is unknown."""
 
 
 def check_types(
     facts: CloudFacts, cloud: str, title: str, names: Iterable[str]
 ) -> None:
-    """Refuse kinds of machines that nothing is known of.
+    """Refuse instance types that the catalogue does not know.
 
     Args:
-        facts: Who knows.
-        cloud: Whose kinds they are, as ``facts`` names it.
-        title: The same for people.
-        names: The kinds.
+        facts: The catalogue.
+        cloud: Name of the cloud in the catalogue.
+        title: Name of the cloud in messages.
+        names: The types.
 
     Raises:
-        MisconfiguredError: some are not known.
+        MisconfiguredError: some are unknown.
     """
     unknown = [name for name in names if facts.find(cloud, name) is None]
     if unknown:
@@ -57,4 +58,60 @@ def check_types(
 
 
 OnDemandPrice = Callable[[str, str], float | None]
-"""(region, instance type) -> USD per hour, None where it is not known."""
+"""(region, instance type) -> USD per hour, None if unknown."""
+
+
+def make_offer(
+    facts: CloudFacts,
+    *,
+    cloud: str,
+    region: str,
+    zone: str,
+    instance_type: str,
+    spot: bool,
+    usd_per_hour: float,
+    observed_at_s: float,
+    family: str,
+) -> Offer:
+    """Return an offer; it has no GPUs if the catalogue does not know the type."""
+    machine = facts.find(cloud, instance_type)
+    return Offer(
+        cloud=cloud,
+        region=region,
+        zone=zone,
+        instance_type=instance_type,
+        spot=spot,
+        usd_per_hour=usd_per_hour,
+        observed_at_s=observed_at_s,
+        gpus=0 if machine is None else machine.gpus,
+        gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
+        family=family,
+    )
+
+
+def check_offered(region: str, wanted: Sequence[str], offered: Collection[str]) -> str:
+    """Return how many of the wanted types a region offers, and which it lacks.
+
+    Raises:
+        MisconfiguredError: it offers none of them.
+    """
+    missing = [name for name in wanted if name not in offered]
+    if len(missing) == len(wanted):
+        raise MisconfiguredError(
+            f"{region} does not rent {', '.join(missing)}; use another region or type"
+        )
+    detail = f"{len(wanted) - len(missing)} types can be rented"
+    return f"{detail}, but not {', '.join(missing)}" if missing else detail
+
+
+def refuse_if_used(title: str, job: str, vms: Iterable[Vm]) -> None:
+    """Refuse to remove what live VMs of a job still use.
+
+    Raises:
+        CloudError: some VMs are alive.
+    """
+    alive = sorted(vm.vm_id for vm in vms if vm.state.is_alive)
+    if alive:
+        raise CloudError(
+            f"{title}: job {job} still has VMs: {', '.join(alive)}; terminate them first"
+        )

@@ -1,7 +1,7 @@
-"""A VM's own lease: it ends itself when it has not heard from a manager for long.
+"""A VM's lease: the VM ends itself when it has not heard from a manager for too long.
 
-A script of the image's shell watches the age of one file. The agent, once there, keeps
-the file young as long as its manager answers, and removes it to end the VM at once.
+A shell script watches the age of a file. The agent touches the file whenever its manager
+answers, and removes it to end the VM at once.
 Standard library only; the agent carries this module.
 """
 
@@ -14,9 +14,9 @@ from pathlib import Path
 
 FILE = Path("/var/lib/spottrain/lease")
 BOOT_S = 900
-"""How long the first sign of a manager may take, beyond the lease."""
+"""Time allowed until a manager is first heard, in addition to the lease."""
 GRACE_S = 300
-"""Beyond the lease as well: the agent checkpoints first, then gives the lease up."""
+"""In addition to the lease: the agent checkpoints first, then gives up the lease."""
 _CHECK_S = 10
 SWITCH_OFF = "systemctl poweroff || poweroff -f"
 
@@ -50,12 +50,12 @@ systemctl enable --now spottrain-lease.service
 
 
 def boot_script(lease_s: float, end: str = SWITCH_OFF) -> str:
-    """Return what a VM runs as root at its first boot; it holds no secret.
+    """Return the script that a VM runs as root at its first boot; it holds no secret.
 
     Args:
-        lease_s: How long the VM goes on without a manager.
-        end: The shell command that ends it, tried every few seconds; where switching
-            off does not end billing, something that does.
+        lease_s: How long the VM keeps running without a manager.
+        end: The shell command that ends the VM and its billing, tried every few
+            seconds.
     """
     return _SCRIPT.format(
         bound_s=math.ceil(lease_s) + GRACE_S,
@@ -67,13 +67,13 @@ def boot_script(lease_s: float, end: str = SWITCH_OFF) -> str:
     )
 
 
-def heard(file: Path = FILE) -> None:
-    """Renew the lease: a manager has answered. Nothing happens where none is kept."""
+def renew(file: Path = FILE) -> None:
+    """Renew the lease after an answer of the manager; do nothing if there is none."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         os.utime(file)
 
 
 def give_up(file: Path = FILE) -> None:
-    """End the VM within seconds. Nothing happens where no lease is kept."""
+    """End the VM within seconds; do nothing if there is no lease."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
         file.unlink()

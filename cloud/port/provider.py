@@ -1,29 +1,36 @@
-"""The cloud port: what every provider can do (design: section 5).
+"""The cloud port: the methods of every provider (design: section 5).
 
-Every method is safe to retry. Optional abilities are Protocols of their own, asked for
-with ``isinstance``, never by a provider's name.
+Every method is safe to retry. Optional abilities are Protocols of their own. Callers test
+for them with ``isinstance``, never by a provider's name.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Protocol, runtime_checkable
 
+from spottrain.errors import SpottrainError
+
 
 class VmState(StrEnum):
-    """What a cloud says of a VM."""
+    """State of a VM, as its cloud reports it."""
 
     STARTING = "starting"
     RUNNING = "running"
     STOPPING = "stopping"
     TERMINATED = "terminated"
 
+    @property
+    def is_alive(self) -> bool:
+        """True until the VM begins to end."""
+        return self in (VmState.STARTING, VmState.RUNNING)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Offer:
-    """One kind of machine that can be rented in one place at one price."""
+    """An instance type that can be rented in a zone at a price."""
 
     cloud: str
     region: str
@@ -39,9 +46,9 @@ class Offer:
     gpu_speed: float = 1.0
     """Speed relative to the device that the profile was measured on."""
     available: int | None = None
-    """Machines left, where the cloud says so."""
+    """Machines left, if the cloud reports it."""
     family: str = ""
-    """What one quota bounds in a region, as the cloud names it; empty: the type."""
+    """Family whose quota applies, as the cloud names it; empty: the type itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,7 +58,7 @@ class Vm:
     vm_id: str
     job: str
     intent: str
-    """The launch intent that it answers to."""
+    """The launch intent that it fulfils."""
     state: VmState
     offer: Offer
     private_address: str
@@ -63,7 +70,7 @@ class Vm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchRequest:
-    """A wish for ``count`` machines of one offer."""
+    """A request for ``count`` machines of one offer."""
 
     token: str
     """Idempotency: the same token never launches twice."""
@@ -76,7 +83,7 @@ class LaunchRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchResult:
-    """The machines that came; fewer than asked for is normal."""
+    """The machines that were launched; fewer than requested is normal."""
 
     vms: tuple[Vm, ...]
     refusal: str = ""
@@ -85,7 +92,7 @@ class LaunchResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentBootstrap:
-    """What an agent must be given to find its manager."""
+    """What an agent needs to reach its manager."""
 
     manager_url: str
     ca_pem: str
@@ -99,75 +106,75 @@ class CloudProvider(Protocol):
     name: str
 
     def offers(self) -> Sequence[Offer]:
-        """Return what can be rented now."""
+        """Return the offers that can be rented now."""
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Ask for machines; may give fewer. The same token never launches twice.
+        """Launch machines, possibly fewer. The same token never launches twice.
 
         Raises:
-            NoCapacityError: not a single machine of this offer is left.
+            NoCapacityError: no machine of this offer is left.
         """
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return the truth, VMs that another manager process launched included.
+        """Return all VMs of a job, also those that another manager process launched.
 
         A terminated VM is listed for a while, with ``ended_at_s``.
         """
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Return once asked. An unknown or already gone VM is not an error."""
+        """Request termination. An unknown or ended VM is not an error."""
 
 
 @runtime_checkable
 class HasParts(Protocol):
-    """Several clouds as one: each can be asked by itself, and fails by itself.
+    """Several clouds as one provider; each can be used, and fails, by itself.
 
-    As a whole ``list_vms`` fails where one cloud does not answer: nobody shall take its
-    VMs for gone. Who can do with less asks the parts.
+    ``list_vms`` of the whole fails if one cloud does not answer, so that its VMs are not
+    taken for ended. A caller that can use partial lists asks the parts.
     """
 
     def parts(self) -> Mapping[str, CloudProvider]:
-        """Return the clouds by ``Offer.cloud``; VMs have the same ids there."""
+        """Return the clouds by ``Offer.cloud``; VM ids are the same there."""
 
 
 @runtime_checkable
 class StartsAgents(Protocol):
-    """Can bring our agent to life on a running VM."""
+    """Can start our agent on a running VM."""
 
     def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
         """Start the agent, detached. A second call while it runs does nothing.
 
         Raises:
-            VmNotFoundError: the VM is gone.
-            UserCodeError: the user's own setup failed on it: the job cannot run.
+            VmNotFoundError: the VM has ended.
+            UserCodeError: the user's setup failed on it: the job cannot run.
         """
 
 
 @runtime_checkable
-class CarriesCalls(Protocol):
-    """Keeps connections to its VMs, over which their agents call the manager."""
+class ForwardsCalls(Protocol):
+    """Keeps connections to its VMs and forwards their agents' calls to the manager."""
 
     def serve(self, manager_url: str) -> None:
-        """Carry calls to this manager from now on, also of VMs that ran before."""
+        """Forward calls to this manager from now on, also of VMs that already run."""
 
     def close(self) -> None:
-        """Hang up everywhere; VMs go on."""
+        """Close all connections; VMs keep running."""
 
 
 @runtime_checkable
-class ExcusesSilence(Protocol):
-    """Knows when it is not a VM that is silent but the way from it that is broken."""
+class ReportsUnreachableVms(Protocol):
+    """Can tell a silent VM from one whose connection to the manager is broken."""
 
-    def out_of_reach(self) -> Collection[str]:
-        """Return the ids of VMs that cannot call now for no fault of theirs.
+    def unreachable_vms(self) -> Collection[str]:
+        """Return the ids of VMs whose calls cannot arrive now.
 
-        Asked often; must not block.
+        Called often; must not block.
         """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
-    """How much of one family the account may rent in one region."""
+    """Quota of the account for one family in one region."""
 
     region: str
     family: str
@@ -175,39 +182,47 @@ class Quota:
     spot: bool
     limit: float
     unit: str
-    """What ``limit`` counts: ``vcpu``, ``gpu`` or ``vm``."""
+    """Unit of ``limit``: ``vcpu``, ``gpu`` or ``vm``."""
     used: float | None = None
-    """How much of it is in use, where the cloud says so."""
+    """Amount in use, if the cloud reports it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """What was found out about one thing that a job needs of an account."""
+    """Result of one check of what a job needs from an account."""
 
     what: str
-    """Such as ``quota us-east-1 G and VT spot``."""
+    """The checked item, such as ``quota us-east-1 G and VT spot``."""
     ok: bool
     told: str
-    """One line: what there is, or what is wrong and what to do."""
+    """One line: what was found, or what is wrong and what to do."""
     one_of: str = ""
-    """Of all with the same name here, such as ``quota``, a job needs but one: what is
-    wrong in one region, or of one family, leaves the others. Empty: it is needed."""
+    """Group of alternatives, such as ``quota``, of which a job needs only one to be ok.
+    Empty: this item is required."""
+
+
+def run_check(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
+    """Return the finding with the text that ``ask`` returns, or the error it raises."""
+    try:
+        return Finding(what=what, ok=True, told=ask(), one_of=one_of)
+    except SpottrainError as error:
+        return Finding(what=what, ok=False, told=str(error), one_of=one_of)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementScore:
-    """How likely a spot request is to be met."""
+    """Likelihood that a spot request is fulfilled."""
 
     region: str
     zone: str
     """Empty: the region as a whole."""
     score: float
-    """From 0, hopeless, to 1, likely."""
+    """From 0 (unlikely) to 1 (likely)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SshTarget:
-    """Where and as whom a VM is entered."""
+    """Address, user and host keys for logging in to a VM."""
 
     host: str
     user: str
@@ -218,51 +233,51 @@ class SshTarget:
 
 @runtime_checkable
 class SimulatesInterruption(Protocol):
-    """Can have the cloud itself take a spot VM back, its notice included."""
+    """Can have the cloud itself preempt a spot VM, with its usual notice."""
 
     def interrupt(self, vm_id: str) -> None:
-        """Ask for the interruption; it comes when the cloud likes.
+        """Request the interruption; the cloud decides when it happens.
 
         Raises:
-            VmNotFoundError: the VM is gone.
+            VmNotFoundError: the VM has ended.
         """
 
 
 @runtime_checkable
 class ReportsQuota(Protocol):
-    """Knows what the account may rent."""
+    """Can report the account's quotas."""
 
     def quotas(self) -> Sequence[Quota]:
-        """Return the quotas that bound this account's offers."""
+        """Return the quotas that apply to this account's offers."""
 
 
 @runtime_checkable
 class ChecksAccount(Protocol):
-    """Can find out whether jobs could rent here, without renting."""
+    """Can check whether jobs could rent here, without renting."""
 
     def check(self) -> Sequence[Finding]:
-        """Try credentials, permissions, images, types and quotas.
+        """Check credentials, permissions, images, types and quotas.
 
-        What is wrong is a finding, never an error.
+        Problems are findings, never errors.
         """
 
 
 @runtime_checkable
 class ReportsPlacementScore(Protocol):
-    """Knows where a spot request is likely to be met."""
+    """Can report where a spot request is likely to be fulfilled."""
 
     def placement_scores(
         self, instance_type: str, count: int
     ) -> Sequence[PlacementScore]:
-        """Return a score for each place where ``count`` machines could be asked for."""
+        """Return a score for each zone or region for ``count`` machines."""
 
 
 @runtime_checkable
 class ReportsPriceHistory(Protocol):
-    """Remembers what machines cost before."""
+    """Can report past prices."""
 
     def price_history(self, since_s: float) -> Sequence[Offer]:
-        """Return past spot offers, each ``observed_at_s`` the moment it began to hold.
+        """Return past spot offers; ``observed_at_s`` is when each price took effect.
 
         Args:
             since_s: Seconds since the epoch.
@@ -271,10 +286,10 @@ class ReportsPriceHistory(Protocol):
 
 @runtime_checkable
 class ReleasesJob(Protocol):
-    """Keeps things in the cloud that a job's VMs share: a network, keys, rules."""
+    """Owns cloud resources that a job's VMs share: a network, keys, firewall rules."""
 
     def release(self, job: str) -> None:
-        """Remove what ``job`` shared; nothing left to remove is not an error.
+        """Remove the shared resources of ``job``; none left is not an error.
 
         Raises:
             CloudError: VMs of the job still use it: terminate them first.
@@ -283,19 +298,19 @@ class ReleasesJob(Protocol):
 
 @runtime_checkable
 class FindsOrphans(Protocol):
-    """Can look for VMs that nobody remembers."""
+    """Can find VMs that no manager knows of."""
 
     def list_all(self) -> Sequence[Vm]:
-        """Return the VMs of all jobs wherever the account may rent."""
+        """Return the VMs of all jobs in every region of the account."""
 
 
 @runtime_checkable
 class ReachedBySsh(Protocol):
-    """Rents VMs that are entered by SSH."""
+    """Rents VMs that accept SSH logins."""
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
-        """Return how to enter a VM, None while it boots.
+        """Return how to log in to a VM, None while it boots.
 
         Raises:
-            VmNotFoundError: the VM is gone.
+            VmNotFoundError: the VM has ended.
         """

@@ -1,6 +1,6 @@
-"""What providers keep on disk: VMs as JSON, files of this user alone, VMs' folders.
+"""Storage on disk of providers: VMs as JSON, private files, VM folders.
 
-Standard library only: the keeper on a host clears up with it.
+Standard library only: the keeper on a host cleans up with it.
 """
 
 from __future__ import annotations
@@ -18,12 +18,12 @@ FORMER_FIELDS = {
     "observed_at": "observed_at_s",
     "ended_at": "ended_at_s",
 }
-"""Fields of ``Offer`` and ``Vm`` by the names that journals, records of the local cloud and
-memories of hosts had for them up to version 0.1."""
+"""Former names (version 0.1) of fields of ``Offer`` and ``Vm`` in journals, records of the
+local cloud, memories of hosts and claims."""
 
 
 def with_current_names(data: Any) -> Any:
-    """Return JSON data with the fields of ``Offer`` and ``Vm`` under today's names."""
+    """Return JSON data with the fields of ``Offer`` and ``Vm`` under their current names."""
     if isinstance(data, dict):
         return {
             FORMER_FIELDS.get(name, name): with_current_names(value)
@@ -42,17 +42,17 @@ def vm_from_data(data: dict[str, Any]) -> Vm:
 
 
 def clear_vm_folder(vm_folder: Path) -> None:
-    """Remove everything of an ended VM but its logs, as far as that can be removed."""
+    """Remove all files of an ended VM but its logs, as far as possible."""
     for entry in vm_folder.iterdir() if vm_folder.is_dir() else ():
         if entry.is_dir() and not entry.is_symlink():
-            # What user code made unremovable must not end the cloud.
+            # Files that user code made unremovable must not end the cloud.
             shutil.rmtree(entry, ignore_errors=True)
         elif entry.suffix != ".log":
             entry.unlink(missing_ok=True)
 
 
 def write_private(path: Path, text: str) -> None:
-    """Write a file that only this user can read, whole or not at all."""
+    """Write a file atomically; only this user can read it."""
     draft = path.with_name(f"{path.name}.{os.getpid()}.draft")
     draft.unlink(missing_ok=True)
     with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:

@@ -1,6 +1,6 @@
-"""The tags that everything rented carries (design: section 5).
+"""Tags of all rented resources (design: section 5).
 
-Characters are those that every cloud allows: GCP's labels are the narrowest.
+They use only characters that every cloud allows; GCP labels are the most restrictive.
 """
 
 from __future__ import annotations
@@ -8,14 +8,14 @@ from __future__ import annotations
 JOB = "spottrain-job"
 """Name of the job; ``gc`` finds orphans by it."""
 INTENT = "spottrain-intent"
-"""The launch intent that a VM answers to."""
+"""The launch intent that a VM fulfils."""
 MANAGER = "manager"
-"""The intent of the VM that a job's manager itself runs on; no launch of a core has it."""
+"""Intent of the VM that a job's manager runs on; the core never launches with it."""
 PRICE = "spottrain-usd-per-hour"
-"""What the VM was rented at; not where a label cannot hold a decimal point."""
+"""Price at launch; absent where labels cannot hold a decimal point."""
 EXPIRES = "spottrain-expires"
-"""Lease in whole seconds: a VM ends so long after it last heard from a manager.
+"""Lease in whole seconds: a VM ends this long after it last heard from a manager.
 
-A duration, not a moment: a launch that is repeated with its token must be word for
-word the same, or the cloud refuses it.
+A duration, not a time: a launch repeated with its token must be identical, or the
+cloud refuses it.
 """

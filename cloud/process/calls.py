@@ -1,7 +1,7 @@
-"""What goes between a provider in a child process and its stand-in: JSON, no pickle.
+"""Protocol between a provider in a child process and its proxy: JSON, no pickle.
 
-Every method of the cloud port goes over by name. Its own annotations say how arguments
-and results become JSON and come back; errors keep their class and fields.
+Methods of the cloud port are called by name. Their annotations define how arguments and
+results are converted to JSON and back; errors keep their class and fields.
 """
 
 from __future__ import annotations
@@ -18,38 +18,9 @@ from pydantic_core import to_jsonable_python
 
 from spottrain import errors as roots
 from spottrain.cloud.port import errors
+from spottrain.cloud.port.abilities import arguments_by_name
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import (
-    ChecksAccount,
-    CloudProvider,
-    FindsOrphans,
-    ReachedBySsh,
-    ReleasesJob,
-    ReportsPlacementScore,
-    ReportsPriceHistory,
-    ReportsQuota,
-    SimulatesInterruption,
-    StartsAgents,
-)
 from spottrain.errors import SpottrainError
-
-PORT: type = CloudProvider
-ABILITIES: Mapping[str, type] = {
-    ability.__name__: ability
-    for ability in (
-        ChecksAccount,
-        FindsOrphans,
-        ReachedBySsh,
-        ReleasesJob,
-        ReportsPlacementScore,
-        ReportsPriceHistory,
-        ReportsQuota,
-        SimulatesInterruption,
-        StartsAgents,
-    )
-}
-"""What a child can offer beside the port, by name. Not ``CarriesCalls``: connections to
-VMs belong to the manager's own process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,44 +28,44 @@ class ProviderCall:
     """One method of a protocol."""
 
     name: str
-    signature: inspect.Signature
+    method: types.FunctionType
     arguments: Mapping[str, TypeAdapter[Any]]
     result: TypeAdapter[Any]
 
     def pack(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """Return the arguments as JSON by name."""
-        bound = self.signature.bind(None, *args, **kwargs).arguments
-        bound.pop("self")
+        bound = arguments_by_name(self.method, args, kwargs)
         return {name: to_jsonable_python(value) for name, value in bound.items()}
 
     def unpack(self, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the arguments that ``pack`` has packed."""
+        """Return the arguments that ``pack`` packed."""
         return {
             name: self.arguments[name].validate_python(value)
             for name, value in arguments.items()
         }
 
 
-@functools.cache
 def calls_of(protocol: type) -> tuple[ProviderCall, ...]:
     """Return the methods of a protocol of the cloud port."""
     functions = (f for f in vars(protocol).values() if inspect.isfunction(f))
-    return tuple(_call(f) for f in functions if not f.__name__.startswith("_"))
+    return tuple(call_of(f) for f in functions if not f.__name__.startswith("_"))
 
 
-def _call(function: types.FunctionType) -> ProviderCall:
+@functools.cache
+def call_of(function: types.FunctionType) -> ProviderCall:
+    """Return one method of a protocol of the cloud port."""
     hints = get_type_hints(function)
     result = _plain(hints.pop("return"))
     return ProviderCall(
         name=function.__name__,
-        signature=inspect.signature(function),
+        method=function,
         arguments={name: TypeAdapter(_plain(hint)) for name, hint in hints.items()},
         result=TypeAdapter(result),
     )
 
 
 def _plain(hint: Any) -> Any:
-    """Return what JSON can tell from others: any run of items is a tuple."""
+    """Return a type that JSON can represent: a tuple for any sequence or collection."""
     if get_origin(hint) in (Sequence, Collection):
         return types.GenericAlias(tuple, (get_args(hint)[0], ...))
     return hint
@@ -111,7 +82,7 @@ _ERRORS = {kind.__name__: kind for kind in _errors()}
 
 
 def pack_error(error: SpottrainError) -> dict[str, Any]:
-    """Return an error as JSON; one of a class that nobody else knows as its parent."""
+    """Return an error as JSON; a private class is packed as its public base class."""
     kind = next(k for k in type(error).__mro__ if _ERRORS.get(k.__name__) is k)
     fields = inspect.signature(kind.__init__).parameters.keys() & vars(error).keys()
     return {
@@ -122,6 +93,6 @@ def pack_error(error: SpottrainError) -> dict[str, Any]:
 
 
 def unpack_error(packed: Mapping[str, Any]) -> SpottrainError:
-    """Return the error that was packed; one that is unknown here is a ``CloudError``."""
+    """Return the packed error; one of an unknown class becomes a ``CloudError``."""
     kind = _ERRORS.get(packed["kind"], CloudError)
     return kind(packed["message"], **packed["fields"])

@@ -1,9 +1,9 @@
 """A provider whose SDK lives in a child process, with the same protocols.
 
-SDKs take seconds to import, leak memory and hang; none of it reaches the manager.
-Calls run at the same time, each with a deadline. A child that dies or hangs fails its
-calls with ``CloudError`` (asking again, with the same token, is safe) and is started
-again by the next one. A child never outlives whoever started it.
+SDKs take seconds to import, leak memory and hang; the child keeps that away from the
+manager. Calls run in parallel, each with a deadline. If the child dies or hangs, its calls
+fail with ``CloudError`` (a retry with the same token is safe) and the next call starts it
+again. A child never outlives its parent.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ import json
 import subprocess
 import sys
 import threading
-from collections.abc import Collection, Mapping, Sequence
+import types
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from typing import Any
+from typing import Any, Concatenate
 
+from spottrain.cloud.port.abilities import ForwardsAbilities, P, R
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
-from spottrain.cloud.process.calls import (
-    ABILITIES,
-    PORT,
-    ProviderCall,
-    calls_of,
-    unpack_error,
+from spottrain.cloud.port.provider import (
+    CloudProvider,
+    LaunchRequest,
+    LaunchResult,
+    Offer,
+    Vm,
 )
+from spottrain.cloud.process.calls import call_of, unpack_error
 
 ANSWER_S = 110.0
-"""How long a call may take: less than the manager's own patience (errands)."""
+"""How long a call may take: less than the manager's own timeout (daemon.effects)."""
 SLOW_S: Mapping[str, float] = {"release": 600.0, "list_all": 300.0, "check": 300.0}
-"""Calls that may take longer, by name."""
+"""Limits of calls that may take longer, by name."""
 _START_S = 60.0
 _END_S = 5.0
 _ARGV = (sys.executable, "-P", "-m", "spottrain.cloud.process.main")
 
-_PORT = {call.name: call for call in calls_of(PORT)}
 
+class ChildProvider(ForwardsAbilities):
+    """A proxy of a provider in a child process; created by ``in_child``.
 
-class ChildProvider:
-    """A stand-in for a provider in a child process; made by ``in_child``.
-
-    It has the port's methods, and those of each ability that the provider has.
+    It has the abilities of the provider.
     """
 
     def __init__(self, recipe: str, first: _Child, answer_s: float | None) -> None:
@@ -52,49 +52,56 @@ class ChildProvider:
         self._answer_s = answer_s
         self._closed = False
         self._lock = threading.Lock()
+        self._forward_abilities(
+            lambda ability: ability.__name__ in first.abilities, self._forward
+        )
 
     def offers(self) -> Sequence[Offer]:
         """See ``CloudProvider``."""
-        found: Sequence[Offer] = self._ask(_PORT["offers"])
-        return found
+        return self._forward(CloudProvider.offers)()
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
         """See ``CloudProvider``."""
-        result: LaunchResult = self._ask(_PORT["launch"], request)
-        return result
+        return self._forward(CloudProvider.launch)(request)
 
     def list_vms(self, job: str) -> Sequence[Vm]:
         """See ``CloudProvider``."""
-        vms: Sequence[Vm] = self._ask(_PORT["list_vms"], job)
-        return vms
+        return self._forward(CloudProvider.list_vms)(job)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """See ``CloudProvider``."""
-        self._ask(_PORT["terminate"], vm_ids)
+        self._forward(CloudProvider.terminate)(vm_ids)
 
     @property
     def pid(self) -> int | None:
-        """The child's process; None while there is none."""
+        """Process id of the child; None while there is none."""
         child = self._child
         return child.pid if child is not None and child.alive else None
 
     def close(self) -> None:
-        """End the child; calls under way fail, and so does every later one."""
+        """End the child; calls in flight and all later ones fail."""
         with self._lock:
             self._closed = True
             if self._child is not None:
                 self._child.end()
 
-    def _ask(self, call: ProviderCall, *args: Any, **kwargs: Any) -> Any:
+    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        assert isinstance(method, types.FunctionType)
+        call = call_of(method)
         limit_s = self._answer_s or SLOW_S.get(call.name, ANSWER_S)
-        packed = call.pack(*args, **kwargs)
-        answer = self._living().ask(call.name, packed, limit_s)
-        return call.result.validate_python(answer)
 
-    def _living(self) -> _Child:
+        def ask(*args: P.args, **kwargs: P.kwargs) -> R:
+            packed = call.pack(*args, **kwargs)
+            answer = self._live_child().ask(call.name, packed, limit_s)
+            result: R = call.result.validate_python(answer)
+            return result
+
+        return ask
+
+    def _live_child(self) -> _Child:
         with self._lock:
             if self._closed:
-                raise CloudError(f"{self.name}: is closed already")
+                raise CloudError(f"{self.name}: is already closed")
             if self._child is None or not self._child.alive:
                 self._child = None
                 self._child = _Child(self._recipe)
@@ -102,10 +109,10 @@ class ChildProvider:
 
 
 class _Child:
-    """One life of a child process.
+    """One run of a child process.
 
     Args:
-        recipe: Which provider to make, as JSON.
+        recipe: The provider to create, as JSON.
 
     Raises:
         SpottrainError: what making it has raised, or that it gave no sign of life.
@@ -132,27 +139,27 @@ class _Child:
 
     @property
     def alive(self) -> bool:
-        """Whether it can still answer."""
+        """True while it can answer."""
         return not self._silent and self._process.poll() is None
 
     def ask(self, method: str, arguments: dict[str, Any], limit_s: float) -> Any:
-        """Return the answer as JSON.
+        """Return the result as JSON.
 
         Raises:
-            SpottrainError: what the provider has raised.
-            CloudError: the child died, or gave no answer in time.
+            SpottrainError: the provider's error.
+            CloudError: the child died or did not answer in time.
         """
         with self._lock:
             if not self.alive:
-                raise self._died()
+                raise self._ended_error()
             number = next(self._numbers)
             self._waiting[number] = Future()
-        asked = {"number": number, "method": method, "arguments": arguments}
-        self._send(json.dumps(asked))
+        request = {"number": number, "method": method, "arguments": arguments}
+        self._send(json.dumps(request))
         return self._wait(number, method, limit_s)
 
     def end(self) -> None:
-        """Kill the process and wait until it is gone."""
+        """Kill the process and wait until it has ended."""
         self._process.kill()
         self._process.wait()
 
@@ -162,18 +169,18 @@ class _Child:
             with self._sending:
                 self._process.stdin.write(line + "\n")
                 self._process.stdin.flush()
-        except (OSError, ValueError):
-            raise self._died() from None
+        except (OSError, ValueError) as error:
+            raise self._ended_error() from error
 
     def _wait(self, number: int, method: str, limit_s: float) -> Any:
         try:
             answer = self._waiting[number].result(limit_s)
-        except FutureTimeoutError:
-            # Whatever it waits for, it would wait for ever: nothing is lost with it.
+        except FutureTimeoutError as error:
+            # It hangs: killing it loses nothing.
             self.end()
             raise CloudError(
-                f"{self.name}: {method}: no answer in {limit_s:g} s; will be asked again"
-            ) from None
+                f"{self.name}: {method}: no answer in {limit_s:g} s; will be retried"
+            ) from error
         finally:
             with self._lock:
                 self._waiting.pop(number, None)
@@ -182,7 +189,7 @@ class _Child:
         return answer["result"]
 
     def _listen(self) -> None:
-        """Hand answers out until the child is gone; then fail whoever still waits."""
+        """Deliver answers until the child ends; then fail the calls that still wait."""
         assert self._process.stdout is not None
         with self._process.stdout as stream:
             for line in stream:
@@ -196,52 +203,36 @@ class _Child:
             left = [one for one in self._waiting.values() if not one.done()]
         self._process.wait()
         for one in left:
-            one.set_exception(self._died())
-        self._hang_up()
+            one.set_exception(self._ended_error())
+        self._close_input()
 
-    def _hang_up(self) -> None:
+    def _close_input(self) -> None:
         assert self._process.stdin is not None
         with self._sending:
             try:
                 self._process.stdin.close()
             except OSError:
-                return  # what was still to be sent has nobody to read it
+                return  # nothing reads the rest any more
 
-    def _died(self) -> CloudError:
+    def _ended_error(self) -> CloudError:
         return CloudError(
-            f"{self.name}: the process of its SDK has ended; will be asked again"
+            f"{self.name}: the process of its SDK has ended; will be retried"
         )
 
 
 def in_child(
     factory: str, settings: Mapping[str, Any], *, answer_s: float | None = None
 ) -> ChildProvider:
-    """Return a provider that lives in a child process of this one.
+    """Return a provider that runs in a child process.
 
     Args:
         factory: ``module:function``, called in the child with ``settings``.
-        settings: Plain JSON; no secrets but those that the environment holds anyway.
-        answer_s: How long every call may take, instead of ``ANSWER_S`` and ``SLOW_S``.
+        settings: Plain JSON without secrets; SDKs find credentials by themselves.
+        answer_s: Limit of every call, instead of ``ANSWER_S`` and ``SLOW_S``.
 
     Raises:
-        SpottrainError: what the factory raises.
+        SpottrainError: the factory's error.
         CloudError: the child does not start.
     """
     recipe = json.dumps({"factory": factory, "settings": dict(settings)})
-    first = _Child(recipe)
-    methods = {
-        call.name: _forward(call)
-        for name in first.abilities
-        for call in calls_of(ABILITIES[name])
-    }
-    kind = type("ChildProvider", (ChildProvider,), methods)
-    made: ChildProvider = kind(recipe, first, answer_s)
-    return made
-
-
-def _forward(call: ProviderCall) -> Any:
-    def method(self: ChildProvider, *args: Any, **kwargs: Any) -> Any:
-        return self._ask(call, *args, **kwargs)
-
-    method.__doc__ = f"See the protocol of ``{call.name}``."
-    return method
+    return ChildProvider(recipe, _Child(recipe), answer_s)

@@ -1,4 +1,4 @@
-"""Becomes a command that the kernel kills when its parent dies; standard library only.
+"""Runs a command that the kernel kills when its parent dies; standard library only.
 
 ``python die_with_parent.py PARENT_PID COMMAND...``: a program of its own, since code
 between fork and exec is not safe in a parent with threads.
@@ -15,7 +15,7 @@ _PR_SET_PDEATHSIG = 1
 
 
 def main() -> None:
-    """Ask for the signal, then become the command."""
+    """Request the signal, then execute the command."""
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")

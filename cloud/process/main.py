@@ -1,7 +1,7 @@
-"""The child process in which a cloud's SDK lives; see ``child.in_child``.
+"""The child process that runs a cloud's SDK; see ``child.in_child``.
 
-It reads a line of JSON a call and answers each with one, in any order. It ends as soon
-as nobody can call it any more: whoever started it is gone.
+It reads one line of JSON for each call and answers with one line, in any order. It ends
+with its parent.
 """
 
 from __future__ import annotations
@@ -18,11 +18,10 @@ from typing import IO, Any
 
 from pydantic_core import to_jsonable_python
 
+from spottrain.cloud.port.abilities import ABILITIES
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.cloud.process.calls import (
-    ABILITIES,
-    PORT,
     ProviderCall,
     calls_of,
     pack_error,
@@ -31,24 +30,24 @@ from spottrain.errors import SpottrainError
 
 logger = logging.getLogger(__name__)
 
-_CALLS_AT_ONCE = 32
+_THREADS = 32
 
 
-class _Answers:
-    """Writes answers, whole, from many threads."""
+class _Replies:
+    """Writes whole answers from many threads."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
         self._lock = threading.Lock()
 
-    def give(self, number: int, **answer: Any) -> None:
+    def send(self, number: int, **answer: Any) -> None:
         with self._lock:
             self._stream.write(json.dumps({"number": number, **answer}) + "\n")
             self._stream.flush()
 
 
 def _own_streams() -> tuple[IO[str], IO[str]]:
-    """Return (calls, answers); what an SDK prints or reads goes elsewhere from now on."""
+    """Return (calls, answers); SDKs no longer read from or print to these streams."""
     calls, answers = os.dup(0), os.dup(1)
     nowhere = os.open(os.devnull, os.O_RDONLY)
     os.dup2(nowhere, 0)
@@ -63,47 +62,47 @@ def _make(recipe: dict[str, Any]) -> CloudProvider:
     return provider
 
 
-def _answer(
+def _serve_call(
     provider: CloudProvider,
     call: ProviderCall,
-    asked: dict[str, Any],
-    answers: _Answers,
+    request: dict[str, Any],
+    answers: _Replies,
 ) -> None:
-    number = asked["number"]
+    number = request["number"]
     try:
-        result = getattr(provider, call.name)(**call.unpack(asked["arguments"]))
-        told = to_jsonable_python(result)
+        result = getattr(provider, call.name)(**call.unpack(request["arguments"]))
+        data = to_jsonable_python(result)
     except SpottrainError as error:
-        answers.give(number, error=pack_error(error))
+        answers.send(number, error=pack_error(error))
     except Exception as error:
         logger.exception("%s.%s", provider.name, call.name)
         what = " ".join(f"{type(error).__name__}: {error}".split())
-        bug = CloudError(f"{provider.name}: {call.name} failed inside: {what}")
-        answers.give(number, error=pack_error(bug))
+        bug = CloudError(f"{provider.name}: {call.name} failed unexpectedly: {what}")
+        answers.send(number, error=pack_error(bug))
     else:
-        answers.give(number, result=told)
+        answers.send(number, result=data)
 
 
 def main() -> None:
-    """Make the provider that the first line asks for, then answer until the end."""
+    """Create the provider that the first line describes, then serve calls."""
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s")
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # whoever started us decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent decides
     calls, stream = _own_streams()
-    answers = _Answers(stream)
+    answers = _Replies(stream)
     try:
         provider = _make(json.loads(calls.readline()))
     except SpottrainError as error:
-        answers.give(0, error=pack_error(error))
+        answers.send(0, error=pack_error(error))
         sys.exit(1)
     able = [name for name, kind in ABILITIES.items() if isinstance(provider, kind)]
-    answers.give(0, result={"name": provider.name, "abilities": able})
-    protocols = (PORT, *(ABILITIES[name] for name in able))
+    answers.send(0, result={"name": provider.name, "abilities": able})
+    protocols = (CloudProvider, *(ABILITIES[name] for name in able))
     known = {call.name: call for each in protocols for call in calls_of(each)}
-    pool = ThreadPoolExecutor(_CALLS_AT_ONCE, "call")
+    pool = ThreadPoolExecutor(_THREADS, "call")
     for line in calls:
-        asked = json.loads(line)
-        pool.submit(_answer, provider, known[asked["method"]], asked, answers)
-    os._exit(0)  # what is still asked of the cloud has nobody to tell
+        request = json.loads(line)
+        pool.submit(_serve_call, provider, known[request["method"]], request, answers)
+    os._exit(0)  # nobody waits for the calls in flight
 
 
 if __name__ == "__main__":

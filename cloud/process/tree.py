@@ -1,8 +1,8 @@
-"""All processes of a VM, found, killed, stopped or slowed down; Linux.
+"""Finds, kills, stops or slows down all processes of a VM; Linux only.
 
 A process belongs to a VM if its environment says so (SPOTTRAIN_VM is inherited), if it
 is in the session of one that does or of the VM's agent, or if its parent belongs to the
-VM. One that has left all three behind is out of reach.
+VM. A process that escaped all three is not found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ VARIABLE = "SPOTTRAIN_VM"
 """Environment variable that marks the processes of a VM."""
 
 _PATIENCE_S = 10.0
-"""A process in the kernel's hands may take a while to obey a signal."""
+"""A process in a system call may take a while to react to a signal."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,11 +36,11 @@ class _Process:
 
 
 def kill_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
-    """SIGKILL every process of some VMs and return when none is left.
+    """SIGKILL all processes of some VMs; return when none is left.
 
     Args:
         markers: Values of SPOTTRAIN_VM.
-        sessions: Sessions that the VMs' agents lead, as far as known.
+        sessions: Session ids of the VMs' agents, as far as known.
 
     Raises:
         CloudError: a process is still there after 10 s.
@@ -51,13 +51,13 @@ def kill_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
         handles = [_signal(process.pid, signal.SIGKILL) for process in found]
         for handle in handles:
             if handle is not None:
-                _await_exit(handle, deadline)
+                _wait_for_exit(handle, deadline)
                 os.close(handle)
-        _check_patience(found, deadline)
+        _check_deadline(found, deadline)
 
 
 def stop_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
-    """SIGSTOP every process of some VMs and return when all of them stand still.
+    """SIGSTOP all processes of some VMs; return when all are stopped.
 
     Raises:
         CloudError: a process still runs after 10 s.
@@ -68,13 +68,13 @@ def stop_all(markers: Collection[str], sessions: Collection[int] = ()) -> None:
             handle = _signal(process.pid, signal.SIGSTOP)
             if handle is not None:
                 os.close(handle)
-        _check_patience(found, deadline)
-        # Only a parent is told when a process stops, and these are mostly not ours.
+        _check_deadline(found, deadline)
+        # Only a parent is notified when a process stops; most of these have others.
         time.sleep(0.001)
 
 
 def groups(markers: Collection[str], sessions: Collection[int] = ()) -> frozenset[int]:
-    """Return the process groups of some VMs; ours is none of them.
+    """Return the process groups of some VMs, without our own.
 
     Args:
         markers: As in ``kill_all``.
@@ -85,15 +85,15 @@ def groups(markers: Collection[str], sessions: Collection[int] = ()) -> frozense
 
 
 def signal_groups(found: Iterable[int], number: signal.Signals) -> None:
-    """Send a signal to every process of some groups, as far as they still exist."""
+    """Signal every process of some groups that still exist."""
     for group in found:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(group, number)
 
 
 def _members(markers: Collection[str], sessions: Collection[int]) -> list[_Process]:
-    """Return all processes of some VMs, zombies aside."""
-    # One that is just becoming another program has no environment to be found by.
+    """Return all processes of some VMs except zombies."""
+    # A process in the middle of exec has no environment: scan twice.
     return _scan(markers, sessions) or _scan(markers, sessions)
 
 
@@ -141,17 +141,17 @@ def _signal(pid: int, number: signal.Signals) -> int | None:
     return handle
 
 
-def _await_exit(handle: int, deadline: float) -> None:
+def _wait_for_exit(handle: int, deadline: float) -> None:
     """Wait until a process has exited, or the deadline (monotonic seconds)."""
     poll = select.poll()
     poll.register(handle, select.POLLIN)
     poll.poll(max(0.0, deadline - time.monotonic()) * 1000)
 
 
-def _check_patience(processes: Collection[_Process], deadline: float) -> None:
+def _check_deadline(processes: Collection[_Process], deadline: float) -> None:
     if time.monotonic() > deadline:
         pids = ", ".join(str(p.pid) for p in processes)
         raise CloudError(
-            f"processes of a VM must obey signals within {_PATIENCE_S} s: {pids} do "
-            "not; look at what they hang on"
+            f"processes {pids} of a VM do not react to signals within "
+            f"{_PATIENCE_S:g} s; check what they wait for"
         )

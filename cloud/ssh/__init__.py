@@ -1,6 +1,7 @@
-"""The user's own hosts as a cloud: reached over SSH, taken and given back.
+"""VMs reached over SSH: the user's own hosts, and VMs rented from any cloud.
 
-provider.SshProvider ── line.Line (one a host) ── session.Session ──SSH──> on_host
-                                                  tunnel.Tunnel  <──SSH─── agents' calls
-on the host:  on_host (while somebody is connected)   keeper ── agent ── supervisor
+hosts.SshProvider, rented.RentedVmProvider ── transport.HostConnection (one per host)
+    transport.Session ──SSH──> on_vm.host_agent
+    transport.Tunnel  <──SSH── calls of the agent
+on the host: host_agent (while connected), keeper ── agent ── supervisor
 """

@@ -1,4 +1,4 @@
-"""Sharing a mini-batch out anew from what its replicas really took.
+"""Rebalances a mini-batch over its replicas from the times that they really took.
 
 The controller of "Taming Resource Heterogeneity In Distributed ML Training With Dynamic
 Batching" (section III-C) over virtual nodes. A replica that is slower than it was thought
@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from spottrain.morphing.adapt.shares import share_virtual_nodes
 from spottrain.morphing.errors import PlanError
 
-LEAST_OBSERVATIONS = 3
-"""Mini-batches before a change, at least: fewer do not show how they scatter."""
+MIN_OBSERVATIONS = 3
+"""Minimum number of mini-batches before a change: fewer do not show the noise."""
 PRECISION = 0.5
 """Standard error of a time that is good enough for a change, in dead-bands; where noise is
 greater, a change waits until its average spans ``1 / smoothing`` mini-batches."""
@@ -27,17 +27,17 @@ thousand mini-batches."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareBalancer:
-    """What is known of the replicas of one generation; ``observe`` gives the next.
+    """State of the controller of one generation; ``observe`` returns the next state.
 
-    Make one with ``start``. The fields below ``smoothing`` are its memory.
+    Make one with ``start``. The fields below ``smoothing`` are its history.
     """
 
     shares: tuple[int, ...]
     """Virtual nodes of each replica, to be used from the next mini-batch on."""
-    most: tuple[int, ...]
-    """The most each may have: what fits, and what was learned to slow it down."""
+    limits: tuple[int, ...]
+    """Upper limit of each: what fits in memory, or what was seen to slow it down."""
     dead_band: float = 0.05
-    """Least share of the slowest replica's time that a change must save."""
+    """Minimum share of the slowest replica's time that a change must save."""
     smoothing: float = 0.1
     """Weight of the newest time in the moving average."""
     observations: int = 0
@@ -60,7 +60,7 @@ class ShareBalancer:
         return tuple(itertools.accumulate(self.shares, initial=0))
 
     def observe(self, times_s: Sequence[float]) -> ShareBalancer:
-        """Take in a mini-batch that was computed with the present shares.
+        """Return the state after a mini-batch computed with the present shares.
 
         Args:
             times_s: From its beginning until each replica had done its last backward:
@@ -68,7 +68,7 @@ class ShareBalancer:
 
         Returns:
             The next controller. Its ``shares`` differ only where a change is expected
-            to save more than the dead-band, and more than what chance could feign.
+            to save more than the dead-band, and more than noise can explain.
 
         Raises:
             PlanError: As many times are needed as replicas, finite and above 0.
@@ -105,7 +105,7 @@ class ShareBalancer:
 def start(
     shares: Sequence[int],
     *,
-    most: Sequence[int] | None = None,
+    limits: Sequence[int] | None = None,
     dead_band: float = 0.05,
     smoothing: float = 0.1,
 ) -> ShareBalancer:
@@ -113,14 +113,14 @@ def start(
 
     Args:
         shares: Virtual nodes of each replica.
-        most: The most that each can hold; any number if not given.
+        limits: The most that each can hold; any number if not given.
         dead_band: See ``ShareBalancer``.
         smoothing: See ``ShareBalancer``.
 
     Raises:
         PlanError: A share is below 1 or above the most, or a number out of its range.
     """
-    limits = [sum(shares)] * len(shares) if most is None else most
+    limits = [sum(shares)] * len(shares) if limits is None else limits
     good = (
         len(shares) == len(limits) >= 1
         and all(1 <= b <= top for b, top in zip(shares, limits, strict=True))
@@ -129,20 +129,20 @@ def start(
     )
     if not good:
         raise PlanError(
-            "shares must be 1 up to the most that fits, dead_band 0 up to 1, smoothing "
+            "shares must be 1 up to their limits, dead_band 0 up to 1, smoothing "
             f"above 0 and at most 1: got {list(shares)}, {list(limits)}, {dead_band} "
             f"and {smoothing}"
         )
     return ShareBalancer(
         shares=tuple(shares),
-        most=tuple(limits),
+        limits=tuple(limits),
         dead_band=dead_band,
         smoothing=smoothing,
     )
 
 
 def _smoothed(old: ShareBalancer, times_s: tuple[float, ...]) -> ShareBalancer:
-    """Return ``old`` with the moving averages moved on.
+    """Return ``old`` with updated moving averages.
 
     They are plain means as long as that weighs the newest more than ``smoothing``.
     """
@@ -169,8 +169,8 @@ def _smoothed(old: ShareBalancer, times_s: tuple[float, ...]) -> ShareBalancer:
 def _variance(earlier_s: Sequence[float], later_s: Sequence[float]) -> float:
     """Return the variance of relative times, from two mini-batches.
 
-    What slows all replicas alike is no noise here: it moves no share. A lasting change
-    counts once only, since each time is compared with the one before.
+    What slows all replicas equally is not noise here: it moves no share. A lasting
+    change counts once only, since each time is compared with the one before.
     """
     steps = [math.log(b / a) for a, b in zip(earlier_s, later_s, strict=True)]
     mean = math.fsum(steps) / len(steps)
@@ -189,9 +189,9 @@ def _standard_error(seen: ShareBalancer) -> float:
 
 
 def _is_settled(seen: ShareBalancer) -> bool:
-    """Return whether the average is as good as need be, or will not get better."""
+    """Return whether the average is precise enough, or will not get more precise."""
     precise = _standard_error(seen) <= PRECISION * seen.dead_band
-    return seen.observations >= LEAST_OBSERVATIONS and (
+    return seen.observations >= MIN_OBSERVATIONS and (
         precise or seen.observations * seen.smoothing >= 1
     )
 
@@ -201,37 +201,37 @@ def _throughput(seen: ShareBalancer) -> tuple[float, ...]:
 
 
 def _with_bounds_learned(seen: ShareBalancer) -> ShareBalancer:
-    """Bound who got more and is slower per virtual node since: not that much again.
+    """Limit a replica that got more and became slower: it does not get that much again.
 
-    Who becomes slower only later than ``1 / smoothing`` mini-batches after the change has
-    another reason. A bound is left out if the mini-batch would no longer fit under all of
-    them.
+    A replica that becomes slower later than ``1 / smoothing`` mini-batches after the
+    change has another reason. A limit is left out if the mini-batch would no longer fit
+    under all of them.
     """
     first = (
-        LEAST_OBSERVATIONS
+        MIN_OBSERVATIONS
         <= seen.observations
-        <= max(LEAST_OBSERVATIONS, 1 / seen.smoothing)
+        <= max(MIN_OBSERVATIONS, 1 / seen.smoothing)
     )
     if not seen.shares_before or not first:
         return seen
     slack = seen.dead_band + NOISE_BAND * _standard_error(seen)
-    most = list(seen.most)
+    limits = list(seen.limits)
     for k, rate in enumerate(_throughput(seen)):
         earlier = seen.shares_before[k]
         dropped = rate < seen.throughput_before[k] * (1 - slack)
-        room = sum(most) - most[k] + earlier
+        room = sum(limits) - limits[k] + earlier
         if seen.shares[k] > earlier and dropped and room >= sum(seen.shares):
-            most[k] = min(most[k], earlier)
-    return replace(seen, most=tuple(most))
+            limits[k] = min(limits[k], earlier)
+    return replace(seen, limits=tuple(limits))
 
 
 def _proposal(seen: ShareBalancer) -> tuple[int, ...]:
-    """Return what the proportional rule wants, in whole virtual nodes (eqs. 4 and 5).
+    """Return the proportional rule's shares, in whole virtual nodes (eqs. 4 and 5).
 
     b_k: share. t_k: its smoothed time. X_k: throughput. tau_k: error against the mean.
-    The rule alone keeps the sum of the shares only nearly, and not whole: of all shares
-    with the right sum and within the bounds those are taken that exceed what it wants by
-    the least factor.
+    The rule alone keeps the sum only nearly, and gives no whole numbers: of all shares
+    with the right sum and within the limits those are taken that exceed what it asks
+    for by the smallest factor.
     """
     t = seen.smoothed_s
     mean_t = math.fsum(t) / len(t)
@@ -241,6 +241,6 @@ def _proposal(seen: ShareBalancer) -> tuple[int, ...]:
         b_k - X_k * tau_k for b_k, X_k, tau_k in zip(seen.shares, X, tau, strict=True)
     ]
     bounds = share_virtual_nodes(
-        sum(seen.shares), [1 / b_k for b_k in wanted], seen.most
+        sum(seen.shares), [1 / b_k for b_k in wanted], seen.limits
     )
     return tuple(b - a for a, b in itertools.pairwise(bounds))

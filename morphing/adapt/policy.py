@@ -1,9 +1,9 @@
-"""When to morph: the one rule that the manager and the replays of traces follow.
+"""The morph policy: one rule for the manager and for the replays of traces.
 
-A morph pays if the new plan does more until the next loss than the present one, what
-going over to it costs counted (design: Planning). How long that will be is guessed from
-the losses so far. A generation that is broken is mended at once; who survives keeps its
-place and a warm spare takes the lost one's (``placement.place``).
+A morph pays if the new plan trains more examples until the next loss than the present
+one, the cost of the switch included (design: Planning). The time until then is
+estimated from the losses so far. A broken generation is replaced at once; survivors
+keep their places and a warm spare takes the lost one's (``placement.place``).
 """
 
 from __future__ import annotations
@@ -16,43 +16,43 @@ from dataclasses import dataclass
 NOTICE_SHARE = 0.25
 """The part of a notice's lead time that may pass waiting for further notices."""
 UNSEEN_SHARE = 0.05
-"""What losses are taken to put at stake before there was one: machines that may go do go,
-and a plan with a second replica goes on then."""
+"""Lag share that is assumed before the first loss: preemptible VMs do get lost, and a
+plan with a second replica then goes on."""
 CAUTION = 0.1
-"""The most speed that is given up for a plan that survives losses better."""
+"""Maximum share of speed that is given up for a plan that survives losses better."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MorphOption:
-    """A way to go on: a plan, and the training time that going over to it costs."""
+    """A plan to train under, and the training time that switching to it costs."""
 
     examples_per_s: float
-    """0 for a generation that is broken."""
+    """0 for a broken generation."""
     cost_s: float = 0.0
     """0 for the plan that runs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetOutlook:
-    """What was seen of the fleet, on one clock."""
+    """Changes of the fleet that were observed, all times on one clock."""
 
     since_s: float
-    """When watching began."""
+    """Begin of the observation."""
     losses_at_s: Sequence[float]
-    """When GPUs were lost, ascending."""
+    """Times at which GPUs were lost, ascending."""
     changed_at_s: float
-    """When usable GPUs last came or went."""
+    """Time of the last change of the usable GPUs."""
     debounce_s: float
-    """Losses no further apart are one; and so long the fleet must have been quiet before
-    a plan is left that still runs."""
+    """Losses no further apart count as one; and the fleet must have been quiet for so
+    long before a running plan is left."""
 
     def quiet_s(self, now_s: float) -> float:
         """Return the time to expect until the next loss.
 
-        Of the quiet times so far that were longer than the present one, what was left of
-        them by then, on the mean; as one more, the present one will last as long again.
-        So a fleet with long quiet times is trusted after a while, and one that was never
-        quiet for longer as long as it has been.
+        The mean remainder of all earlier quiet times that were longer than the present
+        one; one more sample assumes that the present one will last as long again. So a
+        fleet with long quiet times is trusted after a while, and one that was never
+        quiet for longer is trusted for as long as it has been quiet.
         """
         gaps, last_s = self._gaps()
         quiet_s = now_s - last_s
@@ -60,10 +60,10 @@ class FleetOutlook:
         return (sum(left) + quiet_s) / (len(left) + 1)
 
     def quiet_at_s(self, quiet_s: float, from_s: float) -> float:
-        """Return from when on ``quiet_s`` can be expected if nothing is lost till then.
+        """Return the time from which ``quiet_s`` can be expected without another loss.
 
-        Nothing before ``from_s`` counts. What is expected falls while time passes, rises
-        where a quiet time so far is outlasted, and only rises once all are.
+        Nothing before ``from_s`` counts. The expectation falls while time passes, rises
+        where an earlier quiet time is exceeded, and only rises once all are.
         """
         gaps, last_s = self._gaps()
         at_s = begin_s = max(from_s, last_s)
@@ -89,15 +89,15 @@ class FleetOutlook:
 def morph_at_s(
     present: MorphOption, new: MorphOption, outlook: FleetOutlook, left_s: float
 ) -> float:
-    """Return from when on it is right to leave ``present`` for ``new``.
+    """Return the time from which a morph from ``present`` to ``new`` pays.
 
     It pays once the time to expect until the next loss (``FleetOutlook.quiet_s``) is as long
     as ``new`` needs to make up for its cost.
 
     Args:
-        present: The plan that runs; one that does nothing is left at once.
-        new: The plan to go over to.
-        outlook: What the time until the next loss is guessed from.
+        present: The plan that runs; a broken one is left at once.
+        new: The plan to switch to.
+        outlook: Observations from which the time until the next loss is estimated.
         left_s: Training time that the job still needs under ``present``.
 
     Returns:
@@ -114,10 +114,10 @@ def morph_at_s(
 def break_even_s(
     current_examples_per_s: float, new_examples_per_s: float, morph_cost_s: float
 ) -> float:
-    """Return for how long a new plan must last to do more examples than the present one.
+    """Return how long a new plan must last to train more examples than the present one.
 
     Training stands still for ``morph_cost_s``. Infinite if the new plan is no faster; a
-    generation that does not train (0 examples/s) is always left.
+    generation that does not train (0 examples/s) is left at once.
     """
     if new_examples_per_s <= current_examples_per_s:
         return math.inf
@@ -128,9 +128,9 @@ def break_even_s(
 
 
 def handover_at_s(noticed_at_s: float, leaves_at_s: float, debounce_s: float) -> float:
-    """Return when to leave a generation because one of its VMs goes away.
+    """Return the time to leave a generation because one of its VMs has a notice.
 
-    A little later than the notice, as others may follow.
+    A little later than the notice, as further notices may follow.
     """
     lead_s = leaves_at_s - noticed_at_s
     return noticed_at_s + min(debounce_s, NOTICE_SHARE * lead_s)

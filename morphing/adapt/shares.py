@@ -1,7 +1,8 @@
-"""How many virtual nodes each replica computes, in proportion to how fast it is.
+"""Shares of virtual nodes per replica, in proportion to the replicas' speeds.
 
-VirtualFlow, section 5.1.2: give the faster more, so that the slowest ends soonest. Here
-for replicas that may all differ, and exactly: no other shares end sooner.
+VirtualFlow, section 5.1.2: faster replicas get more, so that the slowest finishes
+earliest. Here for replicas that may all differ, and exactly: no other shares finish
+earlier.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from dataclasses import dataclass
 from spottrain.morphing.errors import PlanError
 
 SAFETY = 1e-9
-"""By how much the water level is lowered, so that rounding cannot lift it too far."""
+"""Share by which the water level is lowered, so that rounding cannot lift it too
+far."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,7 +25,7 @@ class ReplicaSpeed:
     """A replica that takes ``fixed_s + virtual_nodes * per_virtual_node_s``."""
 
     fixed_s: float
-    """Filling and draining its pipeline: what it takes whatever its share."""
+    """Filling and draining its pipeline, independent of its share."""
     per_virtual_node_s: float
 
 
@@ -47,21 +49,21 @@ def pace_of(stage_s: Sequence[float], link_s: Sequence[float] = ()) -> ReplicaSp
 def share_virtual_nodes(
     virtual_nodes: int,
     seconds_per_virtual_node: Sequence[float],
-    most: Sequence[int] | None = None,
+    limits: Sequence[int] | None = None,
     *,
     fixed_s: Sequence[float] | None = None,
 ) -> tuple[int, ...]:
-    """Share virtual nodes out so that the slowest replica ends as soon as can be.
+    """Share virtual nodes out so that the slowest replica finishes earliest.
 
     A replica of ``n`` virtual nodes takes ``fixed_s + n * seconds_per_virtual_node``;
-    each has one at least. Of all such shares those are taken in which every single
-    virtual node went where it ends soonest, the first replica where several do: equally
+    each has at least one. Of all such shares those are taken in which every virtual
+    node went to the replica that finishes it earliest, the first one of equals: equally
     fast replicas get what ``partition.spread`` gives them.
 
     Args:
         virtual_nodes: Of the mini-batch.
         seconds_per_virtual_node: Of each replica.
-        most: The most that each can hold; any number if not given.
+        limits: Maximum that each can hold; any number if not given.
         fixed_s: What each takes besides; 0 if not given.
 
     Returns:
@@ -73,14 +75,14 @@ def share_virtual_nodes(
     """
     paces = list(seconds_per_virtual_node)
     fixed = [0.0] * len(paces) if fixed_s is None else list(fixed_s)
-    limits = [virtual_nodes] * len(paces) if most is None else list(most)
+    limits = [virtual_nodes] * len(paces) if limits is None else list(limits)
     _check(virtual_nodes, paces, limits, fixed)
     level_s = _level_s(virtual_nodes, paces, limits, fixed)
     shares = [
         min(max(int((level_s - f) / pace), 1), limit)
         for pace, limit, f in zip(paces, limits, fixed, strict=True)
     ]
-    # Fewer are left than there are replicas (but for SAFETY): to who ends soonest.
+    # Fewer are left than there are replicas (but for SAFETY): earliest finish first.
     ends = [
         (fixed[i] + (shares[i] + 1) * paces[i], i)
         for i in range(len(paces))
@@ -126,8 +128,8 @@ def _check(
         )
     if min(limits) < 1 or sum(limits) < virtual_nodes:
         raise PlanError(
-            f"the replicas can hold {sum(limits)} virtual nodes, {min(limits)} the one "
-            f"with least room: got {virtual_nodes}; use more or larger devices, or a "
+            f"the replicas can hold {sum(limits)} virtual nodes, the smallest "
+            f"{min(limits)}: got {virtual_nodes}; use more or larger devices, or a "
             "larger microbatch_size"
         )
 
@@ -138,7 +140,7 @@ def _level_s(
     limits: Sequence[int],
     fixed: Sequence[float],
 ) -> float:
-    """Return a time by which no more than all virtual nodes can be done, but nearly.
+    """Return a time by which nearly all virtual nodes can be done, but not more.
 
     Were virtual nodes divisible, a replica would have 1 up to the time of its first,
     then as many as fit into the time, then its limit: a rising line of pieces, whose

@@ -1,6 +1,6 @@
-"""Which ranks of a plan are slower than they should be, from what they took.
+"""Finds stragglers: ranks of a plan that are slower than they should be.
 
-All replicas of a stage run the same computation, so a machine that stutters without
+All replicas of a stage run the same computation, so a machine that is slow without
 failing shows as an outlier among them (Varuna, section 4.6, "fail-stutter").
 """
 
@@ -20,11 +20,12 @@ CALM = 0.2
 holds. Among ranks that scatter more, as on machines with other work, an outlier takes
 longer by twice the scatter."""
 WINDOW = 30
-"""Mini-batches that are looked at, the newest ones."""
+"""Number of newest mini-batches that are examined."""
 OUTLYING = 21
-"""Mini-batches of them in which a slow rank is an outlier. With noise of 10 % and one
-peer, a rank like the others is an outlier in 16 % of the mini-batches, one that is slower
-by 30 % in 81 %: of windows with the one next to none has so many, with the other 95 %."""
+"""Number of them in which a straggler must be an outlier. With noise of 10 % and one
+peer, a rank like the others is an outlier in 16 % of the mini-batches, one that is
+slower by 30 % in 81 %: of windows with the one next to none has so many, with the other
+95 %."""
 TRUST = 2.0
 """With one replica only, a rank has no peers that run the same. The profile may then be
 wrong about a stage by up to that factor, as the generation's first mini-batches show it:
@@ -33,12 +34,12 @@ what becomes slower later is found, and what takes even longer than that at once
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankSample:
-    """What one rank did in one mini-batch."""
+    """Measurements of one rank in one mini-batch."""
 
     busy_s: float
     """Inside its tasks."""
     expected_s: float
-    """What they should take by the profile."""
+    """Time that they should take by the profile."""
     microbatches: int
 
     @property
@@ -54,7 +55,7 @@ class RankSample:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Straggler:
-    """A rank that is slow."""
+    """A rank that is slower than its peers."""
 
     rank: int
     slowness: float
@@ -66,7 +67,7 @@ class Straggler:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerWatch:
-    """What was seen of the ranks of one generation."""
+    """Observations of the ranks of one generation."""
 
     pipeline_depth: int
     samples: tuple[tuple[RankSample, ...], ...] = ()
@@ -74,7 +75,7 @@ class StragglerWatch:
     slowness: tuple[tuple[float, ...], ...] = ()
     """Of each of them: every rank's time over that of its peers."""
     usual: tuple[float, ...] = ()
-    """With one replica: what each rank's slowness was at first, from 1 to ``TRUST``."""
+    """With one replica: each rank's slowness at first, from 1 to ``TRUST``."""
 
     def observe(self, samples: Sequence[RankSample]) -> StragglerWatch:
         """Return the watch after one more mini-batch.
@@ -102,7 +103,7 @@ class StragglerWatch:
         return watch
 
     def stragglers(self) -> tuple[Straggler, ...]:
-        """Return the ranks that are slow, the slowest first."""
+        """Return the stragglers, the slowest first."""
         if len(self.slowness) < OUTLYING:
             return ()
         columns = tuple(zip(*self.slowness, strict=True))
@@ -122,10 +123,11 @@ class StragglerWatch:
         return tuple(sorted(slow, key=lambda straggler: -straggler.slowness))
 
     def saved_s(self, slow: Collection[Straggler]) -> float:
-        """Return what a mini-batch would take less, were they as fast as their peers.
+        """Return the time a mini-batch would save if they were as fast as their peers.
 
         A replica goes as fast as its slowest stage. Now all wait for the replica that
-        ends last; then the virtual nodes would be shared as the replicas' speeds are.
+        finishes last; then virtual nodes would be shared in proportion to the replicas'
+        speeds.
         """
         ranks = range(len(self.samples[-1]))
         lately = self.samples[-OUTLYING:]
@@ -163,8 +165,8 @@ def slowness_of(ratios: Sequence[float], pipeline_depth: int) -> tuple[float, ..
     """Return every rank's time over the median of its peers'.
 
     Peers are the other replicas of its stage. With one replica only, they are all other
-    ranks, and what the profile has wrong about a stage shows as slowness (``TRUST``). A
-    rank without any peer is as it should be.
+    ranks, and errors of the profile show as slowness (``TRUST``). A rank without any
+    peer has slowness 1.
 
     Args:
         ratios: Of every rank, time taken over time expected.
@@ -199,7 +201,7 @@ def _over_others(values: Sequence[float]) -> list[float]:
 def expected_busy_s(
     plan: Plan, profile: Profile, stage: int, microbatches: int, recomputes: int
 ) -> float:
-    """Return what a stage's tasks of one mini-batch should take by the profile.
+    """Return the time a stage's tasks of one mini-batch should take by the profile.
 
     Args:
         plan: Which sections the stage has.

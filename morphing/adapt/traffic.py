@@ -1,4 +1,4 @@
-"""What a plan sends from one place to another in a mini-batch."""
+"""Traffic of a plan between places (zones, regions) in one mini-batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ Place = TypeVar("Place", bound=Hashable)
 def sent_bytes(
     plan: Plan, facts: ModelFacts, places: Mapping[str, Place]
 ) -> Counter[tuple[Place, Place]]:
-    """Return bytes per mini-batch that go from place to place, as the plan has it.
+    """Return the bytes per mini-batch that a plan sends between places.
 
     Activations and their gradients between stages, and the ring all-reduce of each
     stage's gradients: ``2 (D - 1) / D`` times their size over every link of the ring.

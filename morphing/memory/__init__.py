@@ -1,1 +1,1 @@
-"""What a worker holds in device memory, and what a handover needs."""
+"""Device memory of workers while they train and during a handover."""

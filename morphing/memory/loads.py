@@ -1,18 +1,26 @@
-"""How many micro-batches each stage deals with at once, from its list in little room."""
+"""Micro-batches that each stage handles at once, from its run-length-encoded list."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from spottrain.morphing.memory.counts import CHUNK, NEEDED, RECOMPUTED, count_loads
-from spottrain.morphing.schedules.compiled import fast
+import numpy as np
+
+from spottrain.morphing.schedules.compiled import fast, part
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
+from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
+from spottrain.morphing.schedules.stage import RUNS
+from spottrain.morphing.schedules.types import Codes, Numbers
 from spottrain.wire import ScheduleKind
+
+_NEEDED, _RECOMPUTED, _CHUNK = range(3)
+"""Columns of a row: recomputes that its list cannot skip, a bit mask of chunks that
+recompute, and from there on the micro-batches in flight of each chunk."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageLoad:
-    """How many micro-batches a stage deals with at once."""
+    """Micro-batches that a stage handles at once."""
 
     in_flight: int
     """Forwarded and not yet through the backward; a stage with several runs of sections
@@ -21,15 +29,15 @@ class StageLoad:
     """Arrived and not yet through the backward: never more than are in flight in the
     stage before."""
     gradients_waiting: int = 0
-    """Arrived and not yet in their backward. A guess: none has to wait in theory, but
-    nothing keeps the stage after from being ahead."""
+    """Arrived and not yet in their backward. An estimate: none has to wait in theory,
+    but nothing keeps the stage after from being ahead."""
     recomputes: int
-    """Recomputes that its list cannot do without (see ``Progress.keeps_graph``)."""
+    """Recomputes that its list cannot skip (see ``StageProgress.keeps_graph``)."""
     by_chunk: tuple[int, ...] = ()
     """Of those in flight, how many in each run of sections; empty: there is one run."""
     keeps: tuple[bool, ...] = ()
-    """Whether a run of sections keeps every graph; empty: all do if there are no
-    recomputes."""
+    """For each run of sections, whether it keeps every graph; empty: all do if there
+    are no recomputes."""
 
     @property
     def counts(self) -> tuple[int, ...]:
@@ -38,7 +46,7 @@ class StageLoad:
 
     @property
     def keeping(self) -> tuple[bool, ...]:
-        """Whether each run of sections keeps every graph."""
+        """For each run of sections, whether it keeps every graph."""
         return self.keeps or (not self.recomputes,) * len(self.counts)
 
 
@@ -54,8 +62,9 @@ def stage_loads(
     """Return the load of every stage of a replica that follows ``schedule``.
 
     A plan's own bound permits every stage as many, also those whose list would need
-    less, for what is ready may run before its turn (``rule.decide``). But for the last
-    one: no gradient keeps it waiting, so it never goes beyond its list.
+    fewer, because a ready task may run before its turn (``rule.decide``). The last
+    stage is the exception: it never waits for a gradient, so it never goes beyond its
+    list.
 
     Args:
         schedule: Its kind.
@@ -68,9 +77,11 @@ def stage_loads(
     compact = compact_schedule(
         schedule, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
     )
-    counted = fast(count_loads, len(compact.codes))(compact.codes, compact.runs, chunks)
+    counted = fast(_count_loads, len(compact.codes))(
+        compact.codes, compact.runs, chunks
+    )
     rows: list[list[int]] = counted.tolist()
-    listed = [sum(row[CHUNK:]) for row in rows]
+    listed = [sum(row[_CHUNK:]) for row in rows]
     in_flight = listed
     if in_flight_bound is not None:
         most = min(in_flight_bound, num_microbatches)
@@ -81,9 +92,9 @@ def stage_loads(
             # In a ring of several chunks some come from the last stage; see docs.
             inputs_held=in_flight[p - 1] if p else in_flight[0] + (chunks > 1),
             gradients_waiting=_waiting(compact, p, min(listed[p], in_flight[p])),
-            recomputes=row[NEEDED],
-            by_chunk=tuple(row[CHUNK:]) if chunks > 1 else (),
-            keeps=tuple(not row[RECOMPUTED] >> chunk & 1 for chunk in range(chunks))
+            recomputes=row[_NEEDED],
+            by_chunk=tuple(row[_CHUNK:]) if chunks > 1 else (),
+            keeps=tuple(not row[_RECOMPUTED] >> chunk & 1 for chunk in range(chunks))
             if chunks > 1
             else (),
         )
@@ -92,14 +103,68 @@ def stage_loads(
 
 
 def _waiting(compact: Schedule, stage: int, in_flight: int) -> int:
-    """Return how many gradients may have come before their turn.
+    """Return how many gradients may arrive before their turn.
 
-    Stages by turns forward and backward take each gradient as it comes, but one. Where
-    all forwards come first, the stage after has backwards to run as often as it would
-    have to wait, which is about one time in three.
+    Stages that alternate forward and backward take each gradient as it comes, but one.
+    Where all forwards come first, the stage after has backwards to run as often as it
+    would have to wait, which is about one time in three.
     """
     if compact.chunks > 1:
         return 1
     if stage == compact.pipeline_depth - 1:
         return 0
     return 1 if in_flight <= compact.pipeline_depth else -(-in_flight // 3)
+
+
+@part
+def _growth(work: int) -> int:
+    """Return how many more micro-batches are in flight after a task."""
+    if work == FORWARD:
+        return 1
+    return -1 if work == BACKWARD else 0
+
+
+@part
+def _count_loads(codes: Codes, runs: Numbers, chunks: int) -> Numbers:
+    """Return a row of every stage: see ``_NEEDED``.
+
+    Counted are those at the peak, and of several peaks the last one with most of them
+    in the first chunk. Of a repeated pattern only the first and the last repetition are
+    gone through: those in between are like the last.
+    """
+    rows = np.zeros((len(runs), _CHUNK + chunks), np.int64)
+    now = np.zeros(chunks, np.int64)
+    begun, done = np.zeros(3, np.int64), np.zeros(3, np.int64)
+    for p in range(len(runs)):
+        row, most, before = rows[p], 0, -1
+        done[:] = 0
+        now[:] = 0
+        for r in range(RUNS):
+            start, length, repeats = runs[p, r]
+            for time in range(min(repeats, 2)):
+                needed = 0
+                begun[:] = done
+                for i in range(start, start + length):
+                    chunk, work = codes[i] // 3, codes[i] % 3
+                    if work == RECOMPUTE:
+                        row[_RECOMPUTED] |= 1 << chunk
+                        spared = (
+                            before == FORWARD
+                            and done[FORWARD] - 1 == done[RECOMPUTE] == done[BACKWARD]
+                        )
+                        needed += 0 if spared else 1
+                    done[work] += 1
+                    before = work
+                    now[chunk] += _growth(work)
+                    total = now.sum()
+                    if work == FORWARD and (
+                        total > most or (total == most and now[0] >= row[_CHUNK])
+                    ):
+                        most = total
+                        row[_CHUNK:] = now
+                row[_NEEDED] += needed * (1 if time == 0 else repeats - 1)
+                if time == 0 and repeats > 2:  # go on to the last time
+                    done += (repeats - 2) * (done - begun)
+                    for code in codes[start : start + length]:
+                        now[code // 3] += (repeats - 2) * _growth(code % 3)
+    return rows

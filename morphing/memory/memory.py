@@ -1,9 +1,9 @@
-"""What a worker holds in device memory at its highest moment, from facts and a profile.
+"""Predicts a worker's peak device memory from facts and a profile.
 
-Some is held throughout: parameters, gradients, optimizer state and an undo slot. At times
-comes a copy for a checkpoint, which is written while training goes on. On top of both is
-the highest of three moments: a mini-batch, the optimizer's first step, an evaluation.
-docs/memory.md tells the rules and how well they agree with what workers measure.
+Parameters, gradients, optimizer state and an undo slot are held throughout, at times
+also a copy for a checkpoint, which is written while training goes on. On top is the
+highest of three peaks: a mini-batch, the optimizer's first step, an evaluation.
+docs/memory.md has the rules and how well they agree with what workers measure.
 """
 
 from __future__ import annotations
@@ -12,11 +12,10 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
-from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile
-
-__all__ = ["StageLoad", "stage_loads"]
+from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile, Slot
 
 PAGE_BYTES = 4096
 """Words about each section and about the undo slot; as ``pipeline.arena``."""
@@ -31,7 +30,7 @@ HELDOUT_INPUTS, HELDOUT_SENDS = 3, 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Bytes that one worker of a stage holds at most, by what they are for."""
+    """Peak bytes of one worker of a stage, by purpose."""
 
     parameters_bytes: int
     gradients_bytes: int
@@ -43,8 +42,8 @@ class StageMemory:
     snapshot_bytes: int
     """Copy of the worker's share of a periodic checkpoint, until it is written."""
     stash_bytes: int
-    """In a mini-batch at its highest moment, as all below up to ``buffers_bytes``:
-    inputs of micro-batches in flight, those that wait for their forward included."""
+    """At the peak of a mini-batch, as all below up to ``buffers_bytes``: inputs of
+    micro-batches in flight, those that wait for their forward included."""
     batches_bytes: int
     """The user's data of micro-batches in flight."""
     activations_bytes: int
@@ -55,13 +54,13 @@ class StageMemory:
     buffers_bytes: int
     """Activations and gradients on their way to neighbours, and gradients that wait."""
     update_bytes: int
-    """What the optimizer's first step takes beyond what is held throughout."""
+    """Extra bytes of the optimizer's first step beyond what is held throughout."""
     evaluation_bytes: int
-    """What an evaluation takes beyond that."""
+    """Extra bytes of an evaluation beyond that."""
 
     @property
     def static_bytes(self) -> int:
-        """What is held throughout."""
+        """Bytes that are held throughout."""
         return (
             self.parameters_bytes
             + self.gradients_bytes
@@ -71,7 +70,7 @@ class StageMemory:
 
     @property
     def training_bytes(self) -> int:
-        """What a mini-batch takes beyond that."""
+        """Extra bytes of a mini-batch beyond that."""
         return (
             self.stash_bytes
             + self.batches_bytes
@@ -82,7 +81,7 @@ class StageMemory:
 
     @property
     def total_bytes(self) -> int:
-        """What has to be there."""
+        """Bytes that the device must have."""
         working = max(self.training_bytes, self.update_bytes)
         return self.static_bytes + max(
             self.snapshot_bytes + working, self.evaluation_bytes
@@ -99,7 +98,7 @@ def stage_bytes(
     width: int = 1,
     replica: int | None = None,
 ) -> StageMemory:
-    """Return what a worker of a stage holds at most.
+    """Return the peak memory of a worker of a stage.
 
     Args:
         facts: Bytes of parameters, gradients and optimizer state.
@@ -148,14 +147,14 @@ class _Chunk:
     gradients: int
     """Of its parameters."""
     held: int
-    """What a forward leaves for the backward, the output included."""
+    """Tensors that a forward leaves for the backward, the output included."""
     forward: int
-    """At the highest moment of a forward that leaves nothing."""
+    """Peak of a forward that leaves nothing."""
     recompute: int
-    """At the highest moment of a forward that leaves ``held``."""
+    """Peak of a forward that leaves ``held``."""
     backward: int
-    """At the highest moment of the backward, with the gradient of the output, and in
-    exact mode those of the parameters."""
+    """Peak of the backward, with the gradient of the output, and in exact mode those of
+    the parameters."""
 
     @classmethod
     def of(
@@ -217,7 +216,7 @@ def _ends(
 
 @dataclass(frozen=True, slots=True)
 class _Training:
-    """The highest moment of a mini-batch."""
+    """The peak of a mini-batch."""
 
     stash: int
     batches: int
@@ -233,10 +232,11 @@ class _Training:
 def _training(
     chunks: Sequence[_Chunk], load: StageLoad, apart: int, gradients: int
 ) -> _Training:
-    """Return the highest of three moments.
+    """Return the highest of three peaks.
 
-    Where gradients are kept apart they pile up while micro-batches in flight grow fewer:
-    so it is when the pipeline begins to drain, in the last backward, or after it.
+    Where gradients are kept apart they pile up while fewer and fewer micro-batches are
+    in flight: so the peak is where the pipeline begins to drain, in the last backward,
+    or after it.
     """
     last = StageLoad(
         in_flight=1, inputs_held=1, recomputes=load.recomputes, keeps=load.keeps
@@ -317,12 +317,12 @@ def gradient_bytes(facts: ModelFacts, section: int) -> int:
 
 
 def megabytes(num_bytes: int) -> str:
-    """Return bytes for people, no fewer than they are."""
+    """Return bytes as text in megabytes, rounded up."""
     return f"{math.ceil(num_bytes / 100_000) / 10:,.1f} MB"
 
 
 def virtual_nodes_apart(replica_bounds: Sequence[int], reduction: Reduction) -> int:
-    """Return the most virtual nodes whose gradients one replica keeps apart.
+    """Return the maximum virtual nodes whose gradients a replica keeps apart.
 
     In exact mode gradients are added in the order of the virtual nodes, so every
     replica but the first keeps its own apart until the sum of those before arrives;
@@ -337,7 +337,7 @@ def virtual_nodes_apart(replica_bounds: Sequence[int], reduction: Reduction) -> 
 def rank_bytes(
     facts: ModelFacts, profile: Profile, plan: Plan, reduction: Reduction
 ) -> tuple[StageMemory, ...]:
-    """Return what every worker of ``plan`` holds at most, by rank."""
+    """Return the peak memory of every worker of ``plan``, by rank."""
     measured = profile.sections_at(plan.microbatch_size)
     width = plan.data_parallel_width
     loads: dict[int, tuple[StageLoad, ...]] = {}
@@ -372,9 +372,40 @@ def rank_bytes(
 def plan_bytes(
     facts: ModelFacts, profile: Profile, plan: Plan, reduction: Reduction
 ) -> tuple[StageMemory, ...]:
-    """Return what the busiest worker of each stage of ``plan`` holds at most."""
+    """Return the peak memory of the largest worker of each stage of ``plan``."""
     ranks = rank_bytes(facts, profile, plan, reduction)
     return tuple(
         max(ranks[p :: plan.pipeline_depth], key=lambda memory: memory.total_bytes)
         for p in range(plan.pipeline_depth)
+    )
+
+
+def handover_bytes(facts: ModelFacts, plan: Plan, previous: Plan) -> tuple[int, ...]:
+    """Return the bytes that every worker of ``plan`` holds during the handover.
+
+    While sections change their owners, a worker keeps those it had under ``previous``
+    beside those it is to have, and an undo slot for the largest of both.
+    """
+    had: dict[Slot, int] = {
+        slot: rank % previous.pipeline_depth for rank, slot in enumerate(previous.slots)
+    }
+    sizes = [
+        section.param_bytes
+        + gradient_bytes(facts, section.index)
+        + section.optimizer_bytes
+        + PAGE_BYTES
+        for section in facts.sections
+    ]
+
+    @cache
+    def held(before: int | None, stage: int) -> int:
+        sections = set(plan.sections_of(stage))
+        if before is not None:
+            sections.update(previous.sections_of(before))
+        own = [sizes[k] for k in sections]
+        return sum(own) + max(own)
+
+    return tuple(
+        held(had.get(slot), rank % plan.pipeline_depth)
+        for rank, slot in enumerate(plan.slots)
     )

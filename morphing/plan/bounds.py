@@ -1,9 +1,14 @@
-"""What no simulation of a pipeline can fall below, for many widths at once.
+"""Lower bounds on the simulated time of a pipeline, for many widths at once.
 
-Three things hold whatever the order of tasks. A stage cannot begin before the first
-activation has come to it, has all its tasks to do, and after its last one the gradient
-has to go all the way back. A micro-batch that is in flight on a stage holds one of its
-places until its gradient is back. And a stage's replicas reduce after they have drained.
+Three facts hold for any order of tasks. A stage cannot begin before the first
+activation has arrived, must run all its tasks, and after its last one the gradient has
+to go all the way back. A micro-batch that is in flight on a stage holds one of its
+places until its gradient is back. And a stage's replicas reduce after they have
+drained.
+
+That assumes the fastest device everywhere, which says little about a mixed fleet. There
+replicas are counted by the speed of their slowest device, as ``placement`` makes them (no
+other placement has more of any speed or above), and virtual nodes are divisible.
 """
 
 from __future__ import annotations
@@ -15,10 +20,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from spottrain.morphing.simulate.reducing import AT_ONCE, TOTALS, least_hop
+from spottrain.morphing.simulate.reducing import (
+    CONCURRENT_ALL_REDUCES,
+    LOSS_TENSORS,
+    fastest_hop,
+)
 from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
 
 Array = NDArray[np.float64]
+Counts = NDArray[np.int64]
+EXACT = 1e-6
+"""Share of a virtual node that rounding may take away."""
 NANOSECOND = 1e-9
 
 
@@ -34,7 +46,7 @@ class Times:
         self.output_bytes = np.array([s.output_bytes for s in self.sections], float)
 
     def costs_s(self, recompute: bool) -> tuple[list[float], list[float]]:
-        """Return what sections cost in most stages, and in the last one."""
+        """Return the costs of sections before the last stage, and in the last stage."""
         last_s = [s.forward_s + s.backward_s for s in self.sections]
         if not recompute:
             return last_s, last_s
@@ -43,7 +55,7 @@ class Times:
         ], last_s
 
     def beside_s(self, recompute: bool) -> float:
-        """Return what a micro-batch's tasks cost a stage beyond its sections."""
+        """Return the time of a micro-batch's tasks beyond the stage's sections."""
         beside = self.overheads
         once_s = beside.forward_s + beside.backward_s
         return once_s + beside.recompute_s if recompute else once_s
@@ -57,7 +69,7 @@ def fastest(profile: Profile, alone: bool) -> LinkProfile:
     """Return a link that no link of the fleet is faster than.
 
     Args:
-        profile: Knows both kinds.
+        profile: Has both kinds of links.
         alone: Whether every VM has but one slot, so that all links lead between VMs.
     """
     within, between = profile.within_vm, profile.between_vms
@@ -79,7 +91,7 @@ class Pipe:
     busy_s: Array
     """Of each stage, a micro-batch's forward, backward and recompute."""
     recompute_s: Array
-    """Of each stage; what its first micro-batch may be spared."""
+    """Of each stage; the recompute that its first micro-batch may skip."""
     there_s: Array
     """From the beginning until the first activation is at each stage."""
     back_s: Array
@@ -144,11 +156,11 @@ def make_pipe(
 
 
 def _before(values: Array) -> Array:
-    """Return what lies before each place, summed up."""
+    """Return the sum of all values before each place."""
     return np.concatenate(([0.0], np.cumsum(values)[:-1]))
 
 
-def least_steps_s(
+def min_steps_s(
     pipe: Pipe,
     counts: NDArray[np.int64],
     widths: NDArray[np.int64],
@@ -159,18 +171,19 @@ def least_steps_s(
     reduction: Reduction,
     finish_s: Array | None = None,
 ) -> Array:
-    """Return what a mini-batch takes at least, for each of several widths.
+    """Return the minimum time of a mini-batch for each of several widths.
 
     Args:
         pipe: The stages.
-        counts: For each width, micro-batches that some replica has at least.
+        counts: For each width, the minimum number of micro-batches of the largest
+            replica.
         widths: Numbers of replicas.
-        places: Most micro-batches in flight on each stage, as far as that is known.
+        places: Maximum micro-batches in flight on each stage, as far as that is known.
         stage_bytes: Parameters of each stage, which are reduced and updated.
         profile: Rings and the optimizer.
         reduction: How gradients are summed up.
         finish_s: When the first stage has drained at the earliest, as far as that is
-            known, see ``mixed_bounds``.
+            known, see ``min_finish_s``.
     """
     many = counts[:, None]
     busy = many * pipe.busy_s - pipe.recompute_s
@@ -202,11 +215,11 @@ def _reduce_s(
     stage_bytes: Array,
     reduction: Reduction,
 ) -> Array:
-    """Return what reducing takes at least, for each width (a column) and each stage."""
-    tensors = pipe.sections + TOTALS
+    """Return the minimum time of reducing, for each width (a column) and each stage."""
+    tensors = pipe.sections + LOSS_TENSORS
     if reduction == "fast":
-        hop = least_hop(profile)
-        turns = np.ceil(tensors / AT_ONCE)
+        hop = fastest_hop(profile)
+        turns = np.ceil(tensors / CONCURRENT_ALL_REDUCES)
         each_s = turns * hop.latency_s + stage_bytes / widths * hop.s_per_byte
         in_rings: Array = (widths - 1) * each_s
         return in_rings
@@ -215,3 +228,85 @@ def _reduce_s(
     message_s = stage_bytes / pipe.link.bandwidth_bytes_per_s
     in_turn: Array = hops * (tensors * pipe.link.latency_s + message_s)
     return in_turn
+
+
+# --- Devices of several speeds --------------------------------------------------------
+
+
+def replica_counts(
+    speeds: Sequence[float], depth: int, widths: Sequence[int]
+) -> tuple[Counts, Counts]:
+    """Count the replicas that the fastest devices make up, for each of several widths.
+
+    Args:
+        speeds: Of all devices.
+        depth: Devices of a replica.
+        widths: Numbers of replicas; there are devices enough for each.
+
+    Returns:
+        Replicas of equal devices and mixed ones: a row a width, a column a speed, from
+        fast to slow; a mixed one by its slowest device.
+    """
+    fleet = np.sort(np.array(speeds))[::-1]
+    kinds = np.unique(fleet)[::-1]
+    ends = np.searchsorted(-fleet, -kinds, side="right")
+    taken = np.minimum(ends, depth * np.array(widths)[:, None])
+    left, pure = np.modf(np.diff(taken, axis=1, prepend=0) / depth)
+    whole = np.floor(np.cumsum(left, axis=1) + 0.5 / depth)
+    mixed = np.diff(whole, axis=1, prepend=0)
+    return pure.astype(np.int64), mixed.astype(np.int64)
+
+
+def min_finish_s(
+    pipes: Sequence[Pipe], pure: Counts, mixed: Counts, virtual_nodes: int
+) -> Array:
+    """Return the earliest time at which the last replica can be done, for each width.
+
+    Seen from any one stage, a replica of equal devices can have done no more virtual
+    nodes than fit between the way of the first activation to it and the way of the last
+    gradient back. A mixed replica can have done no more than its slowest device, on the
+    lightest stage. All of them have to add up: most strictly seen from some stage.
+
+    Args:
+        pipes: The same stages on devices of each speed.
+        pure: As ``replica_counts`` returns them; so is the next one.
+        mixed: Replicas of different devices.
+        virtual_nodes: Of the mini-batch.
+    """
+    fixed = [pipe.there_s - pipe.recompute_s + pipe.back_s for pipe in pipes]
+    paces = [pipe.busy_s for pipe in pipes]
+    for pipe in pipes:
+        fixed.append(np.full(pipe.depth, -pipe.recompute_s.max()))
+        paces.append(np.full(pipe.depth, pipe.busy_s.min()))
+    begins_s, pace_s = np.array(fixed), np.array(paces)
+    counts = np.concatenate([pure, mixed], axis=1)[:, :, None]
+    active = np.broadcast_to(counts > 0, (len(counts), *begins_s.shape))
+    while True:
+        rates = counts * active / pace_s
+        done_s = (virtual_nodes + (rates * begins_s).sum(axis=1)) / rates.sum(axis=1)
+        # Replicas that could not even begin by then have no part in it.
+        still = active & (begins_s < done_s[:, None, :])
+        if (still == active).all():
+            break
+        active = still
+    earliest: Array = _whole_virtual_nodes(
+        done_s, counts, begins_s, pace_s, virtual_nodes
+    ).max(axis=1)
+    return earliest
+
+
+def _whole_virtual_nodes(
+    done_s: Array,
+    counts: Counts,
+    begins_s: Array,
+    pace_s: Array,
+    virtual_nodes: int,
+) -> Array:
+    """Put ``done_s`` off until whole virtual nodes are as many as there have to be."""
+    while True:
+        done = np.floor((done_s[:, None, :] - begins_s) / pace_s + EXACT).clip(0)
+        short = (counts * done).sum(axis=1) < virtual_nodes
+        if not short.any():
+            return done_s
+        next_s = np.where(counts > 0, begins_s + (done + 1) * pace_s, np.inf)
+        done_s = np.where(short, next_s.min(axis=1), done_s)

@@ -1,7 +1,7 @@
-"""The plan for the devices at hand, and whether going over to it pays.
+"""Chooses the best plan for the available devices.
 
-Everything that might be better is weighed: pipeline depth and width, the schedule,
-recompute, a bound on micro-batches in flight. A bound on the time comes first, and only
+All combinations are considered: pipeline depth and width, the schedule, recompute, a
+bound on micro-batches in flight. Each gets a lower bound on its time first, and only
 what could still win is laid out and simulated, in the order of the bounds.
 """
 
@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from spottrain.morphing.adapt.policy import break_even_s, handicap
-from spottrain.morphing.plan.canonical import by_what_they_are, with_slots
-from spottrain.morphing.plan.inputs import Objective, PlanInputs, check_inputs
+from spottrain.morphing.adapt.policy import handicap
+from spottrain.morphing.plan.inputs import PlanInputs, check_inputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal, choose_layouts
 from spottrain.morphing.plan.modes import (
     RUNNABLE,
@@ -24,27 +24,17 @@ from spottrain.morphing.plan.modes import (
 )
 from spottrain.morphing.plan.placement import Device
 from spottrain.units import HOUR_S
-from spottrain.wire import Plan, ScheduleKind
-
-__all__ = [
-    "Candidate",
-    "Choice",
-    "Device",
-    "Objective",
-    "PlanInputs",
-    "break_even_s",
-    "choose_plan",
-]
+from spottrain.wire import Plan, ScheduleKind, Slot
 
 NOISE = 0.005
-"""Plans whose predictions differ by no more are equally good: the one like that which
-runs is taken, then the simplest. A prediction is off by more than that."""
+"""Plans whose predictions differ by no more are equally good: the one like the running
+plan is taken, then the simplest. Predictions are less precise than that."""
 MILLION = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Candidate:
-    """A plan that was weighed."""
+    """A plan that was considered."""
 
     pipeline_depth: int
     data_parallel_width: int
@@ -55,7 +45,7 @@ class Candidate:
     in_flight_bound: int | None
     unused_slots: int
     stage_bytes: int | None
-    """Memory of its largest worker; ``None``: not looked at."""
+    """Memory of its largest worker; ``None``: not computed."""
     device_bytes: int | None
     """Memory of its smallest device."""
     step_s: float | None
@@ -75,24 +65,24 @@ class Candidate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Choice:
-    """The best plan and what it was weighed against."""
+    """The best plan and the candidates that it was compared with."""
 
     plan: Plan | None
     """``None`` if no candidate can run."""
     candidates: tuple[Candidate, ...]
     """The best first, then those that cannot run, the one nearest to it first. All that
-    were simulated, and the best of every depth and every manner of running a pipeline."""
+    were simulated, and the best of every depth and every execution mode."""
     why_not: str = ""
     """One line: why there is no plan."""
 
     @property
     def decisive(self) -> tuple[Candidate, ...]:
-        """What is worth keeping: the chosen one and the two that came nearest to it."""
+        """The candidates worth keeping: the chosen one and the next two."""
         return self.candidates[:3]
 
 
 def choose_plan(inputs: PlanInputs) -> Choice:
-    """Weigh what could be run and return the best by the objective.
+    """Compare all plans that could run and return the best by the objective.
 
     For each depth the sections are cut evenly by measured time, or as evenly as memory
     permits, over the devices and the replicas in proportion to their speed (Varuna,
@@ -108,7 +98,7 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     check_inputs(inputs)
     if not inputs.slots:
         return Choice(plan=None, candidates=(), why_not="there is no slot")
-    inputs, theirs = by_what_they_are(inputs)
+    inputs, names = canonical(inputs)
     layouts = choose_layouts(inputs)
     search = Search(layouts)
     search.run()
@@ -119,17 +109,80 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     choice = search.choice()
     if choice.plan is None:
         return choice
-    return replace(choice, plan=with_slots(choice.plan, theirs))
+    return replace(choice, plan=rename_vms(choice.plan, names))
+
+
+def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
+    """Return the same inputs in a canonical order and with canonical names of VMs.
+
+    So a choice depends on nothing but what devices are. VMs are numbered: those with a
+    part in the present plan come first in the order of its ranks, then large before
+    small, fast before slow, more memory before less, cheap before expensive. Only VMs
+    that are equal in all of that are told apart by their names.
+
+    Returns:
+        The inputs, and for each canonical name the original one.
+    """
+    previous = inputs.previous
+    slots = () if previous is None else previous.slots
+    ranks = {slot: rank for rank, slot in enumerate(slots)}
+    vms: defaultdict[str, list[Device]] = defaultdict(list)
+    for device in inputs.slots:
+        vms[device.slot.vm_id].append(device)
+
+    def traits(vm_id: str) -> tuple[object, ...]:
+        own = sorted(
+            (
+                ranks.get(device.slot, len(ranks)),
+                device.slot.index,
+                -device.speed,
+                -device.memory_bytes,
+                device.usd_per_hour,
+            )
+            for device in vms[vm_id]
+        )
+        return own[0][0], -len(own), own, vm_id
+
+    canonical_names = {
+        vm_id: f"{i:06}" for i, vm_id in enumerate(sorted(vms, key=traits))
+    }
+    for slot in slots:
+        canonical_names.setdefault(slot.vm_id, f"gone {len(canonical_names)}")
+    devices = [
+        replace(
+            device,
+            slot=Slot(
+                vm_id=canonical_names[device.slot.vm_id], index=device.slot.index
+            ),
+        )
+        for device in inputs.slots
+    ]
+    if previous is not None:
+        previous = rename_vms(previous, canonical_names)
+    return (
+        replace(
+            inputs,
+            slots=tuple(sorted(devices, key=lambda device: device.slot)),
+            previous=previous,
+        ),
+        {own: vm_id for vm_id, own in canonical_names.items()},
+    )
+
+
+def rename_vms(plan: Plan, names: Mapping[str, str]) -> Plan:
+    """Return ``plan`` with its VMs renamed."""
+    slots = (Slot(vm_id=names[slot.vm_id], index=slot.index) for slot in plan.slots)
+    return replace(plan, slots=tuple(slots))
 
 
 def _is_broken(inputs: PlanInputs) -> bool:
-    """Whether the present plan cannot go on, as some of its slots are gone."""
+    """Return whether the present plan cannot go on because slots were lost."""
     have = {device.slot for device in inputs.slots}
     return inputs.previous is not None and not have.issuperset(inputs.previous.slots)
 
 
-def least_steps_s(inputs: PlanInputs) -> tuple[float, float]:
-    """Return bounds that no plan for the inputs falls below, without making one.
+def min_steps_s(inputs: PlanInputs) -> tuple[float, float]:
+    """Return lower bounds on all plans for the inputs, without making one.
 
     Returns:
         Seconds of a mini-batch, and those times the devices that it takes; infinite if
@@ -139,20 +192,20 @@ def least_steps_s(inputs: PlanInputs) -> tuple[float, float]:
         PlanError: As ``choose_plan``.
     """
     check_inputs(inputs)
-    drafts = [weighed for *_, weighed in Search(choose_layouts(inputs)).drafts()]
-    slots_s = (w.least_s * w.draft.depth * w.draft.width for w in drafts)
-    steps_s = (w.least_s for w in drafts)
+    drafts = [scored for *_, scored in Search(choose_layouts(inputs)).drafts()]
+    slots_s = (w.min_s * w.draft.depth * w.draft.width for w in drafts)
+    steps_s = (w.min_s for w in drafts)
     return min(steps_s, default=math.inf), min(slots_s, default=math.inf)
 
 
 @dataclass(slots=True)
-class _Weighed:
-    """A draft and what is known of it so far."""
+class _Scored:
+    """A draft and what is known about it so far."""
 
     draft: Draft
-    least_s: float
-    """What its step takes at least."""
-    least_cost: float
+    min_s: float
+    """Lower bound on its step time."""
+    min_cost: float
     outcome: PlanLayout | Refusal | None = None
     plan: Plan | None = None
     """With its predicted time, once it is simulated."""
@@ -160,87 +213,87 @@ class _Weighed:
 
 
 class Search:
-    """Best first: whatever is promising is looked at more closely."""
+    """Best-first search over drafts."""
 
     def __init__(self, layouts: Layouts) -> None:
         self.layouts = layouts
         self.inputs = layouts.inputs
-        self.best: _Weighed | None = None
-        """Of all that were simulated the least cost."""
-        self.chosen: _Weighed | None = None
-        """Of those as good as the best, the one preferred."""
-        self._open: list[tuple[float, int, _Weighed]] = []
-        self._seen: list[_Weighed] = []
-        self._refused: dict[tuple[int, ExecutionMode], _Weighed] = {}
+        self.best: _Scored | None = None
+        """The cheapest of all that were simulated."""
+        self.chosen: _Scored | None = None
+        """Of those as good as the best, the preferred one."""
+        self._open: list[tuple[float, int, _Scored]] = []
+        self._seen: list[_Scored] = []
+        self._refused: dict[tuple[int, ExecutionMode], _Scored] = {}
         self._number = 0
 
     def run(self) -> None:
-        """Weigh until nothing that is left can win."""
+        """Evaluate drafts until none that is left can win."""
         self._open = list(self.drafts())
         heapq.heapify(self._open)
         while self._open:
-            least_cost, _, weighed = self._open[0]
-            if self.best is not None and least_cost > self.best.cost * (1 + NOISE):
+            min_cost, _, scored = self._open[0]
+            if self.best is not None and min_cost > self.best.cost * (1 + NOISE):
                 break
             heapq.heappop(self._open)
-            self._seen.append(weighed)
-            if self._may_be_chosen(weighed):
-                self._look_at(weighed)
-        # What was passed over was so for the one preferred then.
-        for weighed in list(self._seen):
-            if weighed.outcome is None and self._may_be_chosen(weighed):
-                self._look_at(weighed)
+            self._seen.append(scored)
+            if self._may_be_chosen(scored):
+                self._evaluate(scored)
+        # Drafts were skipped in favour of the one preferred at that time.
+        for scored in list(self._seen):
+            if scored.outcome is None and self._may_be_chosen(scored):
+                self._evaluate(scored)
         if self.best is None:
-            self._look_again()
+            self._retry_uneven()
 
-    def drafts(self) -> Iterator[tuple[float, int, _Weighed]]:
-        """Yield all that might be weighed, with the least it can cost."""
-        layouts, fleet = self.layouts, self.layouts.fleet
+    def drafts(self) -> Iterator[tuple[float, int, _Scored]]:
+        """Yield all drafts, each with the lower bound on its cost."""
+        layouts, fleet = self.layouts, self.layouts.cuts.fleet
         for depth in range(
             1, min(len(self.inputs.facts.sections), len(fleet.devices)) + 1
         ):
             for mode in execution_modes(self.inputs, depth):
                 group = depth if mode.chunks > 1 else 1
-                if layouts.virtual_nodes % group:
+                if layouts.cuts.virtual_nodes % group:
                     continue
-                widths = fleet.widths(depth, layouts.virtual_nodes // group)
+                widths = fleet.widths(depth, layouts.cuts.virtual_nodes // group)
                 if widths:
                     yield from self._bounded(depth, mode, widths)
 
     def _bounded(
         self, depth: int, mode: ExecutionMode, widths: list[int]
-    ) -> Iterator[tuple[float, int, _Weighed]]:
-        steps_s = self.layouts.least_steps_s(depth, mode, widths)
-        for width, least_s in zip(widths, steps_s, strict=True):
-            if self._is_double(width, mode):
+    ) -> Iterator[tuple[float, int, _Scored]]:
+        steps_s = self.layouts.cuts.min_steps_s(depth, mode, widths)
+        for width, min_s in zip(widths, steps_s, strict=True):
+            if self._is_duplicate(width, mode):
                 continue
-            usd = self.layouts.fleet.least_usd_per_hour[depth * width]
-            cost = self._cost(depth, width, least_s, usd)
+            usd = self.layouts.cuts.fleet.min_usd_per_hour[depth * width]
+            cost = self._cost(depth, width, min_s, usd)
             self._number += 1
             yield (
                 cost,
                 self._number,
-                _Weighed(Draft(depth, width, mode), least_s, cost),
+                _Scored(Draft(depth, width, mode), min_s, cost),
             )
 
-    def _is_double(self, width: int, mode: ExecutionMode) -> bool:
-        """Whether another schedule, which is preferred, makes the very same of it.
+    def _is_duplicate(self, width: int, mode: ExecutionMode) -> bool:
+        """Return whether a preferred schedule gives exactly the same plan.
 
         One micro-batch at a time goes forward and backward, whatever the list.
         """
         known = mode.schedule not in (RUNNABLE[0], self.inputs.schedule)
-        alone = self.layouts.virtual_nodes == width
+        alone = self.layouts.cuts.virtual_nodes == width
         alone = alone or (mode.in_flight_bound == 1 and not mode.recompute)
         return known and mode.chunks == 1 and alone
 
     def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
-        """Return what plans are compared by: time or money for a mini-batch."""
+        """Return the cost of a plan: time or money of a mini-batch."""
         share = self.inputs.lag_share
         cost = step_s * handicap(depth, width, share) if share else step_s
         return cost * usd if self.inputs.objective == "examples_per_dollar" else cost
 
-    def _liking(self, draft: Draft) -> tuple[bool, ExecutionMode, int, int]:
-        """Return by what equally good plans are told apart, the least first."""
+    def _preference(self, draft: Draft) -> tuple[bool, ExecutionMode, int, int]:
+        """Return the key by which equally good plans are ordered, best first."""
         now = self.inputs.previous
         mode = draft.mode
         runs = now is not None and (
@@ -251,115 +304,116 @@ class Search:
         )
         return not runs, mode, draft.depth, draft.width
 
-    def _may_be_chosen(self, weighed: _Weighed) -> bool:
-        """Whether it could be better by more than noise, or as good and preferred."""
+    def _may_be_chosen(self, scored: _Scored) -> bool:
+        """Return whether it may be better by more than noise, or as good and
+        preferred."""
         chosen = self.chosen
-        if chosen is None or weighed.least_cost * (1 + NOISE) < chosen.cost:
+        if chosen is None or scored.min_cost * (1 + NOISE) < chosen.cost:
             return True
-        return self._liking(weighed.draft) < self._liking(chosen.draft)
+        return self._preference(scored.draft) < self._preference(chosen.draft)
 
-    def _look_at(self, weighed: _Weighed) -> None:
-        draft = weighed.draft
+    def _evaluate(self, scored: _Scored) -> None:
+        draft = scored.draft
         key = draft.depth, draft.mode
         refused = self._refused.get(key)
-        if refused is not None and self.layouts.as_hard(draft, refused.draft):
-            weighed.outcome = refused.outcome
+        if refused is not None and self.layouts.cuts.is_no_easier(draft, refused.draft):
+            scored.outcome = refused.outcome
             return
-        outcome = weighed.outcome = self.layouts.lay_out(draft)
+        outcome = scored.outcome = self.layouts.lay_out(draft)
         if isinstance(outcome, PlanLayout):
-            self._simulate(weighed, outcome)
+            self._simulate(scored, outcome)
         elif outcome.room_bytes is not None:
-            self._refused[key] = weighed
+            self._refused[key] = scored
             self._bound(draft, outcome.room_bytes)
 
-    def _simulate(self, weighed: _Weighed, layout: PlanLayout) -> None:
-        plan = weighed.plan = self.layouts.simulate(layout)
-        draft = weighed.draft
-        weighed.cost = self._cost(
+    def _simulate(self, scored: _Scored, layout: PlanLayout) -> None:
+        plan = scored.plan = self.layouts.simulate(layout)
+        draft = scored.draft
+        scored.cost = self._cost(
             draft.depth, draft.width, plan.predicted_step_s, layout.usd_per_hour
         )
-        if self.best is None or weighed.cost < self.best.cost:
-            self.best = weighed
+        if self.best is None or scored.cost < self.best.cost:
+            self.best = scored
         limit = self.best.cost * (1 + NOISE)
         good = (w for w in self._seen if w.plan is not None and w.cost <= limit)
-        self.chosen = min(good, key=lambda w: self._liking(w.draft))
+        self.chosen = min(good, key=lambda w: self._preference(w.draft))
 
     def _bound(self, draft: Draft, room_bytes: int) -> None:
-        """Where memory binds, weigh the same with fewer micro-batches in flight."""
+        """Where memory binds, add the same draft with fewer micro-batches in flight."""
         if draft.mode.in_flight_bound:
             return
-        bound = self.layouts.largest_bound(draft, room_bytes)
+        bound = self.layouts.cuts.largest_bound(draft, room_bytes)
         if bound is None:
             return
         mode = replace(draft.mode, in_flight_bound=bound)
         for entry in self._bounded(draft.depth, mode, [draft.width]):
             heapq.heappush(self._open, entry)
 
-    def _look_again(self) -> None:
-        """Where nothing fits, cut as unevenly as it takes, one micro-batch in flight."""
+    def _retry_uneven(self) -> None:
+        """If nothing fits, cut as unevenly as necessary, one micro-batch in flight."""
         refused = [
-            weighed
-            for weighed in self._seen
-            if isinstance(weighed.outcome, Refusal) and weighed.outcome.room_bytes
+            scored
+            for scored in self._seen
+            if isinstance(scored.outcome, Refusal) and scored.outcome.room_bytes
         ]
-        for weighed in refused:
-            draft = weighed.draft
+        for scored in refused:
+            draft = scored.draft
             bound = 0 if draft.mode.chunks > 1 else 1
             tight = replace(draft, mode=replace(draft.mode, in_flight_bound=bound))
             outcome = self.layouts.lay_out(tight, uneven=math.inf)
             if isinstance(outcome, PlanLayout):
-                again = _Weighed(tight, weighed.least_s, weighed.least_cost, outcome)
+                again = _Scored(tight, scored.min_s, scored.min_cost, outcome)
                 self._seen.append(again)
                 self._simulate(again, outcome)
                 return
 
-    # --- What is told -----------------------------------------------------------------
+    # --- The answer -------------------------------------------------------------------
 
     def choice(self) -> Choice:
-        """Return the outcome, told to people and programs."""
-        rows = [weighed for weighed in self._seen if self._is_telling(weighed)]
-        depths = {weighed.draft.depth for weighed in rows}
+        """Return the outcome for people and programs."""
+        rows = [scored for scored in self._seen if self._is_informative(scored)]
+        depths = {scored.draft.depth for scored in rows}
         ways = {replace(w.draft.mode, in_flight_bound=0) for w in rows}
-        left = [weighed for weighed in self._seen if weighed.outcome is None]
-        left += [weighed for _, _, weighed in self._open]
-        for weighed in sorted(left, key=lambda w: w.least_cost):
-            depth, mode = weighed.draft.depth, weighed.draft.mode
+        left = [scored for scored in self._seen if scored.outcome is None]
+        left += [scored for _, _, scored in self._open]
+        for scored in sorted(left, key=lambda w: w.min_cost):
+            depth, mode = scored.draft.depth, scored.draft.mode
             if depth not in depths or mode not in ways:
                 depths.add(depth)
                 ways.add(mode)
-                rows.append(weighed)
+                rows.append(scored)
         chosen = self.chosen
         rows.sort(
             key=lambda w: (
                 w is not chosen,
                 isinstance(w.outcome, Refusal),
-                w.least_cost if w.plan is None else w.cost,
+                w.min_cost if w.plan is None else w.cost,
                 -w.draft.depth,
             )
         )
-        candidates = tuple(self._candidate(weighed) for weighed in rows)
+        candidates = tuple(self._candidate(scored) for scored in rows)
         if chosen is None:
-            why_not = self._why_none() or self.layouts.why_nothing_fits()
+            why_not = self._why_none() or self.layouts.cuts.why_nothing_fits()
             return Choice(plan=None, candidates=candidates, why_not=why_not)
         return Choice(plan=chosen.plan, candidates=candidates)
 
     def _why_none(self) -> str:
-        """Return one line on plans that fit but for the one that runs, if there are."""
-        outcomes = (weighed.outcome for weighed in self._seen)
+        """Return why plans that would fit do not fit beside the running one, if any."""
+        outcomes = (scored.outcome for scored in self._seen)
         refused = (o for o in outcomes if isinstance(o, Refusal) and o.in_handover)
         return next((refusal.reason for refusal in refused), "")
 
-    def _is_telling(self, weighed: _Weighed) -> bool:
-        """Whether it was looked at, and for itself."""
-        if weighed.plan is not None:
+    def _is_informative(self, scored: _Scored) -> bool:
+        """Return whether it was evaluated on its own, not by analogy."""
+        if scored.plan is not None:
             return True
-        refused = self._refused.get((weighed.draft.depth, weighed.draft.mode))
-        return weighed.outcome is not None and (refused is None or refused is weighed)
+        refused = self._refused.get((scored.draft.depth, scored.draft.mode))
+        return scored.outcome is not None and (refused is None or refused is scored)
 
-    def _candidate(self, weighed: _Weighed) -> Candidate:
-        draft, outcome, plan = weighed.draft, weighed.outcome, weighed.plan
-        step_s: float | None = weighed.least_s
-        usd = self.layouts.fleet.least_usd_per_hour[draft.depth * draft.width]
+    def _candidate(self, scored: _Scored) -> Candidate:
+        draft, outcome, plan = scored.draft, scored.outcome, scored.plan
+        step_s: float | None = scored.min_s
+        usd = self.layouts.cuts.fleet.min_usd_per_hour[draft.depth * draft.width]
         needed = room = None
         if isinstance(outcome, Refusal):
             step_s, needed, room = None, outcome.needed_bytes, outcome.room_bytes
@@ -384,20 +438,20 @@ class Search:
             step_s=step_s,
             examples_per_s=examples_per_s,
             usd_per_million_examples=each,
-            why_not=self._why_not(weighed),
+            why_not=self._why_not(scored),
         )
 
-    def _why_not(self, weighed: _Weighed) -> str:
-        if weighed is self.chosen:
+    def _why_not(self, scored: _Scored) -> str:
+        if scored is self.chosen:
             return ""
-        if isinstance(weighed.outcome, Refusal):
-            return weighed.outcome.reason
+        if isinstance(scored.outcome, Refusal):
+            return scored.outcome.reason
         assert self.chosen is not None
         plan = self.chosen.plan
         assert plan is not None
-        known = weighed.plan is not None
-        more = (weighed.cost if known else weighed.least_cost) / self.chosen.cost - 1
-        worse = "slower" if self.inputs.objective == "throughput" else "dearer"
+        known = scored.plan is not None
+        more = (scored.cost if known else scored.min_cost) / self.chosen.cost - 1
+        worse = "slower" if self.inputs.objective == "throughput" else "more expensive"
         if abs(more) <= NOISE:
             return f"as good as {plan.shape} within {NOISE:.1%}, which is preferred"
         return f"{'' if known else 'at least '}{more:.1%} {worse} than {plan.shape}"

@@ -1,4 +1,4 @@
-"""The stages that depths and manners give: cuts, times at least, memory."""
+"""Cuts of a model into stages by depth and execution mode: time bounds, memory."""
 
 from __future__ import annotations
 
@@ -12,23 +12,20 @@ from functools import cache, cached_property, partial
 import numpy as np
 from numpy.typing import NDArray
 
-from spottrain.morphing.memory.memory import (
-    StageLoad,
-    megabytes,
-    stage_bytes,
-    stage_loads,
-    virtual_nodes_apart,
-)
+from spottrain.morphing.memory.loads import StageLoad, stage_loads
+from spottrain.morphing.memory.memory import megabytes, stage_bytes, virtual_nodes_apart
 from spottrain.morphing.plan.bounds import (
     Array,
+    Counts,
     Pipe,
     Times,
     fastest,
-    least_steps_s,
     make_pipe,
+    min_finish_s,
+    min_steps_s,
+    replica_counts,
 )
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.mixed_bounds import Counts, least_finish_s, replica_counts
 from spottrain.morphing.plan.modes import (
     DeviceFleet,
     Draft,
@@ -38,20 +35,23 @@ from spottrain.morphing.plan.modes import (
 from spottrain.morphing.plan.partition import join, partition, spread
 from spottrain.morphing.simulate.reducing import tied_bytes, tied_hops
 
-SHORT = 8
-"""Micro-batches a stage of a schedule long enough to tell what its stages hold."""
+SHORT_LISTS = 8
+"""Micro-batches per stage of a schedule long enough to show what its stages hold."""
 NEVER_BYTES = 1 << 62
 """More than any device has."""
-UNEVEN = 1.25
-"""How much slower than evenly cut a stage may be made for want of memory, at first."""
+MAX_UNEVEN = 1.25
+"""Factor by which a stage may be slower than in an even cut to save memory, at
+first."""
 
 
 class Cuts:
-    """Everything that drafts of one micro-batch size have in common, worked out once."""
+    """The ways to cut a model into stages: bounds on their time, and their memory.
+
+    Drafts of one micro-batch size have most of it in common: it is worked out once.
+    """
 
     def __init__(self, inputs: PlanInputs, microbatch_size: int) -> None:
         self.inputs = inputs
-        self.microbatch_size = microbatch_size
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
         self.fleet = DeviceFleet(inputs)
         self.times = Times(inputs.profile, microbatch_size)
@@ -68,22 +68,22 @@ class Cuts:
 
     @cached_property
     def state_bytes(self) -> int:
-        """What all stages together hold at least: parameters, gradients, optimizer."""
+        """Minimum bytes of all stages together: parameters, gradients, optimizer."""
         sections = self.inputs.facts.sections
         return sum(2 * s.param_bytes + s.optimizer_bytes for s in sections)
 
     # --- Bounds -----------------------------------------------------------------------
 
-    def least_steps_s(
+    def min_steps_s(
         self, depth: int, mode: ExecutionMode, widths: Sequence[int]
     ) -> list[float]:
-        """Return what a mini-batch takes at least for each of ``widths``."""
+        """Return the minimum time of a mini-batch for each of ``widths``."""
         fastest_device = max(self.fleet.speeds, default=1.0)
         pipe = self.pipe(depth, mode.chunks, mode.recompute, fastest_device)
         ring = np.array(widths, np.int64)
         group = depth if mode.chunks > 1 else 1
         counts = group * -(-(self.virtual_nodes // group) // ring)
-        least_s = least_steps_s(
+        min_s = min_steps_s(
             pipe,
             counts,
             ring,
@@ -93,13 +93,13 @@ class Cuts:
             reduction=self.inputs.reduction,
             finish_s=self._finish_s(depth, mode, widths),
         )
-        steps: list[float] = least_s.tolist()
+        steps: list[float] = min_s.tolist()
         return steps
 
     def _finish_s(
         self, depth: int, mode: ExecutionMode, widths: Sequence[int]
     ) -> Array | None:
-        """Return what devices of several speeds need at least, for each of ``widths``."""
+        """Return the minimum time on devices of several speeds for each width."""
         if len(self.fleet.speeds) <= 1:
             return None
         pure, mixed = self._counts(depth, tuple(widths))
@@ -107,7 +107,7 @@ class Cuts:
             self.pipe(depth, mode.chunks, mode.recompute, speed)
             for speed in self.fleet.speeds
         ]
-        return least_finish_s(pipes, pure, mixed, self.virtual_nodes)
+        return min_finish_s(pipes, pure, mixed, self.virtual_nodes)
 
     def _replica_counts(
         self, depth: int, widths: tuple[int, ...]
@@ -116,7 +116,7 @@ class Cuts:
         return replica_counts(speeds, depth, widths)
 
     def places(self, depth: int, mode: ExecutionMode) -> NDArray[np.int64] | None:
-        """Return the most micro-batches in flight on each stage, as far as known."""
+        """Return the maximum micro-batches in flight on each stage, as far as known."""
         if mode.in_flight_bound:
             return np.full(depth, mode.in_flight_bound)
         return np.arange(depth, 0, -1) if mode.schedule == "1f1b" else None
@@ -137,7 +137,7 @@ class Cuts:
         )
 
     def _cut(self, recompute: bool, runs: int) -> tuple[int, ...]:
-        """Cut the sections into runs as even as can be, whatever they hold."""
+        """Cut the sections into runs as evenly as possible, regardless of memory."""
         costs_s, last_s = self.times.costs_s(recompute)
         bounds = partition(costs_s, runs, last_costs_s=last_s)
         assert bounds is not None
@@ -156,7 +156,7 @@ class Cuts:
         return joined if count * longer_s < spared_s else even
 
     def _joined_cut(self, recompute: bool, stages: int) -> tuple[int, ...]:
-        """Cut as evenly as can be with tied sections in one stage, where they fit."""
+        """Cut as evenly as possible with tied sections in one stage, where they fit."""
         spans = {(t.sections[0], t.sections[-1]) for t in self.inputs.facts.tied}
         costs_s, last_s = self.times.costs_s(recompute)
         groups = join(len(costs_s), spans, stages)
@@ -169,7 +169,7 @@ class Cuts:
         return tuple(groups[bound] for bound in bounds)
 
     def _tied_s(self, bounds: Sequence[int]) -> float:
-        """Return what summing tied parameters over stages takes at least."""
+        """Return the minimum time of summing tied parameters over stages."""
         link = fastest(self.inputs.profile, self.fleet.alone)
         facts = self.inputs.facts
         total_s = 0.0
@@ -180,7 +180,7 @@ class Cuts:
         return total_s
 
     def stage_s(self, draft: Draft, bounds: Sequence[int]) -> list[float]:
-        """Return what a micro-batch takes on each stage at speed 1."""
+        """Return the time of a micro-batch on each stage at speed 1."""
         costs_s, last_s = self.times.costs_s(draft.mode.recompute)
         runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
         runs[-1] = sum(last_s[bounds[-2] :])
@@ -205,10 +205,10 @@ class Cuts:
     ) -> tuple[StageLoad, ...]:
         """Return the load of every stage of a replica of ``count`` micro-batches.
 
-        But for GPipe, a short list tells all.
+        A short list is enough for all schedules but GPipe.
         """
         if mode.schedule != "gpipe":
-            count = min(count, SHORT * depth * mode.chunks)
+            count = min(count, SHORT_LISTS * depth * mode.chunks)
         return self._loads(depth, mode, count)
 
     def _stage_bytes(
@@ -230,8 +230,8 @@ class Cuts:
         stage_bounds: Sequence[int],
         replica_bounds: Sequence[int],
     ) -> list[int]:
-        """Return what the largest worker of each stage holds at most."""
-        count, apart, width = self._crowd(replica_bounds)
+        """Return the peak memory of the largest worker of each stage."""
+        count, apart, width = self._replica_load(replica_bounds)
         runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
         loads = self.loads(depth, mode, count)
         return [
@@ -239,34 +239,48 @@ class Cuts:
             for p in range(depth)
         ]
 
-    def _crowd(self, replica_bounds: Sequence[int]) -> tuple[int, int, int]:
-        """Return what of the replicas matters for memory.
+    def _replica_load(self, replica_bounds: Sequence[int]) -> tuple[int, int, int]:
+        """Return the facts about replicas that matter for memory.
 
-        The largest share, virtual nodes kept apart, and how many share the writing of
-        checkpoints (more than there are sections are as good as so many).
+        The largest share, the virtual nodes kept apart, and how many share the writing
+        of checkpoints (more than there are sections make no difference).
         """
         count = max(b - a for a, b in itertools.pairwise(replica_bounds))
         apart = virtual_nodes_apart(replica_bounds, self.inputs.reduction)
         width = min(len(replica_bounds) - 1, len(self.inputs.facts.sections))
         return count, apart, width
 
+    def tight_cut(
+        self,
+        depth: int,
+        mode: ExecutionMode,
+        replica_bounds: Sequence[int],
+        room_bytes: int,
+        uneven: float,
+    ) -> tuple[int, ...] | None:
+        """Cut into stages that ``room_bytes`` are enough for, as evenly as that permits.
+
+        No stage takes longer than ``uneven`` times the slowest one of an even cut.
+        """
+        replica_load = self._replica_load(replica_bounds)
+        return self._tight(depth, mode, replica_load, room_bytes, uneven)
+
     def _tight_cut(
         self,
         depth: int,
         mode: ExecutionMode,
-        crowd: tuple[int, int, int],
+        replica_load: tuple[int, int, int],
         room_bytes: int,
         uneven: float,
     ) -> tuple[int, ...] | None:
-        """Cut into stages that ``room_bytes`` are enough for, as evenly as that permits."""
-        count, apart, width = crowd
+        count, apart, width = replica_load
         loads = self.loads(depth, mode, count)
 
         costs_s, last_s = self.times.costs_s(mode.recompute)
         sums_s = [0.0, *itertools.accumulate(costs_s)]
         even = self.cut(mode.recompute, depth)
         slowest_s = max(sums_s[b] - sums_s[a] for a, b in itertools.pairwise(even))
-        most_s = uneven * slowest_s
+        max_s = uneven * slowest_s
 
         def excess(stage: int, start: int, end: int) -> int:
             run = (range(start, end),)
@@ -275,7 +289,7 @@ class Cuts:
         @cache
         def farthest(stage: int, start: int) -> int:
             # Longer runs need more.
-            last = bisect.bisect_right(sums_s, sums_s[start] + most_s) - 1
+            last = bisect.bisect_right(sums_s, sums_s[start] + max_s) - 1
             last = max(start, min(last, len(costs_s) - (depth - stage - 1)))
             ends = range(start + 1, last + 1)
             key = partial(excess, stage, start)
@@ -283,16 +297,16 @@ class Cuts:
 
         def fits(stage: int, start: int, end: int) -> bool:
             before_s, after_s = sums_s[start], sums_s[-1] - sums_s[end]
-            if before_s > stage * most_s or after_s > (depth - stage - 1) * most_s:
+            if before_s > stage * max_s or after_s > (depth - stage - 1) * max_s:
                 return False  # the other stages could not take the rest
             return end <= farthest(stage, start)
 
-        return partition(costs_s, depth, fits, last_s, most_s)
+        return partition(costs_s, depth, fits, last_s, max_s)
 
     def largest_bound(self, draft: Draft, room_bytes: int) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
         depth, mode = draft.depth, draft.mode
-        replicas = self.shares_alike(draft)
+        replicas = self.even_shares(draft)
         if mode.chunks > 1 or self.state_bytes > depth * room_bytes:
             return None
         even = self.even_cut(draft)
@@ -308,49 +322,49 @@ class Cuts:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low or None
 
-    def shares_alike(self, draft: Draft) -> tuple[int, ...]:
-        """Return the shares of replicas that are all equally fast."""
+    def even_shares(self, draft: Draft) -> tuple[int, ...]:
+        """Return the shares of equally fast replicas."""
         group = draft.depth if draft.mode.chunks > 1 else 1
         shares = spread(self.virtual_nodes // group, draft.width)
         return tuple(group * bound for bound in shares)
 
-    def as_hard(self, draft: Draft, refused: Draft) -> bool:
-        """Whether ``draft`` cannot fit for the reason that ``refused`` did not.
+    def is_no_easier(self, draft: Draft, refused: Draft) -> bool:
+        """Return whether ``draft`` cannot fit for the same reason as ``refused``.
 
         With fewer replicas of the same kind, each has no fewer micro-batches and more of
         the checkpoints to write.
         """
-        alike = len(self.fleet.orders) == len(self.fleet.speeds) == 1
+        equal = len(self.fleet.orders) == len(self.fleet.speeds) == 1
         fast = self.inputs.reduction == "fast"
-        return alike and fast and draft.width <= refused.width
+        return equal and fast and draft.width <= refused.width
 
     def fits_somehow(self) -> bool:
-        """Whether there is any plan for the devices at hand, however slow."""
+        """Return whether there is any plan for the available devices, however slow."""
         most = min(len(self.inputs.facts.sections), len(self.fleet.devices))
         return any(self._fits(depth) for depth in range(most, 0, -1))
 
     def _fits(self, depth: int) -> bool:
-        """Whether so many of the largest devices can hold the model, however slowly."""
-        room = self.fleet.most_bytes
+        """Return whether ``depth`` of the largest devices can hold the model at all."""
+        room = self.fleet.max_memory_bytes
         if self.state_bytes > depth * room:
             return False
-        crowd = self._crowd((0, self.virtual_nodes))
-        return self._least_bytes(depth) <= room or any(
-            self._tight(depth, mode, crowd, room, math.inf) is not None
-            for mode in self._leanest(depth)
+        replicas = (0, self.virtual_nodes)
+        return self._min_bytes(depth) <= room or any(
+            self.tight_cut(depth, mode, replicas, room, math.inf) is not None
+            for mode in self._leanest_modes(depth)
             if mode.chunks == 1
         )
 
-    def _leanest(self, depth: int) -> list[ExecutionMode]:
-        """Return the manners, each with as few micro-batches in flight as can be."""
+    def _leanest_modes(self, depth: int) -> list[ExecutionMode]:
+        """Return the execution modes, each with the fewest micro-batches in flight."""
         return [
             mode if mode.chunks > 1 else replace(mode, in_flight_bound=1)
             for mode in execution_modes(self.inputs, depth)
             if mode.chunks == 1 or self.virtual_nodes % depth == 0
         ]
 
-    def _least_bytes(self, depth: int) -> int:
-        """Return what the largest worker needs, evenly cut, if memory is all that counts."""
+    def _min_bytes(self, depth: int) -> int:
+        """Return the minimum memory of the largest worker of an even cut."""
         return min(
             (
                 max(
@@ -361,14 +375,14 @@ class Cuts:
                         (0, self.virtual_nodes),
                     )
                 )
-                for mode in self._leanest(depth)
+                for mode in self._leanest_modes(depth)
             ),
             default=NEVER_BYTES,
         )
 
     def why_nothing_fits(self) -> str:
-        """Return one line: how many devices of which size the model needs."""
-        room = self.fleet.most_bytes
+        """Return one line that says how many devices of which size the model needs."""
+        room = self.fleet.max_memory_bytes
         have = f"{len(self.fleet.devices)} of at most {megabytes(room)}"
         sections = len(self.inputs.facts.sections)
         for depth in range(1, sections + 1):
@@ -376,7 +390,7 @@ class Cuts:
                 return (
                     f"the model needs {depth} devices of {megabytes(room)}: got {have}"
                 )
-        least = self._least_bytes(sections)
+        least = self._min_bytes(sections)
         return (
             f"the model needs {sections} devices of {megabytes(least)} each: got "
             f"{have}; "

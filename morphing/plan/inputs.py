@@ -1,4 +1,4 @@
-"""What a plan is made from, and what no plan can be made from."""
+"""The inputs of planning, and their checks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Objective = Literal["throughput", "examples_per_dollar"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanInputs:
-    """All that a choice depends on; the same inputs give the same choice."""
+    """Everything that a choice depends on; the same inputs give the same choice."""
 
     facts: ModelFacts
     profile: Profile
@@ -43,14 +43,14 @@ class PlanInputs:
     """``None``: whatever is best."""
     objective: Objective = "throughput"
     lag_share: float = 0.0
-    """What losses put at stake, see ``policy.lag_share``: of plans nearly as fast the one
-    that survives them is taken."""
+    """Training time at stake with a loss, see ``policy.lag_share``: of plans nearly as
+    fast the one that survives losses is taken."""
     schema_version: int = SCHEMA_VERSION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanQuestion:
-    """What was asked of the planner, to be kept with its answer.
+    """A request to the planner, to be kept with its answer.
 
     That is ``PlanInputs``, but for facts and profile, which stay the same over the life
     of a job and are named by a hash.
@@ -87,7 +87,7 @@ def question_of(inputs: PlanInputs) -> PlanQuestion:
 
 
 def check_inputs(inputs: PlanInputs) -> None:
-    """Refuse what no plan can be made from.
+    """Check that a plan can be made from the inputs.
 
     Raises:
         PlanError: One line that names the field: see ``profiles.check_profile``; or the
@@ -124,7 +124,7 @@ def check_inputs(inputs: PlanInputs) -> None:
 
 
 def positive(name: str, value: float, *, or_zero: bool = False) -> None:
-    """Refuse a number that is not finite, or not above 0.
+    """Check that a number is finite and above 0.
 
     Raises:
         PlanError: It names ``name``.

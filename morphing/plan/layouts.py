@@ -1,4 +1,4 @@
-"""Plans laid out: sections cut into stages, devices taken, memory counted, simulated."""
+"""Lays plans out: cuts stages, takes devices, checks memory, simulates."""
 
 from __future__ import annotations
 
@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.shares import pace_of, share_virtual_nodes
-from spottrain.morphing.memory.handover import handover_bytes
-from spottrain.morphing.memory.memory import megabytes
-from spottrain.morphing.plan.cuts import UNEVEN, Cuts
+from spottrain.morphing.memory.memory import handover_bytes, megabytes
+from spottrain.morphing.plan.cuts import MAX_UNEVEN, Cuts
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet, Draft
 from spottrain.morphing.plan.placement import Device, place
@@ -17,23 +16,23 @@ from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.wire import Plan
 
 NEAR = 0.05
-"""A micro-batch size is good enough whose time per example is so near to the best."""
+"""Share by which a micro-batch size may be slower per example than the best one."""
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """Why a draft cannot be made a plan."""
+    """Reason why a draft cannot become a plan."""
 
     reason: str
     needed_bytes: int | None = None
     room_bytes: int | None = None
     in_handover: bool = False
-    """It would fit, but not beside what the present plan has left."""
+    """It would fit, but not beside the sections of the present plan."""
 
 
 @dataclass(frozen=True, slots=True)
 class PlanLayout:
-    """A plan that fits; its time is yet to be predicted."""
+    """A plan that fits; its time is not predicted yet."""
 
     plan: Plan
     speeds: tuple[float, ...]
@@ -53,17 +52,21 @@ def _too_small(needed_bytes: int, room_bytes: int) -> Refusal:
     return Refusal(reason, needed_bytes, room_bytes)
 
 
-class Layouts(Cuts):
-    """Everything that drafts of one micro-batch size have in common, worked out once."""
+class Layouts:
+    """Makes plans of drafts, all of one micro-batch size."""
 
-    waives_handover = False
-    """Whether a plan may be one that the present plan's sections leave no room for."""
+    def __init__(self, inputs: PlanInputs, microbatch_size: int) -> None:
+        self.inputs = inputs
+        self.microbatch_size = microbatch_size
+        self.cuts = Cuts(inputs, microbatch_size)
+        self.waives_handover = False
+        """True if plans need not fit beside the present plan's sections."""
 
     def lay_out(
-        self, draft: Draft, fleet: DeviceFleet | None = None, uneven: float = UNEVEN
+        self, draft: Draft, fleet: DeviceFleet | None = None, uneven: float = MAX_UNEVEN
     ) -> PlanLayout | Refusal:
         """Choose devices and cut stages that fit into each of them."""
-        fleet = fleet or self.fleet
+        fleet = fleet or self.cuts.fleet
         refusal = Refusal(f"one VM would hold all {draft.width} replicas of a stage")
         room = 0
         for order in fleet.orders:
@@ -89,23 +92,22 @@ class Layouts(Cuts):
     ) -> PlanLayout | Refusal:
         """Lay out on ``devices``, whose smallest has ``room_bytes``."""
         depth, mode = draft.depth, draft.mode
-        even = self.even_cut(draft)
-        replicas = self.shares_alike(draft)
+        even = self.cuts.even_cut(draft)
+        replicas = self.cuts.even_shares(draft)
         placed = None
         if len({device.speed for device in devices}) > 1:
             placed = self._place(devices, draft, even)
             replicas = self._shares(draft, even, placed)
         bounds = even
-        needed = self.needed_bytes(depth, mode, even, replicas)
+        needed = self.cuts.needed_bytes(depth, mode, even, replicas)
         if max(needed) > room_bytes:
             tight = None
             if mode.chunks == 1 and sum(needed) <= depth * room_bytes:
-                crowd = self._crowd(replicas)
-                tight = self._tight(depth, mode, crowd, room_bytes, uneven)
+                tight = self.cuts.tight_cut(depth, mode, replicas, room_bytes, uneven)
             if tight is None:
                 return _too_small(max(needed), room_bytes)
             bounds = tight
-            needed = self.needed_bytes(depth, mode, bounds, replicas)
+            needed = self.cuts.needed_bytes(depth, mode, bounds, replicas)
         if placed is None or bounds != even:
             placed = self._place(devices, draft, bounds)
         plan = self._plan(draft, bounds, replicas, placed)
@@ -147,23 +149,23 @@ class Layouts(Cuts):
             draft.width,
             self.inputs.facts,
             self.inputs.previous,
-            stage_s=self.stage_s(draft, bounds),
+            stage_s=self.cuts.stage_s(draft, bounds),
             chunks=draft.mode.chunks,
         )
 
     def _shares(
         self, draft: Draft, bounds: Sequence[int], placed: Sequence[Device]
     ) -> tuple[int, ...]:
-        """Share virtual nodes out so that the slowest replica ends soonest."""
+        """Share virtual nodes out so that the slowest replica finishes earliest."""
         depth = draft.depth
-        stages = self.stage_s(draft, bounds)
+        stages = self.cuts.stage_s(draft, bounds)
         paces = [
             pace_of([s / device.speed for s, device in zip(stages, own, strict=True)])
             for own in (placed[i : i + depth] for i in range(0, len(placed), depth))
         ]
         group = depth if draft.mode.chunks > 1 else 1
         shares = share_virtual_nodes(
-            self.virtual_nodes // group,
+            self.cuts.virtual_nodes // group,
             [group * pace.per_virtual_node_s for pace in paces],
             fixed_s=[pace.fixed_s for pace in paces],
         )
@@ -205,21 +207,22 @@ class Layouts(Cuts):
 
 
 def choose_layouts(inputs: PlanInputs) -> Layouts:
-    """Settle the micro-batch size.
+    """Choose the micro-batch size.
 
     If it is left open: the smallest whose time per example is within ``NEAR`` of the
-    best that fits (Varuna, section 4.3, takes the least at which that stops improving).
+    best that fits (Varuna, section 4.3, takes the smallest at which that stops
+    improving).
     """
     if inputs.microbatch_size is not None:
         return Layouts(inputs, inputs.microbatch_size)
     sizes = inputs.profile.microbatch_sizes
     known = [Layouts(inputs, m) for m in sizes if inputs.minibatch_size % m == 0]
-    fitting = [layouts for layouts in known if layouts.fits_somehow()]
+    fitting = [layouts for layouts in known if layouts.cuts.fits_somehow()]
     if not fitting:
         return known[0]
     again = inputs.recompute is not False
     each_s = [
-        (sum(layouts.times.costs_s(again)[0]) + layouts.times.beside_s(again))
+        (sum(layouts.cuts.times.costs_s(again)[0]) + layouts.cuts.times.beside_s(again))
         / layouts.microbatch_size
         for layouts in fitting
     ]

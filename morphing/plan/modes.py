@@ -1,4 +1,4 @@
-"""The devices at hand, and in what manner pipelines may run on them."""
+"""The available devices, and the execution modes of pipelines on them."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.wire import ScheduleKind
 
 RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
-"""What the runtime runs; the choice is among these. Of equals the first is taken."""
+"""Schedules that the runtime supports. Of equals the first is taken."""
 CHUNKS = (2, 3, 4)
-"""Runs of sections a stage that are weighed for an interleaved schedule."""
+"""Runs of sections per stage that are considered for an interleaved schedule."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class ExecutionMode:
-    """How a pipeline is run; of equals the least is taken."""
+    """Execution mode of a pipeline; of equals the smallest is taken."""
 
     rank: int
     """Of its schedule among ``RUNNABLE``."""
@@ -37,7 +37,7 @@ class ExecutionMode:
 
 @dataclass(frozen=True, slots=True)
 class Draft:
-    """A plan that might be made."""
+    """A plan to be considered."""
 
     depth: int
     width: int
@@ -45,9 +45,9 @@ class Draft:
 
 
 def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
-    """Return how a pipeline of ``depth`` might be run."""
+    """Return the execution modes of a pipeline of ``depth``."""
     if depth == 1:
-        # One stage has nothing to order: it goes forward and backward by turns.
+        # One stage has nothing to order: it alternates forward and backward.
         asked = inputs.schedule
         alone = asked if asked in RUNNABLE and asked != "interleaved" else RUNNABLE[0]
         return [ExecutionMode(RUNNABLE.index(alone), 1, 0, inputs.recompute is True)]
@@ -65,43 +65,43 @@ def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
 
 
 class DeviceFleet:
-    """The devices at hand."""
+    """The available devices."""
 
     def __init__(self, inputs: PlanInputs) -> None:
         self.devices = inputs.slots
         self._previous = inputs.previous
         kept = set() if inputs.previous is None else set(inputs.previous.slots)
-        dear = inputs.objective == "examples_per_dollar"
+        by_price = inputs.objective == "examples_per_dollar"
         fastest_first = sorted(
             self.devices,
             key=lambda d: (
-                d.usd_per_hour / d.speed if dear else 0.0,
+                d.usd_per_hour / d.speed if by_price else 0.0,
                 -d.speed,
                 d.slot not in kept,
                 d.slot,
             ),
         )
-        roomiest_first = sorted(fastest_first, key=lambda d: -d.memory_bytes)
+        largest_first = sorted(fastest_first, key=lambda d: -d.memory_bytes)
         self.orders = [fastest_first]
-        if roomiest_first != fastest_first:
-            self.orders.append(roomiest_first)
+        if largest_first != fastest_first:
+            self.orders.append(largest_first)
         self.speeds = sorted({d.speed for d in self.devices}, reverse=True)
-        self.most_bytes = max((d.memory_bytes for d in self.devices), default=0)
+        self.max_memory_bytes = max((d.memory_bytes for d in self.devices), default=0)
         self.vm_slots = Counter(d.slot.vm_id for d in self.devices)
         self.vm_usd_per_hour: defaultdict[str, float] = defaultdict(float)
         for device in self.devices:
             self.vm_usd_per_hour[device.slot.vm_id] += device.usd_per_hour
         prices = sorted(d.usd_per_hour for d in self.devices)
-        self.least_usd_per_hour = [0.0, *itertools.accumulate(prices)]
+        self.min_usd_per_hour = [0.0, *itertools.accumulate(prices)]
         self._sizes = Counter(self.vm_slots.values())
 
     @property
     def alone(self) -> bool:
-        """Whether every VM has but one device."""
+        """True if every VM has one device only."""
         return set(self._sizes) <= {1}
 
     def widest(self, depth: int, virtual_nodes: int) -> int:
-        """Return the most replicas that can be placed, no VM having all of a stage."""
+        """Return the maximum number of replicas such that no VM has all of a stage."""
         width = min(len(self.devices) // depth, virtual_nodes)
         while width > 1 and self._placeable(depth, width) < depth * width:
             width -= 1
@@ -119,15 +119,15 @@ class DeviceFleet:
         return sum(count * min(size, most) for size, count in self._sizes.items())
 
     def widths(self, depth: int, shares: int) -> list[int]:
-        """Return the widths worth weighing, at most some twenty.
+        """Return the widths worth considering, about twenty at most.
 
         The widest; of all that give the largest replica equally many shares the
         narrowest; those that leave out all devices slower than some speed; and that of
-        the plan that runs.
+        the running plan.
 
         Args:
             depth: Pipeline depth.
-            shares: What the mini-batch is shared out in.
+            shares: Number of units in which the mini-batch is shared out.
         """
         widest = self.widest(depth, shares)
         if widest < 1:

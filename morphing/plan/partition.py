@@ -1,4 +1,4 @@
-"""Cutting a row of things into runs: sections into stages, virtual nodes over replicas.
+"""Partitions sections into stages and virtual nodes over replicas.
 
 Bounds are written as in ``wire.Plan``: part ``i`` holds ``bounds[i]`` up to
 ``bounds[i + 1]``, and no part is empty.
@@ -13,8 +13,8 @@ import numpy as np
 import numpy.typing as npt
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.cut import cut
 from spottrain.morphing.schedules.compiled import fast
+from spottrain.morphing.schedules.types import Numbers
 
 Costs = npt.NDArray[np.float64]
 Fits = Callable[[int, int, int], bool]
@@ -25,22 +25,22 @@ def partition(
     stages: int,
     fits: Fits | None = None,
     last_costs_s: Sequence[float] | None = None,
-    most_s: float = math.inf,
+    max_s: float = math.inf,
 ) -> tuple[int, ...] | None:
-    """Cut sections into stages so that the costliest stage costs the least.
+    """Cut sections into stages so that the slowest stage is as fast as possible.
 
-    Of all such cuts, return one whose squared stage costs sum to the least: where the
-    bottleneck is given, the most even one. The same input gives the same cut.
+    Of all such cuts, return the one with the smallest sum of squared stage costs: the
+    most even one. The same input gives the same cut.
 
     Args:
         costs_s: Time of each section for one micro-batch, 0 or more. Embedding and head
-            are sections like all others, as long as they were measured to take.
+            are sections like all others, as long as they were measured.
         stages: Number of stages.
         fits: Called as ``fits(stage, start, end)``: whether that stage can hold the
             sections from ``start`` up to ``end``; all can if not given.
         last_costs_s: Time of each section where it is in the last stage, which may
             differ because that stage never recomputes; ``costs_s`` if not given.
-        most_s: What no stage may exceed; ``fits`` is asked about no others.
+        max_s: Maximum of every stage; ``fits`` is not asked about longer ones.
 
     Returns:
         Bounds of the stages, or ``None`` if no cut fits.
@@ -61,14 +61,14 @@ def partition(
             f"section times must be finite and not negative: got {list(costs_s)} and "
             f"{list(last_costs_s)} in the last stage; calibrate again"
         )
-    run_costs = [_run_costs(costs_s, most_s), _run_costs(last_costs_s, most_s)]
+    run_costs = [_run_costs(costs_s, max_s), _run_costs(last_costs_s, max_s)]
     which = [0] * (stages - 1) + [1]
     if fits is not None:
         run_costs = [
             _allowed(run_costs[w], stages, p, fits) for p, w in enumerate(which)
         ]
         which = list(range(stages))
-    bottleneck, bounds = fast(cut, stages * count * count)(
+    bottleneck, bounds = fast(_cut, stages * count * count)(
         np.stack(run_costs), np.array(which, np.int64)
     )
     return None if bottleneck == math.inf else tuple(bounds.tolist())
@@ -77,12 +77,12 @@ def partition(
 def join(count: int, spans: Iterable[tuple[int, int]], stages: int) -> tuple[int, ...]:
     """Return bounds of groups of sections that keep spans in one piece.
 
-    The shortest span first, as long as there are groups enough for the stages.
+    The shortest span first, as long as there are enough groups for the stages.
 
     Args:
         count: Sections.
         spans: The first and the last section of each.
-        stages: Groups that are needed at least.
+        stages: Minimum number of groups.
     """
     bounds = set(range(count + 1))
     for first, last in sorted(spans, key=lambda span: (span[1] - span[0], span)):
@@ -93,7 +93,7 @@ def join(count: int, spans: Iterable[tuple[int, int]], stages: int) -> tuple[int
 
 
 def spread(virtual_nodes: int, replicas: int) -> tuple[int, ...]:
-    """Share virtual nodes out over replicas, as evenly as can be, larger shares first.
+    """Share virtual nodes out evenly over replicas, larger shares first.
 
     Returns:
         Bounds of the replicas' runs of virtual nodes.
@@ -110,11 +110,11 @@ def spread(virtual_nodes: int, replicas: int) -> tuple[int, ...]:
     return tuple(share * i + min(i, larger) for i in range(replicas + 1))
 
 
-def _run_costs(costs_s: Sequence[float], most_s: float) -> Costs:
+def _run_costs(costs_s: Sequence[float], max_s: float) -> Costs:
     """Return the cost of every run [start, end), infinite where it is not allowed."""
     sums = np.concatenate(([0.0], np.cumsum(costs_s)))
     runs = sums[None, :] - sums[:, None]
-    allowed = np.triu(np.ones_like(runs, bool), 1) & (runs <= most_s)
+    allowed = np.triu(np.ones_like(runs, bool), 1) & (runs <= max_s)
     return np.where(allowed, runs, np.inf)
 
 
@@ -130,3 +130,45 @@ def _allowed(runs: Costs, stages: int, stage: int, fits: Fits) -> Costs:
             if math.isfinite(runs[start, stop]) and fits(stage, start, stop):
                 allowed[start, stop] = runs[start, stop]
     return allowed
+
+
+def _cut(run_costs: Costs, which: Numbers) -> tuple[float, Numbers]:
+    """Cut so that the slowest run is as fast as possible, then as evenly as possible.
+
+    Args:
+        run_costs: Of each run [start, end), infinite where it is not allowed: matrices.
+        which: For each run in turn, the number of its matrix.
+
+    Returns:
+        The bottleneck, infinite if there is no cut; and the bounds of the runs.
+    """
+    runs, count = len(which), run_costs.shape[1] - 1
+    best = np.full(count + 1, np.inf)
+    best[0] = 0.0
+    for run in range(runs):
+        costs, before = run_costs[which[run]], best.copy()
+        best[:] = np.inf
+        # The runs before and after need a section each.
+        for end in range(run + 1, count - (runs - run - 1) + 1):
+            for start in range(run, end):
+                best[end] = min(best[end], max(before[start], costs[start, end]))
+    bottleneck = float(best[count])
+    bounds = np.zeros(runs + 1, np.int64)
+    bounds[runs] = count
+    if bottleneck == np.inf:
+        return bottleneck, bounds
+    came = np.zeros((runs, count + 1), np.int64)
+    best[:] = np.inf
+    best[0] = 0.0
+    for run in range(runs):
+        costs, before = run_costs[which[run]], best.copy()
+        best[:] = np.inf
+        for end in range(run + 1, count - (runs - run - 1) + 1):
+            for start in range(run, end):
+                cost = costs[start, end]
+                if cost <= bottleneck and before[start] + cost * cost < best[end]:
+                    best[end] = before[start] + cost * cost
+                    came[run, end] = start
+    for run in range(runs - 1, 0, -1):
+        bounds[run] = came[run, bounds[run + 1]]
+    return bottleneck, bounds

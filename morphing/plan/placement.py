@@ -1,7 +1,7 @@
-"""Which slot computes which stage and replica.
+"""Places stages and replicas on slots.
 
-No VM holds all replicas of a stage; a pipeline is as fast as its slowest device, so like
-devices share one; and few sections move: in this order.
+By priority: no VM holds all replicas of a stage; a pipeline is as fast as its slowest
+device, so equal devices share one; and few sections move.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from dataclasses import dataclass
 
 from spottrain.wire import ModelFacts, Plan, Slot
 
-ALIKE = 0.05
-"""Stages whose times differ by no more are equally heavy: sections stay where they are
-rather than gain that little."""
+EQUAL_WITHIN = 0.05
+"""Stages whose times differ by no more count as equally heavy: so little gain is not
+worth moving sections."""
 
 Kept = Sequence[Mapping[int, int]]
 """For each device the bytes that need not move, by the stage that it might get."""
@@ -24,7 +24,7 @@ Kept = Sequence[Mapping[int, int]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
-    """A slot of the fleet and what its device can do."""
+    """A slot of the fleet and the properties of its device."""
 
     slot: Slot
     memory_bytes: int
@@ -65,16 +65,16 @@ def place(
     stage_s: Sequence[float] | None = None,
     chunks: int = 1,
 ) -> tuple[Device, ...]:
-    """Give every device a stage and a replica.
+    """Assign a stage and a replica to every device.
 
-    As many replicas as can be are made of devices of one speed, which is the most that a
-    fleet can compute (a pipeline goes at its slowest device's pace). Of what is left over,
-    the faster get the heavier stages. Where that leaves a choice, a device stays with the
-    sections it has in ``previous``, by their bytes. The others are dealt out in the order
-    of their names, so that the slots of a VM are neighbours in a pipeline. Where all
-    replicas of a stage came to lie on one VM, one of them changes places, if possible with
-    a device of its speed. Replicas are ordered from fast to slow, a mixed one after those
-    of like devices that are no faster.
+    As many replicas as possible are made of devices of one speed, which is the most
+    that a fleet can compute (a pipeline is as fast as its slowest device). Of the
+    remaining devices, the faster ones get the heavier stages. Where that leaves a
+    choice, a device stays with the sections it has in ``previous``, by their bytes. The
+    others are dealt out in the order of their names, so that the slots of a VM are
+    neighbours in a pipeline. Where one VM would get all replicas of a stage, one of
+    them swaps places, if possible with a device of its speed. Replicas are ordered from
+    fast to slow, a mixed one after those of equal devices that are no faster.
 
     Args:
         devices: What ``take`` returned: exactly one a place.
@@ -82,7 +82,7 @@ def place(
         width: Replicas.
         facts: Bytes of the sections.
         previous: The plan that runs now, if one does.
-        stage_s: What a micro-batch takes on each stage; alike if not given.
+        stage_s: Time of a micro-batch on each stage; equal if not given.
         chunks: Runs of sections that each stage has.
 
     Returns:
@@ -91,10 +91,12 @@ def place(
     depth = (len(stage_bounds) - 1) // chunks
     stage_s = [1.0] * depth if stage_s is None else stage_s
     kept = _kept_bytes(devices, stage_bounds, depth, facts, previous)
-    stages = _assign(devices, kept, _rooms(devices, kept, stage_s))
+    stages = _assign(devices, kept, _speed_quotas(devices, kept, stage_s))
     if width > 1:
         _separate(devices, kept, stages)
-    replicas = _line_up([[devices[i] for i in stage] for stage in stages], stage_s)
+    replicas = _make_replicas(
+        [[devices[i] for i in stage] for stage in stages], stage_s
+    )
     return tuple(device for replica in replicas for device in replica)
 
 
@@ -126,19 +128,19 @@ def _kept_bytes(
     return [of_slot.get(device.slot, nothing) for device in devices]
 
 
-def _rooms(
+def _speed_quotas(
     devices: Sequence[Device], kept: Kept, stage_s: Sequence[float]
 ) -> list[Counter[float]]:
-    """Return how many devices of each speed every stage is to have.
+    """Return how many devices of each speed every stage gets.
 
-    Each speed gives every stage equally many, for replicas of like devices. What remains
-    makes up mixed replicas, in the order of speeds: so no other way has more replicas of
-    any speed or above. In each, faster devices get heavier stages; of equally heavy ones,
-    those whose sections more of the fast and fewer of the slow devices have.
+    Each speed gives every stage equally many, for replicas of equal devices. The rest
+    make up mixed replicas, in the order of speeds: so no other way has more replicas of
+    any speed or above. In each, faster devices get heavier stages; of equally heavy
+    ones, those whose sections more of the fast and fewer of the slow devices have.
     """
     depth = len(stage_s)
     fleet = Counter(device.speed for device in devices)
-    rooms = [Counter({v: n // depth for v, n in fleet.items()}) for _ in stage_s]
+    quotas = [Counter({v: n // depth for v, n in fleet.items()}) for _ in stage_s]
     left = [v for v in sorted(fleet, reverse=True) for _ in range(fleet[v] % depth)]
     keepers: list[Counter[float]] = [Counter() for _ in stage_s]
     for device, own in zip(devices, kept, strict=True):
@@ -154,20 +156,20 @@ def _rooms(
             ),
         )
         for p, speed in zip(order, speeds, strict=True):
-            rooms[p][speed] += 1
-    return rooms
+            quotas[p][speed] += 1
+    return quotas
 
 
 def _weight(stage_s: float) -> int:
-    """Return a number that is the same for times that are alike."""
-    return round(math.log(max(stage_s, 1e-12)) / math.log(1 + ALIKE))
+    """Return a number that is the same for times that are nearly equal."""
+    return round(math.log(max(stage_s, 1e-12)) / math.log(1 + EQUAL_WITHIN))
 
 
 def _assign(
-    devices: Sequence[Device], kept: Kept, rooms: list[Counter[float]]
+    devices: Sequence[Device], kept: Kept, quotas: list[Counter[float]]
 ) -> list[list[int]]:
     """Return the devices' numbers by stage: greatest keepers first, then in turn."""
-    depth = len(rooms)
+    depth = len(quotas)
     stages: list[list[int]] = [[] for _ in range(depth)]
     slots = [(device.slot.vm_id, device.slot.index) for device in devices]
     order = sorted(range(len(devices)), key=slots.__getitem__)
@@ -179,16 +181,16 @@ def _assign(
 
     def put(p: int, i: int) -> None:
         stages[p].append(i)
-        rooms[p][devices[i].speed] -= 1
+        quotas[p][devices[i].speed] -= 1
 
     for p, i in keepers:
-        if i in waiting and rooms[p][devices[i].speed]:
+        if i in waiting and quotas[p][devices[i].speed]:
             put(p, i)
             del waiting[i]
     turns: Counter[float] = Counter()
     for i in waiting:
         speed = devices[i].speed
-        while not rooms[turns[speed] % depth][speed]:
+        while not quotas[turns[speed] % depth][speed]:
             turns[speed] += 1
         put(turns[speed] % depth, i)
         turns[speed] += 1
@@ -196,7 +198,7 @@ def _assign(
 
 
 def _separate(devices: Sequence[Device], kept: Kept, stages: list[list[int]]) -> None:
-    """Change places until no stage has all its replicas on one VM.
+    """Swap devices until no stage has all its replicas on one VM.
 
     A partner always exists: outside the VM there are as many devices as stages, this
     stage has none of them, so another has two and can give one away.
@@ -226,10 +228,10 @@ def _separate(devices: Sequence[Device], kept: Kept, stages: list[list[int]]) ->
         stage[stage.index(i)], stages[q][stages[q].index(j)] = j, i
 
 
-def _line_up(
+def _make_replicas(
     stages: Sequence[Sequence[Device]], stage_s: Sequence[float]
 ) -> list[list[Device]]:
-    """Make the devices of the stages into replicas, from fast to slow."""
+    """Combine the devices of the stages into replicas, from fast to slow."""
     by_speed: list[defaultdict[float, list[Device]]] = []
     for stage in stages:
         by_speed.append(defaultdict(list))
@@ -254,7 +256,7 @@ def _line_up(
 
 
 def _neighbours(columns: Sequence[Sequence[Device]]) -> list[list[Device]]:
-    """Make replicas of equally many devices a stage, slots of a VM one after the other."""
+    """Combine equally many devices per stage into replicas, slots of a VM together."""
     replicas = [[device] for device in columns[0]]
     for column in columns[1:]:
         waiting: defaultdict[str, deque[Device]] = defaultdict(deque)

@@ -1,4 +1,4 @@
-"""Profiles as planning needs them: checked before use, or derived for another device."""
+"""Profiles for planning: checked before use, or derived for another device."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ WITHIN_AS_BETWEEN = "within_vm: taken from between_vms, for VMs had one slot eac
 LINKS_ASSUMED = "links: assumed, for a process alone has nobody to send to"
 SIZES_ENDED = "microbatches: larger ones take too long, or too much memory"
 
-MOST_SPREAD = 0.25
-"""Typical spread of sections' times beyond which a profile is not kept."""
+MAX_SPREAD = 0.25
+"""Median spread of sections' times beyond which a profile is not kept."""
 
-MOST_S = 1e6
-"""No time of a profile is longer; what is would overflow the simulator's clock."""
-MOST_BYTES = 1e18
-"""No number of a profile or a model is larger."""
+MAX_S = 1e6
+"""Maximum time in a profile; longer ones would overflow the simulator's clock."""
+MAX_BYTES = 1e18
+"""Maximum of other numbers of a profile or a model."""
 
 _TIME = re.compile("(?<!_per)_s$")
 _SECTION_TIMES = ("forward_s", "backward_s", "recompute_s")
@@ -41,26 +41,26 @@ def check_profile(
 
     Args:
         profile: From whatever source.
-        facts: The model that it has to be of, if one is known.
-        source: What to call it in errors, such as its file.
+        facts: The model that it must belong to, if known.
+        source: Its name in errors, such as its file.
 
     Raises:
         PlanError: Names the source, the first field that is wrong, and what it holds.
     """
     for field, value, least, above in _numbers(profile):
         good = value > least if above else value >= least
-        most = MOST_S if _TIME.search(field) else MOST_BYTES
+        most = MAX_S if _TIME.search(field) else MAX_BYTES
         if not good or value > most:  # so NaN is refused too
             lower = f"{'above' if above else 'at least'} {least}"
             raise PlanError(
                 f"{source}: {field} must be {f'at most {most:g}' if good else lower}: "
-                f"got {value}; calibrate again or mend the file"
+                f"got {value}; calibrate again or fix the file"
             )
     sizes = profile.microbatch_sizes
     if not sizes or list(sizes) != sorted(set(sizes)):
         raise PlanError(
             f"{source}: microbatches must be of ascending microbatch_size: got "
-            f"{list(sizes)}; calibrate again or mend the file"
+            f"{list(sizes)}; calibrate again or fix the file"
         )
     if profile.origin != "measured" and not profile.sources:
         raise PlanError(
@@ -122,26 +122,26 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
 
 
 def _check_facts(facts: ModelFacts, source: str) -> None:
-    """Check what a hand-written model may have wrong, as ``check_profile`` does."""
+    """Check a model's facts, possibly written by hand, as ``check_profile`` does."""
     for k, section in enumerate(facts.sections):
         if section.index != k:
             raise PlanError(
                 f"{source}: facts.sections[{k}].index must be {k}: got "
-                f"{section.index}; inspect again or mend the file"
+                f"{section.index}; inspect again or fix the file"
             )
         for field in fields(section):
             value = getattr(section, field.name)
-            if value is not None and not 0 <= value <= MOST_BYTES:
+            if value is not None and not 0 <= value <= MAX_BYTES:
                 raise PlanError(
                     f"{source}: facts.sections[{k}].{field.name} must be 0 to "
-                    f"{MOST_BYTES:g}: got {value}; inspect again or mend the file"
+                    f"{MAX_BYTES:g}: got {value}; inspect again or fix the file"
                 )
     for k, tied in enumerate(facts.tied):
         known = set(range(len(facts.sections)))
         if not tied.sections or not known.issuperset(tied.sections):
             raise PlanError(
                 f"{source}: facts.tied[{k}].sections must be some of the model's "
-                f"{len(known)}: got {list(tied.sections)}; inspect again or mend the "
+                f"{len(known)}: got {list(tied.sections)}; inspect again or fix the "
                 "file"
             )
 
@@ -152,7 +152,7 @@ def assumes_links(profile: Profile) -> bool:
 
 
 def knows_sizes(profile: Profile, sizes: Iterable[int]) -> bool:
-    """Return whether measuring ``sizes`` again would find out nothing new.
+    """Return whether measuring ``sizes`` again would give nothing new.
 
     What a profile does not know must be larger than where its measuring had to end.
     """
@@ -170,25 +170,27 @@ def is_noisy(profile: Profile) -> bool:
         for section in one.sections
         for spread in (section.forward_spread, section.backward_spread)
     ]
-    return statistics.median(spreads) > MOST_SPREAD
+    return statistics.median(spreads) > MAX_SPREAD
 
 
 def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
-    """Return what a profile would be on a device that is ``ratio`` times as fast.
+    """Return the profile of a device that is ``ratio`` times as fast.
 
-    What the device computes takes ``1 / ratio`` of the time: sections, the optimizer.
-    Links, all-reduces and the overhead of tasks, which are the host's, stay.
+    Sections and the optimizer, which the device computes, take ``1 / ratio`` of the
+    time. Links, all-reduces and the overhead of tasks, which are the host's, stay.
 
     Args:
         profile: Measured, usually.
-        device: What to call the other device.
+        device: Name of the other device.
         ratio: Its speed over that of ``profile.device``.
 
     Raises:
         PlanError: The ratio is not above 0, or makes times that no profile may have.
     """
     if not 0 < ratio < math.inf:
-        raise PlanError(f"ratio must be above 0: got {ratio}; give speed over speed")
+        raise PlanError(
+            f"ratio must be above 0: got {ratio}; give the new speed over the old"
+        )
 
     def scaled(section: SectionProfile) -> SectionProfile:
         return replace(
@@ -212,9 +214,9 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
 
 
 def on_network(profile: Profile, bandwidth_bytes_per_s: float) -> Profile:
-    """Return what a profile would be where VMs are linked at another bandwidth.
+    """Return the profile of VMs that are linked at another bandwidth.
 
-    Links and rings between VMs carry that much more; latencies and jitter stay.
+    Links and rings between VMs scale with it; latencies and jitter stay.
 
     Args:
         profile: Measured, usually.

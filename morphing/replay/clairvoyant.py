@@ -1,6 +1,6 @@
-"""What one who knew all of a trace could have trained at most.
+"""Upper bound on the training that a clairvoyant policy could do on a trace.
 
-Shares no code with the rule that decides (``policy``) nor with the replay: it is the
+Shares no code with the morph policy (``policy``) nor with the replay: it is the
 yardstick for both.
 
 A run is any number of mini-batches, one after the other, on VMs that are all there from a
@@ -17,34 +17,33 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-MOST_COUNTED = 20_000
-"""Mini-batches that are counted one by one; of more also parts count, which raises the
-bound by less than one a run."""
+MAX_COUNTED = 20_000
+"""Maximum number of mini-batches that are counted one by one; beyond that also parts
+count, which raises the bound by less than one per run."""
 
 Times = npt.NDArray[np.float64]
 
 
-def most_minibatches(
+def max_minibatches(
     lives: Sequence[tuple[float, float]],
     step_s: Mapping[int, float],
     pause_s: float,
     end_s: float,
 ) -> int:
-    """Return the most mini-batches that can be trained, knowing everything.
+    """Return the maximum number of mini-batches that a clairvoyant could train.
 
     Args:
-        lives: From when until when each VM is there; each has one GPU.
+        lives: Begin and end of each VM's life; each has one GPU.
         step_s: Time of a mini-batch by the number of GPUs that it takes.
-        pause_s: Least time that training stands still between two runs, and before the
-            first.
+        pause_s: Minimum pause between two runs, and before the first.
         end_s: Nothing counts that ends later.
     """
     sizes = _useful(step_s)
     if not sizes:
         return 0
     search = _Search(lives, sizes, pause_s, end_s)
-    if end_s / sizes[-1][1] > MOST_COUNTED:
-        return int(search.most_in_parts() + 1e-9)
+    if end_s / sizes[-1][1] > MAX_COUNTED:
+        return int(search.max_in_parts() + 1e-9)
     return search.most()
 
 
@@ -75,11 +74,11 @@ class _Search:
         self.sizes, self.pause_s, self.end_s = sizes, pause_s, end_s
 
     def most(self) -> int:
-        """Return the most whole mini-batches.
+        """Return the maximum number of whole mini-batches.
 
-        Dynamic programming over how many are done: for each the earliest moment at which
-        the next run may begin. Runs begin then, or when a VM has come and nobody could
-        have done one more by then.
+        Dynamic programming over how many are done: for each the earliest moment at
+        which the next run may begin. Runs begin then, or when a VM has joined and
+        nobody could have done one more by then.
         """
         self.ready: Times = np.full(int(self.end_s / self.sizes[-1][1]) + 3, np.inf)
         self.ready[0] = 0.0
@@ -100,8 +99,8 @@ class _Search:
             known = self.ready[done + 1 : done + 1 + count]
             np.minimum(known, ends, out=known)
 
-    def most_in_parts(self) -> float:
-        """Return the most mini-batches if parts of them count.
+    def max_in_parts(self) -> float:
+        """Return the maximum number of mini-batches if parts of them count.
 
         What a run does is then linear in when it ends. So each run ends when a VM goes,
         or so that the next one begins when a VM has come: those beginnings are all.

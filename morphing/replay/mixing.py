@@ -1,10 +1,10 @@
-"""Whether GPUs of several types together are faster than the best type alone.
+"""Finds out whether mixing GPU types is faster than the best type alone.
 
-The solver of VirtualFlow, section 5.1.2: all workers of a type get equally many examples,
-in equal virtual nodes one after the other; the split with the least slowest worker wins.
-A worker is a GPU or, where the model does not fit into one, a pipeline of like GPUs.
-``shares`` answers the narrower question that a plan asks: one micro-batch size, and all
-workers are to be used.
+The solver of VirtualFlow, section 5.1.2: all workers of a type get equally many
+examples, in equal virtual nodes one after the other; the split whose slowest worker is
+fastest wins. A worker is a GPU or, where the model does not fit into one, a pipeline of
+equal GPUs. ``shares`` answers the narrower question that a plan asks: one micro-batch
+size, and all workers are to be used.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class WorkerType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TypeShare:
-    """What the workers of one type do."""
+    """The part of the workers of one type."""
 
     name: str
     workers: int
-    """How many of them are used."""
+    """Number of them that are used."""
     virtual_node_examples: int
     virtual_nodes: int
-    """Of each worker, one after the other: its waves."""
+    """Of each worker, computed one after the other (waves)."""
     compute_s: float
     """Of each worker, for a mini-batch."""
 
@@ -56,13 +56,13 @@ class Split:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether more than one type is used."""
+        """True if more than one type is used."""
         return len(self.shares) > 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mixing:
-    """The fastest split and what it was weighed against."""
+    """The fastest split and those it was compared with."""
 
     best: Split
     alone: Mapping[str, Split | None]
@@ -74,17 +74,17 @@ def split_minibatch(
     types: Sequence[WorkerType],
     communication_s: Callable[[int], float],
 ) -> Mixing:
-    """Find the split of a mini-batch with the least step time.
+    """Find the split of a mini-batch with the shortest step time.
 
     All numbers of workers of each type, all sizes of virtual nodes and all numbers of
-    waves are considered. Of equally fast splits the one with the fewest workers is taken,
-    then the one with the fewest types: mixing has to pay.
+    waves are considered. Of equally fast splits the one with the fewest workers is
+    taken, then the one with the fewest types, so mixing is chosen only where it pays.
 
     Args:
         minibatch_size: Examples.
         types: Of distinct names.
-        communication_s: What so many workers need to sum their gradients, as measured
-            with a virtual node of one example; not negative.
+        communication_s: Time that so many workers need to sum their gradients, as
+            measured with a virtual node of one example; not negative.
 
     Raises:
         PlanError: No split adds up to the mini-batch, or an argument makes no sense.
@@ -121,7 +121,7 @@ def _check(minibatch_size: int, types: Sequence[WorkerType]) -> None:
 _Ways = dict[tuple[int, int], tuple[float, tuple[TypeShare, ...]]]
 """By examples and workers: the slowest worker's compute, and the shares."""
 _Options = dict[int, list[TypeShare]]
-"""What the workers of a type can do, by the examples of all of them together."""
+"""Options of the workers of a type, by the examples of all of them together."""
 
 
 def _fastest(
@@ -130,7 +130,7 @@ def _fastest(
     communication_s: Callable[[int], float],
     limit_s: float = math.inf,
 ) -> Split | None:
-    """Return the split with the least step time among those that take ``limit_s``.
+    """Return the split with the shortest step time among those that take ``limit_s``.
 
     Go from type to type, keeping the fastest way to each (examples, workers): the slowest
     of two groups of workers is the slower of both groups' slowest, so nothing else of a
@@ -173,7 +173,7 @@ def _joined(ways: _Ways, options: _Options, most: int) -> _Ways:
 
 
 def _options(minibatch_size: int, one: WorkerType, limit_s: float) -> _Options:
-    """Return what the workers of a type can do within a time, by examples of all of them.
+    """Return the options of a type's workers within a time, by examples of all of them.
 
     Of several ways to the same number of examples of a worker the fastest.
     """

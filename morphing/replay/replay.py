@@ -1,11 +1,11 @@
-"""A trace played in virtual time under a rule: what gets trained, what is lost, and why.
+"""Replays a trace in virtual time under a morph rule: useful training, losses, reasons.
 
-The machine room is the same for every rule, and is what the runtime does. A mini-batch
-counts when it is done; one that loses a VM is dropped. Going over to another plan, planned
-or not, is a pause: groups form again, and workers new to a stage fetch its state. Planned
-morphs come between mini-batches; so does leaving a VM that was said to go, if it stays
-that long. While a stage has a holder nothing done is lost; otherwise training goes on
-from the newest checkpoint.
+The cost model is the same for every rule, and follows the runtime. A mini-batch counts
+when it is done; one that loses a VM is dropped. A morph, planned or not, is a pause:
+groups form again, and workers new to a stage fetch its state. Planned morphs happen
+between mini-batches; so does leaving a VM with a notice, if it stays that long. While
+every stage has a holder nothing is lost; otherwise training goes on from the newest
+checkpoint.
 """
 
 from __future__ import annotations
@@ -24,41 +24,41 @@ from spottrain.wire import Profile
 
 
 class TimeUse(StrEnum):
-    """What a second of the trace went into."""
+    """Use of a second of the trace."""
 
     TRAINING = "training"
     """Mini-batches that count."""
     DROPPED = "dropped"
     """Mini-batches that were cut short by a loss."""
     RECOMPUTED = "recomputed"
-    """Mini-batches that were done and then lost with the last copy of a stage, or to a
-    restart."""
+    """Mini-batches that were committed and then lost with the last copy of a stage, or
+    to a restart."""
     PAUSED = "paused"
-    """Going over to another plan."""
+    """Morphing to another plan."""
     WAITING = "waiting"
-    """No plan fits the VMs there are."""
+    """No plan fits the available VMs."""
     UNFINISHED = "unfinished"
     """The mini-batch that the end of the trace cut short."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CostModel:
-    """The constants of the machine room: stated guesses, to be varied."""
+    """The constants of a replay: stated assumptions, to be varied."""
 
     morph_s: float = 30.0
     """A pause in which no state moves. Parcae (NSDI 2024) measured 28 to 43 s for taking
     VMs in, of 32 with a V100 each."""
     join_s: float = 60.0
-    """From a VM's coming until it can be used: boot, agent, imports."""
+    """From a VM's start until it can be used: boot, agent, imports."""
     restart_s: float = 300.0
     """Restarting everything from a checkpoint. The artifact of Oobleck (SOSP 2023) has 76
     to 701 s for models of 0.3 to 6.7 billion parameters."""
     checkpoint_every_s: float = 600.0
     """Checkpoints are written in the background, after a mini-batch."""
     notice_s: float = 0.0
-    """How long before its loss a VM is said to go; 0: never."""
+    """Lead time of a preemption notice; 0: there are none."""
     debounce_s: float = 2.0
-    """See ``policy.Outlook``."""
+    """See ``policy.FleetOutlook``."""
 
     def __post_init__(self) -> None:
         for constant in fields(self):
@@ -77,39 +77,39 @@ class CostModel:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetView:
-    """What a rule may know: the past, and the VMs that are there."""
+    """The facts a rule may know: the past, and the VMs that are there."""
 
     now_s: float
     usable: int
     """VMs that a plan may use."""
     shape: Shape | None
-    """What runs, or ran until it broke."""
+    """The shape that runs, or ran until it broke."""
     changed_at_s: float
-    """When usable VMs last came or went."""
+    """Time of the last change of the usable VMs."""
     losses_at_s: Sequence[float]
-    """When VMs were lost."""
-    room: CostModel
+    """Times at which VMs were lost."""
+    costs: CostModel
 
 
 class MorphRule(Protocol):
-    """Decides; see ``rules``."""
+    """A rule that decides on morphs; see ``rules``."""
 
     name: str
     restarts: bool
-    """Whether every change throws everything back to the newest checkpoint."""
+    """True if every change restarts everything from the newest checkpoint."""
 
-    def mend(self, view: FleetView) -> Shape | None:
-        """Return what to run when nothing does; ``None``: nothing fits."""
+    def recover(self, view: FleetView) -> Shape | None:
+        """Return the shape to run when none runs; ``None``: none fits."""
         ...
 
     def leave_for(self, view: FleetView) -> Shape | None:
-        """Return what to go over to between two mini-batches; ``None``: go on."""
+        """Return the shape to morph to between two mini-batches; ``None``: go on."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayResult:
-    """What came of one rule."""
+    """Outcome of one rule."""
 
     rule: str
     examples: int
@@ -127,7 +127,7 @@ class ReplayResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Change:
-    """VMs that come, are said to go, and go at one moment."""
+    """VMs that join, get a notice, or are lost at one moment."""
 
     at_s: float
     comes: list[str] = field(default_factory=list)
@@ -136,30 +136,30 @@ class _Change:
 
 
 def replay(
-    trace: Trace, shapes: Shapes, rule: MorphRule, room: CostModel
+    trace: Trace, shapes: Shapes, rule: MorphRule, costs: CostModel
 ) -> ReplayResult:
     """Play ``trace`` from its first to its last row under ``rule``.
 
     The same arguments give the same outcome.
     """
-    return _Replay(trace, shapes, rule, room).run()
+    return _Replay(trace, shapes, rule, costs).run()
 
 
-def _changes(trace: Trace, room: CostModel) -> list[_Change]:
-    """Return the changes in order; VMs that go before they can be used never come."""
+def _changes(trace: Trace, costs: CostModel) -> list[_Change]:
+    """Return the changes in order; VMs lost before they can be used are left out."""
     changes: dict[float, _Change] = {}
 
     def at(at_s: float) -> _Change:
         return changes.setdefault(at_s, _Change(at_s=at_s))
 
     for number, vm in enumerate(trace.lives):
-        name = f"{vm.vm_id}#{number}"  # a name may come back after it went
-        come_s, go_s = vm.from_s + room.join_s, vm.until_s
+        name = f"{vm.vm_id}#{number}"  # a name may be used again
+        come_s, go_s = vm.from_s + costs.join_s, vm.until_s
         if not come_s < go_s:
             continue
         at(come_s).comes.append(name)
         if go_s < math.inf:
-            at(max(come_s, go_s - room.notice_s)).leaves.append(name)
+            at(max(come_s, go_s - costs.notice_s)).leaves.append(name)
             at(go_s).goes.append(name)
     return [changes[at_s] for at_s in sorted(changes) if at_s < trace.end_s]
 
@@ -168,38 +168,38 @@ class _Replay:
     """One trace under one rule."""
 
     def __init__(
-        self, trace: Trace, shapes: Shapes, rule: MorphRule, room: CostModel
+        self, trace: Trace, shapes: Shapes, rule: MorphRule, costs: CostModel
     ) -> None:
-        self.trace, self.shapes, self.rule, self.room = trace, shapes, rule, room
+        self.trace, self.shapes, self.rule, self.costs = trace, shapes, rule, costs
         self.seconds = dict.fromkeys(TimeUse, 0.0)
         self.now_s = self.since_s = 0.0
         """``since_s``: when the wait, pause or mini-batch of now began."""
         self.usable: dict[str, None] = {}
         """VMs that a plan may use, in the order in which they came."""
         self.leaving: set[str] = set()
-        """VMs that were said to go and are still there."""
+        """VMs with a notice that are still there."""
         self.shape: Shape | None = None
         self.stages: list[list[str]] = []
-        """VMs of the plan that runs or is gone over to; empty if none is."""
+        """VMs of the plan that runs or is morphed to; empty if there is none."""
         self.holders: list[set[str]] = []
         """VMs that hold the newest state of each stage of the plan that ran last; empty
         if the newest state is the checkpoint."""
         self.paused = False
         self.until_s = math.inf
-        """When the pause or the mini-batch is over."""
+        """End of the pause or of the mini-batch."""
         self.steps_s: list[float] = []
         """Times of the mini-batches since the newest checkpoint."""
         self.saved = 0
-        self.save_s = self.room.checkpoint_every_s
-        """When the next checkpoint is due: by the clock, so that rules differ by their
-        merit and not by when theirs happened to be."""
+        self.save_s = self.costs.checkpoint_every_s
+        """Time of the next checkpoint: by the clock, so that rules differ by their
+        merit and not by when their checkpoints happened to be."""
         self.losses_at_s: list[float] = []
         self.morphs = 0
         self.changed_at_s = 0.0
 
     def run(self) -> ReplayResult:
         """Play all of it."""
-        for change in _changes(self.trace, self.room):
+        for change in _changes(self.trace, self.costs):
             self._play_until(change.at_s)
             self._apply(change)
         self._play_until(self.trace.end_s)
@@ -235,10 +235,10 @@ class _Replay:
         )
         self.since_s = self.now_s
 
-    # --- What happens by itself -----------------------------------------------------------
+    # --- Mini-batches and pauses ------------------------------------------------------
 
     def _begin(self) -> None:
-        """The pause is over."""
+        """End a pause: begin to train."""
         self._spend(TimeUse.PAUSED)
         self.paused = False
         self.holders = [set(stage) for stage in self.stages]
@@ -249,23 +249,23 @@ class _Replay:
         self.until_s = self.now_s + self.shape.step_s
 
     def _finish(self) -> None:
-        """A mini-batch is done."""
+        """Commit a mini-batch."""
         assert self.shape is not None
         self._spend(TimeUse.TRAINING)
         self.steps_s.append(self.shape.step_s)
         if self.now_s >= self.save_s:
             self.saved += len(self.steps_s)
             self.steps_s = []
-            every_s = self.room.checkpoint_every_s
+            every_s = self.costs.checkpoint_every_s
             self.save_s = (1 + self.now_s // every_s) * every_s
         if not self.leaving.isdisjoint(self._members()):
-            self._mend()
+            self._recover()
         elif (shape := self.rule.leave_for(self._view())) is not None:
             self._open(shape)
         else:
             self._step()
 
-    # --- What is done to it ---------------------------------------------------------------
+    # --- Changes of the fleet ---------------------------------------------------------
 
     def _apply(self, change: _Change) -> None:
         self.usable |= dict.fromkeys(change.comes)
@@ -280,7 +280,7 @@ class _Replay:
         if change.comes or change.leaves:
             self.changed_at_s = self.now_s
         gone = change.goes
-        if self.paused:  # a plan that forms now forms without those that leave
+        if self.paused:  # a plan that forms now does without those that leave
             gone = [*change.goes, *change.leaves]
         broken = not set(gone).isdisjoint(self._members())
         restart = self.rule.restarts and self.changed_at_s == self.now_s
@@ -288,19 +288,19 @@ class _Replay:
             self._roll_back()
             broken = True
         if broken or not self.stages:
-            self._mend()
+            self._recover()
 
     def _roll_back(self) -> None:
-        """Nobody holds the newest state: back to the checkpoint."""
+        """Go back to the checkpoint, as nobody holds the newest state."""
         lost_s = sum(self.steps_s)
         self.seconds[TimeUse.TRAINING] -= lost_s
         self.seconds[TimeUse.RECOMPUTED] += lost_s
         self.steps_s = []
         self.holders = []
 
-    def _mend(self) -> None:
-        """Begin anew, with what is there; a mini-batch that runs is dropped."""
-        shape = self.rule.mend(self._view())
+    def _recover(self) -> None:
+        """Start again on the VMs that are left; a running mini-batch is dropped."""
+        shape = self.rule.recover(self._view())
         if shape is not None:
             self._open(shape)
             return
@@ -310,7 +310,7 @@ class _Replay:
         self.until_s = math.inf
 
     def _open(self, shape: Shape) -> None:
-        """Go over to ``shape``: who holds a stage keeps it, others fill the gaps."""
+        """Morph to ``shape``: holders of a stage keep it, others fill the gaps."""
         self._spend(TimeUse.DROPPED)
         free = dict(self.usable)
         stages: list[list[str]] = [[] for _ in range(shape.depth)]
@@ -323,10 +323,10 @@ class _Replay:
         moves = any(len(stage) < shape.width for stage in stages)
         for stage in stages:
             stage += itertools.islice(rest, shape.width - len(stage))
-        pause_s = self.room.restart_s
+        pause_s = self.costs.restart_s
         if not self.rule.restarts:
             profile = self.shapes.workload.profile
-            pause_s = self.room.pause_s(shape, profile, moves=moves)
+            pause_s = self.costs.pause_s(shape, profile, moves=moves)
         self.shape, self.stages, self.paused = shape, stages, True
         self.until_s = self.now_s + pause_s
         self.morphs += 1
@@ -338,5 +338,5 @@ class _Replay:
             shape=self.shape,
             changed_at_s=self.changed_at_s,
             losses_at_s=self.losses_at_s,
-            room=self.room,
+            costs=self.costs,
         )

@@ -1,4 +1,4 @@
-"""The rule of ``policy`` on a trace, and what it is measured against."""
+"""The morph policy on a trace, and the rules it is compared with."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from spottrain.morphing.adapt import policy
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.replay.clairvoyant import most_minibatches
+from spottrain.morphing.replay.clairvoyant import max_minibatches
 from spottrain.morphing.replay.replay import CostModel, FleetView, ReplayResult, replay
 from spottrain.morphing.replay.shapes import Shape, Shapes
 from spottrain.morphing.replay.traces import Trace
@@ -16,7 +16,7 @@ from spottrain.morphing.replay.traces import Trace
 class AtEveryChange:
     """Varuna's rule as published: always the best plan for the VMs that are there.
 
-    It is as quick as the machine room here; the published program sleeps for 60 to 120 s
+    Here it is as quick as the cost model; the published program sleeps for 60 to 120 s
     and then restarts everything.
     """
 
@@ -26,7 +26,7 @@ class AtEveryChange:
     def __init__(self, shapes: Shapes) -> None:
         self.shapes = shapes
 
-    def mend(self, view: FleetView) -> Shape | None:
+    def recover(self, view: FleetView) -> Shape | None:
         """Return the best plan."""
         return self.shapes.best(view.usable)
 
@@ -37,17 +37,17 @@ class AtEveryChange:
 
 
 class WhenItPays(AtEveryChange):
-    """What spottrain does: ``policy``."""
+    """spottrain's own rule: ``policy``."""
 
     name = "when it pays"
 
-    def mend(self, view: FleetView) -> Shape | None:
-        """Return the best plan, what losses put at stake counted."""
+    def recover(self, view: FleetView) -> Shape | None:
+        """Return the best plan, training at stake with a loss included."""
         return self.shapes.best(view.usable, _lag_share(view))
 
     def leave_for(self, view: FleetView) -> Shape | None:
         """Return the best plan once it pays."""
-        best, present = self.mend(view), view.shape
+        best, present = self.recover(view), view.shape
         if best is None or present is None:
             return None
         profile = self.shapes.workload.profile
@@ -55,7 +55,7 @@ class WhenItPays(AtEveryChange):
             policy.MorphOption(examples_per_s=self._examples_per_s(present, view)),
             policy.MorphOption(
                 examples_per_s=self._examples_per_s(best, view),
-                cost_s=view.room.pause_s(best, profile, moves=True),
+                cost_s=view.costs.pause_s(best, profile, moves=True),
             ),
             _outlook(view),
             left_s=math.inf,
@@ -72,12 +72,12 @@ def _outlook(view: FleetView) -> policy.FleetOutlook:
         since_s=0.0,
         losses_at_s=view.losses_at_s,
         changed_at_s=view.changed_at_s,
-        debounce_s=view.room.debounce_s,
+        debounce_s=view.costs.debounce_s,
     )
 
 
 def _lag_share(view: FleetView) -> float:
-    lag_s = view.room.checkpoint_every_s / 2
+    lag_s = view.costs.checkpoint_every_s / 2
     return policy.lag_share(_outlook(view), lag_s, view.now_s)
 
 
@@ -90,7 +90,7 @@ class WidthOnly(AtEveryChange):
         super().__init__(shapes)
         self.depth: int | None = None
 
-    def mend(self, view: FleetView) -> Shape | None:
+    def recover(self, view: FleetView) -> Shape | None:
         """Return the widest plan."""
         if self.depth is None:
             first = self.shapes.best(view.usable)
@@ -100,18 +100,18 @@ class WidthOnly(AtEveryChange):
 
     def leave_for(self, view: FleetView) -> Shape | None:
         """Return the widest plan if it is another one."""
-        widest = self.mend(view)
+        widest = self.recover(view)
         return None if widest == view.shape else widest
 
 
 class RestartAll(AtEveryChange):
-    """Managed-job tools: at every change all starts again from the newest checkpoint."""
+    """Managed-job tools: every change restarts all from the newest checkpoint."""
 
     name = "restart all"
     restarts = True
 
     def leave_for(self, view: FleetView) -> Shape | None:
-        """Return nothing: every change has restarted it already."""
+        """Return none: every change has restarted it already."""
         return None
 
 
@@ -126,38 +126,38 @@ RULES: tuple[type[AtEveryChange], ...] = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """What came of every rule, and what could have come of the trace."""
+    """Outcome of every rule, and the upper bound of the trace."""
 
     outcomes: tuple[ReplayResult, ...]
     """In the order of ``RULES``."""
-    most_examples: int
-    """What one who knew all of the trace could have trained at most."""
+    max_examples: int
+    """Upper bound: what a policy that knows the whole trace could train."""
 
 
-def compare(trace: Trace, shapes: Shapes, room: CostModel) -> Comparison:
-    """Play ``trace`` under every rule, and with all knowledge.
+def compare(trace: Trace, shapes: Shapes, costs: CostModel) -> Comparison:
+    """Replay ``trace`` under every rule, and compute the upper bound.
 
     Raises:
         PlanError: There are never enough VMs for the model.
     """
-    most_vms = trace.most_vms()
-    if shapes.best(most_vms) is None:
+    max_vms = trace.max_vms()
+    if shapes.best(max_vms) is None:
         memory_bytes, fewest = shapes.workload.gpu_memory_bytes, shapes.fewest()
         needs = "more memory for a single section" if fewest is None else f"{fewest}"
         raise PlanError(
-            f"the model does not fit: got at most {most_vms} GPUs of {memory_bytes} "
+            f"the model does not fit: got at most {max_vms} GPUs of {memory_bytes} "
             f"bytes, it needs {needs}; take larger or more GPUs"
         )
-    outcomes = tuple(replay(trace, shapes, rule(shapes), room) for rule in RULES)
-    usable = [(vm.from_s + room.join_s, vm.until_s) for vm in trace.lives]
-    best = {n: shapes.best(n) for n in range(1, most_vms + 1)}
-    minibatches = most_minibatches(
+    outcomes = tuple(replay(trace, shapes, rule(shapes), costs) for rule in RULES)
+    usable = [(vm.from_s + costs.join_s, vm.until_s) for vm in trace.lives]
+    best = {n: shapes.best(n) for n in range(1, max_vms + 1)}
+    minibatches = max_minibatches(
         usable,
         {n: shape.step_s for n, shape in best.items() if shape is not None},
-        min(room.morph_s, room.restart_s),
+        min(costs.morph_s, costs.restart_s),
         trace.end_s,
     )
     return Comparison(
         outcomes=outcomes,
-        most_examples=minibatches * shapes.workload.minibatch_size,
+        max_examples=minibatches * shapes.workload.minibatch_size,
     )

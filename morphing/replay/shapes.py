@@ -1,4 +1,4 @@
-"""What fleets of like GPUs do: the step time of every shape, worked out once each."""
+"""Step times of all shapes on fleets of equal GPUs, each worked out once."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ from spottrain.wire import SCHEMA_VERSION, ModelFacts, Plan, Profile, ScheduleKi
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Workload:
-    """A model, its profile and the machines it is to run on: VMs of one GPU, all alike."""
+    """A model, its profile and the machines it runs on: equal VMs of one GPU."""
 
     sources: tuple[str, ...]
-    """Where the numbers are from."""
+    """Sources of the numbers."""
     facts: ModelFacts
     profile: Profile
     minibatch_size: int
@@ -51,17 +51,17 @@ class Shape:
 
 
 def _cost(share: float, shape: Shape) -> tuple[float, int]:
-    """Return what a shape is judged by, least first: as in ``choose``."""
+    """Return the cost by which shapes are compared, as in ``choose``."""
     return shape.step_s * handicap(shape.depth, shape.width, share), shape.depth
 
 
 class Shapes:
     """The shapes that a workload can take, simulated when first asked for.
 
-    All run in one manner, so that they can be told apart by their shape alone.
+    All have one execution mode, so that they differ by their shape alone.
 
     Args:
-        workload: What is to run on what.
+        workload: The model and the machines.
         schedule: Kind of the lists.
         recompute: Whether stages recompute.
 
@@ -95,7 +95,7 @@ class Shapes:
     @property
     def virtual_nodes(self) -> int:
         """Micro-batches of a mini-batch."""
-        return self._layouts.virtual_nodes
+        return self._layouts.cuts.virtual_nodes
 
     @property
     def microbatch_size(self) -> int:
@@ -119,14 +119,14 @@ class Shapes:
 
         Args:
             slots: GPUs.
-            lag_share: What losses put at stake, see ``policy.lag_share``; if nothing, the
-                best is the fastest.
+            lag_share: Training time at stake with a loss, see ``policy.lag_share``; if
+                0, the best is the fastest.
         """
         key = partial(_cost, lag_share)
         return min(self._near(slots), key=key, default=None)
 
     def fewest(self) -> int | None:
-        """Return how many GPUs the model needs at least; ``None``: no number is enough."""
+        """Return the minimum number of GPUs for the model; ``None``: there is none."""
         most = len(self.workload.facts.sections)
         for slots in range(1, most + 1):
             if any(self.at(p, slots // p) is not None for p in range(1, slots + 1)):
@@ -143,7 +143,7 @@ class Shapes:
             for depth in range(1, min(len(self.workload.facts.sections), slots) + 1):
                 width = min(slots // depth, self.virtual_nodes)
                 mode = execution_modes(self._inputs, depth)[0]
-                (bound_s,) = self._layouts.least_steps_s(depth, mode, [width])
+                (bound_s,) = self._layouts.cuts.min_steps_s(depth, mode, [width])
                 least.append((bound_s, depth, width))
             shapes: list[Shape] = []
             limit_s = math.inf
@@ -159,10 +159,10 @@ class Shapes:
     def _make(self, depth: int, width: int) -> Shape | None:
         possible = 1 <= depth <= len(self.workload.facts.sections) and width >= 1
         memory_bytes = self.workload.gpu_memory_bytes
-        # What does not fit does not with fewer replicas either.
+        # A shape that does not fit does not fit with fewer replicas either.
         if not possible or width <= self._refused.get(depth, 0):
             return None
-        if self._layouts.state_bytes > depth * memory_bytes:
+        if self._layouts.cuts.state_bytes > depth * memory_bytes:
             return None
         devices = tuple(
             Device(
@@ -195,10 +195,10 @@ class Shapes:
         """
         draft = Draft(depth, width, execution_modes(self._inputs, depth)[0])
         found = [self._layouts.lay_out(draft, fleet, uneven=math.inf)]
-        even = self._layouts.even_cut(draft)
+        even = self._layouts.cuts.even_cut(draft)
         if isinstance(found[0], Refusal) or found[0].plan.stage_bounds != even:
             room_bytes = self.workload.gpu_memory_bytes
-            bound = self._layouts.largest_bound(draft, room_bytes)
+            bound = self._layouts.cuts.largest_bound(draft, room_bytes)
             if bound is not None:
                 mode = replace(draft.mode, in_flight_bound=bound)
                 tight = replace(draft, mode=mode)
@@ -210,7 +210,7 @@ class Shapes:
 
 
 def check_workload(workload: Workload) -> None:
-    """Refuse a workload that no plan can be made from.
+    """Check that plans can be made from a workload.
 
     Raises:
         PlanError: Times, sizes or counts are missing, negative, zero where they must

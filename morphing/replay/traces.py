@@ -1,10 +1,10 @@
-"""Availability traces: when which VMs of a spot group were there.
+"""Availability traces: the lives of the VMs of a spot group.
 
 Two formats are read, told apart by their rows, neither with a header:
 
 - ``milliseconds,add|remove,node``: one VM a row;
-- ``YYYY-mm-dd, HH:MM:SS, count``: how many VMs there are. Which of them go when the count
-  falls is not known, so a seed draws them.
+- ``YYYY-mm-dd, HH:MM:SS, count``: the number of VMs. Which of them are lost when the
+  count falls is not known, so they are drawn from a seed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from spottrain.morphing.errors import PlanError
 
 LONGEST_S = 3652.5 * 86400
-"""No spot group is watched for longer; times of another unit would play for ever."""
+"""Maximum length of a trace; times in another unit would play for ever."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,14 +40,14 @@ class Trace:
     """By ascending ``from_s``."""
     end_s: float
     notices: tuple[str, ...] = ()
-    """What was put right while reading, a line each."""
+    """Corrections made while reading, a line each."""
 
     def vm_s(self) -> float:
         """Return the seconds of all VMs together within the trace."""
         return sum(min(vm.until_s, self.end_s) - vm.from_s for vm in self.lives)
 
-    def most_vms(self) -> int:
-        """Return how many VMs there are at most."""
+    def max_vms(self) -> int:
+        """Return the maximum number of VMs at a time."""
         moments = [(vm.from_s, 1) for vm in self.lives]
         moments += [(vm.until_s, -1) for vm in self.lives]
         counts = itertools.accumulate(change for _, change in sorted(moments))
@@ -80,7 +80,7 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
             raise PlanError(
                 f"row {number} of the trace does not fit: got {line.strip()!r}; "
                 "write 'milliseconds,add|remove,node' or "
-                "'YYYY-mm-dd, HH:MM:SS, count', all rows alike"
+                "'YYYY-mm-dd, HH:MM:SS, count' in every row"
             )
         rows.append(row)
     rows, notices = _put_in_order(rows)
@@ -95,7 +95,7 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
     if end_s - start_s > LONGEST_S:
         raise PlanError(
             f"the trace must last {LONGEST_S:.0f} s (ten years) or less: got "
-            f"{end_s - start_s:.3g} s; mend its times"
+            f"{end_s - start_s:.3g} s; fix its times"
         )
     return Trace(
         lives=tuple(

@@ -1,9 +1,9 @@
-"""Compiles the loops of this folder with numba, where there is enough to do for that.
+"""Compiles the loops of this package with numba, where that pays.
 
-A loop is a function of numbers and arrays that runs as it is, slowly, or compiled. numba
-takes a moment to import and, once after a change, seconds to compile, which small work
-does not pay back. Machine code is kept in the user's cache folder, apart for every
-version of the sources (numba itself looks at the file of the loop only).
+A loop is a function of numbers and arrays that runs as it is, slowly, or compiled.
+numba takes a moment to import and, once after a change, seconds to compile, which does
+not pay for little work. Machine code is kept in the user's cache folder, separately for
+every version of the sources (numba itself checks the file of the loop only).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 F = TypeVar("F", bound=Callable[..., Any])
 
 WORTH_COMPILING = 3000
-"""Tasks from which on the import of numba is paid back."""
+"""Number of tasks from which on importing numba pays."""
 _parts: list[Callable[..., Any]] = []
 _compiled: dict[Callable[..., Any], Any] = {}
 
@@ -28,7 +28,7 @@ def part(function: F) -> F:
 
 
 def fast(loop: F, tasks: int) -> F:
-    """Return ``loop``, compiled if that has been done or pays for so many tasks."""
+    """Return ``loop``, compiled if that was done before or pays for so many tasks."""
     if _compiled.get(loop) is None:
         if tasks < WORTH_COMPILING and not _compiled:
             return loop

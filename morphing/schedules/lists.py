@@ -1,4 +1,4 @@
-"""The lists of all stages in little room: patterns and how often they come.
+"""Run-length-encoded schedules: patterns of tasks and their numbers of repetitions.
 
 Schedules repeat themselves. So a list is at most three runs, each a pattern of tasks and
 a number of times, which is as short for a million micro-batches as for a hundred.
@@ -19,16 +19,16 @@ from spottrain.morphing.schedules.quanta import play_quanta
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import RUNS, peaks
 from spottrain.morphing.schedules.types import Codes, Numbers
-from spottrain.wire import MOST_CHUNKS, ScheduleKind
+from spottrain.wire import MAX_CHUNKS, ScheduleKind
 
 Run: TypeAlias = tuple[Sequence[int], int]
-"""Codes of a pattern, and how often it comes."""
-MOST_TASKS = 1 << 62
-"""What the loops can count."""
-QUANTA_A_STAGE = 8
-"""Quanta before Varuna's rule repeats itself, for every stage: a guess."""
-ROOM_A_STAGE = 64
-"""Tasks of a list before Varuna's rule repeats itself, for every stage: a first guess."""
+"""Codes of a pattern, and the number of its repetitions."""
+MAX_TASKS = 1 << 62
+"""Maximum that the loops can count."""
+QUANTA_PER_STAGE = 8
+"""Quanta per stage before Varuna's rule repeats itself: an estimate."""
+TASKS_PER_STAGE = 64
+"""Tasks per stage of a list before Varuna's rule repeats itself: a first estimate."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -56,13 +56,13 @@ class Schedule:
 
     @cached_property
     def max_in_flight(self) -> tuple[int, ...]:
-        """Most micro-batches in flight on each stage that follows its list."""
+        """Maximum micro-batches in flight on each stage that follows its list."""
         peak = fast(peaks, len(self.codes))(self.codes, self.runs)
         return tuple(peak.tolist())
 
     @cached_property
     def recomputes(self) -> tuple[bool, ...]:
-        """Whether each stage recomputes."""
+        """For each stage, whether it recomputes."""
         return tuple(
             any(
                 len(codes) and bool((codes % 3 == RECOMPUTE).any()) for codes, _ in runs
@@ -71,7 +71,7 @@ class Schedule:
         )
 
     def runs_of(self, stage: int) -> list[tuple[Codes, int]]:
-        """Return the runs of a stage: the codes of the pattern, and how often it comes."""
+        """Return the runs of a stage: the codes of the pattern, and its repetitions."""
         return [
             (self.codes[start : start + length], repeats)
             for start, length, repeats in self.runs[stage].tolist()
@@ -160,19 +160,19 @@ def _check(kind: ScheduleKind, depth: int, num_microbatches: int, chunks: int) -
             "a schedule needs a stage and a micro-batch: got pipeline_depth "
             f"{depth}, num_microbatches {num_microbatches}; give at least 1"
         )
-    if 3 * chunks * depth * num_microbatches > MOST_TASKS:
+    if 3 * chunks * depth * num_microbatches > MAX_TASKS:
         raise PlanError(
-            f"a schedule has at most {MOST_TASKS:.0e} tasks: got {num_microbatches} "
+            f"a schedule has at most {MAX_TASKS:.0e} tasks: got {num_microbatches} "
             f"micro-batches on {depth} stages; take fewer"
         )
     if kind != "interleaved" and chunks != 1:
         raise PlanError(
-            f"only interleaved has several chunks a stage: got {chunks} for {kind}; "
-            "leave them out"
+            f"only interleaved schedules have several chunks per stage: got {chunks} "
+            f"for {kind}; use 1"
         )
-    if kind == "interleaved" and not 1 <= chunks <= MOST_CHUNKS:
+    if kind == "interleaved" and not 1 <= chunks <= MAX_CHUNKS:
         raise PlanError(
-            f"interleaved needs 1 to {MOST_CHUNKS} chunks a stage: got {chunks}"
+            f"interleaved needs 1 to {MAX_CHUNKS} chunks per stage: got {chunks}"
         )
     if kind == "interleaved" and num_microbatches % depth:
         raise PlanError(
@@ -186,7 +186,7 @@ def _check(kind: ScheduleKind, depth: int, num_microbatches: int, chunks: int) -
 def _interleaved(
     stage: int, depth: int, num_microbatches: int, chunks: int, recompute: bool
 ) -> list[Run]:
-    """Return one stage's runs: warm-up, one forward and one backward by turns, the rest.
+    """Return one stage's runs: warm-up, one forward one backward, the rest.
 
     Micro-batches go through the chunks in groups of ``depth``: a group through the first
     chunk, the same through the second, and so on.
@@ -202,7 +202,7 @@ def _interleaved(
         again = [] if whole or not recompute else [3 * chunk + RECOMPUTE]
         backwards.append([*again, 3 * chunk + BACKWARD])
 
-    def turns(begin: int, end: int) -> list[int]:
+    def alternating(begin: int, end: int) -> list[int]:
         codes: list[int] = []
         for k in range(begin, end):
             codes += backwards[k % group]
@@ -210,20 +210,22 @@ def _interleaved(
         return codes
 
     whole_groups, rest = divmod(total - lead, group)
-    tail = turns(0, rest)
+    tail = alternating(0, rest)
     for k in range(total - lead, total):
         tail += backwards[k % group]
     warm_up = [forwards[k % group] for k in range(lead)]
-    return [(warm_up, 1), (turns(0, group), whole_groups), (tail, 1)]
+    return [(warm_up, 1), (alternating(0, group), whole_groups), (tail, 1)]
 
 
 def _varuna(depth: int, num_microbatches: int, recompute: bool) -> Schedule:
-    """Play Varuna's rule and keep of what repeats one time."""
+    """Play Varuna's rule; keep a pattern that repeats once."""
     whole = 3 * num_microbatches + 2
-    room = min(whole, ROOM_A_STAGE * depth)
+    capacity = min(whole, TASKS_PER_STAGE * depth)
     while True:
-        play = fast(play_quanta, depth * min(num_microbatches, QUANTA_A_STAGE * depth))
-        works, runs, enough = play(depth, num_microbatches, recompute, room)
-        if enough:
+        play = fast(
+            play_quanta, depth * min(num_microbatches, QUANTA_PER_STAGE * depth)
+        )
+        works, runs, fits = play(depth, num_microbatches, recompute, capacity)
+        if fits:
             return Schedule(num_microbatches, 1, works.ravel(), runs)
-        room = min(whole, 4 * room)
+        capacity = min(whole, 4 * capacity)

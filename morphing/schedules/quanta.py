@@ -10,17 +10,17 @@ from spottrain.morphing.schedules.stage import LENGTH, REPEATS, RUNS, START
 from spottrain.morphing.schedules.types import Codes, Numbers
 
 ARRIVED, TURNS, FORWARDS, BACKWARDS, QUANTA, WRITTEN, FIELDS = range(7)
-"""Of a stage: micro-batches whose activation is here; whose turn to recompute, or to go
-backward, has come; forwards and backwards begun; quanta still to run of the recompute and
-backward under way; tasks in its list so far."""
+"""Of a stage: micro-batches whose activation has arrived; whose turn to recompute, or
+to go backward, has come; forwards and backwards begun; quanta left of the running
+recompute and backward; tasks in its list so far."""
 
 
 @part
 def repeats(stages: Numbers, then: Numbers, num_microbatches: int) -> int:
-    """Return how often what came since ``then`` comes again, once more at the least.
+    """Return how often the tasks since ``then`` repeat, leaving one more to be played.
 
-    It does if all is as it was then, but that micro-batches went through. Only the first
-    stage meets the end of the mini-batch, for the others wait for it.
+    They do if the state is the same but for the micro-batches that went through. Only
+    the first stage meets the end of the mini-batch, as the others wait for it.
     """
     for p in range(len(stages)):
         a, b = then[p], stages[p]
@@ -35,9 +35,9 @@ def repeats(stages: Numbers, then: Numbers, num_microbatches: int) -> int:
 
 
 def play_quanta(
-    depth: int, num_microbatches: int, recompute: bool, room: int
+    depth: int, num_microbatches: int, recompute: bool, capacity: int
 ) -> tuple[Codes, Numbers, bool]:
-    """Play the rule; leap once over what repeats.
+    """Play the rule; fast-forward once over the steady state.
 
     Forward and recompute take one quantum, a backward two: first the gradient of the
     stage's input, then that of its weights. A stage prefers going backward, and goes
@@ -50,13 +50,13 @@ def play_quanta(
         depth: Stages.
         num_microbatches: Micro-batches of the replica.
         recompute: Whether all stages but the last compute their forward again.
-        room: Most tasks of a list that can be written down.
+        capacity: Maximum number of tasks of a list.
 
     Returns:
         Works by stage; the runs of each stage's list (see ``stage``) among them; and
-        whether ``room`` was enough.
+        whether ``capacity`` was enough.
     """
-    works = np.zeros((depth, room), np.int8)
+    works = np.zeros((depth, capacity), np.int8)
     runs = np.zeros((depth, RUNS, 3), np.int64)
     stages = np.zeros((depth, FIELDS), np.int64)
     then = stages.copy()
@@ -67,7 +67,7 @@ def play_quanta(
     while stages[0, BACKWARDS] < num_microbatches or stages[0, QUANTA] > 0:
         for p in range(depth):
             stage = stages[p]
-            if stage[WRITTEN] + 2 > room:
+            if stage[WRITTEN] + 2 > capacity:
                 return works, runs, False
             if stage[QUANTA] == 0 and stage[BACKWARDS] < stage[TURNS]:
                 stage[QUANTA] = 2
@@ -109,7 +109,7 @@ def play_quanta(
             for field in range(ARRIVED if p > 0 else TURNS, QUANTA):
                 stages[p, field] += extra * (stages[p, field] - then[p, field])
     for p in range(depth):
-        at = room * p
+        at = capacity * p
         runs[p, 2, LENGTH] = stages[p, WRITTEN]
         runs[p, 2, LENGTH] -= runs[p, 0, LENGTH] + runs[p, 1, LENGTH]
         for r in range(RUNS):

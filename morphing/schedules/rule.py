@@ -1,7 +1,7 @@
 """The rule by which a stage takes its next task, as functions of whole numbers.
 
-``schedule.Progress`` asks it for the executor, the simulator's loops ask it directly, so
-that what is simulated is what runs. Nothing here but what numba compiles.
+``schedule.StageProgress`` asks it for the executor, the simulator's loops ask it
+directly, so that what is simulated is what runs. numba compiles everything here.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ FORWARD, RECOMPUTE, BACKWARD = range(3)
 NOTHING = -1
 """There is nothing to run before something arrives."""
 OPPORTUNISTIC, STRICT, ORIGINAL = range(3)
-"""Conducts: see ``schedule.Conduct``."""
+"""Order policies: see ``schedule.OrderPolicy``."""
 
 
 @part
@@ -37,7 +37,7 @@ def decide(
         backwards: Done so far.
         activations: Arrived so far.
         gradients: Arrived so far.
-        bound: Most micro-batches in flight; only a free stage heeds it.
+        bound: Maximum micro-batches in flight; only an opportunistic stage heeds it.
         recomputes: Whether the stage recomputes at all.
         graph_kept: Whether its one set of activations is held.
     """
@@ -68,7 +68,7 @@ def keeps_graph(
     backwards: int,
     passed: int,
 ) -> bool:
-    """Whether the forward that the list has next is to keep its tensors.
+    """Return whether the forward that the list has next is to keep its tensors.
 
     Args:
         order_policy: How far the stage may depart from its list.
@@ -95,10 +95,10 @@ def expects_forward(
     gradients: int,
     num_microbatches: int,
 ) -> bool:
-    """Whether a stage puts its next forward before the listed recompute for good.
+    """Return whether a stage puts its next forward before the listed recompute for good.
 
-    So does the original: while the gradient is missing and forwards are left, whether or
-    not the activation is here. The stage then waits for that forward.
+    The original simulator does so while the gradient is missing and forwards are left,
+    whether or not the activation has arrived. The stage then waits for that forward.
     """
     return (
         order_policy == ORIGINAL

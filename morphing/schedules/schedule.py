@@ -24,7 +24,7 @@ from spottrain.wire import ScheduleKind
 
 
 class Work(StrEnum):
-    """What a task does with its micro-batch."""
+    """Kinds of tasks of a micro-batch."""
 
     FORWARD = "F"
     RECOMPUTE = "R"
@@ -37,17 +37,17 @@ NUMBERS = {work: number for number, work in enumerate(WORKS)}
 
 
 class OrderPolicy(IntEnum):
-    """How far a stage departs from its list."""
+    """How strictly a stage follows its list."""
 
     OPPORTUNISTIC = rule.OPPORTUNISTIC
-    """As the runtime: see ``next_task``."""
+    """As the runtime does: see ``next_task``."""
     STRICT = rule.STRICT
-    """Not at all: it waits for whatever is next. The one conduct under which nothing
-    that takes longer can make the mini-batch end sooner."""
+    """Exactly: the stage waits for whatever is next. Only under this policy a slower
+    task never makes the mini-batch finish earlier."""
     ORIGINAL = rule.ORIGINAL
-    """As Varuna's published simulator: in order, but a recompute waits for its gradient;
-    as long as that is missing a forward is put before it for good; and no forward keeps
-    its tensors, so that no recompute is skipped."""
+    """As Varuna's published simulator: in order, but a recompute waits for its
+    gradient; as long as that is missing a forward is permanently put before it; and no
+    forward keeps its tensors, so that no recompute is skipped."""
 
 
 class Task(NamedTuple):
@@ -95,7 +95,10 @@ def expand(schedule: Schedule) -> tuple[StageSchedule, ...]:
 
 
 def format_schedule(schedule: Schedule) -> list[str]:
-    """Return every stage's list as text, as ``format_stage`` does."""
+    """Return every stage's list as text: ``F0 F1 R0 B0 R1 B1``.
+
+    A chunk but the first is named after a point: ``F0.1``.
+    """
     names = [
         (work.value, f".{chunk}" if chunk else "")
         for chunk in range(schedule.chunks)
@@ -110,16 +113,8 @@ def format_schedule(schedule: Schedule) -> list[str]:
     ]
 
 
-def format_stage(tasks: Iterable[Task]) -> str:
-    """Return a stage's list as text: ``F0 F1 R0 B0 R1 B1``.
-
-    A chunk but the first is named after a point: ``F0.1``.
-    """
-    return " ".join(map(str, tasks))
-
-
 def max_in_flight(tasks: Iterable[Task]) -> int:
-    """Return the most micro-batches that a stage following ``tasks`` has in flight.
+    """Return the maximum micro-batches in flight of a stage following ``tasks``.
 
     In flight: forwarded, and not yet through the backward. Each holds its stashed input
     or, on a stage that does not recompute, its saved tensors. A micro-batch counts once
@@ -172,7 +167,7 @@ def arrivals(
 
 @dataclass(slots=True)
 class ChunkCounts:
-    """What has arrived and what is done of one of a stage's chunks."""
+    """Counts of arrivals and completed tasks of one of a stage's chunks."""
 
     recomputes: bool
     activations: int = 0
@@ -182,22 +177,22 @@ class ChunkCounts:
 
 
 class StageProgress:
-    """Where one stage stands in its list, what has arrived, and what it may hold.
+    """State of one stage: its place in its list, arrivals, and limits.
 
     The one object that executor and simulator keep for each stage: they report arrivals
     and completed tasks to it, and ask ``next_task``.
 
     Args:
         tasks: The stage's list.
-        bound: Most micro-batches in flight; ``max_in_flight(tasks)`` if not given.
+        bound: Maximum micro-batches in flight; ``max_in_flight(tasks)`` if not given.
             Any bound from 1 on is free of deadlock: the oldest micro-batch of the
             pipeline is always permitted.
         first: Whether the stage reads the model's input itself, so that its first chunk
             awaits no activation.
         last: Whether the stage computes the loss, so that its last chunk awaits no
             gradient.
-        order_policy: How far the stage departs from its list. A list with chunks is always
-            followed in order, so that the neighbours know what comes next.
+        order_policy: How strictly the stage follows its list. A list with chunks is
+            always followed in order, so that the neighbours know what comes next.
     """
 
     __slots__ = (
@@ -261,7 +256,7 @@ class StageProgress:
 
     @property
     def done(self) -> bool:
-        """Whether the whole list has been run."""
+        """True if the whole list has been run."""
         return self._position == len(self.tasks)
 
     def activation_arrived(self, chunk: int = 0) -> None:
@@ -273,7 +268,7 @@ class StageProgress:
         self.chunks[chunk].gradients += 1
 
     def keeps_graph(self, task: Task) -> bool:
-        """Whether this forward is to keep its tensors for the backward.
+        """Return whether this forward is to keep its tensors for the backward.
 
         In a chunk that does not recompute all do. Elsewhere only one whose recompute
         comes next in the list, nothing else being in flight: its recompute is skipped.

@@ -1,8 +1,8 @@
 """The state of a stage as a row of numbers, and its way through its list.
 
 A list is up to three runs, each a pattern of codes that is repeated: see
-``lists.Schedule``. The counts of ``schedule.Progress`` are here a row of ``stages`` and,
-for every chunk of the stage, a row of ``counts``.
+``lists.Schedule``. The counts of ``schedule.StageProgress`` are here a row of
+``stages`` and, for every chunk of the stage, a row of ``counts``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spottrain.morphing.schedules.types import Codes, Numbers
 RUNS = 3
 """Runs in a list."""
 START, LENGTH, REPEATS = range(3)
-"""Of a run: where its pattern begins among the codes, its length, how often it comes."""
+"""Of a run: where its pattern begins among the codes, its length, its repetitions."""
 
 (
     RUN,
@@ -49,14 +49,14 @@ START, LENGTH, REPEATS = range(3)
 ) = range(20)
 """Of a stage. RUN, OFFSET, REPEAT: the next task's place. LISTED: its code. FORWARDS,
 RECOMPUTED (or no longer needed), BACKWARDS: done. PASSED and the two after it: works in
-the list before the next task. RUNNING: the code under way, UNTIL then."""
+the list before the next task. RUNNING: the code of the running task, UNTIL then."""
 ACTIVATIONS, GRADIENTS, CHUNK_FORWARDS, CHUNK_BACKWARDS, COUNTS = range(5)
 """Of a chunk: arrived, arrived, done, done."""
 
 
 @part
 def peaks(codes: Codes, runs: Numbers) -> Numbers:
-    """Return the most micro-batches in flight on each stage that follows its list."""
+    """Return each stage's maximum micro-batches in flight if it follows its list."""
     peak = np.zeros(len(runs), np.int64)
     for p in range(len(runs)):
         level = 0

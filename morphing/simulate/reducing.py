@@ -1,4 +1,4 @@
-"""What follows the backwards: sums over replicas, tied parameters, the gather.
+"""Time after the backwards: sums over replicas, tied parameters, the gather.
 
 Times of messages that go one after the other, from what was measured: all-reduces over
 rings (``wire.RingProfile``) of the size and number nearest to the plan's, else over links.
@@ -20,9 +20,9 @@ from spottrain.wire import (
     TiedParameter,
 )
 
-AT_ONCE = 2
-"""All-reduces that a worker has under way at once: gloo's threads in torch."""
-TOTALS = 1
+CONCURRENT_ALL_REDUCES = 2
+"""All-reduces that a worker runs at once: gloo's threads in torch."""
+LOSS_TENSORS = 1
 """Tensors reduced besides the gradients: the loss and its weight."""
 FLOAT32_BYTES = 4
 
@@ -59,8 +59,8 @@ def hop_of(profile: Profile, ranks: int, between_vms: bool, rings: int) -> Hop:
     return Hop(hop.latency_s, hop.s_per_byte * rings / nearest.rings)
 
 
-def least_hop(profile: Profile) -> Hop:
-    """Return a hop that no ring of any plan can beat."""
+def fastest_hop(profile: Profile) -> Hop:
+    """Return a hop at least as fast as that of any ring of any plan."""
     hops = [
         _hop_over(link)
         for between_vms, link in (
@@ -134,7 +134,7 @@ class Reducer:
             for vm in vms if len(vms) > 1 else ():
                 through[vm] = through.get(vm, 0) + 1
         self._rings = [max(through.get(vm, 1) for vm in vms) for vms in stages]
-        self._tensors = [len(plan.sections_of(p)) + TOTALS for p in range(depth)]
+        self._tensors = [len(plan.sections_of(p)) + LOSS_TENSORS for p in range(depth)]
 
     def reduced_s(
         self, stage: int, drained_s: Sequence[float], num_bytes: int
@@ -154,7 +154,7 @@ class Reducer:
         hop = hop_of(
             self._profile, self._width, self._between[stage], self._rings[stage]
         )
-        turns = math.ceil(self._tensors[stage] / AT_ONCE)
+        turns = math.ceil(self._tensors[stage] / CONCURRENT_ALL_REDUCES)
         each_s = turns * hop.latency_s + num_bytes / self._width * hop.s_per_byte
         return (self._width - 1) * each_s
 

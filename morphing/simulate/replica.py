@@ -1,7 +1,7 @@
-"""One replica's mini-batch: an event simulation of the very schedule lists.
+"""Event simulation of one replica's mini-batch, from its schedule lists.
 
-It goes by the executor's own rule (``loops.rule``). Time runs in whole nanoseconds, so
-that what happens at the same instant is seen at the same instant.
+It follows the executor's own rule (``schedules.rule``). Time runs in whole nanoseconds,
+so that what happens at the same instant is seen at the same instant.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from spottrain.morphing.simulate.loops.original import MICROSECOND, play_origina
 from spottrain.morphing.simulate.loops.play import play
 
 NANOSECONDS = 10**9
-MOST_PLAYED = 3 * 10**8
-"""Tasks that are played one by one, which takes minutes."""
-MOST_NANOSECONDS = 1 << 58
+MAX_PLAYED_TASKS = 3 * 10**8
+"""Maximum number of tasks that are played one by one, which takes minutes."""
+MAX_NANOSECONDS = 1 << 58
 """Nine years: a mini-batch that might take longer is refused, times could overflow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageTimes:
-    """What one micro-batch takes on one stage, or on one of its runs of sections."""
+    """Times of one micro-batch on one stage, or on one of its runs of sections."""
 
     forward_s: float
     recompute_s: float
@@ -45,7 +45,7 @@ class StageTimes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """What a micro-batch takes between two neighbouring stages, either way.
+    """Time of a micro-batch between two neighbouring stages, either way.
 
     A direction carries one message at a time: it is taken for ``transfer_s``, and the
     message arrives ``latency_s`` after that. Links between VMs share the VMs' NICs, which
@@ -65,21 +65,22 @@ class PipelineRun:
     """One replica's mini-batch; a value for each stage."""
 
     finish_s: tuple[float, ...]
-    """When the stage has done its last backward."""
+    """Time at which the stage has done its last backward."""
     busy_s: tuple[float, ...]
     peak_in_flight: tuple[int, ...]
 
 
 class Conditions(StrEnum):
-    """What a simulation takes as given."""
+    """Rules of a simulation."""
 
     RUNTIME = "runtime"
-    """As spottrain's own runtime: ``Conduct.OPPORTUNISTIC``; a direction of a link carries one
-    message at a time; all that happens at an instant is known before anything starts."""
+    """As spottrain's own runtime: ``OrderPolicy.OPPORTUNISTIC``; a direction of a link
+    carries one message at a time; all that happens at an instant is known before
+    anything starts."""
     STRICT = "in-order"
-    """The same but for ``Conduct.STRICT``: stages follow their lists to the letter."""
+    """The same but for ``OrderPolicy.STRICT``: stages follow their lists exactly."""
     ORIGINAL = "original"
-    """As the simulator that Varuna's authors published: ``Conduct.ORIGINAL``; whole
+    """As the simulator that Varuna's authors published: ``OrderPolicy.ORIGINAL``; whole
     microseconds; a stage has up to 4 messages under way at once, all at full speed and
     activations first; a coin decides about what happens at the same microsecond (see
     ``loops.original``)."""
@@ -87,7 +88,7 @@ class Conditions(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Jitter:
-    """Chance in what tasks and messages take, each on its own."""
+    """Random variation of the times of tasks and messages, each independent."""
 
     relative: float = 0.0
     """Standard deviation as a share of the time, besides what ``StageTimes`` and ``Link``
@@ -104,13 +105,13 @@ def simulate_pipeline(
     bound: int | None = None,
     conditions: Conditions = Conditions.RUNTIME,
     jitter: Jitter | None = None,
-    to_the_end: bool = False,
+    fast_forward: bool = True,
 ) -> PipelineRun:
-    """Play one replica's lists to the end.
+    """Simulate one replica's mini-batch.
 
-    What repeats itself is leapt over, so that millions of micro-batches take no longer
+    The steady state is fast-forwarded, so that millions of micro-batches take no longer
     than hundreds; the result is the same to the nanosecond. (Not with jitter nor in the
-    original's conditions, where nothing repeats itself.)
+    original's conditions, which have no steady state.)
 
     Args:
         lists: Of all stages: ``compact_schedule`` or, at length, ``make_schedule``.
@@ -118,12 +119,12 @@ def simulate_pipeline(
             what the stage's times say for each of them.
         links: One between each two neighbouring stages, and for an interleaved schedule
             one from the last stage to the first; as slow as the slowest if not given.
-        bound: Most micro-batches in flight on any stage; for each stage that of its
+        bound: Maximum micro-batches in flight on any stage; for each stage that of its
             list if not given. Only the runtime's conditions heed it.
-        conditions: What to take as given; an interleaved schedule is played in order
+        conditions: Rules of the simulation; an interleaved schedule is played in order
             in the runtime's conditions too, as the runtime does.
         jitter: None if not given.
-        to_the_end: Whether to play every micro-batch, for comparison.
+        fast_forward: Whether to skip the steady state; ``False`` for comparison.
 
     Raises:
         PlanError: Numbers of stages and links do not fit the lists; a time is negative
@@ -147,7 +148,7 @@ def simulate_pipeline(
         (transfer, latency, _carriers(around)),
         schedule.num_microbatches,
         rule.OPPORTUNISTIC if free else rule.STRICT,
-        -1 if to_the_end or jitter else int(durations.sum(axis=1).argmax()),
+        int(durations.sum(axis=1).argmax()) if fast_forward and not jitter else -1,
     )
     return _run(rows)
 
@@ -194,7 +195,7 @@ def _carriers(links: Sequence[Link]) -> Numbers:
 
 
 def _packed(lists: Sequence[StageSchedule]) -> Schedule:
-    """Return lists that were given at length."""
+    """Return the schedule of expanded lists."""
     runs = [[([3 * t.chunk + NUMBERS[t.work] for t in tasks], 1)] for tasks in lists]
     count = sum(task.work is Work.BACKWARD and not task.chunk for task in lists[0])
     chunks = 1 + max((task.chunk for tasks in lists for task in tasks), default=0)
@@ -223,7 +224,7 @@ def _check(
     ]
     times += [t for link in links for t in (link.latency_s, link.transfer_s)]
     # One comparison for all: a time that is not a number fails it too.
-    limit_s = MOST_NANOSECONDS / NANOSECONDS / (schedule.num_tasks + depth)
+    limit_s = MAX_NANOSECONDS / NANOSECONDS / (schedule.num_tasks + depth)
     if not all(0 <= time_s < limit_s for time_s in times):
         raise PlanError(
             f"times must be 0 or more, and less than {limit_s:.3g} s for so many tasks: "
@@ -232,12 +233,12 @@ def _check(
         )
     if conditions is Conditions.ORIGINAL and (jitter or schedule.chunks > 1):
         raise PlanError(
-            "the original's conditions know neither jitter nor chunks; leave out either"
+            "the original's conditions support neither jitter nor chunks; leave them out"
         )
 
 
 def _never_waits(schedule: Schedule) -> bool:
-    """Whether there is one stage, which has but forwards and backwards to do."""
+    """Return whether there is one stage, which has only forwards and backwards."""
     return (
         schedule.pipeline_depth == 1
         and schedule.chunks == 1
@@ -248,7 +249,7 @@ def _never_waits(schedule: Schedule) -> bool:
 def _run_alone(
     schedule: Schedule, stage: StageTimes, bound: int | None, conditions: Conditions
 ) -> PipelineRun:
-    """Return what needs no playing."""
+    """Return the run of a single stage, which needs no simulation."""
     unit = MICROSECOND if conditions is Conditions.ORIGINAL else 1
     once = sum(
         round(time_s * (NANOSECONDS // unit)) * unit
@@ -276,7 +277,7 @@ def _times(
     links: Sequence[Link],
     jitter: Jitter | None,
 ) -> tuple[Numbers, Numbers, Numbers]:
-    """Return durations, transfers and latencies as ``play`` wants them."""
+    """Return durations, transfers and latencies for ``play``."""
     works_s = np.array(
         [
             [
@@ -301,7 +302,7 @@ def _times(
         ]
         works_s = works_s * _factors(spreads, jitter.relative, count, random)
         jitters = [[link.jitter] * 2 for link in links]
-        # Of a message's time, all is late together.
+        # A message is late as a whole.
         late = _factors(jitters, jitter.relative, count, random)
         transfers_s, latencies_s = transfers_s * late, latencies_s * late
     return _whole(works_s), _whole(transfers_s), _whole(latencies_s)
@@ -334,9 +335,9 @@ def _play_original(
         * MICROSECOND
         for times_s in (works, sends)
     ]
-    if schedule.num_tasks > MOST_PLAYED:
+    if schedule.num_tasks > MAX_PLAYED_TASKS:
         raise PlanError(
-            f"the original's conditions play every task, {MOST_PLAYED:.0e} at most: got "
+            f"the original's conditions play every task, {MAX_PLAYED_TASKS:.0e} at most: got "
             f"{schedule.num_tasks}; take fewer micro-batches, or the runtime's conditions"
         )
     rows: Numbers = fast(play_original, schedule.num_tasks)(

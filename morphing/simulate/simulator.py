@@ -1,8 +1,9 @@
-"""What a mini-batch takes under a plan.
+"""Simulates a mini-batch under a plan.
 
-``simulate_step`` plays every replica's pipeline (``replica``) over the links that its
-placement gives it (``wiring``) and adds what follows it: reductions (``reducing``), tied
-parameters, the gather of the commit, the optimizer.
+``simulate_step`` plays every replica's pipeline
+(``replica``) over the links that its placement gives it (``wiring``) and adds what
+follows it: reductions (``reducing``), tied parameters, the gather of the commit, the
+optimizer.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from spottrain.morphing.simulate.reducing import (
     tied_hops,
 )
 from spottrain.morphing.simulate.replica import (
-    Conditions,
     Jitter,
     Link,
     PipelineRun,
@@ -38,38 +38,27 @@ from spottrain.wire import (
     TaskOverheads,
 )
 
-__all__ = [
-    "Conditions",
-    "Jitter",
-    "Link",
-    "PipelineRun",
-    "StageTimes",
-    "StepTime",
-    "expect_step",
-    "simulate_pipeline",
-    "simulate_step",
-    "stage_times",
-]
-
 NO_OVERHEADS = TaskOverheads(forward_s=0.0, recompute_s=0.0, backward_s=0.0)
 SEEDS = range(4)
-"""Runs by chance that a prediction under jitter is the mean of."""
+"""Random seeds over which a prediction under jitter is averaged."""
 CALM = 0.005
-"""Deviation of a message's time, as a share of what a micro-batch takes on the fastest
-stage, from which on chance is played. Below, pipelines hardly feel it."""
-MOST_PLAYED = 256
-"""Micro-batches a replica that are played by chance; more are slowed down as these are."""
-MOST_REPLICAS = 4
-"""Replicas that are played each by a chance of its own; more go by those of the first."""
+"""Deviation of a message's time, as a share of a micro-batch's time on the fastest
+stage, from which on jitter is simulated. Below, it hardly slows pipelines down."""
+MAX_PLAYED_MICROBATCHES = 256
+"""Maximum micro-batches per replica that are simulated with jitter; more are slowed
+down as these are."""
+MAX_PLAYED_REPLICAS = 4
+"""Maximum number of replicas with random numbers of their own; more reuse those of the
+first."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepTime:
-    """What one mini-batch takes under a plan."""
+    """Times of one mini-batch under a plan."""
 
     step_s: float
     pipeline_s: float
-    """When the last backward of any replica is done."""
+    """Time at which the last backward of any replica is done."""
     busy_s: tuple[float, ...]
     """For each stage, of its busiest replica: time in forward, recompute, backward."""
     peak_in_flight: tuple[int, ...]
@@ -84,7 +73,7 @@ def simulate_step(
     speeds: Sequence[float] | None = None,
     seed: int | None = None,
 ) -> StepTime:
-    """Return what one mini-batch takes under ``plan``.
+    """Return the times of one mini-batch under ``plan``.
 
     A stage's replicas reduce as soon as they have drained; tied parameters are summed
     once their stages have reduced. When all ranks are prepared they gather, then
@@ -96,8 +85,8 @@ def simulate_step(
         facts: Bytes to reduce and update.
         reduction: See ``Reducer``.
         speeds: Of the devices, in the order of ``plan.slots``; 1 for all if not given.
-        seed: If given, tasks and messages vary by chance as they did when measured, the
-            same for the same seed; see ``expect_step``.
+        seed: If given, tasks and messages vary at random as they did when measured,
+            equally for the same seed; see ``expect_step``.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     speeds = [1.0] * (depth * width) if speeds is None else speeds
@@ -139,11 +128,12 @@ def expect_step(
     reduction: Reduction,
     speeds: Sequence[float] | None = None,
 ) -> StepTime:
-    """Return what a mini-batch takes on the mean where links jitter.
+    """Return the expected times of a mini-batch where links jitter.
 
-    A pipeline waits for what is late and gains nothing from what is early, so jitter
+    A pipeline waits for late messages and gains nothing from early ones, so jitter
     slows it down. Arguments are those of ``simulate_step``; where links are calm
-    (``CALM``) the answer is its, otherwise the mean over ``SEEDS``, and never less.
+    (``CALM``) so is the result, otherwise it is the mean over ``SEEDS``, and never
+    less.
     """
 
     def play(seed: int | None) -> StepTime:
@@ -168,7 +158,7 @@ def expect_step(
 
 
 def _is_calm(plan: Plan, profile: Profile, speeds: Sequence[float] | None) -> bool:
-    """Whether messages vary by next to nothing beside the tasks that wait for them."""
+    """Return whether messages hardly vary compared with tasks."""
     deviation_s = max(
         (
             link.jitter * (link.latency_s + link.transfer_s)
@@ -178,11 +168,11 @@ def _is_calm(plan: Plan, profile: Profile, speeds: Sequence[float] | None) -> bo
         default=0.0,
     )
     measured = profile.sections_at(plan.microbatch_size)
-    least_s = min(
+    min_s = min(
         sum(measured[k].forward_s + measured[k].backward_s for k in plan.sections_of(p))
         for p in range(plan.pipeline_depth)
     )
-    return deviation_s < CALM * least_s / max(speeds or (1.0,))
+    return deviation_s < CALM * min_s / max(speeds or (1.0,))
 
 
 def stage_times(
@@ -193,7 +183,7 @@ def stage_times(
     *,
     keeps_graph: bool = False,
 ) -> StageTimes:
-    """Return what a micro-batch takes on a run of ``sections`` at ``speed``.
+    """Return the times of a micro-batch on a run of ``sections`` at ``speed``.
 
     Args:
         measured: All sections.
@@ -228,7 +218,7 @@ def stage_times(
 def _run_replicas(
     plan: Plan, profile: Profile, speeds: Sequence[float], seed: int | None
 ) -> list[PipelineRun]:
-    """Simulate every replica, those that are alike once (by chance: a few times)."""
+    """Simulate every replica, equal ones once (with jitter: a few times)."""
     depth = plan.pipeline_depth
     measured = profile.sections_at(plan.microbatch_size)
     overheads = profile.overheads_at(plan.microbatch_size)
@@ -238,9 +228,13 @@ def _run_replicas(
     for replica, links in enumerate(wire_replicas(plan, profile)):
         count = len(plan.virtual_nodes_of(replica))
         own = tuple(speeds[replica * depth : (replica + 1) * depth])
-        chance = None if seed is None else seed + SEEDS.stop * (replica % MOST_REPLICAS)
-        alike = count, own, id(links), chance  # like links are the same
-        if alike not in known:
+        chance = (
+            None
+            if seed is None
+            else seed + SEEDS.stop * (replica % MAX_PLAYED_REPLICAS)
+        )
+        key = count, own, id(links), chance  # equal links are one tuple
+        if key not in known:
             stages = [
                 [
                     stage_times(
@@ -254,8 +248,8 @@ def _run_replicas(
                 ]
                 for p in range(depth)
             ]
-            known[alike] = _play(plan, count, stages, links, chance, lists)
-        runs.append(known[alike])
+            known[key] = _play(plan, count, stages, links, chance, lists)
+        runs.append(known[key])
     return runs
 
 
@@ -283,7 +277,7 @@ def _play(
         )
 
     jitter = None if seed is None else Jitter(seed=seed)
-    fewer = MOST_PLAYED // plan.pipeline_depth * plan.pipeline_depth
+    fewer = MAX_PLAYED_MICROBATCHES // plan.pipeline_depth * plan.pipeline_depth
     if jitter is None or count <= max(fewer, plan.pipeline_depth):
         return run(count, jitter)
     calm, brief = run(count, None), max(fewer, plan.pipeline_depth)
@@ -299,7 +293,7 @@ def _play(
 def _tied_s(
     plan: Plan, facts: ModelFacts, profile: Profile, reduced_s: Sequence[float]
 ) -> float:
-    """Return when tied gradients are summed over their stages, one after the other."""
+    """Return the time at which tied gradients are summed over their stages."""
     at_s = list(reduced_s)
     for tied, num_bytes in zip(facts.tied, tied_bytes(facts), strict=True):
         owners = {plan.stage_of(section) for section in tied.sections}

@@ -1,9 +1,10 @@
-"""Which links a plan's messages take, and which of them share a NIC.
+"""The links between a plan's stages, and which of them share a NIC.
 
-Whether two stages are in one VM decides which of the profile's links leads from one to
-the other. Links that lead out of a VM share its NIC, and so do those that lead into it:
-within a replica they are played so (``replica.Link.vms``); replicas do the same things at
-about the same time, so a NIC that serves the same link of several gives each its part.
+Two stages in one VM talk over the profile's link within VMs, others over that between
+VMs. Links that lead out of a VM share its NIC, and so do those that lead into it:
+within a replica this is simulated (``replica.Link.vms``); replicas do the same things
+at about the same time, so a NIC that serves the same link of several gives each its
+part.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ def wire_replicas(plan: Plan, profile: Profile) -> list[tuple[Link, ...]]:
     """Return the links of every replica, from each stage to the next.
 
     An interleaved plan has one more, from the last stage to the first. VMs are numbered
-    within a replica; replicas whose links are alike have one tuple in common.
+    within a replica; replicas with equal links share one tuple.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     sent = _output_bytes(plan, profile)
@@ -50,12 +51,12 @@ def wire_replicas(plan: Plan, profile: Profile) -> list[tuple[Link, ...]]:
 
 
 class _Ends(NamedTuple):
-    """What decides on a replica's links."""
+    """The facts that determine a replica's links."""
 
     vms: tuple[int, ...]
     """Number of each stage's VM."""
     sharing: tuple[int, ...]
-    """How many replicas send over the NICs of each link at the same time."""
+    """Number of replicas that send over the NICs of each link at the same time."""
 
 
 def _users(

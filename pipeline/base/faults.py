@@ -1,9 +1,9 @@
-"""Fault injection: every sub-step of a mini-batch has a name, and can be made deadly.
+"""Fault injection: every sub-step of a mini-batch is a hook that can be made to fail.
 
 Tests put a script of faults, as JSON, into the environment variable
 ``SPOTTRAIN_FAULTS`` of a supervisor: a list of ``{"hook", "step", "rank", "action",
-"mark"}``. A fault strikes once, even when a successor passes the same hook again: it
-creates the file ``mark`` and strikes only if that file was not there. The file also
+"mark"}``. A fault fires once, even when a successor passes the same hook again: it
+creates the file ``mark`` and fires only if that file was not there. The file also
 proves that the hook was reached.
 """
 
@@ -60,7 +60,7 @@ class Hook(StrEnum):
 
 
 class Action(StrEnum):
-    """What strikes."""
+    """Kinds of faults."""
 
     KILL_WORKER = "kill_worker"
     KILL_VM = "kill_vm"
@@ -75,11 +75,11 @@ class InjectedFaultError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One blow."""
+    """One fault."""
 
     hook: Hook
     step: int
-    """It strikes when the hook is first passed after this many mini-batches or more."""
+    """It fires when the hook is first passed after this many mini-batches or more."""
     rank: int
     action: Action
     mark: str
@@ -121,7 +121,7 @@ class FaultScript:
         )
 
     def at(self, hook: Hook) -> None:
-        """Suffer the faults scripted for ``hook`` at the current rank and step."""
+        """Fire the faults scripted for ``hook`` at the current rank and step."""
         for fault in self.faults:
             here = (fault.hook, fault.rank) == (hook, self.rank)
             if here and self.step >= fault.step:

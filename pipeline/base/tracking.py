@@ -1,4 +1,4 @@
-"""Counts the bytes of tensors that a stage holds, to check the planner's memory model.
+"""Counts the bytes of a stage's tensors, to check the planner's memory model.
 
 Counted: what lies in the arenas, and every storage from when a worker makes or receives
 it until nothing refers to it any more. Never resident set size, which also counts the
@@ -23,10 +23,11 @@ from spottrain.morphing.schedules.schedule import Unit
 
 T = TypeVar("T")
 Output = torch.Tensor | tuple[torch.Tensor, Any]
-"""What a forward returns: an activation, or a loss and its weight."""
+"""Result of a forward: an activation, or a loss and its weight."""
 
 WATCHED_TASKS = 4
-"""Tasks of a kind whose every operation is watched; later ones are taken to be alike."""
+"""Tasks of a kind whose every operation is watched; later ones are assumed to be
+equal."""
 
 
 class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -59,7 +60,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return self.recent_peak_bytes
 
     def add(self, num_bytes: int) -> None:
-        """Count bytes of which nothing else is known, or take them off."""
+        """Count bytes of unknown origin, or subtract them."""
         self._now = self.now_bytes + num_bytes
         self.recent_peak_bytes = max(self.recent_peak_bytes, self._now)
         self.peak_bytes = max(self.peak_bytes, self._now)
@@ -120,10 +121,10 @@ def _name(tensor: torch.Tensor) -> int:
 
 @dataclass(frozen=True, slots=True)
 class _Taken:
-    """What tasks of a kind took at most."""
+    """Maximum bytes of the tasks of a kind."""
 
     spike: int
-    """At the highest moment, beyond what was held before."""
+    """At the peak, beyond what was held before."""
     left: int
     """Afterwards, the output not counted."""
 
@@ -131,9 +132,10 @@ class _Taken:
 class TensorTracker:
     """Bytes that a worker holds in one generation.
 
-    Watching every operation costs time. So of each kind of task only the first few of the
-    first mini-batch are watched; a later one is taken to need as much as the greediest of
-    those. What arrives, is sent or copied is always counted as it is.
+    Watching every operation costs time. So of each kind of task only the first few of
+    the first mini-batch are watched; a later one is assumed to need as much as the
+    largest of those. Tensors that arrive, are sent or copied are always counted
+    exactly.
 
     Args:
         static_bytes: What is held from beginning to end.
@@ -146,9 +148,9 @@ class TensorTracker:
         self._seen: Counter[tuple[str, int]] = Counter()
         self._taken: dict[tuple[str, int], _Taken] = {}
         self._watched: set[Unit] = set()
-        """What goes backward while its graph's storages are counted one by one."""
+        """Units whose graph's storages are counted one by one."""
         self._graphs: dict[Unit, int] = {}
-        """The others, and what their graphs are taken to hold."""
+        """The other units, and the assumed bytes of their graphs."""
         self.largest_saved_bytes = 0
         """Of the largest single tensor that a forward has left."""
 
@@ -167,11 +169,11 @@ class TensorTracker:
             self._live.adopt(tensor)
 
     def forward(self, kind: str, unit: Unit, keep: bool, run: Callable[[], T]) -> T:
-        """Count what a forward takes and leaves.
+        """Count the bytes that a forward takes and leaves.
 
         Args:
-            kind: Forwards of one kind and chunk are alike.
-            unit: What it computes.
+            kind: Forwards of one kind and chunk are equal.
+            unit: The unit that it computes.
             keep: Whether it leaves a graph.
             run: Computes it.
         """
@@ -200,7 +202,7 @@ class TensorTracker:
         return result
 
     def backward(self, unit: Unit, run: Callable[[], None]) -> None:
-        """Count what a backward takes, and that it frees what the forward has left."""
+        """Count the bytes that a backward takes, and those that it frees."""
         key = ("backward", unit[1])
         if unit in self._watched:
             self._watched.remove(unit)
@@ -212,7 +214,7 @@ class TensorTracker:
 
     @contextmanager
     def watch(self) -> Iterator[None]:
-        """Count all that is made inside, in the first mini-batch."""
+        """Count all tensors made inside, in the first mini-batch."""
         if not self._first:
             yield
             return
@@ -253,7 +255,7 @@ class TensorTracker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionBytes:
-    """What one micro-batch takes in one section; see ``wire.SectionProfile``."""
+    """Bytes of one micro-batch in one section; see ``wire.SectionProfile``."""
 
     saved_bytes: int
     output_bytes: int
@@ -310,7 +312,7 @@ def section_bytes(
 
 
 def update_bytes(step: Callable[[], object]) -> int:
-    """Return the bytes that an optimizer's first step takes at its highest moment."""
+    """Return the peak bytes of an optimizer's first step."""
     live = LiveBytes()
     with live:
         step()

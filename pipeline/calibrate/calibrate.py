@@ -1,8 +1,8 @@
-"""Measures what planning needs, on all participants together (Varuna, section 4.3).
+"""Measures a profile for planning, on all participants together (Varuna, section 4.3).
 
 Every computing rank measures its share of the sections at the same time as the others;
-then messages are timed between pairs of ranks, and all-reduces over rings. Nothing of it
-depends on how a job will be cut: see ``docs/calibration.md``.
+then messages are timed between pairs of ranks, and all-reduces over rings. Nothing of
+it depends on how a job will be planned: see ``docs/calibration.md``.
 """
 
 from __future__ import annotations
@@ -37,18 +37,13 @@ from spottrain.pipeline.calibrate.tasks import (
     Samples,
     TimedLinks,
     microbatches_for,
-    summed_up,
+    summarise_overheads,
     time_tasks,
 )
-from spottrain.pipeline.comm.links import (
-    Direction,
-    PipelineLinks,
-    connect_store,
-    gather_json,
-    join,
-    leave,
-)
-from spottrain.pipeline.process.worker import LoadedJob
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave
+from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.wire import (
     Calibrate,
     LinkProfile,
@@ -60,30 +55,31 @@ from spottrain.wire import (
 )
 
 SECTIONS_BUDGET_S = 2.0
-LEAST_SECTIONS_BUDGET_S = 0.7
-"""For the sections at all micro-batch sizes, unless steady before; least for one."""
+MIN_SECTIONS_BUDGET_S = 0.7
+"""For the sections at all micro-batch sizes, unless steady before; the minimum for
+one."""
 LINK_BUDGET_S = 0.6
 RINGS_BUDGET_S = 0.6
-MOST_ROUND_S = 5.0
-"""A micro-batch size of which one repetition would take longer is left out."""
+MAX_ROUND_S = 5.0
+"""A micro-batch size is left out if one repetition would take longer."""
 LOOPBACK = LinkProfile(latency_s=3e-4, bandwidth_bytes_per_s=1e9)
-"""Taken for the links where a single process measures: it has nobody to send to."""
+"""Assumed for the links where a single process measures: it has no peer."""
 _RING_BYTES = range(1 << 14, 1 << 25)
 """Tensors of all-reduces are about as large as a section, but within this range."""
 
 Report = Callable[[wire.CalibrationProgress], None]
 
 
-def calibrate_here(
+def calibrate(
     loaded: LoadedJob, command: Calibrate, rank: int, report: Report
 ) -> Profile | None:
     """Take part in a round of measuring.
 
     Args:
         loaded: The job.
-        command: Who takes part, and what is to be measured.
+        command: The participants, and what is to be measured.
         rank: Which of the participants this process is.
-        report: Told how far the round is, at rank 0.
+        report: Called with the progress of the round, at rank 0.
 
     Returns:
         The profile, at rank 0.
@@ -96,7 +92,7 @@ def calibrate_here(
     if len(command.participants) < 2:
         return _Round(loaded, command, 0, report).run()
     timeout_s = loaded.spec.communication_timeout_s
-    store = connect_store(command.store_host, command.store_port, timeout_s)
+    store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
     size = len(command.participants)
     connections = join(store, "calibration", rank, size, timeout_s)
     measuring: _Round | None = None
@@ -113,8 +109,8 @@ def calibrate_here(
 
 
 def section_shares(slots: Sequence[wire.Slot], num_sections: int) -> list[range]:
-    """Return the sections that each rank measures: even runs, none for a second process
-    of the same slot."""
+    """Return the sections that each rank measures: even runs, none for a slot's second
+    process."""
     seen: set[wire.Slot] = set()
     computes = [not (slot in seen or seen.add(slot)) for slot in slots]  # type: ignore[func-returns-value]
     count, shares, number = sum(computes), [], 0
@@ -128,7 +124,7 @@ def section_shares(slots: Sequence[wire.Slot], num_sections: int) -> list[range]
 
 @dataclass(frozen=True, slots=True)
 class _Links:
-    """What was found out about messages and all-reduces."""
+    """Measurements of messages and all-reduces."""
 
     within_vm: LinkProfile
     between_vms: LinkProfile
@@ -151,7 +147,7 @@ class _Round:
         self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
         self._bench = SectionBench(loaded, shares[rank], command.checkpoint)
         self._links: PipelineLinks | None = None
-        """Those that are open."""
+        """The open links."""
         self._done = 0
 
     def run(self) -> Profile | None:
@@ -187,7 +183,7 @@ class _Round:
             self._links = None
 
     def _progress(self, what: str) -> None:
-        """Count a step that all ranks have done."""
+        """Report a step that all ranks have done."""
         self._done += 1
         if self._rank == 0:
             self._report(
@@ -202,7 +198,7 @@ class _Round:
     # --- sections -----------------------------------------------------------------------
 
     def _measure_sizes(self) -> list[MicrobatchProfile]:
-        """Measure one micro-batch size after the other, as far as they are bearable."""
+        """Measure one micro-batch size after the other, as time and memory permit."""
         microbatches: list[MicrobatchProfile] = []
         for size in self._sizes:
             measured = self._measure_sections(size)
@@ -226,7 +222,7 @@ class _Round:
             self._relay(size)
         _gather(None)
         share_s = SECTIONS_BUDGET_S / len(self._sizes)
-        return self._bench.measure(size, max(LEAST_SECTIONS_BUDGET_S, share_s))
+        return self._bench.measure(size, max(MIN_SECTIONS_BUDGET_S, share_s))
 
     def _relay(self, size: int) -> None:
         batch, place = self._bench.batch(size), self._computing.index(self._rank)
@@ -270,10 +266,10 @@ class _Round:
         reaching_s = statistics.median(
             every[rank]["reaching_s"] for rank in self._computing
         )
-        return summed_up(_gather(samples), reaching_s)
+        return summarise_overheads(_gather(samples), reaching_s)
 
     def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:
-        """Whether the next size may be measured too, as all ranks see it."""
+        """Return whether the next size may be measured too, the same at all ranks."""
         larger = [s for s in self._sizes if s > size]
         if not larger:
             return False
@@ -281,10 +277,10 @@ class _Round:
         slowest_s = max(one["round_s"] for one in every)
         saved = [s["saved_bytes"] for one in every for s in one["sections"]]
         room = self._room_bytes()
-        return bool(slowest_s * factor < MOST_ROUND_S and max(saved) * factor < room)
+        return bool(slowest_s * factor < MAX_ROUND_S and max(saved) * factor < room)
 
     def _room_bytes(self) -> float:
-        """Return what every rank may take in tensors, as all ranks see it."""
+        """Return the bytes that each rank may use for tensors, equal at all ranks."""
         least: int = min(_gather(machine.available_bytes()))
         return least / (2 * len(self._slots))
 
@@ -346,7 +342,7 @@ class _Round:
 def _with_posting(
     microbatches: Sequence[MicrobatchProfile], posting_s: float
 ) -> list[MicrobatchProfile]:
-    """Return profiles that know what posting costs, also if no stage has sent."""
+    """Return profiles with the cost of posting, also if no stage has sent."""
     return [
         replace(one, overheads=replace(one.overheads, posting_s=posting_s))
         if one.overheads is not None and not one.overheads.posting_s
@@ -356,7 +352,7 @@ def _with_posting(
 
 
 def _mean_s(microbatches: Sequence[MicrobatchProfile]) -> float:
-    """Return what a task takes beside its sections by and large."""
+    """Return the mean overhead of a task."""
     known = [one.overheads for one in microbatches if one.overheads is not None]
     return (
         statistics.fmean(
@@ -389,5 +385,5 @@ def _ranks_of(vms: Sequence[str]) -> list[list[int]]:
 
 
 def _gather(value: Any) -> list[Any]:
-    """Return what every rank gave; all wait for all."""
+    """Return the values of all ranks; every rank waits for all others."""
     return gather_json(value) if dist.is_initialized() else [value]

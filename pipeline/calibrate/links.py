@@ -1,7 +1,7 @@
 """Measures messages and all-reduces over the groups of this process (Varuna, table 2).
 
-All that is needed is a default process group of torch.distributed. Messages go the way
-of the runtime's own, ``PipelineLinks``: header, receiver thread and queue included.
+It needs a default process group of torch.distributed. Messages go over the runtime's
+own ``PipelineLinks``: header, receiver thread and queue included.
 """
 
 from __future__ import annotations
@@ -16,33 +16,30 @@ import torch
 import torch.distributed as dist
 
 from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
-from spottrain.pipeline.comm.links import (
-    Direction,
-    PipelineLinks,
-    gather_json,
-    new_groups,
-)
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import new_groups
+from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.wire import LinkProfile, RingProfile
 
 SMALLEST_BYTES = 1024
 _ELEMENT_BYTES = 4
 _WARM_UPS = 3
 _PAUSE_S = 2e-3
-"""Between messages: threads and caches that just did the same are twice as fast as those
-that come to it from something else, as they do while a model is trained."""
-_MOST_SAMPLES = 200
+"""Between messages: threads and caches that just did the same are twice as fast as
+those that did something else before, as they do while a model is trained."""
+_MAX_SAMPLES = 200
 _RING_REPETITIONS = range(5, 30)
 _GROUP_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
 class MessageTimes:
-    """What messages between two ranks took."""
+    """Times of messages between two ranks."""
 
     one_way_s: Mapping[int, Sequence[float]]
     """Half of each round trip, by bytes of the message."""
     posting_s: Mapping[int, float]
-    """How long the sender is busy with one, a median, by bytes of the message."""
+    """Time that the sender is busy with one, a median, by bytes of the message."""
 
     def posting_near_s(self, num_bytes: int) -> float:
         """Return how long the sender is busy with a message of about ``num_bytes``."""
@@ -67,10 +64,10 @@ def message_sizes(largest_bytes: int) -> tuple[int, ...]:
     return tuple(sorted({SMALLEST_BYTES, *sizes}))
 
 
-def measure_link(
+def time_messages(
     peer: int, *, leads: bool, sizes: Sequence[int], budget_s: float = 1.0
-) -> LinkProfile | None:
-    """Measure the link to rank ``peer`` of the default group, which must do so too.
+) -> MessageTimes | None:
+    """Time messages to rank ``peer`` of the default group, which must do so too.
 
     Args:
         peer: The other rank.
@@ -79,19 +76,11 @@ def measure_link(
         budget_s: About how long to go on, unless the medians are steady before.
 
     Returns:
-        The link, at the rank that leads.
+        The times, at the rank that leads.
 
     Raises:
         GenerationBrokenError, RuntimeError: The peer is gone.
     """
-    times = time_messages(peer, leads=leads, sizes=sizes, budget_s=budget_s)
-    return None if times is None else times.profile()
-
-
-def time_messages(
-    peer: int, *, leads: bool, sizes: Sequence[int], budget_s: float = 1.0
-) -> MessageTimes | None:
-    """Take the times that ``measure_link`` fits; same arguments and errors."""
     links = PipelineLinks(None if leads else peer, peer if leads else None)
     times = None
     try:
@@ -115,7 +104,7 @@ def _lead(links: PipelineLinks, sizes: Sequence[int], budget_s: float) -> Messag
         times = one_way_s[message.numel() * _ELEMENT_BYTES] = []
         posted: list[float] = []
         end_s = time.perf_counter() + budget_s / len(sizes)
-        while len(times) < _MOST_SAMPLES and not is_steady(times):
+        while len(times) < _MAX_SAMPLES and not is_steady(times):
             time.sleep(_PAUSE_S)
             posted_s, round_trip_s = _ping(links, message)
             posted.append(posted_s)
@@ -161,7 +150,7 @@ class Rings:
 
 
 def rings_to_measure(vms: Sequence[str]) -> list[Rings]:
-    """Return the rings that a fleet can measure: sizes by powers of two, and the most.
+    """Return the rings that a fleet can measure: powers of two, and the maximum.
 
     Within one VM, and with one rank of each VM; one ring at a time, and as many as the
     VMs have ranks for (Varuna, section 4.3: all stages of a VM reduce at once).
@@ -199,12 +188,12 @@ def _doublings(least: int, most: int) -> list[int]:
 def measure_rings(
     vms: Sequence[str], sizes: Sequence[int], budget_s: float = 2.0
 ) -> tuple[RingProfile, ...]:
-    """Measure all-reduces; every rank of the default group calls this alike.
+    """Measure all-reduces; every rank of the default group makes the same call.
 
     Args:
         vms: The VM of every rank.
         sizes: Bytes of the tensors.
-        budget_s: About how long it may take, forming groups apart.
+        budget_s: About how long it may take, apart from forming groups.
 
     Returns:
         The same at every rank.

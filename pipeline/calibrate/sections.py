@@ -1,8 +1,8 @@
 """Measures sections one at a time, as workers run them (Varuna, table 2: F_i, B_i).
 
 Each section is a stage of its own over memory of its own, filled like a worker's; its
-input is what the section before really sends. Repetitions go round all sections, so that
-a slow moment of the machine falls on all of them alike.
+input is what the section before really sends. Repetitions go round all sections, so
+that a slow moment of the machine affects all of them equally.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from torch import nn
 
 from spottrain.manifest import read_manifest
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.base.heap import suit_activations
+from spottrain.pipeline.base.heap import tune_for_activations
 from spottrain.pipeline.base.tracking import batch_bytes, section_bytes, update_bytes
 from spottrain.pipeline.calibrate.statistics import is_steady, spread
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.optimizer import build_optimizer
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel
-from spottrain.pipeline.process.worker import LoadedJob
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.pipeline.state.handover import fill
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import SectionOptimizer, Updater, contribution
 from spottrain.pipeline.train.executor import saving_nothing
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.wire import SectionProfile
 
 T = TypeVar("T")
 Activation = torch.Tensor | None
 Output = torch.Tensor | tuple[torch.Tensor, float]
 
-_LEAST_ROUNDS, _MOST_ROUNDS = 3, 60
-_AT_ONCE = 8
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 60
+_SECTIONS_TOGETHER = 8
 """Sections whose graphs of one micro-batch are held together."""
 _OPTIMIZER_STEPS = 8
 
@@ -61,16 +61,16 @@ class PrivateMemory:
         return fd
 
     def names(self) -> frozenset[str]:
-        """Nothing was left by anybody."""
+        """Return none: there is no predecessor."""
         return frozenset()
 
     def release(self, name: str) -> None:
-        """It is freed when nobody maps it any more."""
+        """Do nothing: memory is freed when it is mapped no more."""
 
 
 @dataclass(frozen=True, slots=True)
 class MeasuredSections:
-    """What one rank found out about its sections at one micro-batch size."""
+    """Measurements of one rank's sections at one micro-batch size."""
 
     sections: list[SectionProfile]
     reaching_s: float
@@ -105,7 +105,7 @@ class SectionBench:
         elif sections:
             self._fill_from_model(sections)
         self._runs = [_SectionRun(loaded, k, self.memory) for k in sections]
-        suit_activations(0)
+        tune_for_activations(0)
 
     def _fill_from_model(self, sections: Iterable[int]) -> None:
         slots = parameter_slots(materialise(self._loaded.job, self._loaded.spec.seed))
@@ -132,7 +132,7 @@ class SectionBench:
         """
         for run in self._runs:
             activation = run.warm_up(batch, activation)
-        suit_activations(
+        tune_for_activations(
             max((run.largest_saved_bytes for run in self._runs), default=0)
         )
         return activation
@@ -142,13 +142,13 @@ class SectionBench:
         batch = self.batch(microbatch_size)
         end_s = time.perf_counter() + budget_s
         rounds = 0
-        while self._runs and rounds < _MOST_ROUNDS:
-            for first in range(0, len(self._runs), _AT_ONCE):
-                _repeat(self._runs[first : first + _AT_ONCE], batch)
+        while self._runs and rounds < _MAX_ROUNDS:
+            for first in range(0, len(self._runs), _SECTIONS_TOGETHER):
+                _repeat(self._runs[first : first + _SECTIONS_TOGETHER], batch)
             rounds += 1
             if all(run.is_steady for run in self._runs):
                 break
-            if rounds >= _LEAST_ROUNDS and time.perf_counter() > end_s:
+            if rounds >= _MIN_ROUNDS and time.perf_counter() > end_s:
                 break
         reaching_s = [s for run in self._runs for s in run.reaching_s]
         return MeasuredSections(
@@ -158,10 +158,10 @@ class SectionBench:
         )
 
     def update_s(self) -> float:
-        """Return the time of all sections' passes over their memory in a mini-batch.
+        """Return the time of the update of all sections in a mini-batch.
 
         Gradients are zeroed, their norm is taken, the optimizer's step is done with its
-        undo copies. Spoils the parameters: what is measured afterwards is of no use.
+        undo copies. Invalidates the parameters: later measurements are of no use.
         """
         optimizers = {run.section: run.optimizer(self.memory) for run in self._runs}
         if not optimizers:
@@ -239,7 +239,7 @@ class _SectionRun:
 
     @property
     def is_steady(self) -> bool:
-        """Whether more repetitions would change nothing."""
+        """True if more repetitions would change nothing."""
         return is_steady(
             [sum(times) for times in zip(*self._times.values(), strict=True)]
         )
@@ -279,7 +279,7 @@ class _SectionRun:
         return None if self._input is None else self._input.detach().requires_grad_()
 
     def _entered(self, section: int) -> int:
-        """Note when the user's code has come to the section."""
+        """Note when the user's code has reached the section."""
         seed = random_seed(self._seed, 0, 0, section)
         if section == self.section:
             self._entered_s = time.perf_counter()
@@ -300,8 +300,8 @@ class _SectionRun:
 def _repeat(runs: Sequence[_SectionRun], batch: Batch) -> None:
     """Take every time once more, in the order in which a stage works.
 
-    So a section finds its weights in the processor's caches as little, or as much, as
-    in training: one that goes backward right after its forward is faster.
+    So a section finds as much of its weights in the processor's caches as in training:
+    one that goes backward right after its forward is faster.
     """
     for run in runs:
         run.forward(batch)

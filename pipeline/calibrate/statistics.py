@@ -10,12 +10,12 @@ MAD_TO_SIGMA = 1.4826
 """Median absolute deviation to standard deviation, for normal noise."""
 MEDIAN_TO_MEAN_ERROR = 1.2533
 """Standard error of a median over that of a mean, for normal noise."""
-LEAST_SAMPLES = 7
+MIN_SAMPLES = 7
 """Fewer repetitions say nothing of their spread."""
 STEADY = 0.01
 """Standard error of a median, as a share of it, at which repeating ends."""
-_LEAST_S_PER_BYTE = 1e-14
-"""A line as flat as this is a link that no message is large enough to measure."""
+_MIN_S_PER_BYTE = 1e-14
+"""Minimum slope: flatter lines are links that no message is large enough to measure."""
 
 
 def sigma(values: Sequence[float]) -> float:
@@ -32,7 +32,7 @@ def spread(values: Sequence[float]) -> float:
 
 def is_steady(values: Sequence[float]) -> bool:
     """Return whether more repetitions would hardly move the median any more."""
-    if len(values) < LEAST_SAMPLES:
+    if len(values) < MIN_SAMPLES:
         return False
     error = MEDIAN_TO_MEAN_ERROR * sigma(values) / math.sqrt(len(values))
     return error <= STEADY * statistics.median(values)
@@ -59,11 +59,11 @@ def fit_line(seconds: Mapping[int, Sequence[float]]) -> tuple[float, float]:
     wxy = sum(x / y for x, y in points)
     determinant = w * wxx - wx * wx
     if determinant <= 1e-12 * w * wxx:  # all of one size: bytes are what takes time
-        return 0.0, max(wxy / wxx, _LEAST_S_PER_BYTE)
+        return 0.0, max(wxy / wxx, _MIN_S_PER_BYTE)
     latency_s = (wxx * wy - wx * wxy) / determinant
     s_per_byte = (w * wxy - wx * wy) / determinant
     if latency_s < 0:
-        return 0.0, max(wxy / wxx, _LEAST_S_PER_BYTE)
-    if s_per_byte < _LEAST_S_PER_BYTE:
-        return wy / w, _LEAST_S_PER_BYTE
+        return 0.0, max(wxy / wxx, _MIN_S_PER_BYTE)
+    if s_per_byte < _MIN_S_PER_BYTE:
+        return wy / w, _MIN_S_PER_BYTE
     return latency_s, s_per_byte

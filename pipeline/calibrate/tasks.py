@@ -1,4 +1,4 @@
-"""Measures what a task costs beyond its sections: the executor's own time.
+"""Measures the overhead of tasks: the executor's own time beyond the sections'.
 
 The product's own executor trains mini-batches over the sections at hand, with the
 product's links to the neighbours. Every moment of a task that is not inside the user's
@@ -22,10 +22,10 @@ from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.calibrate.sections import SectionBench
 from spottrain.pipeline.calibrate.statistics import sigma
-from spottrain.pipeline.comm.links import Arrival, Direction, PipelineLinks
+from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
 from spottrain.pipeline.model.data import MicrobatchSource
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
-from spottrain.pipeline.process.worker import LoadedJob
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import FastReduction
 from spottrain.wire import TaskOverheads
@@ -34,16 +34,16 @@ T = TypeVar("T")
 
 BUDGET_S = 1.0
 """About how long the mini-batches of a micro-batch size may take."""
-MOST_S = 5.0
-"""What would take longer is left out: such tasks dwarf what they cost beside."""
-_LEAST_MICROBATCHES, _MOST_MICROBATCHES = 2, 24
+MAX_S = 5.0
+"""Longer measurements are left out: such tasks dwarf their overhead."""
+_MIN_MICROBATCHES, _MAX_MICROBATCHES = 2, 24
 _MINIBATCHES = 2
 """The first one is a warm-up: it watches every operation."""
 _KINDS = (Hook.FORWARD, Hook.RECOMPUTE, Hook.BACKWARD)
 _POSTING = "posting"
 
 Samples = dict[str, list[float]]
-"""By kind of task, what tasks took beyond their sections; and what posting took."""
+"""Overheads by kind of task; and the times of posting."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,18 +65,18 @@ class Chain:
 
 
 def microbatches_for(depth: int, slowest_s: float) -> int:
-    """Return of how many micro-batches a mini-batch should be; 0: leave it out.
+    """Return the number of micro-batches of a mini-batch; 0: leave it out.
 
     Args:
         depth: Stages of the pipeline.
         slowest_s: A forward, recompute and backward of the slowest stage.
     """
     fill = depth - 1
-    if _MINIBATCHES * (_LEAST_MICROBATCHES + fill) * slowest_s > MOST_S:
+    if _MINIBATCHES * (_MIN_MICROBATCHES + fill) * slowest_s > MAX_S:
         return 0
-    if _MINIBATCHES * (_MOST_MICROBATCHES + fill) * slowest_s <= BUDGET_S:
-        return _MOST_MICROBATCHES
-    return max(_LEAST_MICROBATCHES, int(BUDGET_S / _MINIBATCHES / slowest_s) - fill)
+    if _MINIBATCHES * (_MAX_MICROBATCHES + fill) * slowest_s <= BUDGET_S:
+        return _MAX_MICROBATCHES
+    return max(_MIN_MICROBATCHES, int(BUDGET_S / _MINIBATCHES / slowest_s) - fill)
 
 
 def time_tasks(
@@ -91,8 +91,8 @@ def time_tasks(
 
     Args:
         loaded: The job.
-        bench: Has this rank's sections; their gradients are spoiled.
-        chain: Who else takes part.
+        bench: Has this rank's sections; their gradients are overwritten.
+        chain: The ranks that take part.
         links: To the neighbours; the caller closes them.
         microbatch_size: Examples of a micro-batch.
         num_microbatches: Of a mini-batch.
@@ -115,7 +115,7 @@ def time_tasks(
         MicrobatchSource(loaded.job, spec.seed, spec.minibatch_size, microbatch_size),
         links,
         spec.seed,
-        _Marks(clock),
+        _TaskMarks(clock),
         tracker,
     )
     for step in range(_MINIBATCHES):
@@ -134,8 +134,10 @@ def _place(chain: Chain, num_microbatches: int) -> StagePlace:
     return StagePlace(chain.place, lists, range(num_microbatches))
 
 
-def summed_up(every: Sequence[Samples], reaching_s: float) -> TaskOverheads | None:
-    """Return the medians of what all stages found.
+def summarise_overheads(
+    every: Sequence[Samples], reaching_s: float
+) -> TaskOverheads | None:
+    """Return the medians of the measurements of all stages.
 
     Args:
         every: Of each stage.
@@ -164,47 +166,47 @@ def summed_up(every: Sequence[Samples], reaching_s: float) -> TaskOverheads | No
 
 
 @dataclass(slots=True)
-class _Clock:
-    """Adds up the moments of a task that are neither computing nor waiting."""
+class _OverheadClock:
+    """Adds up the time of a task that is neither computing nor waiting."""
 
     samples: Samples = field(default_factory=dict)
     _kind: str = ""
     _began_s: float = 0.0
-    _apart_s: float = 0.0
+    _excluded_s: float = 0.0
     """Computing and waiting since then."""
 
     def clear(self) -> None:
-        """Forget all."""
+        """Drop all samples."""
         self.samples, self._kind = {kind: [] for kind in (*_KINDS, _POSTING)}, ""
 
     def begin_task(self, kind: str) -> None:
-        """One task ends and another begins."""
+        """End the task that runs, and begin another."""
         self.end_task()
-        self._kind, self._began_s, self._apart_s = kind, time.perf_counter(), 0.0
+        self._kind, self._began_s, self._excluded_s = kind, time.perf_counter(), 0.0
 
     def end_task(self) -> None:
-        """The task that runs has ended, if there is one."""
+        """End the task that runs, if there is one."""
         if self._kind:
             spent_s = time.perf_counter() - self._began_s
-            self.samples[self._kind].append(spent_s - self._apart_s)
+            self.samples[self._kind].append(spent_s - self._excluded_s)
 
-    def apart(self, run: Callable[[], T], kind: str = "") -> T:
-        """Run what does not count, or counts as another kind."""
+    def exclude(self, run: Callable[[], T], kind: str = "") -> T:
+        """Run something whose time does not count, or counts as another kind."""
         began_s = time.perf_counter()
         result = run()
         spent_s = time.perf_counter() - began_s
-        self._apart_s += spent_s
+        self._excluded_s += spent_s
         if kind:
             self.samples[kind].append(spent_s)
         return result
 
 
-class _Marks(FaultScript):
+class _TaskMarks(FaultScript):
     """A script without faults that notes when tasks begin."""
 
     __slots__ = ("_clock",)
 
-    def __init__(self, clock: _Clock) -> None:
+    def __init__(self, clock: _OverheadClock) -> None:
         super().__init__()
         self._clock = clock
 
@@ -214,34 +216,34 @@ class _Marks(FaultScript):
 
 
 class _TimedTracker(TensorTracker):
-    """Takes the user's code out of the count."""
+    """Excludes the user's code from the clock."""
 
-    def __init__(self, static_bytes: int, clock: _Clock) -> None:
+    def __init__(self, static_bytes: int, clock: _OverheadClock) -> None:
         super().__init__(static_bytes)
         self._clock = clock
 
     def forward(self, kind: str, unit: Unit, keep: bool, run: Callable[[], T]) -> T:
-        return super().forward(kind, unit, keep, partial(self._clock.apart, run))
+        return super().forward(kind, unit, keep, partial(self._clock.exclude, run))
 
     def backward(self, unit: Unit, run: Callable[[], None]) -> None:
-        super().backward(unit, partial(self._clock.apart, run))
+        super().backward(unit, partial(self._clock.exclude, run))
 
 
 class TimedLinks(PipelineLinks):
-    """Links that take waiting out of the count, and tell posting apart."""
+    """Links that exclude waiting from the clock, and time posting separately."""
 
     def __init__(self, previous: int | None, following: int | None) -> None:
         super().__init__(previous, following)
-        self.clock = _Clock()
+        self.clock = _OverheadClock()
 
     def arrival(self, *, wait: bool) -> Arrival | None:
         """Return what came in, as ``PipelineLinks`` does."""
         if not wait:
             return super().arrival(wait=False)
-        return self.clock.apart(partial(super().arrival, wait=True))
+        return self.clock.exclude(partial(super().arrival, wait=True))
 
     def send(self, direction: Direction, tensor: torch.Tensor) -> None:
         """Send a tensor, as ``PipelineLinks`` does."""
-        self.clock.apart(self.flush)  # a neighbour that is late makes us wait
+        self.clock.exclude(self.flush)  # a late neighbour makes us wait
         post = partial(super().send, direction, tensor)
-        self.clock.apart(post, _POSTING)
+        self.clock.exclude(post, _POSTING)

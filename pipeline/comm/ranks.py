@@ -1,4 +1,4 @@
-"""Which ranks of a plan exchange tensors. Rank = replica * pipeline_depth + stage."""
+"""Ranks of a plan that exchange tensors. Rank = replica * pipeline_depth + stage."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which examples a micro-batch holds: a pure function of (seed, step, example slot).
+"""Examples of a micro-batch: a pure function of (seed, step, example slot).
 
 No sampler has a state, so nothing about the order of data needs to be saved or moved.
 """
@@ -15,7 +15,7 @@ import torch
 from spottrain.pipeline.model.job import Batch, TrainingJob
 
 _DATA, _HELDOUT = -1, -2
-"""What example seeds are told apart by."""
+"""Distinguish the seeds of examples."""
 HELDOUT_FACTOR = 4
 """Micro-batches of held-out examples are larger: nothing is kept for a backward."""
 

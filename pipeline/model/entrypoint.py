@@ -82,7 +82,7 @@ def _import(name: str, folder: str) -> ModuleType:
             raise UserCodeError(
                 f"entrypoint module {name!r} not found: looked in {folder}; "
                 "check entrypoint and workdir"
-            ) from None
+            ) from error
         raise
 
 

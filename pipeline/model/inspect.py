@@ -8,9 +8,14 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
+import torch
+
+from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import load_job, user_code
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import (
@@ -19,9 +24,8 @@ from spottrain.pipeline.model.optimizer import (
     section_state_spec,
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
-from spottrain.pipeline.model.tool import answer
 from spottrain.pipeline.model.tracer import trace
-from spottrain.wire import ModelFacts, SectionFacts
+from spottrain.wire import ModelFacts, SectionFacts, encode
 
 
 def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
@@ -85,6 +89,25 @@ def fingerprint(layout: ModelLayout, optimizer: str, states: list[StateSpec]) ->
 
 def _plain(spec: TensorSpec) -> list[object]:
     return [list(spec.shape), str(spec.dtype), spec.requires_grad]
+
+
+def answer(compute: Callable[[], ModelFacts]) -> int:
+    """Print what ``compute`` returns as one line of JSON; return the exit code.
+
+    With UserCodeError the line is ``{"error": ..., "traceback": ...}``, the code 3.
+    What the user's code prints goes to stderr.
+    """
+    with os.fdopen(os.dup(1), "w") as stdout:
+        sys.stdout.flush()
+        os.dup2(2, 1)
+        torch.set_num_threads(1)
+        try:
+            line, code = encode(compute()), 0
+        except UserCodeError as error:
+            line = json.dumps({"error": str(error), "traceback": error.traceback})
+            code = error.exit_code
+        stdout.write(line + "\n")
+    return code
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""What the user's entrypoint returns."""
+"""The training job that the user's entrypoint returns."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 Batch = Any
-"""What ``collate`` makes of a list of examples: a pytree of tensors."""
+"""Result of ``collate`` for a list of examples: a pytree of tensors."""
 
 NamedParameters = Sequence[tuple[str, nn.Parameter]]
 
@@ -24,7 +24,7 @@ class ExampleDataset(Sized, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingJob:
-    """A model and all that training it takes, written as for one GPU."""
+    """A model and everything needed to train it, written as for one GPU."""
 
     model: Callable[[], nn.Module]
     """Builds the model with its initial weights; random numbers are seeded before."""

@@ -1,4 +1,4 @@
-"""What state the user's optimizer keeps, learned by letting it take one step."""
+"""The state that the user's optimizer keeps, found out by letting it take one step."""
 
 from __future__ import annotations
 

@@ -16,17 +16,17 @@ _VALUE_FREE = frozenset(
     [f"{fill}_like" for fill in _FILLS]
     + [f"new_{fill}" for fill in (*_FILLS, "empty_strided")]
 )
-"""Operations that look at their argument's shape and type only."""
+"""Operations that depend on their argument's shape and type only."""
 
 
 @dataclass(eq=False)
 class _Value:
-    """What is known of the tensors in one storage."""
+    """Facts about the tensors in one storage."""
 
     storage: torch.UntypedStorage
     """Kept, so that its address is not used again during the run."""
     section: int = 0
-    """Where it was made, or written last."""
+    """Section that made it, or wrote it last."""
     computed: bool = False
     parameter: str | None = None
     buffer: str | None = None
@@ -36,7 +36,7 @@ class _Value:
 
 @dataclass(frozen=True, kw_only=True)
 class CutFacts:
-    """What one dry run saw at one cut; the words are those of ``sections.Cut``."""
+    """Observations of one dry run at one cut; see ``sections.Cut``."""
 
     module: str
     shape: tuple[int, ...]
@@ -47,7 +47,7 @@ class CutFacts:
 
 @dataclass
 class TraceFacts:
-    """What one dry run found."""
+    """Findings of one dry run."""
 
     uses: dict[str, set[int]] = field(default_factory=dict)
     """Parameter to the sections that use it."""
@@ -71,8 +71,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.stack: list[str] = []
         self._values: dict[int, _Value] = {}
 
-    def know(self, tensor: torch.Tensor, **what: Any) -> None:
-        """Say what is known of a tensor from here on."""
+    def register(self, tensor: torch.Tensor, **what: Any) -> None:
+        """Register the facts about a tensor."""
         storage = tensor.untyped_storage()
         self._values[storage._cdata] = _Value(storage, **what)
 
@@ -85,7 +85,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
-        inputs = [] if name in _VALUE_FREE else self._known((args, kwargs))
+        inputs = [] if name in _VALUE_FREE else self._registered((args, kwargs))
         for value in inputs:
             self._use(value, name)
         self._refuse_writes(func, args, kwargs)
@@ -93,11 +93,11 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         random = torch.Tag.nondeterministic_seeded in func.tags
         computed = random or any(v.computed or v.parameter for v in inputs)
         makers = frozenset(self.stack).union(*(v.makers for v in inputs))
-        written = self._known(_written(func, args, kwargs))
+        written = self._registered(_written(func, args, kwargs))
         for tensor in strided_tensors(result):
             known = self._values.get(tensor.untyped_storage()._cdata)
             if known is None:
-                self.know(
+                self.register(
                     tensor, section=self.section, computed=computed, makers=makers
                 )
             elif known in written and known.parameter is None:
@@ -119,7 +119,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         )
         return func(*args, **kwargs)
 
-    def _known(self, tree: Any) -> list[_Value]:
+    def _registered(self, tree: Any) -> list[_Value]:
         keys = (t.untyped_storage()._cdata for t in strided_tensors(tree))
         return [self._values[key] for key in keys if key in self._values]
 
@@ -139,7 +139,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.facts.needed |= value.makers
 
     def _refuse_writes(self, func: Any, args: Any, kwargs: Any) -> None:
-        for value in self._known(_written(func, args, kwargs)):
+        for value in self._registered(_written(func, args, kwargs)):
             if name := value.buffer or value.parameter:
                 refuse_change(name, self.where())
 
@@ -169,7 +169,7 @@ def strided_tensors(tree: Any) -> list[torch.Tensor]:
 
 
 def refuse_change(name: str, where: str) -> NoReturn:
-    """Say that forward changes a buffer or a parameter.
+    """Refuse a forward that changes a buffer or a parameter.
 
     Raises:
         UserCodeError: Always.

@@ -1,4 +1,4 @@
-"""Where a model can be cut, and what lies in each section."""
+"""Cuts of a model, and the contents of its sections."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from spottrain.wire import TiedParameter
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TensorSpec:
-    """What it takes to allocate a tensor."""
+    """Shape and type of a tensor to be allocated."""
 
     shape: tuple[int, ...]
     dtype: torch.dtype
@@ -66,7 +66,7 @@ class Cut:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelLayout:
-    """What the tracer found: sections, their parameters, what crosses the cuts.
+    """Result of the tracer: sections, their parameters, activations at the cuts.
 
     Parameters go by the first of their names in ``model.named_parameters()``.
     """
@@ -103,7 +103,7 @@ class ModelLayout:
 
 
 def find_cuts(model: nn.Module) -> tuple[str, tuple[str, ...]]:
-    """Find where the model may be cut.
+    """Find the places where the model may be cut.
 
     CutPoint modules win; else it is the list of two or more modules of one class that
     holds the most parameters, cut after each of its modules but the last.
@@ -149,7 +149,7 @@ ParameterSlots = dict[str, list[tuple[nn.Module, str]]]
 
 
 def parameter_slots(model: nn.Module) -> ParameterSlots:
-    """Return where each parameter hangs; tied parameters hang in several places."""
+    """Return the modules that hold each parameter; tied parameters have several."""
     first_names: dict[int, str] = {}
     slots: ParameterSlots = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):

@@ -10,7 +10,7 @@ from torch import nn
 from torch.utils.weak import WeakIdKeyDictionary
 
 from spottrain.errors import UserCodeError
-from spottrain.pipeline.base.heap import blocks_apart
+from spottrain.pipeline.base.heap import mmap_large_blocks
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import TrainingJob
 
@@ -18,14 +18,14 @@ from spottrain.pipeline.model.job import TrainingJob
 def build_skeleton(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
     """Build the model with parameters on the meta device and real buffers.
 
-    Each parameter is let go as soon as a module takes it, so no more than one of them
-    is ever in memory; initialising what is on the meta device does nothing.
+    Each parameter is freed as soon as a module takes it, so no more than one of them is
+    ever in memory; initialising what is on the meta device does nothing.
 
     Raises:
         UserCodeError: The factory raised, e.g. because it reads or moves parameters.
     """
     what = "model, built without parameters,"
-    with _seeded(seed), user_code(what), _on_meta(), blocks_apart():
+    with _seeded(seed), user_code(what), _on_meta(), mmap_large_blocks():
         model = factory()
     return _checked(model)
 

@@ -76,7 +76,7 @@ class StageModel:
         _move_buffers(self._model, self._device)
         self._parameters = {
             section: {
-                name: _own(name, section, layout.specs[name], tensors)
+                name: _owned_parameter(name, section, layout.specs[name], tensors)
                 for name in layout.parameters[section]
             }
             for section in sections
@@ -147,11 +147,11 @@ class StageModel:
             setattr(module, attribute, parameter)
 
     def _place_parameters(self) -> dict[int, list[tuple[nn.Module, str, nn.Parameter]]]:
-        """Hang parameters into the model; return what to swap at which section."""
+        """Set the model's parameters; return the swaps at each section."""
         tied = {t.name for t in self._layout.tied}
         swaps: dict[int, list[tuple[nn.Module, str, nn.Parameter]]] = {}
         for name, slots in parameter_slots(self._model).items():
-            outside = _outside(self._layout.specs[name], self._device)
+            outside = _foreign_parameter(self._layout.specs[name], self._device)
             own = {
                 section: parameters[name]
                 for section, parameters in self._parameters.items()
@@ -168,7 +168,7 @@ class StageModel:
         return swaps
 
     def _intercept(self) -> None:
-        """Put ours in the place of ``forward`` where the stage begins and ends."""
+        """Replace ``forward`` of the modules where the stage begins and ends."""
         start, cuts = self.sections.start, self._layout.cuts
         for section, cut in enumerate(cuts[: self.sections.stop]):
             module = self._model.get_submodule(cut.module)
@@ -182,7 +182,7 @@ class StageModel:
     def _cut_forward(
         self, section: int, cut: Cut, forward: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return what runs in the place of the block that ends ``section``."""
+        """Return the new ``forward`` of the block that ends ``section``."""
         start, last = self.sections.start, self.sections[-1]
 
         def run(*args: Any, **kwargs: Any) -> Any:
@@ -211,7 +211,7 @@ class StageModel:
     def _skipping_forward(
         self, name: str, forward: Callable[..., Any]
     ) -> Callable[..., Any]:
-        """Return what runs in the place of a module that the stage may not own."""
+        """Return the new ``forward`` of a module that the stage may not own."""
         assert self._twin is not None
         twin = self._twin.get_submodule(name)
         needs_values = False
@@ -227,7 +227,7 @@ class StageModel:
                     )
                     output = twin(*meta_args, **meta_kwargs)
             except (NotImplementedError, RuntimeError):
-                # It looks at values, which meta tensors lack: run it over zeros.
+                # It reads values, which meta tensors lack: run it over zeros.
                 needs_values = True
                 return forward(*args, **kwargs)
             return tree_map_only(torch.Tensor, self._zeros_like, output)
@@ -257,7 +257,7 @@ def split_output(
 
 
 def with_activation(cut: Cut, activation: torch.Tensor) -> Any:
-    """Return what the block at ``cut`` returns, with this activation."""
+    """Return the output of the block at ``cut``, with this activation."""
     return activation if cut.rest is None else (activation, *cut.rest)
 
 
@@ -268,7 +268,7 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tens
 
 
 def check_loss(result: Any) -> None:
-    """Check what the user's loss returned.
+    """Check the result of the user's loss.
 
     Raises:
         UserCodeError: It is not (scalar tensor, number or scalar tensor).
@@ -307,7 +307,7 @@ def _as_if_sent(activation: torch.Tensor) -> torch.Tensor:
     return received
 
 
-def _own(
+def _owned_parameter(
     name: str,
     section: int,
     spec: TensorSpec,
@@ -327,8 +327,8 @@ def _own(
     return nn.Parameter(tensor, requires_grad=spec.requires_grad)
 
 
-def _outside(spec: TensorSpec, device: torch.device) -> nn.Parameter:
-    """Make a stand-in for a parameter that the stage does not own."""
+def _foreign_parameter(spec: TensorSpec, device: torch.device) -> nn.Parameter:
+    """Make a placeholder for a parameter that the stage does not own."""
     zero = torch.zeros((), dtype=spec.dtype, device=device)
     return nn.Parameter(zero.expand(spec.shape), requires_grad=False)
 

@@ -1,12 +1,12 @@
-"""Finds what each section uses and what crosses its cuts, by a dry run of the loss.
+"""Finds each section's parameters and the activations at its cuts by a dry run.
 
 The loss runs on the meta device, so that a model of any size is traced in seconds and
-without memory. Every tensor is known by its storage. A value is *computed* if it
+without memory. Every tensor is identified by its storage. A value is *computed* if it
 depends on parameters, on an activation or on random numbers; such a value may be used
 only in the section that made it, for a stage that begins later does not have it. At
-every cut the activation is replaced by a fresh copy, as if it had been received. What
-depends on inputs and buffers alone (masks, rotary tables) may be used anywhere: each
-stage computes it anew.
+every cut the activation is replaced by a fresh copy, as if it had been received. Values
+that depend on inputs and buffers alone (masks, rotary tables) may be used anywhere:
+each stage computes them again.
 """
 
 from __future__ import annotations
@@ -80,15 +80,15 @@ class _DryRun:
         return facts
 
     def _fill(self) -> None:
-        """Give the model's tensors the run's device, and make them known."""
+        """Move the model's tensors to the run's device, and register them."""
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
                     module._buffers[name] = buffer.to(self._device)
         for name, buffer in self._model.named_buffers():
-            self._recorder.know(buffer, buffer=name)
+            self._recorder.register(buffer, buffer=name)
         for name in self._slots:
-            self._hang(name, self._stand_in(name), 0)
+            self._attach_parameter(name, self._stand_in(name), 0)
 
     def _stand_in(self, name: str) -> nn.Parameter:
         """Make a parameter that takes no memory, whatever the device."""
@@ -97,8 +97,10 @@ class _DryRun:
         number = torch.full((), 0.02, device=self._device).to(meta.dtype)
         return nn.Parameter(number.expand(meta.shape), meta.requires_grad)
 
-    def _hang(self, name: str, parameter: nn.Parameter, section: int) -> None:
-        self._recorder.know(parameter, parameter=name, section=section)
+    def _attach_parameter(
+        self, name: str, parameter: nn.Parameter, section: int
+    ) -> None:
+        self._recorder.register(parameter, parameter=name, section=section)
         for module, attribute in self._slots[name]:
             setattr(module, attribute, parameter)
 
@@ -141,25 +143,25 @@ class _DryRun:
                 dtype=activation.dtype,
                 rest=None
                 if rest is None
-                else tuple(_kept(name, part) for part in rest),
+                else tuple(_stand_in_of(name, part) for part in rest),
                 keeps_shape=(given.shape, given.dtype)
                 == (activation.shape, activation.dtype),
             )
         )
-        # A copy of everything: whoever still uses the original is found out.
+        # A copy of everything, so that uses of the original are detected.
         lost = tree_map_only(torch.Tensor, lambda t: t.clone(), rest)
         for tensor in strided_tensors(lost):
-            recorder.know(tensor, section=section, computed=True)
+            recorder.register(tensor, section=section, computed=True)
         received = activation.detach().clone().requires_grad_()
         recorder.section = section + 1
-        recorder.know(received, section=section + 1, computed=True)
+        recorder.register(received, section=section + 1, computed=True)
         for tied, parameter in self._swaps[section].items():
-            self._hang(tied, parameter, section + 1)
+            self._attach_parameter(tied, parameter, section + 1)
         return received if rest is None else (received, *lost)
 
 
-def _kept(block: str, item: Any) -> Any:
-    """Return what stands for a part of a block's output on a later stage."""
+def _stand_in_of(block: str, item: Any) -> Any:
+    """Return the placeholder for a part of a block's output on a later stage."""
     if isinstance(item, torch.Tensor):
         return torch.empty(0, dtype=item.dtype)
     if item is None or isinstance(item, bool | int | float | str):
@@ -177,8 +179,8 @@ def trace(job: TrainingJob) -> ModelLayout:
     """Find the sections of a job's model by dry runs of its loss.
 
     Runs the loss on micro-batches of one and two examples (the first one of the data
-    set), on the meta device or, where the code looks at values, on the CPU with
-    parameters that take no memory.
+    set), on the meta device or, where the code reads values, on the CPU with parameters
+    that take no memory.
 
     Raises:
         UserCodeError: The model has neither repeated blocks nor CutPoints, something
@@ -203,7 +205,7 @@ def trace(job: TrainingJob) -> ModelLayout:
 
 
 def _first_run(job: TrainingJob, batch: Batch) -> tuple[_DryRun, TraceFacts, bool]:
-    """Run on the meta device if the user's code lets us, else on the CPU."""
+    """Run on the meta device if the user's code permits it, else on the CPU."""
     run = _DryRun(job, on_meta=True, tied=frozenset())
     try:
         return run, run.run(batch), True
@@ -226,7 +228,9 @@ def _layout(
     cuts = tuple(
         _cut(one, two, needed) for one, two in zip(first.cuts, second.cuts, strict=True)
     )
-    sections = {name: first.uses.get(name) or _home(name, calls) for name in slots}
+    sections = {
+        name: first.uses.get(name) or _section_of_unused(name, calls) for name in slots
+    }
     specs = {name: _spec(slots, name) for name in slots}
     return ModelLayout(
         blocks=run.blocks,
@@ -252,7 +256,7 @@ def _layout(
 
 
 def _cut(one: CutFacts, two: CutFacts, needed: set[str]) -> Cut:
-    """Put together what the runs over one and over two examples say of a cut."""
+    """Combine the findings of the runs over one and over two examples at a cut."""
     if (one.module, len(one.shape)) != (two.module, len(two.shape)):
         raise UserCodeError(
             f"block {one.module} must return the same dimensions for every micro-batch: "
@@ -280,7 +284,7 @@ def _spec(slots: ParameterSlots, name: str) -> TensorSpec:
     )
 
 
-def _home(name: str, calls: dict[str, set[tuple[int, int]]]) -> set[int]:
+def _section_of_unused(name: str, calls: dict[str, set[tuple[int, int]]]) -> set[int]:
     """Return the section of a parameter that no operation used.
 
     It is that of the innermost module around it that ran within one section (think of

@@ -1,8 +1,8 @@
 """The supervisor of a VM: has imported torch and the user's job, and forks workers.
 
 Single-threaded; runs no operation and touches no GPU, so that forking is safe at any
-time. It holds the memory of its workers, and is the reason why that memory outlives
-them. Commands come in on stdin, a line each; reports go out on stdout.
+time. It holds the memory of its workers, so that the memory outlives them. Commands
+come in on stdin, a line each; reports go out on stdout.
 
     python -m spottrain.pipeline.process.supervisor < commands > reports
 
@@ -11,6 +11,7 @@ The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import json
 import os
@@ -18,29 +19,73 @@ import selectors
 import signal
 import socket
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Any, NoReturn
 
 import torch
 
 from spottrain import machine, wire
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.pipeline.comm.store import serve_store
-from spottrain.pipeline.process.forking import Body, Child, fork_child
-from spottrain.pipeline.process.greeting import Greeting, first_line
-from spottrain.pipeline.process.loading import load
-from spottrain.pipeline.process.tasks import initialise_and_tell, measure_and_tell
+from spottrain.pipeline.comm.groups import serve_rendezvous
+from spottrain.pipeline.model.loaded import LoadedJob, load
+from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
 from spottrain.pipeline.process.worker import (
     MAX_MESSAGE_BYTES,
-    LoadedJob,
     SupervisorLink,
     run_worker,
     user_code_failed,
 )
+from spottrain.wire import JobSpec
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
+_PR_SET_PDEATHSIG = 1
+
+_Body = Callable[[socket.socket], None]
+"""Function that a child runs, given its end of the socket to the supervisor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """First line of stdin, from the agent."""
+
+    spec: JobSpec
+    workdir: Path
+    num_slots: int
+    private_address: str
+    vm_id: str
+
+    @classmethod
+    def parse(cls, line: str) -> Greeting:
+        """Read the first line of stdin."""
+        data: dict[str, Any] = json.loads(line)
+        return cls(
+            spec=wire.from_data(JobSpec, data["spec"]),
+            workdir=Path(data["workdir"]),
+            num_slots=data["num_slots"],
+            private_address=data["private_address"],
+            vm_id=data["vm_id"],
+        )
+
+
+@dataclass(slots=True)
+class _Child:
+    """A forked process and the socket to it."""
+
+    pid: int
+    pidfd: int
+    connection: socket.socket
+    slot: int | None
+    """The slot that a worker drives; ``None`` for a store or a task."""
+    what: str
+    generation: int = 0
+    running: bool = False
+    task_slot: int = 0
+    """The slot that the death of a task is reported for."""
+    partial_report: str = ""
+    """Pieces received of a long report."""
 
 
 @dataclass(slots=True)
@@ -49,14 +94,14 @@ class _Slot:
 
     index: int
     pieces: dict[str, int] = field(default_factory=dict)
-    worker: Child | None = None
+    worker: _Child | None = None
 
 
 class Supervisor:
-    """Performs commands, passes reports on.
+    """Executes commands and forwards reports.
 
     Args:
-        greeting: What the agent said first.
+        greeting: The first line of stdin.
         reports: File descriptor for reports.
         loaded: The user's job, or ``None`` to let every worker load it by itself.
     """
@@ -68,10 +113,10 @@ class Supervisor:
         self._reports = reports
         self._loaded = loaded
         self._slots = [_Slot(index) for index in range(greeting.num_slots)]
-        self._children: dict[int, Child] = {}
+        self._children: dict[int, _Child] = {}
         self._generation = 0
         self._round = 0
-        """Number of the newest round of measuring; they count down."""
+        """Number of the newest calibration round; they count down."""
         self._stores: dict[int, str] = {}
         """The report of each generation's store: a command may come twice, after the
         manager has died and come back."""
@@ -80,7 +125,7 @@ class Supervisor:
         self._input = b""
 
     def report(self, report: wire.Report) -> None:
-        """Pass a report on to the agent."""
+        """Forward a report to the agent."""
         self._write(wire.encode(report))
 
     def run(self) -> None:
@@ -91,14 +136,14 @@ class Supervisor:
                     if key.fd == sys.stdin.fileno():
                         if not self._read_commands():
                             return
-                    elif isinstance(key.data, Child):
-                        self._hear(key.data, died=key.fd == key.data.pidfd)
+                    elif isinstance(key.data, _Child):
+                        self._receive(key.data, died=key.fd == key.data.pidfd)
         finally:
             for child in self._children.values():
                 os.kill(child.pid, signal.SIGKILL)
 
     def _read_commands(self) -> bool:
-        """Perform the commands that came in; return whether to go on."""
+        """Execute the commands received; return whether to go on."""
         data = os.read(sys.stdin.fileno(), 1 << 16)
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
@@ -110,7 +155,7 @@ class Supervisor:
     def _perform(self, command: wire.Command) -> None:
         match command:
             case wire.Initialise():
-                self._fork_with_job("initialise", initialise_and_tell)
+                self._fork_with_job("initialise", initialise_and_report)
             case wire.Calibrate():
                 self._calibrate(command)
             case wire.OpenStore(generation=generation):
@@ -123,14 +168,14 @@ class Supervisor:
             ):
                 for child in self._running():
                     if child.generation == generation:
-                        self._tell(child, command)
+                        self._send(child, command)
             case wire.AbandonGeneration(generation=generation):
                 self._abandon(generation)
             case wire.Retire():
                 raise AssertionError("handled where commands are read")
 
     def _calibrate(self, command: wire.Calibrate) -> None:
-        """Have our part of a round of measuring done, a process each."""
+        """Start this VM's processes of a calibration round."""
         ranks = {
             rank: slot.index
             for rank, slot in enumerate(command.participants)
@@ -141,17 +186,17 @@ class Supervisor:
         self._round = min(self._round, command.generation)
         self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
-            task = functools.partial(measure_and_tell, command, rank, slot)
+            task = functools.partial(measure_and_report, command, rank, slot)
             child = self._fork_with_job("measuring", task)
             child.generation, child.task_slot = command.generation, slot
 
     def _end_rounds(self, before: int) -> None:
-        """Kill what still measures for a round that is older than ``before``."""
+        """Kill processes of calibration rounds older than ``before``."""
         for child in self._children.values():
             if child.what == "measuring" and child.generation > before:
                 os.kill(child.pid, signal.SIGKILL)
 
-    def _running(self) -> list[Child]:
+    def _running(self) -> list[_Child]:
         return [child for child in self._children.values() if child.running]
 
     def _run_generation(self, command: wire.RunGeneration) -> None:
@@ -164,10 +209,10 @@ class Supervisor:
             slot = self._slots[participant.index]
             worker = slot.worker or self._fork_worker(slot)
             worker.generation, worker.running = command.generation, True
-            self._tell(worker, command)
+            self._send(worker, command)
 
     def _abandon(self, generation: int) -> None:
-        """Kill what runs the generation; never begin it, should its command be late."""
+        """Kill the generation's workers, and never begin it if its command is late."""
         if generation < 0:
             self._round = min(self._round, generation)
             self._end_rounds(before=generation - 1)
@@ -176,7 +221,7 @@ class Supervisor:
         for slot in self._slots:
             worker = slot.worker
             if worker is None or not worker.running:
-                reason = "told to give up a generation that it does not run"
+                reason = "asked to abandon a generation that it does not run"
                 self.report(
                     wire.GenerationBroken(
                         generation=generation, slot=slot.index, reason=reason
@@ -185,13 +230,13 @@ class Supervisor:
             elif worker.generation <= generation:
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def _tell(self, child: Child, command: wire.Command) -> None:
+    def _send(self, child: _Child, command: wire.Command) -> None:
         try:
             child.connection.sendall(wire.encode(command).encode())
         except OSError:
-            return  # it is dying; its end is reported when the kernel says so
+            return  # it is dying; its end is reported when the kernel signals it
 
-    def _fork_worker(self, slot: _Slot) -> Child:
+    def _fork_worker(self, slot: _Slot) -> _Child:
         def work(loaded: LoadedJob, link: SupervisorLink) -> None:
             run_worker(link, loaded, self._greeting.vm_id, slot.index)
 
@@ -203,8 +248,8 @@ class Supervisor:
         what: str,
         task: Callable[[LoadedJob, SupervisorLink], None],
         slot: _Slot | None = None,
-    ) -> Child:
-        """Fork a process that needs the user's job, for a slot or just for a while."""
+    ) -> _Child:
+        """Fork a process that needs the user's job: a slot's worker or a short task."""
         held = frozenset[str]() if slot is None else frozenset(slot.pieces)
 
         def body(connection: socket.socket) -> None:
@@ -225,7 +270,7 @@ class Supervisor:
 
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, frozenset())
-            serve_store(
+            serve_rendezvous(
                 host,
                 lambda port: link.report(
                     wire.StoreOpened(generation=generation, host=host, port=port)
@@ -237,8 +282,8 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGKILL)
         self._fork("store", body, None).generation = generation
 
-    def _fork(self, what: str, body: Body, slot: int | None) -> Child:
-        child = fork_child(what, slot, body, self._files())
+    def _fork(self, what: str, body: _Body, slot: int | None) -> _Child:
+        child = _fork_child(what, slot, body, self._files())
         self._children[child.pid] = child
         self._selector.register(child.connection, selectors.EVENT_READ, child)
         self._selector.register(child.pidfd, selectors.EVENT_READ, child)
@@ -255,8 +300,8 @@ class Supervisor:
             *(fd for slot in self._slots for fd in slot.pieces.values()),
         ]
 
-    def _hear(self, child: Child, *, died: bool) -> None:
-        """Take in what a child says; after its death, all that it still had said."""
+    def _receive(self, child: _Child, *, died: bool) -> None:
+        """Handle a child's messages; after its death, all that are left."""
         if child.pid not in self._children:
             return
         while True:
@@ -266,24 +311,24 @@ class Supervisor:
             except BlockingIOError:
                 break
             except ConnectionResetError:
-                continue  # it left something unread; what it said comes next
+                continue  # it left something unread; its messages come next
             if not data:
                 self._selector_forget(child.connection)
                 break
-            self._take(child, json.loads(data))
+            self._handle(child, json.loads(data))
         if died:
-            self._bury(child)
+            self._reap(child)
 
     def _selector_forget(self, connection: socket.socket) -> None:
         if connection.fileno() in self._selector.get_map():
             self._selector.unregister(connection)
 
-    def _take(self, child: Child, message: dict[str, Any]) -> None:
+    def _handle(self, child: _Child, message: dict[str, Any]) -> None:
         if "piece" in message:
-            child.said += message["piece"]
+            child.partial_report += message["piece"]
             return
         if "report" in message:
-            text, child.said = child.said + message["report"], ""
+            text, child.partial_report = child.partial_report + message["report"], ""
             report = wire.decode(wire.Report, text)
             if isinstance(report, wire.GenerationBroken | wire.GenerationStopped):
                 child.running = False
@@ -304,10 +349,10 @@ class Supervisor:
         try:
             socket.send_fds(child.connection, [b"fd"], [pieces[name]])
         except OSError:
-            return  # it died asking; its end is reported when the kernel says so
+            return  # it died while asking; its end is reported when the kernel signals it
 
-    def _bury(self, child: Child) -> None:
-        """Reap a child, and say so if it mattered."""
+    def _reap(self, child: _Child) -> None:
+        """Reap a child, and report its end if that matters."""
         _, status = os.waitpid(child.pid, 0)
         code = os.waitstatus_to_exitcode(status)
         self._selector.unregister(child.pidfd)
@@ -340,13 +385,58 @@ class Supervisor:
             data = data[os.write(self._reports, data) :]
 
 
+def _fork_child(
+    what: str, slot: int | None, body: _Body, parent_fds: Sequence[int]
+) -> _Child:
+    """Fork a process that runs ``body`` and ends with this one at the latest.
+
+    Args:
+        what: Its name in messages.
+        slot: Slot of a worker.
+        body: Function that it runs.
+        parent_fds: File descriptors of this process, which it closes first.
+    """
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    pid = os.fork()
+    if pid == 0:
+        _run_child(theirs, body, [ours.fileno(), *parent_fds])
+    theirs.close()
+    return _Child(pid, os.pidfd_open(pid), ours, slot, what)
+
+
+def _run_child(
+    connection: socket.socket, body: _Body, parent_fds: Sequence[int]
+) -> NoReturn:
+    code = 1
+    try:
+        _die_with_parent()
+        for fd in parent_fds:
+            os.close(fd)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), sys.stdin.fileno())
+        body(connection)
+        code = 0
+    except BaseException:  # noqa: BLE001  nothing may unwind into the supervisor
+        sys.excepthook(*sys.exc_info())
+    finally:
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def _die_with_parent() -> None:
+    """Have the kernel kill this process when the one that forked it dies."""
+    parent = os.getppid()
+    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        os._exit(0)
+
+
 def main() -> None:
     """Serve one VM."""
     torch.set_num_threads(1)
     reports = os.dup(sys.stdout.fileno())
-    os.dup2(_STDERR_FD, sys.stdout.fileno())  # what the user's code prints is a log
+    os.dup2(_STDERR_FD, sys.stdout.fileno())  # the user's code prints to the log
     load_in_workers = _LOAD_IN_WORKERS in sys.argv
-    line = sys.argv[-1] if load_in_workers else first_line()
+    line = sys.argv[-1] if load_in_workers else _first_line()
     greeting = Greeting.parse(line)
     # A lost DNS query must not stall a connection to a store for 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -363,7 +453,7 @@ def main() -> None:
         except SpottrainError as error:
             failure = wire.UserCodeFailed(message=str(error), traceback="")
         if failure is None and not _may_fork():
-            # Forking would now be unsafe: begin again, and load in workers only.
+            # Forking would now be unsafe: restart, and load in workers only.
             os.dup2(reports, 1)
             module = "spottrain.pipeline.process.supervisor"
             argv = [sys.executable, "-m", module, _LOAD_IN_WORKERS, line]
@@ -383,8 +473,16 @@ def main() -> None:
     supervisor.run()
 
 
+def _first_line() -> str:
+    """Read stdin up to the first newline, leaving what follows in the pipe."""
+    line = bytearray()
+    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
+        line += byte
+    return line.decode()
+
+
 def _may_fork() -> bool:
-    """Whether loading the user's job has left this process fit to be forked."""
+    """Return whether this process can be forked safely after loading the user's job."""
     threads = os.listdir("/proc/self/task")
     uses_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
     return len(threads) == 1 and not uses_cuda

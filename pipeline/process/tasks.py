@@ -1,20 +1,22 @@
-"""What a supervisor has done once a job, in processes that end with it."""
+"""Short tasks of a supervisor, each in a process of its own."""
 
 from __future__ import annotations
 
 from spottrain import wire
 from spottrain.manifest import CheckpointError, new_name, write_manifest
-from spottrain.pipeline.calibrate.calibrate import calibrate_here
-from spottrain.pipeline.comm.links import GenerationBrokenError
+from spottrain.pipeline.calibrate.calibrate import calibrate
+from spottrain.pipeline.comm.groups import GenerationBrokenError
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
-from spottrain.pipeline.process.worker import LoadedJob, SupervisorLink, reason_of
+from spottrain.pipeline.process.worker import SupervisorLink, reason_of
 from spottrain.pipeline.state.checkpoint import save_section
 from spottrain.pipeline.state.saving import make_manifest
-from spottrain.storage.store import StorageError, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import StorageError
 
 
-def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.CheckpointFailed:
+def initialise(loaded: LoadedJob) -> wire.CheckpointSaved | wire.CheckpointFailed:
     """Build the whole model with its initial weights; write it as a checkpoint.
 
     From then on a job starts as it resumes, and no worker holds more than its stage.
@@ -41,23 +43,23 @@ def initialise_here(loaded: LoadedJob) -> wire.CheckpointSaved | wire.Checkpoint
     return wire.CheckpointSaved(name=name, step=0)
 
 
-def initialise_and_tell(loaded: LoadedJob, link: SupervisorLink) -> None:
-    """Write the first weights; tell the manager.
+def initialise_and_report(loaded: LoadedJob, link: SupervisorLink) -> None:
+    """Write the first weights and report to the manager.
 
     Raises:
         UserCodeError: The model cannot be built.
     """
-    link.report(initialise_here(loaded))
+    link.report(initialise(loaded))
 
 
-def measure_and_tell(
+def measure_and_report(
     command: wire.Calibrate,
     rank: int,
     slot: int,
     loaded: LoadedJob,
     link: SupervisorLink,
 ) -> None:
-    """Take part in a round of measuring; tell the manager what came of it.
+    """Take part in a calibration round and report to the manager.
 
     Args:
         command: The round.
@@ -70,7 +72,7 @@ def measure_and_tell(
         UserCodeError: The user's code raised.
     """
     try:
-        profile = calibrate_here(loaded, command, rank, link.report)
+        profile = calibrate(loaded, command, rank, link.report)
     except (
         GenerationBrokenError,
         CheckpointError,

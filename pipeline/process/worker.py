@@ -11,21 +11,17 @@ import socket
 import sys
 import traceback
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass
 
 from spottrain import wire
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.base.heap import give_back
-from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.sections import ModelLayout
-from spottrain.pipeline.state.arena import ParameterSpec
+from spottrain.pipeline.base.heap import trim_heap
+from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.handover import DamagedCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
-from spottrain.pipeline.train.generation import StopWish, WorkerContext, run_generation
-from spottrain.storage.store import open_store
-from spottrain.wire import JobSpec
+from spottrain.pipeline.train.generation import run_generation
+from spottrain.storage.open import open_store
 
 _GLOO_MESSAGE = re.compile(r"\[[^]]*gloo[^]]*\] (.+)")
 """In brackets is the place in gloo's source."""
@@ -35,17 +31,6 @@ _MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
 """A character may take 14 bytes; together they must fit into a message."""
 _MAX_PIECE_CHARACTERS = 32_000
 """Two bytes and more each, where quotes are escaped."""
-
-
-@dataclass(frozen=True, slots=True)
-class LoadedJob:
-    """The user's job and all that is derived from it."""
-
-    spec: JobSpec
-    job: TrainingJob
-    layout: ModelLayout
-    fingerprint: str
-    specs: Sequence[tuple[ParameterSpec, ...]]
 
 
 class SupervisorLink:
@@ -60,7 +45,7 @@ class SupervisorLink:
         self._connection = connection
         self._held = set(held)
         self._commands: deque[wire.RunGeneration] = deque()
-        self._wishes: dict[int, int] = {}
+        self._stops: dict[int, int] = {}
         self._shares: dict[int, wire.ShareMinibatch] = {}
         self._generation = 0
 
@@ -72,18 +57,18 @@ class SupervisorLink:
         self._generation = command.generation
         return command
 
-    def stop_wish(self) -> int:
-        """Return the strongest wish to stop this generation that has come in."""
+    def stop_request(self) -> int:
+        """Return the strongest request to stop this generation received so far."""
         while select.select([self._connection], [], [], 0)[0]:
             self._receive()
-        return self._wishes.get(self._generation, StopWish.NONE)
+        return self._stops.get(self._generation, StopRequest.NONE)
 
     def newest_share(self) -> wire.ShareMinibatch | None:
-        """Return the newest share of this generation that ``stop_wish`` has seen."""
+        """Return the newest share of this generation that ``stop_request`` has seen."""
         return self._shares.get(self._generation)
 
     def report(self, report: wire.Report) -> None:
-        """Say something to the manager; what is too long for a message, in pieces."""
+        """Send a report to the manager; in pieces if it is too long for a message."""
         text = wire.encode(report)
         while len(text) > _MAX_PIECE_CHARACTERS:
             self._send({"piece": text[:_MAX_PIECE_CHARACTERS]})
@@ -103,7 +88,7 @@ class SupervisorLink:
         return frozenset(self._held)
 
     def release(self, name: str) -> None:
-        """Let the supervisor forget a piece."""
+        """Let the supervisor release a piece."""
         self._held.discard(name)
         self._send({"release": name})
 
@@ -111,22 +96,23 @@ class SupervisorLink:
         self._connection.sendall(json.dumps(message).encode())
 
     def _receive(self) -> list[int]:
-        """Take one message in; return the file descriptors that came with it."""
+        """Receive one message; return the file descriptors that came with it."""
         data, fds, _, _ = socket.recv_fds(self._connection, MAX_MESSAGE_BYTES, 1)
         if not data:
             os._exit(0)  # the supervisor is gone, and with it this VM's memory
         if fds:
             return list(fds)
         command = wire.decode(_WorkerCommand, data)
-        # A wish or a share may be of a generation that is still to begin here.
+        # A stop or a share may be for a generation that has not begun here yet.
         match command:
             case wire.RunGeneration():
                 self._commands.append(command)
             case wire.StopGeneration(generation=generation):
-                stop = StopWish.STOP_AND_CHECKPOINT
-                wish = stop if command.checkpoint else StopWish.STOP
-                before = self._wishes.get(generation, StopWish.NONE)
-                self._wishes[generation] = max(before, wish)
+                stop = StopRequest.STOP
+                if command.checkpoint:
+                    stop = StopRequest.STOP_AND_CHECKPOINT
+                before = self._stops.get(generation, StopRequest.NONE)
+                self._stops[generation] = max(before, stop)
             case wire.ShareMinibatch(generation=generation):
                 known = self._shares.get(generation)
                 if known is None or known.number < command.number:
@@ -135,12 +121,9 @@ class SupervisorLink:
 
 
 def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -> None:
-    """Run one generation after the other, for ever."""
+    """Run one generation after the other, forever."""
     context = WorkerContext(
-        spec=loaded.spec,
-        job=loaded.job,
-        layout=loaded.layout,
-        fingerprint=loaded.fingerprint,
+        loaded=loaded,
         vm_id=vm_id,
         slot=slot,
         memory=SlotMemory(link, loaded.job, loaded.specs),
@@ -152,7 +135,7 @@ def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -
         command = link.next_command()
         reason = _run_one(context, link, command)
         gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
-        give_back()
+        trim_heap()
         if reason:
             link.report(
                 wire.GenerationBroken(
@@ -182,7 +165,7 @@ def _run_one(
 
 
 def reason_of(error: Exception) -> str:
-    """Return what an error says, in one line and without gloo's place and advice."""
+    """Return an error's message in one line, without gloo's location and advice."""
     line = (str(error).splitlines() or [""])[0].partition(" This is typically")[0]
     found = _GLOO_MESSAGE.search(line)
     if found is not None:

@@ -1,4 +1,4 @@
-"""What survivors conclude about the mini-batch that was in the air (design 6, Commit).
+"""Agreement of survivors on the mini-batch that was in flight (design 6, Commit).
 
 The first exchange of a generation gathers one ``RankRecord`` from every participant,
 donors included; each then computes ``agree``, ``applies`` and ``moves`` from the same
@@ -37,7 +37,7 @@ Outcome = Literal["same", "adopted", "dropped", "restored"]
 
 @dataclass(frozen=True, slots=True)
 class Contribution:
-    """What one section adds to the decision, the same bits on all its replicas."""
+    """One section's part of the decision, the same bits on all its replicas."""
 
     section: int
     loss_sum: float
@@ -51,7 +51,7 @@ class Contribution:
 
 @dataclass(frozen=True, slots=True)
 class MinibatchDecision:
-    """Mini-batch ``step`` is to be applied: what all sections share in doing so."""
+    """The decision to apply mini-batch ``step``, the same for all sections."""
 
     generation: int
     """The generation whose gradients are applied, even when a later one adopts them."""
@@ -67,7 +67,7 @@ class MinibatchDecision:
 
 @dataclass(frozen=True, slots=True)
 class SectionRecord:
-    """One copy of one section, as it lies in a slot's memory."""
+    """One copy of one section in a slot's memory."""
 
     section: int
     version: int
@@ -77,12 +77,12 @@ class SectionRecord:
     prepared_generation: int | None
     prepared_step: int | None
     contribution: Contribution | None
-    """What was prepared; kept with the mark, also after it was applied."""
+    """The prepared contribution; kept with the mark, also after it was applied."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """All that one participant of the exchange holds."""
+    """Everything that one participant of the exchange holds."""
 
     rank: int
     sections: tuple[SectionRecord, ...]
@@ -91,22 +91,22 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class Agreement:
-    """Where all sections stand when the generation begins to train."""
+    """The state of all sections when the generation begins to train."""
 
     outcome: Outcome
-    """same: nothing was in the air. adopted: copies that lag are brought to the step.
+    """same: nothing was in flight. adopted: copies that lag are brought to the step.
     dropped: something newer was seen that cannot be completed. restored: checkpoint."""
     step: int
     """Version of every section afterwards; the next mini-batch to train."""
     origin: int
     """Origin of every section afterwards."""
     decision: MinibatchDecision | None
-    """What led to the step, where known: store it first, then apply it."""
+    """The decision that led to the step, where known: store it first, then apply it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Move:
-    """A section comes to ``target`` from ``source``, or the checkpoint (None)."""
+    """Transfer of a section to ``target`` from ``source``; ``None``: the checkpoint."""
 
     section: int
     source: int | None
@@ -122,7 +122,7 @@ def fold(
         generation: Generation that computed the gradients.
         step: Mini-batch, counted from 0.
         contributions: One of each section, in any order.
-        stop: Whether any rank wishes to stop.
+        stop: Whether any rank asks to stop.
     """
     loss_sum = weight = square_norm = 0.0
     overflow = False
@@ -147,7 +147,7 @@ def agree(
 
     Args:
         num_sections: Sections of the model.
-        records: What each participant holds, in any order.
+        records: State of each participant, in any order.
         generation: The generation that begins; names the state after a restore.
         checkpoint_step: Version of the newest complete checkpoint.
     """
@@ -178,7 +178,7 @@ def moves(
     agreement: Agreement,
     owners: Mapping[int, tuple[int, ...]],
 ) -> tuple[Move, ...]:
-    """Return what must come to whom, after every rank has done its ``applies``.
+    """Return the transfers that remain after every rank has done its ``applies``.
 
     Args:
         num_sections: Sections of the model.
@@ -225,7 +225,7 @@ def _states(records: Sequence[RankRecord]) -> set[tuple[int, int]]:
 def _decision(
     num_sections: int, records: Sequence[RankRecord], version: int, origin: int
 ) -> MinibatchDecision | None:
-    """Return what led to (version, origin): stored somewhere, or folded again."""
+    """Return the decision that led to (version, origin): stored, or folded again."""
     in_order = sorted(records, key=lambda r: r.rank)
     for record in in_order:
         decision = record.decision
@@ -259,7 +259,7 @@ def _holders(
 def _outcome(
     records: Sequence[RankRecord], agreement: Agreement, newest: tuple[int, int]
 ) -> Outcome:
-    """Name what was agreed, for people and for the manager's count of losses."""
+    """Name the outcome, for people and for the manager's count of losses."""
     if newest[0] > agreement.step:
         return "dropped"
     if any(applies(record, agreement) for record in records):

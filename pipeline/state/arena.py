@@ -1,11 +1,11 @@
-"""Memory that outlives a worker: sections, their undo slot, and what was decided.
+"""Memory that outlives a worker: sections, their undo slot, and the decision.
 
 Every piece is an anonymous file (``memfd``) of the VM's supervisor that a worker maps.
 When the worker is killed, its successor on the same VM maps the same piece and finds
 the last whole word that was written (design: section 6, Commit). Words are 8 bytes,
-aligned, and written one at a time: payloads first, the word that validates them last.
-A word that validates holds one more than what it says: new memory, which is all zeros,
-says nothing, also when a worker died before it wrote a first word.
+aligned, and written one at a time: payloads first, the word that validates them last. A
+validating word holds its value plus one: new memory, which is all zeros, means "none",
+also when a worker died before it wrote a first word.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import mmap
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 import torch
 
-from spottrain.pipeline.model.sections import TensorSpec
+from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.agreement import (
     Contribution,
     MinibatchDecision,
@@ -42,17 +42,7 @@ class MemoryHolder(Protocol):
         """Return the pieces that exist."""
 
     def release(self, name: str) -> None:
-        """Forget a piece; its memory is freed when nobody maps it any more."""
-
-
-class ParameterSpec(NamedTuple):
-    """One parameter of one section, and what training it takes."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: torch.dtype
-    trainable: bool
-    state: Mapping[str, TensorSpec]
+        """Release a piece; its memory is freed when it is mapped no more."""
 
 
 class _Piece:
@@ -79,7 +69,7 @@ class _Piece:
 
 
 class ControlBlock:
-    """What a slot knows beside its sections: the decision, and the undo slot in use."""
+    """State of a slot beside its sections: the decision, and the undo slot in use."""
 
     # Places of the words.
     _UNDO, _STEP, _GENERATION, _OVERFLOW, _STOP = range(5)
@@ -177,7 +167,7 @@ class SectionArena:
     """Parameters, gradients and optimizer state of one section.
 
     Args:
-        holder: Gives the memory; what a predecessor left in it is found again.
+        holder: Gives the memory, with the contents that a predecessor left.
         section: Number of the section.
         specs: Its parameters; the same list always gives the same layout.
     """
@@ -234,7 +224,7 @@ class SectionArena:
             span(HEADER_BYTES, layout.gradients_start),
             span(layout.state_start, layout.end),
         )
-        """What a replica needs of this section, as bytes: all but the gradients."""
+        """Bytes of this section that a replica needs: all but the gradients."""
 
     @property
     def version(self) -> int:
@@ -248,7 +238,7 @@ class SectionArena:
 
     @property
     def has_state(self) -> bool:
-        """Whether the optimizer has made its state: in the first update that it did.
+        """True if the optimizer has made its state, which its first update does.
 
         A part of the contents, so that it moves and is undone with them.
         """
@@ -260,16 +250,16 @@ class SectionArena:
 
     @property
     def undoable(self) -> torch.Tensor:
-        """What an update changes, as bytes; before the first one there is no state."""
+        """Bytes that an update changes; before the first one there is no state."""
         return self.contents if self.has_state else self._stateless
 
-    def spoil(self) -> None:
-        """Declare the contents unusable: they are about to be written over."""
+    def invalidate(self) -> None:
+        """Mark the contents as unusable before they are overwritten."""
         self.unprepare()
         self._words[self._VERSION] = UNUSABLE + 1
 
-    def become(self, version: int, origin: int) -> None:
-        """Name the contents; the version word is last and makes it so."""
+    def set_version(self, version: int, origin: int) -> None:
+        """Set origin and version; the version word, written last, validates both."""
         self._words[self._ORIGIN] = origin
         self._words[self._VERSION] = version + 1
 
@@ -284,11 +274,11 @@ class SectionArena:
         self._words[self._PREPARED_STEP] = step + 1
 
     def unprepare(self) -> None:
-        """Take the mark back: the gradients are about to change."""
+        """Clear the mark before the gradients change."""
         self._words[self._PREPARED_STEP] = 0
 
     def record(self) -> SectionRecord:
-        """Return what this copy of the section knows of itself."""
+        """Return the record of this copy of the section."""
         step = self._words[self._PREPARED_STEP] - 1
         if step < 0:
             return SectionRecord(
@@ -321,7 +311,7 @@ def section_name(section: int) -> str:
 
 
 class UndoSlot:
-    """Room for one section: what it was before the update under way."""
+    """Backup of one section during its update."""
 
     NAME = "undo"
 
@@ -336,7 +326,7 @@ class UndoSlot:
         self._room[: arena.undoable.numel()].copy_(arena.undoable)
 
     def restore(self, arena: SectionArena) -> None:
-        """Copy the section back, unless its update came as far as its version word."""
+        """Copy the section back, unless its update has written the version word."""
         if arena.version == self._words[0]:
             arena.undoable.copy_(self._room[: arena.undoable.numel()])
-            arena.become(self._words[0], self._words[1])
+            arena.set_version(self._words[0], self._words[1])

@@ -30,7 +30,7 @@ from spottrain.manifest import (
 from spottrain.storage.store import StorageError, Store
 
 STATE_SEPARATOR = "//"
-"""Stands between a parameter's name and the key of its optimizer state."""
+"""Separator between a parameter's name and the key of its optimizer state."""
 
 Tensors = Mapping[str, torch.Tensor]
 
@@ -38,12 +38,6 @@ Tensors = Mapping[str, torch.Tensor]
 def state_name(parameter: str, key: str) -> str:
     """Return the name under which a value of optimizer state is saved."""
     return f"{parameter}{STATE_SEPARATOR}{key}"
-
-
-def split_name(name: str) -> tuple[str, str | None]:
-    """Return (parameter, state key); the key is None for the parameter itself."""
-    parameter, separator, key = name.rpartition(STATE_SEPARATOR)
-    return (parameter, key) if separator else (name, None)
 
 
 def section_file(section: int, part: int | None = None) -> str:
@@ -136,20 +130,20 @@ def _records(tensors: Tensors) -> tuple[TensorRecord, ...]:
 
 @dataclass(frozen=True, slots=True)
 class SnapshotOutcome:
-    """What became of one snapshot."""
+    """Outcome of one snapshot."""
 
     name: str
     """The checkpoint it is part of."""
     files: tuple[FileRecord, ...]
     """Written files, empty when it failed."""
     error: str | None
-    """One line, when it failed; the checkpoint must not get a manifest then."""
+    """One line if it failed; then the checkpoint must not get a manifest."""
 
 
 class SnapshotWriter:
     """Writes snapshots to the store in one background thread, in the order given.
 
-    Trouble, such as a full disk or no network, is an outcome like any other and never an exception
+    A failure, such as a full disk or no network, is an outcome and never an exception
     in training. Used as a context manager, or ended by ``close``.
 
     Args:
@@ -171,11 +165,6 @@ class SnapshotWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
-
-    @property
-    def num_pending(self) -> int:
-        """Snapshots given to ``submit`` whose outcome was not yet taken."""
-        return len(self._pending)
 
     def submit(
         self, name: str, sections: Mapping[int, Tensors], part: int | None = None

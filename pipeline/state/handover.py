@@ -1,4 +1,4 @@
-"""The beginning of a generation: agree on what survived, then move what is missing."""
+"""The beginning of a generation: agree on the surviving state, then move sections."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 from spottrain import wire
 from spottrain.manifest import CheckpointError, parse_name, read_manifest
 from spottrain.pipeline.base.faults import FaultScript, Hook
-from spottrain.pipeline.comm.links import gather_json, join, leave
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import join, leave
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.state.agreement import (
     Agreement,
@@ -45,7 +46,7 @@ class DamagedCheckpointError(CheckpointError):
 
 @dataclass(frozen=True, slots=True)
 class HandoverResult:
-    """How a generation began at one rank."""
+    """Outcome of the handover at one rank."""
 
     agreement: Agreement
     moved: int
@@ -136,7 +137,7 @@ class _Handover:
         self._load(loads, agreement)
         self._faults.at(Hook.MOVED)
         dist.barrier()
-        # From here on every section is where it belongs: other copies may go.
+        # From here on every section is where it belongs: other copies may be released.
         self._memory.keep_only(self._mine)
         moved = sum(
             move.target == self._rank for move in moving if move.source is not None
@@ -152,7 +153,7 @@ class _Handover:
         return [wire.from_data(RankRecord, row) for row in rows]
 
     def _adopt(self, agreement: Agreement, mine: RankRecord) -> None:
-        """Store what was agreed, then apply it where the gradients are here."""
+        """Store the agreed decision, then apply it to prepared sections."""
         if agreement.decision is None:
             return
         self._memory.control.decision = agreement.decision
@@ -169,11 +170,11 @@ class _Handover:
             if move.target == self._rank:
                 assert move.source is not None
                 arena = self._memory.arenas[move.section]
-                arena.spoil()
+                arena.invalidate()
                 for span in arena.movable:
                     if span.numel():
                         dist.recv(span, move.source)
-                arena.become(agreement.step, agreement.origin)
+                arena.set_version(agreement.step, agreement.origin)
         for send in sends:
             assert send is not None
             send.wait()
@@ -186,9 +187,9 @@ class _Handover:
             manifest = read_manifest(self._checkpoints, name)
             for section in sections:
                 arena = self._memory.arenas[section]
-                arena.spoil()
+                arena.invalidate()
                 fill(arena, load_section(self._checkpoints, manifest, section))
-                arena.become(agreement.step, agreement.origin)
+                arena.set_version(agreement.step, agreement.origin)
         except CheckpointError as error:
             raise DamagedCheckpointError(name, str(error)) from error
 

@@ -1,8 +1,8 @@
-"""Checkpoints while training goes on: who writes what, and who says it is complete.
+"""Checkpoints while training goes on: shares of ranks, and completion.
 
 At a due mini-batch every rank copies its share of its sections and lets a thread write
-it. The gather that ends each later mini-batch tells everybody how far everybody is;
-once all shares have been dealt with, rank 0 puts the manifest. So no manager is needed.
+it. The gather that ends each later mini-batch shows the progress of all ranks; once all
+shares are settled, rank 0 writes the manifest. So no manager is needed.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -26,17 +25,15 @@ from spottrain.manifest import (
     write_manifest,
 )
 from spottrain.pipeline.base.faults import Hook
-from spottrain.pipeline.base.heap import give_back
+from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.comm.links import gather_json
+from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import SnapshotOutcome, SnapshotWriter
+from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.state.handover import tensors_of
 from spottrain.storage.store import StorageError
 from spottrain.wire import JobSpec, RunGeneration
-
-if TYPE_CHECKING:
-    from spottrain.pipeline.train.generation import WorkerContext
 
 NOT_SETTLED = -1
 
@@ -50,8 +47,8 @@ class CheckpointRound:
         context: The worker's.
         command: The generation's.
         arenas: The rank's sections.
-        replica: Replicas take turns at writing the sections of a stage.
-        store: Where rank 0 leaves a number that makes names unique.
+        replica: Replicas take turns in writing the sections of a stage.
+        store: Store in which rank 0 puts a number that makes names unique.
         tracker: Counts the copies that are being written.
     """
 
@@ -82,8 +79,8 @@ class CheckpointRound:
         self._nonce = store.get("nonce").decode()
 
     def is_due(self, step: int) -> bool:
-        """Whether a checkpoint is to begin after ``step`` mini-batches."""
-        every = self._context.spec.checkpoint_every_steps
+        """Return whether a checkpoint is to begin after ``step`` mini-batches."""
+        every = self._context.loaded.spec.checkpoint_every_steps
         return self._pending is None and step % every == 0 and step != self._saved
 
     def start(self, step: int) -> None:
@@ -96,7 +93,7 @@ class CheckpointRound:
         self._submit(step, copies)
 
     def settled_step(self) -> int:
-        """Return the step of the pending checkpoint if this rank's share is dealt with."""
+        """Return the step of the pending checkpoint if this rank's share is settled."""
         if self._pending is None:
             return NOT_SETTLED
         if self._outcome is None:
@@ -104,10 +101,10 @@ class CheckpointRound:
         return NOT_SETTLED if self._outcome is None else self._pending
 
     def settle(self, common_step: int) -> None:
-        """Complete the pending checkpoint if all ranks have dealt with their shares.
+        """Complete the pending checkpoint if all ranks have settled their shares.
 
         Args:
-            common_step: The least ``settled_step`` of all ranks, as gathered.
+            common_step: The minimum ``settled_step`` of all ranks, as gathered.
         """
         if self._pending is not None and common_step == self._pending:
             self._complete(self._pending)
@@ -150,7 +147,7 @@ class CheckpointRound:
         outcome = self._outcome
         assert outcome is not None
         self._pending = self._outcome = None
-        give_back()
+        trim_heap()
         self._context.faults.at(Hook.CHECKPOINT_WRITTEN)
         rows = gather_json(
             {
@@ -173,12 +170,14 @@ class CheckpointRound:
             report(wire.CheckpointFailed(step=step, reason=errors[0]))
             return
         size = self._command.plan.microbatch_size
-        spec = dataclasses.replace(self._context.spec, microbatch_size=size)
+        spec = dataclasses.replace(self._context.loaded.spec, microbatch_size=size)
         checkpoints, name = self._context.checkpoints, self._name(step)
-        manifest = make_manifest(spec, self._context.fingerprint, name, step, files)
+        manifest = make_manifest(
+            spec, self._context.loaded.fingerprint, name, step, files
+        )
         try:
             write_manifest(checkpoints, manifest)
-            # First of all: it is there, also when an old one cannot be deleted.
+            # Reported first: it exists, even if an old one cannot be deleted.
             report(wire.CheckpointSaved(name=name, step=step))
             retain(checkpoints, spec.checkpoint_keep, protect={name})
         except (CheckpointError, StorageError) as error:

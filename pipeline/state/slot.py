@@ -8,11 +8,11 @@ from torch import nn
 
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision, SectionRecord
 from spottrain.pipeline.state.arena import (
     ControlBlock,
     MemoryHolder,
-    ParameterSpec,
     SectionArena,
     UndoSlot,
     section_name,
@@ -21,7 +21,7 @@ from spottrain.pipeline.state.update import SectionOptimizer, Updater
 
 
 class SlotMemory:
-    """What a worker finds when it is forked, and leaves to its successor.
+    """Memory that a worker finds when it is forked, and leaves to its successor.
 
     An update that a predecessor did not finish is undone first.
 
@@ -70,20 +70,20 @@ class SlotMemory:
                 self._undo = None
 
     def keep_only(self, sections: Iterable[int]) -> None:
-        """Let go of all other sections."""
+        """Release all other sections."""
         for section in set(self.arenas) - set(sections):
             del self.arenas[section]
             self._holder.release(section_name(section))
 
     def undo_unfinished(self) -> None:
-        """Undo an update that a death, or an error that was survived, has cut short."""
+        """Undo an update that a death or an error has interrupted."""
         if (section := self.control.undo_section) is not None:
             if section in self.arenas:
                 self.undo.restore(self.arenas[section])
             self.control.undo_section = None
 
     def records(self) -> tuple[SectionRecord, ...]:
-        """Return what each section held knows of itself."""
+        """Return the records of all sections held."""
         return tuple(self.arenas[k].record() for k in sorted(self.arenas))
 
     def apply(
@@ -102,7 +102,7 @@ class SlotMemory:
     def updater(
         self, optimizers: Mapping[int, SectionOptimizer], faults: FaultScript
     ) -> Updater:
-        """Return what applies decisions to these sections."""
+        """Return the updater of these sections."""
         return Updater(
             self.control,
             self.undo,

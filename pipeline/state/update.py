@@ -10,8 +10,8 @@ import torch
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript, Hook
-from spottrain.pipeline.base.heap import give_back
-from spottrain.pipeline.comm.links import gather_rows
+from spottrain.pipeline.base.heap import trim_heap
+from spottrain.pipeline.comm.collectives import gather_rows
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
@@ -67,7 +67,7 @@ class SectionOptimizer:
                 )
 
     def _keep(self, optimizer: torch.optim.Optimizer) -> None:
-        """Bring what the optimizer made anew into the arena, and let it work there."""
+        """Move state that the optimizer has made into the arena, to stay there."""
         brought = False
         for name, parameter in self._parameters:
             kept = self._arena.state[name]
@@ -75,8 +75,8 @@ class SectionOptimizer:
             made = sorted(key for key, value in state.items() if value is not None)
             if made != sorted(kept):
                 raise UserCodeError(
-                    f"optimizer state of {name} must stay what the first step makes, "
-                    f"{sorted(kept)}: got {made}; make all of it in the first step"
+                    f"optimizer state of {name} must keep the keys of the first step, "
+                    f"{sorted(kept)}: got {made}; create all state in the first step"
                 )
             for key, place in kept.items():
                 value = state[key]
@@ -88,13 +88,13 @@ class SectionOptimizer:
                     brought = True
         self._arena.has_state = True
         if brought:
-            give_back()
+            trim_heap()
 
 
 def contribution(
     arena: SectionArena, ties: Sequence[TiedParameter], loss: tuple[float, float]
 ) -> Contribution:
-    """Return what a section with reduced gradients adds to the decision.
+    """Return the contribution of a section with reduced gradients to the decision.
 
     Args:
         arena: Holds the gradients.
@@ -122,20 +122,20 @@ def contribution(
 
 @dataclass(frozen=True, slots=True)
 class Exchanged:
-    """What all ranks know, all the same, at the end of a mini-batch."""
+    """Result of the exchange at the end of a mini-batch, the same at all ranks."""
 
     contributions: list[Contribution]
     """One of each section, in order."""
     stop: int
-    """The strongest ``StopWish`` of any rank."""
+    """The strongest ``StopRequest`` of any rank."""
     settled_step: int
-    """Step of the newest checkpoint whose shares every rank has dealt with."""
+    """Step of the newest checkpoint whose shares every rank has settled."""
     share: int
     """Number of the newest ``ShareMinibatch`` if all ranks know the same, else 0."""
 
 
 class Gatherer:
-    """The exchange that ends a mini-batch: everybody's contributions to everybody.
+    """The exchange that ends a mini-batch: contributions of all ranks to all ranks.
 
     Args:
         plan: Says which ranks hold each section; the first replica's count.
@@ -151,12 +151,12 @@ class Gatherer:
     def exchange(
         self, mine: Sequence[Contribution], stop: int, checkpoint: int, share: int
     ) -> Exchanged:
-        """Tell everybody what this rank has, and hear the same of all.
+        """Exchange this rank's values with those of all ranks.
 
         Args:
             mine: Contributions of this rank's sections.
-            stop: Its ``StopWish``.
-            checkpoint: Step of the newest checkpoint that it has dealt with.
+            stop: Its ``StopRequest``.
+            checkpoint: Step of the newest checkpoint that it has settled.
             share: Number of the newest ``ShareMinibatch`` that it knows, or 0.
         """
         row = torch.zeros(self._length, dtype=torch.float64)
@@ -189,12 +189,12 @@ class Updater:
     """Applies decided mini-batches to the sections of one rank.
 
     Args:
-        control: Where decisions are written, and which section may be undone.
-        undo: Room for the section under way.
+        control: Holds the decision, and the section that may be undone.
+        undo: Backup of the section during its update.
         arenas: The sections, by number.
         optimizers: Their optimizers.
         clip_grad_norm: Bound on the whole model's gradient norm.
-        faults: Blows to suffer, in tests.
+        faults: Faults to inject, in tests.
     """
 
     def __init__(
@@ -231,7 +231,7 @@ class Updater:
                     run.mul_(scale)
                 self._optimizers[section].step(decision.step)
             self._faults.at(Hook.UPDATED)
-            arena.become(decision.step + 1, decision.generation)
+            arena.set_version(decision.step + 1, decision.generation)
             self._faults.at(Hook.FLIPPED)
             self._control.undo_section = None
 

@@ -1,6 +1,6 @@
 """Runs one stage's list of tasks: the forwards and backwards of a mini-batch.
 
-The order is that of ``morphing.schedule``, list and ``next_task`` alike, so that what is
+The order is that of ``morphing.schedules``, lists and ``next_task``, so that what is
 simulated is what runs.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Protocol
 
@@ -26,7 +26,7 @@ from spottrain.morphing.schedules.schedule import (
 )
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.comm.links import Direction, PipelineLinks
+from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch
@@ -37,74 +37,65 @@ _LEAD = 2
 
 
 class GradientSink(Protocol):
-    """Takes the gradients of every virtual node as they are computed."""
+    """Receives the gradients of every virtual node as they are computed."""
 
     def add(self, virtual_node: int) -> None:
-        """Take what a backward has left in the parameters' ``grad``."""
+        """Take the gradients that a backward has left in the parameters' ``grad``."""
 
 
 @dataclass(frozen=True, slots=True)
 class StagePlace:
-    """Where in the plan an executor stands."""
+    """Place of an executor in the plan."""
 
     stage: int
     lists: tuple[StageSchedule, ...]
-    """Of all stages of its replica: the neighbours' lists say what comes in when."""
+    """Of all stages of its replica: the neighbours' lists determine the order of
+    arrivals."""
     virtual_nodes: range
     in_flight_bound: int | None = None
     """As in the plan."""
 
     @property
     def is_first(self) -> bool:
-        """Whether its first chunk reads examples."""
+        """True if its first chunk reads examples."""
         return self.stage == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether its last chunk computes the loss."""
+        """True if its last chunk computes the loss."""
         return self.stage == len(self.lists) - 1
 
 
+@dataclass(slots=True)
 class StageExecutor:
-    """Computes one stage of one replica.
+    """Computes one stage of one replica."""
 
-    Args:
-        chunks: The user's model, cut: one for each of the stage's runs of sections.
-        place: Where it stands.
-        source: Makes micro-batches.
-        links: To the neighbouring stages.
-        seed: The job's seed.
-        faults: Blows to suffer, in tests.
-        tracker: Counts tensor bytes.
-    """
+    chunks: Sequence[StageModel]
+    """The user's model, cut: one for each of the stage's runs of sections."""
+    place: StagePlace
+    source: MicrobatchSource
+    links: PipelineLinks
+    """To the neighbouring stages."""
+    seed: int
+    """The job's."""
+    faults: FaultScript
+    """Faults to inject, in tests."""
+    tracker: TensorTracker
+    """Counts tensor bytes."""
+    busy_s: float = 0.0
+    """Time inside the tasks of the newest mini-batch."""
+    recomputes: int = 0
+    """Recomputes among them."""
+    expected: tuple[tuple[Unit, ...], tuple[Unit, ...]] = field(init=False)
+    """Arrivals of a mini-batch by direction, in order."""
 
-    def __init__(
-        self,
-        chunks: Sequence[StageModel],
-        place: StagePlace,
-        source: MicrobatchSource,
-        links: PipelineLinks,
-        seed: int,
-        faults: FaultScript,
-        tracker: TensorTracker,
-    ) -> None:
-        self._chunks = chunks
-        self._place = place
-        self._arrivals = arrivals(place.lists, place.stage)
-        self._source = source
-        self._links = links
-        self._seed = seed
-        self._faults = faults
-        self._tracker = tracker
-        self.busy_s = 0.0
-        """Time inside the tasks of the newest mini-batch."""
-        self.recomputes = 0
-        """Recomputes among them."""
+    def __post_init__(self) -> None:
+        self.expected = arrivals(self.place.lists, self.place.stage)
 
     @property
     def microbatches(self) -> int:
         """Micro-batches of every mini-batch."""
-        return len(self._place.virtual_nodes)
+        return len(self.place.virtual_nodes)
 
     def train(self, step: int, sink: GradientSink) -> list[tuple[float, float]]:
         """Run forwards and backwards of mini-batch ``step``.
@@ -122,13 +113,13 @@ class StageExecutor:
         Returns:
             Loss sum and weight of every micro-batch; empty but on the last stage.
         """
-        links, place = self._links, self._place
-        units = _evaluation_units(microbatches, len(place.lists), len(self._chunks))
+        links, place = self.links, self.place
+        units = _evaluation_units(microbatches, len(place.lists), len(self.chunks))
         awaited = sum(not self._reads_examples(chunk) for _, chunk in units)
-        # Nobody waits for a backward here: arrivals must not pile up.
+        # No backward holds the senders back here: arrivals must not pile up.
         links.expect(Direction.ACTIVATION, min(_LEAD, awaited))
         losses = []
-        for model in self._chunks:
+        for model in self.chunks:
             model.eval()
         try:
             for microbatch, chunk in units:
@@ -141,17 +132,17 @@ class StageExecutor:
                     awaited -= 1
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
-                    self._tracker.adopt(activation)
+                    self.tracker.adopt(activation)
                 with user_code("evaluation"), torch.no_grad():
                     out = self._evaluate((microbatch, chunk), activation)
                 if isinstance(out, torch.Tensor):
-                    # One is on its way at a time: they are large, and none waits for it.
+                    # One is in flight at a time: they are large.
                     links.flush()
                     links.send(Direction.ACTIVATION, out)
                 else:
                     losses.append((float(out[0]), float(out[1])))
         finally:
-            for model in self._chunks:
+            for model in self.chunks:
                 model.train()
         return losses
 
@@ -159,22 +150,22 @@ class StageExecutor:
         self, unit: Unit, activation: torch.Tensor | None
     ) -> torch.Tensor | tuple[torch.Tensor, float]:
         microbatch, chunk = unit
-        batch = self._source.heldout(microbatch)
-        self._tracker.adopt_all(batch)
-        return self._tracker.forward(
+        batch = self.source.heldout(microbatch)
+        self.tracker.adopt_all(batch)
+        return self.tracker.forward(
             "evaluation",
             unit,
             False,
-            partial(self._chunks[chunk].forward, batch, activation, _no_seeds),
+            partial(self.chunks[chunk].forward, batch, activation, _no_seeds),
         )
 
     def _reads_examples(self, chunk: int) -> bool:
-        """Whether a chunk begins the model, so that no activation comes for it."""
-        return self._place.is_first and chunk == 0
+        """Return whether a chunk begins the model, so that no activation comes for it."""
+        return self.place.is_first and chunk == 0
 
     def seeds(self, step: int, virtual_node: int) -> Callable[[int], int]:
         """Return the seed of each section in one micro-batch."""
-        return lambda section: random_seed(self._seed, step, virtual_node, section)
+        return lambda section: random_seed(self.seed, step, virtual_node, section)
 
 
 def _no_seeds(section: int) -> int:
@@ -196,7 +187,7 @@ def _evaluation_units(microbatches: range, depth: int, chunks: int) -> list[Unit
 
 
 def saving_nothing() -> AbstractContextManager[None]:
-    """Let autograd save no tensors: what is computed inside cannot go backward.
+    """Let autograd save no tensors: computations inside cannot go backward.
 
     Without gradients some operations, such as an LSTM, would take another kernel and
     round differently than in the recompute, hence differently for every schedule.
@@ -207,12 +198,12 @@ def saving_nothing() -> AbstractContextManager[None]:
 
 
 class _Minibatch:
-    """One mini-batch in the air: what has arrived, what is kept for the backward."""
+    """One mini-batch in flight: what has arrived, what is kept for the backward."""
 
-    def __init__(self, owner: StageExecutor, step: int, sink: GradientSink) -> None:
-        self._owner = owner
-        self._place = owner._place
-        self._links = owner._links
+    def __init__(self, stage: StageExecutor, step: int, sink: GradientSink) -> None:
+        self._stage = stage
+        self._place = stage.place
+        self._links = stage.links
         self._step = step
         self._sink = sink
         self._progress = StageProgress(
@@ -221,7 +212,9 @@ class _Minibatch:
             last=self._place.is_last,
             bound=self._place.in_flight_bound,
         )
-        self._awaited = dict(zip(Direction, map(iter, owner._arrivals), strict=True))
+        self._awaited = dict(zip(Direction, map(iter, stage.expected), strict=True))
+        for direction, units in zip(Direction, stage.expected, strict=True):
+            self._links.expect(direction, len(units))
         self._batches: dict[int, Batch] = {}
         """Examples of micro-batches in flight in any chunk."""
         self._stash: dict[Unit, torch.Tensor] = {}
@@ -233,8 +226,6 @@ class _Minibatch:
         self._losses: list[tuple[float, float]] = []
 
     def run(self) -> list[tuple[float, float]]:
-        for direction, units in zip(Direction, self._owner._arrivals, strict=True):
-            self._links.expect(direction, len(units))
         run = {
             Work.FORWARD: self._forward,
             Work.RECOMPUTE: self._recompute,
@@ -249,8 +240,8 @@ class _Minibatch:
                 continue
             began = time.monotonic()
             run[task.work](task)
-            self._owner.busy_s += time.monotonic() - began
-            self._owner.recomputes += task.work is Work.RECOMPUTE
+            self._stage.busy_s += time.monotonic() - began
+            self._stage.recomputes += task.work is Work.RECOMPUTE
             self._progress.completed(task)
         kept = self._stash, self._graphs, self._gradients, self._batches
         assert not any(kept)
@@ -262,7 +253,7 @@ class _Minibatch:
             return False
         assert arrival.tensor is not None
         unit = next(self._awaited[arrival.direction])
-        self._owner._tracker.adopt(arrival.tensor)
+        self._stage.tracker.adopt(arrival.tensor)
         if arrival.direction is Direction.ACTIVATION:
             self._stash[unit] = arrival.tensor
             self._progress.activation_arrived(unit[1])
@@ -272,13 +263,13 @@ class _Minibatch:
         return True
 
     def _forward(self, task: Task) -> None:
-        self._owner._faults.at(Hook.FORWARD)
+        self._stage.faults.at(Hook.FORWARD)
         if task.chunk == 0:
             with user_code(f"dataset in mini-batch {self._step}"):
-                self._batches[task.microbatch] = self._owner._source.training(
+                self._batches[task.microbatch] = self._stage.source.training(
                     self._step, self._place.virtual_nodes[task.microbatch]
                 )
-            self._owner._tracker.adopt_all(self._batches[task.microbatch])
+            self._stage.tracker.adopt_all(self._batches[task.microbatch])
         keep = self._progress.keeps_graph(task)
         out = self._compute(task, keep)
         if not isinstance(out, torch.Tensor):
@@ -291,7 +282,7 @@ class _Minibatch:
             self._graphs[_unit(task)] = out
 
     def _recompute(self, task: Task) -> None:
-        self._owner._faults.at(Hook.RECOMPUTE)
+        self._stage.faults.at(Hook.RECOMPUTE)
         out = self._compute(task, keep=True)
         assert isinstance(out, torch.Tensor)
         self._graphs[_unit(task)] = out
@@ -303,13 +294,13 @@ class _Minibatch:
         activation = self._stash.get(unit)
         if activation is not None:
             activation.requires_grad_()
-        seeds = self._owner.seeds(self._step, self._place.virtual_nodes[j])
-        model = self._owner._chunks[chunk]
+        seeds = self._stage.seeds(self._step, self._place.virtual_nodes[j])
+        model = self._stage.chunks[chunk]
         with (
             user_code(f"model in mini-batch {self._step}"),
             nullcontext() if keep else saving_nothing(),
         ):
-            return self._owner._tracker.forward(
+            return self._stage.tracker.forward(
                 "recompute" if keep else "forward",
                 unit,
                 keep,
@@ -318,25 +309,25 @@ class _Minibatch:
 
     def _backward(self, task: Task) -> None:
         unit = _unit(task)
-        self._owner._faults.at(Hook.BACKWARD)
+        self._stage.faults.at(Hook.BACKWARD)
         out = self._graphs.pop(unit)
         gradient = self._gradients.pop(unit, None)  # none comes for the loss
         with user_code(f"backward in mini-batch {self._step}"):
-            self._owner._tracker.backward(unit, partial(_go_backward, out, gradient))
+            self._stage.tracker.backward(unit, partial(_go_backward, out, gradient))
         del out
         if task.chunk == 0:
             del self._batches[task.microbatch]
         if (activation := self._stash.pop(unit, None)) is not None:
             gradient = activation.grad
-            if gradient is None:  # nothing that the loss depends on has used it
+            if gradient is None:  # the loss does not depend on it
                 gradient = torch.zeros_like(activation)
-            self._owner._tracker.adopt(gradient)
+            self._stage.tracker.adopt(gradient)
             self._links.send(Direction.GRADIENT, gradient)
         self._sink.add(self._place.virtual_nodes[task.microbatch])
 
 
 def _go_backward(out: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    if out.requires_grad or gradient is None:  # else all so far is frozen
+    if out.requires_grad or gradient is None:  # else everything up to here is frozen
         torch.autograd.backward(out, gradient)
 
 

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
-from typing import Protocol
+from dataclasses import replace
 
 import torch
 import torch.distributed as dist
@@ -12,25 +11,19 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 
 from spottrain import wire
 from spottrain.morphing.schedules.schedule import make_schedule
-from spottrain.pipeline.base.faults import FaultScript, Hook
-from spottrain.pipeline.base.heap import suit_activations
+from spottrain.pipeline.base.faults import Hook
+from spottrain.pipeline.base.heap import tune_for_activations
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.comm.links import (
-    PipelineLinks,
-    connect_store,
-    join,
-    leave,
-    new_groups,
-)
+from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
+from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
-from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.state.agreement import MinibatchDecision, fold
+from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
-from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import (
     Gatherer,
     SectionOptimizer,
@@ -40,48 +33,11 @@ from spottrain.pipeline.state.update import (
 )
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction, sum_tied
-from spottrain.storage.store import Store
-from spottrain.wire import JobSpec, RunGeneration, TiedParameter
-
-
-class StopWish:
-    """How much this rank wants all ranks to stop after the mini-batch; the most wins."""
-
-    NONE, STOP, STOP_AND_CHECKPOINT = range(3)
-
-
-class SupervisorPort(Protocol):
-    """What a worker asks of its supervisor while it trains."""
-
-    def report(self, report: wire.Report) -> None:
-        """Say something to the manager."""
-
-    def stop_wish(self) -> int:
-        """Return the strongest ``StopWish`` that has come in; never waits."""
-
-    def newest_share(self) -> wire.ShareMinibatch | None:
-        """Return the newest share that had come in by the last ``stop_wish``."""
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerContext:
-    """All that stays the same over the generations of one worker."""
-
-    spec: JobSpec
-    job: TrainingJob
-    layout: ModelLayout
-    fingerprint: str
-    """Of the model, as in ``ModelFacts``."""
-    vm_id: str
-    slot: int
-    memory: SlotMemory
-    checkpoints: Store
-    supervisor: SupervisorPort
-    faults: FaultScript
+from spottrain.wire import RunGeneration, TiedParameter
 
 
 def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> None:
-    """Train under ``command.plan`` until stopped or done; reports all that happens.
+    """Train under ``command.plan`` until stopped or done; report everything.
 
     Raises:
         GenerationBrokenError, RuntimeError: A peer is gone; memory stays as it is.
@@ -89,12 +45,12 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         UserCodeError: The user's code raised.
     """
     rank = _rank_of(context, command)
-    timeout_s = context.spec.communication_timeout_s
+    timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
     context.faults.step = max(
         (arena.version for arena in context.memory.arenas.values()), default=0
     )
-    store = connect_store(command.store_host, command.store_port, timeout_s)
+    store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
     sources = (context.memory, context.checkpoints)
     result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
     if rank >= len(command.plan.slots):
@@ -142,7 +98,7 @@ class _Training:
         rank: int,
         store: RendezvousStore,
     ) -> None:
-        plan, spec = command.plan, context.spec
+        plan, spec = command.plan, context.loaded.spec
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
@@ -153,22 +109,24 @@ class _Training:
         self._parameters = {
             k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
         }
-        self._ties = _trainable_ties(context.layout)
+        self._ties = _trainable_ties(context.loaded.layout)
         self._updater = self._make_updater()
         self._groups = new_groups(
-            memberships(plan, context.layout.tied), rank, spec.communication_timeout_s
+            memberships(plan, context.loaded.layout.tied),
+            rank,
+            spec.communication_timeout_s,
         )
         self._tracker = TensorTracker(context.memory.num_bytes)
         self._reduction = self._make_reduction()
         self._gatherer = Gatherer(plan)
         self._step = next(iter(self._arenas.values())).version
         self._source = MicrobatchSource(
-            context.job, spec.seed, plan.minibatch_size, plan.microbatch_size
+            context.loaded.job, spec.seed, plan.minibatch_size, plan.microbatch_size
         )
         self._saving = CheckpointRound(
             context, command, self._arenas, self._replica, store, self._tracker
         )
-        # Threads begin last, when nothing of the user's can raise any more.
+        # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank))
         self._executor = self._make_executor()
         self._share = 0
@@ -178,14 +136,14 @@ class _Training:
         context = self._context
         tensors = {k: arena.parameters for k, arena in self._arenas.items()}
         return [
-            StageModel(context.job, context.layout, sections, tensors)
+            StageModel(context.loaded.job, context.loaded.layout, sections, tensors)
             for sections in self._plan.runs_of(self._stage_index)
         ]
 
     def _make_reduction(self) -> GradientReduction:
         plan = self._plan
         replicas = stage_ranks(plan, self._stage_index)
-        return REDUCTIONS[self._context.spec.reduction](
+        return REDUCTIONS[self._context.loaded.spec.reduction](
             self._parameters,
             list(self._arenas.values()),
             replicas,
@@ -197,7 +155,9 @@ class _Training:
     def _make_updater(self) -> Updater:
         return self._context.memory.updater(
             {
-                k: SectionOptimizer(self._context.job, arena, self._parameters[k])
+                k: SectionOptimizer(
+                    self._context.loaded.job, arena, self._parameters[k]
+                )
                 for k, arena in self._arenas.items()
             },
             self._context.faults,
@@ -219,13 +179,13 @@ class _Training:
             place,
             self._source,
             self._links,
-            self._context.spec.seed,
+            self._context.loaded.spec.seed,
             self._context.faults,
             self._tracker,
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
-        """Say that this rank is ready."""
+        """Report that this rank is ready."""
         self._context.supervisor.report(
             wire.GenerationStarted(
                 generation=self._command.generation,
@@ -240,18 +200,18 @@ class _Training:
 
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
-        spec = self._context.spec
-        suit_activations(0)  # until the first mini-batch has shown how large they are
+        spec = self._context.loaded.spec
+        tune_for_activations(0)  # until the first mini-batch has shown their size
         if self._command.evaluate_first and self._step == 0:
             self._evaluate()
-        wish = StopWish.NONE
-        while self._step < spec.steps and wish == StopWish.NONE:
-            wish = self._minibatch()
+        stop = StopRequest.NONE
+        while self._step < spec.steps and stop == StopRequest.NONE:
+            stop = self._minibatch()
             if self._saving.is_due(self._step) and self._step < spec.steps:
                 self._context.faults.at(Hook.SNAPSHOT)
                 self._saving.start(self._step)
         done = self._step >= spec.steps
-        if done or wish == StopWish.STOP_AND_CHECKPOINT:
+        if done or stop == StopRequest.STOP_AND_CHECKPOINT:
             self._saving.save_now(self._step)
         else:
             self._saving.finish()
@@ -274,7 +234,7 @@ class _Training:
         self._saving.close()
 
     def _minibatch(self) -> int:
-        """Train one mini-batch to its commit; return the strongest stop wish."""
+        """Train one mini-batch to its commit; return the strongest stop request."""
         began = time.monotonic()
         faults, step = self._context.faults, self._step
         faults.step = step
@@ -284,9 +244,9 @@ class _Training:
         losses = self._executor.train(step, self._reduction)
         tasks_s = time.monotonic() - began
         executor = self._executor  # of this mini-batch: the next may have another
-        decision, wish = self._commit(step, losses)
+        decision, stop = self._commit(step, losses)
         if self._tracker.settle():
-            suit_activations(self._tracker.largest_saved_bytes)
+            tune_for_activations(self._tracker.largest_saved_bytes)
         self._context.supervisor.report(
             wire.MinibatchCommitted(
                 generation=self._command.generation,
@@ -304,7 +264,7 @@ class _Training:
             )
         )
         faults.at(Hook.REPORTED)
-        return wish
+        return stop
 
     def _commit(
         self, step: int, losses: list[tuple[float, float]]
@@ -323,15 +283,15 @@ class _Training:
         for arena, one in zip(self._arenas.values(), mine, strict=True):
             arena.prepare(generation, step, one)
         faults.at(Hook.PREPARED)
-        wish = self._context.supervisor.stop_wish()
+        stop = self._context.supervisor.stop_request()
         share = self._context.supervisor.newest_share()
         number = 0 if share is None else share.number
         all_ranks = self._gatherer.exchange(
-            mine, wish, self._saving.settled_step(), number
+            mine, stop, self._saving.settled_step(), number
         )
         faults.at(Hook.GATHERED)
-        stop = all_ranks.stop != StopWish.NONE
-        decision = fold(generation, step, all_ranks.contributions, stop)
+        stops = all_ranks.stop != StopRequest.NONE
+        decision = fold(generation, step, all_ranks.contributions, stops)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
         self._reduction.attach()
@@ -341,17 +301,17 @@ class _Training:
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)
         if share is not None and all_ranks.share > self._share:
-            self._change_over(share)
+            self._follow_share(share)
         return decision, all_ranks.stop
 
-    def _change_over(self, share: wire.ShareMinibatch) -> None:
-        """Compute another share of every mini-batch from the next one on."""
+    def _follow_share(self, share: wire.ShareMinibatch) -> None:
+        """Change this replica's share from the next mini-batch on."""
         self._share = share.number
         self._plan = replace(self._plan, replica_bounds=share.replica_bounds)
         self._executor = self._make_executor()
 
     def _evaluate(self) -> None:
-        """Measure the held-out loss of the weights as they are, if examples weigh."""
+        """Measure the held-out loss of the current weights, if there are examples."""
         count = self._source.num_heldout()
         if not count:
             return

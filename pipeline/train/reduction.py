@@ -1,10 +1,11 @@
 """Sums gradients over virtual nodes, replicas, and the sections that share a parameter.
 
 ``fast``: every replica adds up what it computes, a ring all-reduce adds up replicas.
-``exact``: the sum over virtual nodes in their order, 0 + g0 + g1 + …, whoever computed
-them; so the result has the same bits for every P x D. The running sum travels from
-replica to replica; all but the first keep the gradients of each virtual node until it
-comes. Gradients are those of sums of losses: nothing is averaged before the apply.
+``exact``: the sum over virtual nodes in their order, 0 + g0 + g1 + …, regardless of the
+replica that computed them; so the result has the same bits for every P x D. The running
+sum travels from replica to replica; all but the first keep the gradients of each
+virtual node until it comes. Gradients are those of sums of losses: nothing is averaged
+before the apply.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ class GradientReduction:
 
     Args:
         parameters: Of each section; their ``grad`` is read and set.
-        arenas: Where sums end up.
+        arenas: Memory of the sums.
         replicas: Ranks that hold the same stage, in the order of replicas.
         group: The group of ``replicas``; ``None`` if there is one only.
-        replica: Which of them this is.
+        replica: Index of this replica.
         tracker: Counts the gradients that are kept apart.
     """
 
@@ -55,7 +56,7 @@ class GradientReduction:
         ]
 
     def begin(self) -> None:
-        """Forget the gradients of the mini-batch before."""
+        """Clear the gradients of the mini-batch before."""
         for total in self._sums:
             total.zero_()
 
@@ -84,12 +85,12 @@ class FastReduction(GradientReduction):
     """Backwards add into the arenas; a ring all-reduce adds up replicas."""
 
     def begin(self) -> None:
-        """Forget the gradients of the mini-batch before."""
+        """Clear the gradients of the mini-batch before."""
         super().begin()
         self.attach()
 
     def add(self, virtual_node: int) -> None:
-        """Nothing is left to do: autograd has added in place."""
+        """Do nothing: autograd has added in place."""
 
     def reduce(self, losses: Sequence[tuple[float, float]]) -> tuple[float, float]:
         """Sum over replicas by all-reduce."""
@@ -106,10 +107,10 @@ class FastReduction(GradientReduction):
 
 
 class ExactReduction(GradientReduction):
-    """Adds gradients in the order of virtual nodes, whoever computed them."""
+    """Adds gradients in the order of virtual nodes, regardless of the replica."""
 
     def begin(self) -> None:
-        """Forget the gradients of the mini-batch before."""
+        """Clear the gradients of the mini-batch before."""
         super().begin()
         self._waiting: list[list[torch.Tensor | None]] = []
         for parameter, _ in self._pairs:

@@ -12,12 +12,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.traffic import sent_bytes
-from spottrain.morphing.plan.choose import (
-    Device,
-    PlanInputs,
-    choose_plan,
-    least_steps_s,
-)
+from spottrain.morphing.plan.choose import choose_plan, min_steps_s
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import on_network
 from spottrain.wire import Profile, Slot
 
@@ -111,7 +108,7 @@ class ThroughputCache:
         """
         key = machine, vms
         if key not in self._bounds:
-            step_s, slot_s = least_steps_s(self._inputs(machine, vms))
+            step_s, slot_s = min_steps_s(self._inputs(machine, vms))
             if math.isinf(step_s):
                 return self.of(machine, vms)  # which says why there is no plan
             self._bounds[key] = self._bound(vms, step_s, slot_s / machine.gpus)

@@ -1,4 +1,4 @@
-"""Where the user's code finds the data that the job file names; standard library only."""
+"""Paths of the job file's data, for the user's code; standard library only."""
 
 from __future__ import annotations
 

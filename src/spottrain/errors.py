@@ -9,10 +9,13 @@ SpottrainError
 ├── CheckpointError        (manifest.py) a checkpoint is damaged or unwritable exit 1
 └── CloudError             (cloud/port/errors.py) a cloud said no                   exit 6
 
-A message is one line: what, got what, what to do.
+A message is one line: what, got what, what to do. What caused an error stays its
+``__cause__``, down to what an SDK or the operating system said.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 
 class SpottrainError(Exception):
@@ -56,3 +59,17 @@ class CapacityError(SpottrainError):
 
 class WireError(SpottrainError):
     """A message or a file does not fit its schema."""
+
+
+def causes(error: BaseException) -> Iterator[str]:
+    """Yield what caused an error, one line each, the nearest cause first."""
+    at: BaseException | None = error
+    while at is not None:
+        at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
+        if at is not None:
+            kind = type(at)
+            ours = kind.__module__ == "builtins" or kind.__module__.startswith(
+                "spottrain."
+            )
+            name = kind.__name__ if ours else f"{kind.__module__}.{kind.__name__}"
+            yield " ".join(f"caused by: {name}: {at}".split())

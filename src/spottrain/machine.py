@@ -1,4 +1,4 @@
-"""What times depend on: the device, the software and the computer that they run on.
+"""Facts about this machine that measured times depend on: device, software, computer.
 
 Standard library only: asked on both sides of the torch border, with the same answers.
 """
@@ -18,7 +18,7 @@ _MEMORY_INFO = Path("/proc/meminfo")
 
 
 def device() -> str:
-    """Return what a slot of this machine computes with, such as a CPU's model name.
+    """Return the compute device of this machine's slots, such as a CPU's model name.
 
     Workers use one thread each (``Profile.device``).
     """
@@ -52,7 +52,7 @@ def cores() -> int:
 
 
 def available_bytes() -> int:
-    """Return how much memory programs could still take."""
+    """Return the memory that programs could still allocate."""
     if _MEMORY_INFO.exists():
         for line in _MEMORY_INFO.read_text().splitlines():
             key, _, value = line.partition(":")

@@ -1,4 +1,4 @@
-"""What makes a folder of files a checkpoint: its manifest, put there last.
+"""Manifests: written last, they make a folder of files a checkpoint.
 
 Standard library only; manager and workers share it. Names in a store (design: section 7)::
 
@@ -16,7 +16,7 @@ import hashlib
 import json
 import re
 import secrets
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -24,7 +24,6 @@ from typing import NamedTuple
 from spottrain.errors import SpottrainError, WireError
 from spottrain.storage.store import (
     ExistsError,
-    MissingError,
     StorageError,
     Store,
     UnreachableError,
@@ -39,10 +38,6 @@ _CHUNK_BYTES = 1 << 20
 
 class CheckpointError(SpottrainError):
     """A checkpoint is damaged, or cannot be read or written."""
-
-
-class NoManifestError(CheckpointError):
-    """Nothing of that name was ever completed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -129,7 +124,7 @@ def parse_name(name: str) -> CheckpointEntry | None:
 
 
 def write_manifest(store: Store, manifest: Manifest) -> None:
-    """Make a checkpoint complete, at one stroke, once all its files are in the store.
+    """Make a checkpoint complete atomically, once all its files are in the store.
 
     Raises:
         CheckpointError: The store refused, or the checkpoint was complete already.
@@ -140,7 +135,7 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
         try:
             store.put_new(name, data)
         except ExistsError:
-            # Ours, if the answer was lost and the store was asked again.
+            # It is ours if the answer was lost and the request was repeated.
             if store.get(name) != data:
                 raise
     except ExistsError as error:
@@ -155,8 +150,7 @@ def read_manifest(store: Store, name: str) -> Manifest:
     """Return the manifest of checkpoint ``name``.
 
     Raises:
-        CheckpointError: It is not what its schema says.
-        NoManifestError: There is none.
+        CheckpointError: There is none, or it is not what its schema says.
         UnreachableError: The store cannot be asked.
     """
     path = f"{name}/{MANIFEST_FILE}"
@@ -164,8 +158,6 @@ def read_manifest(store: Store, name: str) -> Manifest:
         manifest = decode(Manifest, store.get(path))
     except UnreachableError:
         raise
-    except MissingError as error:
-        raise NoManifestError(str(error)) from error
     except StorageError as error:
         raise CheckpointError(str(error)) from error
     except WireError as error:
@@ -179,24 +171,12 @@ def read_manifest(store: Store, name: str) -> Manifest:
 
 
 def list_checkpoints(store: Store) -> list[CheckpointEntry]:
-    """Return the complete checkpoints, newest first; files are not looked into.
+    """Return the complete checkpoints, newest first; files are not read.
 
     Raises:
         StorageError: The store cannot be asked.
     """
     return [entry for entry in _folders(store) if _is_complete(store, entry.name)]
-
-
-def verify(store: Store, name: str) -> None:
-    """Read every file of checkpoint ``name`` and compare sizes and hashes.
-
-    Raises:
-        CheckpointError: Names the first file that is not as it was written.
-        UnreachableError: The store cannot be asked.
-    """
-    for record in read_manifest(store, name).files:
-        with verified(store, name, record):
-            pass
 
 
 @contextlib.contextmanager
@@ -237,38 +217,8 @@ def _compare(path: Path, record: FileRecord, where: str) -> None:
         )
 
 
-def newest_valid(
-    store: Store,
-    skip: Collection[str] = (),
-    on_damaged: Callable[[str, CheckpointError], None] | None = None,
-) -> CheckpointEntry | None:
-    """Return the newest checkpoint whose every file is as it was written.
-
-    Args:
-        store: Where the job's checkpoints are.
-        skip: Names known to be damaged.
-        on_damaged: Called with the name and the error of each one passed over.
-
-    Raises:
-        StorageError: The store cannot be asked.
-    """
-    for entry in _folders(store):
-        if entry.name in skip:
-            continue
-        try:
-            verify(store, entry.name)
-        except NoManifestError:
-            continue
-        except CheckpointError as error:
-            if on_damaged is not None:
-                on_damaged(entry.name, error)
-        else:
-            return entry
-    return None
-
-
 def retain(store: Store, keep: int, protect: Collection[str] = ()) -> tuple[str, ...]:
-    """Delete what is no longer needed and return the names of it.
+    """Delete checkpoints that are no longer needed and return their names.
 
     That is: complete checkpoints beyond the newest ``keep``, and folders without a
     manifest that are of an earlier step than the newest complete one.
@@ -294,7 +244,7 @@ def retain(store: Store, keep: int, protect: Collection[str] = ()) -> tuple[str,
         and (entry.name in is_complete or entry.step < newest.step)
     )
     for name in doomed:
-        # In this order: half of a checkpoint is never taken for the whole.
+        # In this order, so that half of a checkpoint is never taken for a whole one.
         store.delete([f"{name}/{MANIFEST_FILE}"])
         store.delete_folder(name)
     return doomed

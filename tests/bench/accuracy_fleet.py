@@ -50,7 +50,7 @@ class Measured:
     minibatch_s: list[float]
     """Of each that counts, a median over ranks."""
     machine_busy: float
-    """Share of all cores' time in which somebody ran."""
+    """Share of all cores' time in which some process ran."""
     workers_busy: float
     """The same of the workers alone."""
 
@@ -62,7 +62,7 @@ class Measured:
 
 @dataclass
 class _Meter:
-    """Who has used how much processor time since the first mini-batch that counts."""
+    """Processor time of each process since the first mini-batch that counts."""
 
     pids: list[int] = field(default_factory=list)
     marks: list[tuple[float, float, float]] = field(default_factory=list)

@@ -43,7 +43,7 @@ from tests.integration.fleet import Host, Zygote
 
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.model.inspect import model_facts
-from spottrain.pipeline.process.loading import load
+from spottrain.pipeline.model.loaded import load
 from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, ScheduleKind
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ def emulated(
         trainer = Trainer(spec, zygote, hosts, folder)
         try:
             for kind in kinds:
-                network.become(KINDS_OF_LINKS[kind])
+                network.set_version(KINDS_OF_LINKS[kind])
                 profile = trainer.calibrate(CALIBRATORS)
                 tell(f"{kind}: {describe(profile)}")
                 for shape in shapes:
@@ -158,7 +158,7 @@ class Model:
 
 
 @dataclass(frozen=True)
-class Manner:
+class ExecutionMode:
     """How a pipeline is run."""
 
     shape: tuple[int, int]
@@ -181,19 +181,19 @@ MODELS = (
     Model("MLP", "linear_job:job", 512, 128),
 )
 MANNERS = (
-    Manner((1, 1), "gpipe", recompute=False),
-    Manner((2, 1), "varuna"),
-    Manner((2, 1), "1f1b", recompute=False),
-    Manner((2, 1), "gpipe"),
-    Manner((2, 1), "interleaved", recompute=False, chunks=2),
-    Manner((1, 2), "varuna"),
+    ExecutionMode((1, 1), "gpipe", recompute=False),
+    ExecutionMode((2, 1), "varuna"),
+    ExecutionMode((2, 1), "1f1b", recompute=False),
+    ExecutionMode((2, 1), "gpipe"),
+    ExecutionMode((2, 1), "interleaved", recompute=False, chunks=2),
+    ExecutionMode((1, 2), "varuna"),
 )
 
 
 def real(
     shapes: Sequence[tuple[int, int]],
     models: Sequence[Model],
-    manners: Sequence[Manner],
+    modes: Sequence[ExecutionMode],
     minibatches: int,
 ) -> Iterator[Row]:
     """Yield a row for every model and manner, over the loopback device."""
@@ -209,7 +209,7 @@ def real(
                     model.microbatch_size,
                 )
                 trainer = Trainer(spec, zygote, hosts, folder)
-                wanted = [m for m in manners if m.shape in shapes]
+                wanted = [m for m in modes if m.shape in shapes]
                 yield from _real_rows(trainer, spec, model, wanted, minibatches)
     finally:
         zygote.close()
@@ -219,12 +219,12 @@ def _real_rows(
     trainer: Trainer,
     spec: JobSpec,
     model: Model,
-    manners: Sequence[Manner],
+    modes: Sequence[ExecutionMode],
     minibatches: int,
 ) -> Iterator[Row]:
     facts = facts_of(spec)
     profiles: dict[int, Controlled[Profile]] = {}
-    for mode in manners:
+    for mode in modes:
         plan = make_plan(
             spec,
             trainer.slots(2),
@@ -286,7 +286,7 @@ def control_loop() -> list[float]:
     return times_s[1:]
 
 
-# --- Told -------------------------------------------------------------------------------
+# --- Output -----------------------------------------------------------------------------
 
 
 def tell(line: str) -> None:

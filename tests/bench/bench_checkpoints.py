@@ -16,7 +16,8 @@ from tests.fakes.object_store import bucket
 
 from spottrain.manifest import Manifest, new_name, read_manifest, write_manifest
 from spottrain.pipeline.state.checkpoint import SnapshotWriter, load_section
-from spottrain.storage.store import Store, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import Store
 
 SECTIONS, SECTION_BYTES, TRIALS = 4, 25_000_000, 3
 

@@ -28,7 +28,7 @@ from spottrain.varuna_manager.daemon.server import (
     ControlChannel,
     listen,
     make_server,
-    serve_many,
+    tune_for_many_agents,
 )
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import (
@@ -69,11 +69,11 @@ def serve(
     wait_s: float,
 ) -> None:
     """Be the manager's server."""
-    serve_many()
-    links = AgentSessions(time.monotonic, lambda vm_id: None)
+    tune_for_many_agents()
+    sessions = AgentSessions(time.monotonic, lambda vm_id: None)
     for vm_id in agents:
-        links.admit(vm_id, token_sha256(identity.vm_token(vm_id)))
-        links.watch(vm_id)
+        sessions.admit(vm_id, token_sha256(identity.vm_token(vm_id)))
+        sessions.watch(vm_id)
     spec = JobSpec(
         name="beats",
         entrypoint="none:none",
@@ -88,7 +88,7 @@ def serve(
         lease_s=600.0,
         heartbeat_s=wait_s,
     )
-    channel = ControlChannel(Deaf(), links, spec, Path("none"), "admin")
+    channel = ControlChannel(Deaf(), sessions, spec, Path("none"), "admin")
     server = make_server(channel, identity.path)
     uvloop.run(server.serve(sockets=[listener]))
 

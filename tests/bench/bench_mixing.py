@@ -13,7 +13,8 @@ from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
 
 from spottrain.morphing.adapt.balance import start
 from spottrain.morphing.adapt.shares import pace_of, share_virtual_nodes
-from spottrain.morphing.plan.choose import Device, choose_plan
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.replay.mixing import WorkerType, split_minibatch
 from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire import Plan
@@ -148,8 +149,8 @@ def controller() -> None:
                 b / v for b, v in zip(seen.shares, cores, strict=True)
             )
             worst = max(worst, slowest_s / best_s)
-        told = ", ".join(f"{n}: {counts[n]}" for n in sorted(counts))
-        print(f"{noise:5.0%}  {told:25s}  {worst:.3f}")
+        counted = ", ".join(f"{n}: {counts[n]}" for n in sorted(counts))
+        print(f"{noise:5.0%}  {counted:25s}  {worst:.3f}")
 
 
 if __name__ == "__main__":

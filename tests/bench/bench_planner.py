@@ -15,14 +15,15 @@ import time
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from spottrain.morphing.plan.choose import PlanInputs, choose_plan
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
 from spottrain.wire import ModelFacts, decode
 
 PROFILE = Path(__file__).resolve().parents[2] / "examples/profiles/gpt2-2.5b-v100.json"
 SECTIONS = 72
-MOST_BYTES = 300e6
+MAX_BYTES = 300e6
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Case:
 
     gpus: int
     minibatch_size: int
-    most_s: float
+    max_s: float
 
 
 CASES = (Case(128, 8192, 0.5), Case(1024, 8192, 1.0), Case(10_000, 1_000_000, 3.0))
@@ -82,7 +83,7 @@ def decide(number: int) -> None:
                 "weighed": len(choice.candidates),
                 "wall_s": round(took_s, 3),
                 "cpu_s": round(cpu_s, 3),
-                "may_take_s": case.most_s,
+                "may_take_s": case.max_s,
                 "peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
                 * 1024,
             }
@@ -99,7 +100,7 @@ def main() -> int:
         line = done.stdout.strip().splitlines()[-1]
         print(line, flush=True)
         took = json.loads(line)
-        slow = took["wall_s"] > case.most_s or took["peak_rss_bytes"] > MOST_BYTES
+        slow = took["wall_s"] > case.max_s or took["peak_rss_bytes"] > MAX_BYTES
         failed += slow
     return failed
 

@@ -84,13 +84,13 @@ def main() -> None:
     for seed in range(GROUPS):
         trace = Group(seed).trace()
         comparison = compare(trace, shapes, CostModel())
-        most = comparison.most_examples
+        most = comparison.max_examples
         ours, *others = (outcome.examples for outcome in comparison.outcomes)
         best += ours >= max(others)
         margins.append(ours / max(others) - 1)
         shares.append(ours / most)
         cells = " | ".join(f"{o.examples / most:.1%}" for o in comparison.outcomes)
-        print(f"| {seed} | {trace.most_vms()} | {cells} | {margins[-1]:+.2%} |")
+        print(f"| {seed} | {trace.max_vms()} | {cells} | {margins[-1]:+.2%} |")
     print(
         f"ours is the best or as good in {best} of {GROUPS}, at worst {min(margins):+.2%}; "
         f"{sum(shares) / GROUPS:.1%} of the bound on the mean, {min(shares):.1%} at least"

@@ -1,4 +1,4 @@
-"""A job whose sections compute nothing: each task sleeps for as long as it is told to.
+"""A job whose sections compute nothing: each task sleeps for a given time.
 
 All else is as in any job: parameters with gradients, activations of a stated size, an
 optimizer. So many more workers than cores can run as if each had a device of its own.

@@ -58,7 +58,7 @@ class Network:
         """Return a VM's address in its network."""
         return f"10.77.{n // 200}.{1 + n % 200}"
 
-    def become(self, links: Links) -> None:
+    def set_version(self, links: Links) -> None:
         """Change what all links are like."""
         assert self._switch.stdin is not None
         line = json.dumps(dataclasses.asdict(links))

@@ -56,9 +56,9 @@ class Switch:
         self._count = 0
         self._free_at = [0.0] * len(names)
         self._last_at = [0.0] * len(names)
-        self.become(Links(0.0, 0.0, 0.0))
+        self.set_version(Links(0.0, 0.0, 0.0))
 
-    def become(self, links: Links) -> None:
+    def set_version(self, links: Links) -> None:
         """Change what links are like."""
         self._links = links
         self._random = random.Random(links.seed)
@@ -78,7 +78,7 @@ class Switch:
                 if fd != control:
                     self._take(fd)
                 elif line := os.read(control, 1 << 12):
-                    self.become(Links(**json.loads(line)))
+                    self.set_version(Links(**json.loads(line)))
                 else:
                     return
             self._deliver()

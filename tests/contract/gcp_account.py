@@ -17,7 +17,7 @@ from tests.integration.aws_vms import free_port
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
-from spottrain.cloud.ssh.transport.keys import ensure_key
+from spottrain.cloud.ssh_keys import ensure_key
 
 
 def gcp(request: pytest.FixtureRequest) -> Iterator[Account]:

@@ -30,7 +30,7 @@ from spottrain.cloud.port.provider import (
     ReleasesJob,
     VmState,
 )
-from spottrain.cloud.ssh.transport.keys import ensure_key
+from spottrain.cloud.ssh_keys import ensure_key
 from spottrain.varuna_manager.config.clouds import (
     AnyCloud,
     AwsConfig,

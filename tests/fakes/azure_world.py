@@ -122,7 +122,7 @@ class World(Script):
         """Bound the virtual CPUs of one quota."""
         self.quotas[region, family] = vcpus
 
-    def throughputs(self, **seconds: float) -> None:
+    def delays(self, **seconds: float) -> None:
         """Set how long things take: create_s, delete_s, evict_s."""
         vars(self).update(seconds)
 

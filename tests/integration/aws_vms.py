@@ -20,7 +20,7 @@ from spottrain.cloud.port.provider import LaunchRequest, Vm
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
-from spottrain.cloud.ssh.transport.keys import ensure_key
+from spottrain.cloud.ssh_keys import ensure_key
 
 
 def free_port() -> int:

@@ -33,7 +33,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 
 STUB = Path(__file__).with_name("stub_supervisor.py")
-_REPLACED = "spottrain/pipeline/supervisor.py"
+_REPLACED = "spottrain/pipeline/process/supervisor.py"
 
 
 class DyingJournal(Journal):

@@ -11,7 +11,7 @@ from typing import Any
 
 from tests.integration.aws_vms import free_port
 
-from spottrain.cloud.ssh.transport.keys import ensure_key
+from spottrain.cloud.ssh_keys import ensure_key
 
 FAKES = ("aws", "azure", "gcp")
 

@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 import torch
+from tests.checkpoints import newest_valid
 from tests.integration.hosts import Host, Zygote
 
 from spottrain import wire
-from spottrain.manifest import newest_valid, read_manifest
+from spottrain.manifest import read_manifest
 from spottrain.pipeline.state.checkpoint import load_section
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.wire import JobSpec, Plan, Slot
 
 __all__ = [

@@ -25,7 +25,7 @@ from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.provider import Vm
 from spottrain.manifest import CheckpointEntry, list_checkpoints
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.core.model.events import Event, ReportReceived
 from spottrain.varuna_manager.core.model.records import GenerationPhase
 from spottrain.varuna_manager.core.model.state import State

@@ -16,15 +16,14 @@ from collections.abc import Callable
 
 import torch
 
-from spottrain.pipeline.comm.links import (
-    Direction,
+from spottrain.pipeline.comm.collectives import gather_rows
+from spottrain.pipeline.comm.groups import (
     GenerationBrokenError,
-    PipelineLinks,
-    gather_rows,
     join,
     leave,
-    open_store,
+    open_rendezvous,
 )
+from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 
 TIMEOUT_S = 30.0
 MOST = 5
@@ -92,7 +91,7 @@ CASES: tuple[tuple[Callable[[int, int], None], int], ...] = (
 
 def run(case: Callable[[int, int], None], rank: int, size: int, port: int) -> None:
     """Be one rank of a case."""
-    store = open_store("127.0.0.1", port, is_server=False, timeout_s=TIMEOUT_S)
+    store = open_rendezvous("127.0.0.1", port, is_server=False, timeout_s=TIMEOUT_S)
     join(store, f"{case.__name__} {size}", rank, size, TIMEOUT_S)
     case(rank, size)
     leave()
@@ -117,7 +116,7 @@ def main() -> int:
     ready, told = os.pipe()
 
     def serve() -> None:
-        store = open_store("127.0.0.1", 0, is_server=True, timeout_s=TIMEOUT_S)
+        store = open_rendezvous("127.0.0.1", 0, is_server=True, timeout_s=TIMEOUT_S)
         os.write(told, str(store.port).encode())  # type: ignore[attr-defined]
         signal.pause()
 

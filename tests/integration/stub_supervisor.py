@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from spottrain import manifest, wire
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 
 STEP_S = 0.01
 FINGERPRINT = "stub"

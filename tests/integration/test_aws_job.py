@@ -30,7 +30,7 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain import wire
 from spottrain.manifest import list_checkpoints
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.agent.client import ManagerClient, VmFencedError
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.identity import load_identity

@@ -26,7 +26,7 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints
 from spottrain.pricing.prices.sources.registry import AZURE_URL
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 
 pytestmark = [
     pytest.mark.timeout(500),

@@ -18,10 +18,11 @@ from tests.fakes.aws import ROOT
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.cloud_vms import FAKES, CloudVms, cloud_vms
 from tests.integration.test_manager_process import settings
+from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain.cloud.port.provider import ReleasesJob
 from spottrain.varuna_manager.core.model.events import JobSubmitted
-from spottrain.varuna_manager.core.model.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 

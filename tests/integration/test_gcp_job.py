@@ -40,7 +40,7 @@ from tests.integration.rented_jobs import (
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.manifest import list_checkpoints
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.core.model.state import State
 
 pytestmark = [

@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from tests.checkpoints import verify
 from tests.integration.jobs import Job, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
-from spottrain.manifest import verify
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 
 pytestmark = pytest.mark.timeout(400)
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import pytest
+from tests.checkpoints import verify
 from tests.integration.jobs import STEPS
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
-from spottrain.manifest import list_checkpoints, verify
-from spottrain.storage.store import open_store
+from spottrain.manifest import list_checkpoints
+from spottrain.storage.open import open_store
 
 pytestmark = pytest.mark.timeout(400)
 

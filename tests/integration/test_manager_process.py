@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain import wire
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
@@ -24,7 +25,7 @@ from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core.model.events import JobSubmitted, VmsLaunched
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.main import ManagerError, only_manager
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower

@@ -22,7 +22,7 @@ from tests.integration.aws_vms import AwsVms, aws_vms
 from tests.integration.jobs import Answer, Job, until
 
 from spottrain.manifest import list_checkpoints
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.manager_vm import DEFAULTS
 from spottrain.varuna_manager.jobs import manager_location
 

@@ -26,8 +26,8 @@ from tests.integration.ssh_hosts import unanswered
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
-    CarriesCalls,
     CloudProvider,
+    ForwardsCalls,
     ReleasesJob,
     ReportsPriceHistory,
     StartsAgents,
@@ -130,7 +130,7 @@ def test_it_can_what_its_cloud_can_and_start_agents_beside(cloud: AwsVms) -> Non
     for ability in (
         CloudProvider,
         StartsAgents,
-        CarriesCalls,
+        ForwardsCalls,
         ReleasesJob,
         ReportsPriceHistory,
     ):
@@ -292,10 +292,10 @@ def test_one_vm_carries_the_calls_of_all_and_another_takes_its_place(
 
         def start(vm_id: str) -> None:
             token = identity.vm_token(vm_id)
-            told = AgentBootstrap(
+            manager_address = AgentBootstrap(
                 manager_url=manager.url, ca_pem=identity.ca_pem, token=token
             )
-            provider.start_agent(vm_id, told)
+            provider.start_agent(vm_id, manager_address)
 
         with ThreadPoolExecutor(3) as threads:
             list(threads.map(start, vms))

@@ -12,7 +12,7 @@ from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.integration.ssh_hosts import SshJob, ssh_hosts, vm_processes
 
 from spottrain.cloud.port.errors import AuthError, CloudError
-from spottrain.cloud.ssh.hosts.check import check
+from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError, UnfitHostError
 from spottrain.errors import CapacityError
 
@@ -45,13 +45,15 @@ def python(folder: Path, *lines: str) -> str:
 
 def refusal(*hosts: Host) -> CloudError:
     with pytest.raises(CloudError) as refused:
-        check(hosts, least=1, needs_software=True)
+        check_hosts(hosts, min_hosts=1, needs_software=True)
     assert "\n" not in str(refused.value)
     return refused.value
 
 
 def test_good_hosts_are_told_in_a_line(hosts: list[Sshd]) -> None:
-    (line,) = check([h.host("a") for h in hosts], least=2, needs_software=True)
+    (line,) = check_hosts(
+        [h.host("a") for h in hosts], min_hosts=2, needs_software=True
+    )
     assert line.startswith("2 of 2 hosts answer: ")
     assert "torch" in line
 
@@ -75,7 +77,7 @@ def test_known_hosts_are_believed_and_never_added_to(
     known.write_text(f"[127.0.0.1]:{host.port} {keygen(tmp_path / 'other')}\n")
     assert "its host key is not the known one" in str(refusal(asking))
     known.write_text(f"[127.0.0.1]:{host.port} {host.host_key}\n")
-    check([asking], least=1, needs_software=True)
+    check_hosts([asking], min_hosts=1, needs_software=True)
 
 
 def test_a_host_key_that_is_none_is_refused(host: Host) -> None:
@@ -117,7 +119,7 @@ def test_a_host_without_torch_is_unfit(host: Host, tmp_path: Path) -> None:
     assert "its Python has no torch, numpy, safetensors; install it" in str(
         refusal(bare)
     )
-    check([bare], least=1, needs_software=False)
+    check_hosts([bare], min_hosts=1, needs_software=False)
 
 
 def test_another_torch_than_the_other_hosts_have_is_unfit(
@@ -134,11 +136,11 @@ def test_another_torch_than_the_other_hosts_have_is_unfit(
 
 def test_hosts_that_are_away_are_told_unless_too_few_are_left(host: Host) -> None:
     away = replace(host, name="b", port=1)
-    first, last = check([host, away], least=1, needs_software=True)
+    first, last = check_hosts([host, away], min_hosts=1, needs_software=True)
     assert "host b (127.0.0.1:1)" in first
     assert last.startswith("1 of 2 hosts answer")
     with pytest.raises(CapacityError, match=r"1 of 2 hosts answer, .*min_vms is 2"):
-        check([host, away], least=2, needs_software=True)
+        check_hosts([host, away], min_hosts=2, needs_software=True)
 
 
 def test_launch_refuses_a_changed_host_key(hosts: list[Sshd], tmp_path: Path) -> None:
@@ -169,7 +171,7 @@ def test_a_job_whose_setup_fails_ends_with_exit_code_3(
     with SshJob(tmp_path, "unset", hosts, setup="echo no wheel; exit 7") as job:
         answer = job.launch()
     assert answer.code == 3
-    assert "setup ended with 7: no wheel; mend setup:" in answer.err
+    assert "setup ended with 7: no wheel; fix setup:" in answer.err
     assert job.state().tally.preemptions_unnoticed == 0
     assert vm_processes(hosts) == []
     assert [host.left() for host in hosts] == [[], []]

@@ -13,7 +13,7 @@ from tests.integration.jobs import STEPS, Answer, trains, until
 from tests.integration.ssh_hosts import SshJob, kill_vms, ssh_hosts, vm_processes
 
 from spottrain.manifest import list_checkpoints
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import State
 

@@ -228,7 +228,7 @@ def test_data_is_fetched_once_a_host_and_stays_there(site: Site) -> None:
             "hello",
             "hello",
         ]
-        assert "words: is here" in (logs[1] / "data.log").read_text()
+        assert "words: is cached" in (logs[1] / "data.log").read_text()
         assert web.gets() == [""]
         assert sorted(host.left() for host in site.hosts) == [[], [".spottrain-data"]]
 
@@ -243,7 +243,7 @@ def test_data_that_is_not_there_is_the_users_and_what_is_away_may_come(
         provider = site.provider(data=to_json([words]))
         (vm,) = provider.launch(wish(provider)).vms
         web.says = 503
-        with pytest.raises(CloudError, match=r"data is not there yet: .* says 503"):
+        with pytest.raises(CloudError, match=r"data is not ready yet: .* answered 503"):
             provider.start_agent(vm.vm_id, NOBODY)
         web.says = 403
         with pytest.raises(SetupError, match=r"^host h\d .*: data words .* says 403"):

@@ -137,8 +137,7 @@ def greeting_of(spec: wire.JobSpec) -> str:
 SPEAKING_AND_DYING = """
 import json, os, select, signal, sys
 from spottrain import wire
-from spottrain.pipeline.process.greeting import Greeting
-from spottrain.pipeline.process.supervisor import Supervisor
+from spottrain.pipeline.process.supervisor import Greeting, Supervisor
 
 def worker(connection):
     select.select([connection], [], [])  # a command that nobody will read
@@ -151,7 +150,7 @@ supervisor = Supervisor(Greeting.parse(sys.argv[1]), 1, None)
 child = supervisor._fork("worker of slot 0", worker, 0)
 child.connection.sendall(b"{}")
 select.select([child.pidfd], [], [])
-supervisor._hear(child, died=True)
+supervisor._receive(child, died=True)
 """
 
 

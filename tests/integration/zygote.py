@@ -18,10 +18,8 @@ from pathlib import Path
 import torch
 
 from spottrain import wire
-from spottrain.pipeline.process.greeting import Greeting
-from spottrain.pipeline.process.loading import load
-from spottrain.pipeline.process.supervisor import Supervisor
-from spottrain.pipeline.process.worker import LoadedJob
+from spottrain.pipeline.model.loaded import LoadedJob, load
+from spottrain.pipeline.process.supervisor import Greeting, Supervisor
 
 _CLONE_NEWNET = 0x40000000
 

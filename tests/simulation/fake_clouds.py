@@ -1,4 +1,4 @@
-"""The three fake clouds, seen alike by the long run: what can befall each of them."""
+"""The three fake clouds behind one interface, and the faults of each."""
 
 from __future__ import annotations
 

@@ -19,6 +19,7 @@ from typing import Any
 
 from tests.simulation.fake_clouds import FakeCloud, Row
 from tests.simulation.test_simulation import settings
+from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain import wire
 from spottrain.cloud.port.errors import CloudError
@@ -27,14 +28,14 @@ from spottrain.pricing.billing.ledger import LedgerLine
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import JobPhase, State, check_invariants
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import Identity
 
 MAX_VMS = 12
 CLOSE_S = 0.1
-"""A fake may put a VM on its bill and tell when it was made so far apart."""
+"""A fake may put a VM on its bill and report when it was made this far apart."""
 LINGER_S = 60.0
 """How long a list may show a VM that is gone."""
 _NOBODY = Identity(Path("nowhere"), "ca", b"secret")
@@ -68,8 +69,10 @@ class Manager:
         self.alive = True
         self.provider = provider
         self._world = world
-        links = AgentSessions(time.monotonic, lambda _: None)
-        self.errands = EffectRunner(self, provider, links, _NOBODY, "https://manager")
+        sessions = AgentSessions(time.monotonic, lambda _: None)
+        self.effects = EffectRunner(
+            self, provider, sessions, _NOBODY, "https://manager"
+        )
 
     @property
     def state(self) -> State:
@@ -124,14 +127,14 @@ class RentedWorld:
                 settings=settings(max_vms=MAX_VMS, shares=True, span="any"),
             )
         )
-        self._pass_time(1.0)  # clouds that tell whole seconds round down
+        self._pass_time(1.0)  # clouds that report whole seconds round down
         self._restart()
         while self.state.tally.vms_launched < vms:
             self._strike()
             await self._round()
         await self._end()
         for manager in self._managers:
-            manager.errands.close()
+            manager.effects.close()
 
     async def _end(self) -> None:
         """Stop the job while things still go wrong, then let it come to its end."""
@@ -187,7 +190,7 @@ class RentedWorld:
         self.counts[f"fault: {fault['kind']}"] += 1
 
     def _notice(self, vm_id: str) -> None:
-        """Let a VM be taken: at once, or after the notice that its agent tells of."""
+        """Let a VM be taken: at once, or after a notice that its agent reports."""
         record = self.state.vms.get(vm_id)
         self._doomed.setdefault(vm_id, self.now_s())
         if record is None or self.random.random() < 0.6:
@@ -210,7 +213,7 @@ class RentedWorld:
     # --- the manager ------------------------------------------------------------------
 
     async def _round(self) -> None:
-        """Let all that is under way come to its end, look around, let time pass."""
+        """Let all that is under way finish, poll, let time pass."""
         self.counts["rounds"] += 1
         if self._dies(0.03):
             self._restart()
@@ -229,7 +232,7 @@ class RentedWorld:
 
     async def _look(self, manager: Manager) -> None:
         try:
-            await manager.errands.poller.at_vms()
+            await manager.effects.poller.poll_vms()
             if self.counts["rounds"] % 10 == 1 or not self.state.offers:
                 offers = await asyncio.to_thread(manager.provider.offers)
                 manager.feed(e.OffersSeen(at_s=self.now_s(), offers=tuple(offers)))
@@ -270,7 +273,7 @@ class RentedWorld:
             self._queue.popleft()
 
     def _perform(self, command: c.Command) -> None:
-        errands = self._managers[-1].errands
+        errands = self._managers[-1].effects
         match command:
             case c.IntendLaunch(intent=intent, token=token, offer=offer, count=count):
                 self._queue.append(
@@ -295,7 +298,7 @@ class RentedWorld:
             case c.Finish():
                 self._finished = True
             case c.StartAgent() | c.SetTimer():
-                pass  # VMs boot for ever; every round looks at the timer
+                pass  # VMs boot without end; every round checks the timer
             case _:
                 raise AssertionError(command)
 

@@ -1,4 +1,4 @@
-"""Every second and every micro-dollar that a cruel market bills is accounted for."""
+"""Every second and every micro-dollar that a volatile market bills is accounted for."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def past_of(job: World) -> JobHistory:
 
 @functools.cache
 def tormented(seed: int) -> World:
-    """A job that a cruel market has done its worst to."""
+    """A job in a volatile market with every kind of fault."""
     job = world(seed)
     torment(job, mean_s=20.0 + 10 * (seed % 4))
     job.run()
@@ -54,7 +54,7 @@ def check(state: State, past: JobHistory) -> dict[str, Any]:
     for by in ("by_zone", "by_type", "by_vm"):
         rows = cost[by]
         assert sum(row["billed"] for row in rows) == pytest.approx(billed_s, abs=1e-3)
-    did = past.stretches(told_s)
+    did = past.intervals(told_s)
     assert all(one.to_s == after.from_s for one, after in pairwise(did))
     return cost
 
@@ -109,7 +109,7 @@ def test_what_is_computed_twice_is_lost_once() -> None:
     assert undone, "no seed restores anything: choose others"
 
 
-def test_a_cruel_job_has_a_page() -> None:
+def test_a_job_with_many_faults_has_a_page() -> None:
     job = tormented(1)
     past = past_of(job)
     report = documents.report(job.state, past, False, job.state.now_s)

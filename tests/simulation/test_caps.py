@@ -1,4 +1,4 @@
-"""The caps hold in virtual time, whatever happens to market, manager and limits."""
+"""The caps hold in virtual time, under faults of market, manager and limits."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import pytest
 from tests.simulation.test_simulation import SPEC, check_end, world
 from tests.simulation.world import World
 
-from spottrain.varuna_manager.core.limits import SHED_S
+from spottrain.varuna_manager.core.limits import DRAIN_S
 from spottrain.varuna_manager.core.model.events import LimitsChanged
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, budget
@@ -80,14 +80,14 @@ def test_a_raised_cap_is_used_and_held(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_the_fleet_never_costs_more_by_the_hour_than_it_may(seed: int) -> None:
+def test_the_fleet_never_exceeds_its_hourly_cap(seed: int) -> None:
     spec = replace(SPEC, steps=400)
     job = world(seed, spec=spec, max_usd_per_hour=6.5)
     lowered_s = job.now_s + 200.0
     most: list[float] = []
 
     def look() -> None:
-        settled = job.now_s > lowered_s + SHED_S + 30.0
+        settled = job.now_s > lowered_s + DRAIN_S + 30.0
         bound = 4.5 if settled else 6.5
         assert usd_per_hour(job) <= bound
         most.append(usd_per_hour(job))

@@ -91,7 +91,7 @@ def test_only_a_price_that_is_much_lower_has_more_rented(
     assert len(job.cloud.vms) == rented, "the lower price is not tried again"
 
 
-def test_training_goes_over_to_machines_that_do_the_same_for_less() -> None:
+def test_training_moves_to_machines_that_do_the_same_for_less() -> None:
     job = cost_optimal(0, steps=900)
     job.run(until_s=400.0)
     assert {vm.offer.usd_per_hour for vm in job.state.vms.values()} == {1.0}
@@ -107,7 +107,7 @@ def test_training_goes_over_to_machines_that_do_the_same_for_less() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_thrifty_job_comes_through_a_cruel_market(seed: int) -> None:
+def test_a_cost_optimal_job_finishes_in_a_volatile_market(seed: int) -> None:
     job = cost_optimal(seed, steps=150)
     torment(job)
     job.run()

@@ -1,4 +1,4 @@
-"""Days of a cruel market in seconds: the core against a simulated cloud and workers."""
+"""Days of a volatile market in seconds: the core with a simulated cloud and workers."""
 
 from __future__ import annotations
 
@@ -155,7 +155,7 @@ def test_a_manager_that_dies_after_any_event_rents_nothing_twice() -> None:
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_tormented_job_still_succeeds_and_loses_nothing(seed: int) -> None:
+def test_a_job_with_many_faults_still_succeeds_and_loses_nothing(seed: int) -> None:
     job = world(seed)
     torment(job)
     job.run()

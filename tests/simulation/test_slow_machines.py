@@ -9,7 +9,7 @@ import pytest
 from tests.simulation.test_simulation import SPEC, check_end, world
 from tests.simulation.world import World
 
-from spottrain.varuna_manager.core.stragglers import MOST_PER_HOUR
+from spottrain.varuna_manager.core.stragglers import MAX_REPLACED_PER_HOUR
 
 
 def slow_world(seed: int, spare: int, steps: int = 400, **changes: Any) -> World:
@@ -88,7 +88,7 @@ def test_without_any_other_vm_the_slow_one_gets_less_to_do(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_noise_replaces_nobody_and_shares_nothing_anew(seed: int) -> None:
+def test_noise_replaces_no_vm_and_rebalances_nothing(seed: int) -> None:
     job = slow_world(seed, spare=3)
     job.run()
     check_end(job)
@@ -97,7 +97,7 @@ def test_noise_replaces_nobody_and_shares_nothing_anew(seed: int) -> None:
     assert len(job.state.generations) == 1
 
 
-def test_a_slow_vm_is_kept_where_another_one_costs_more_than_it_gains() -> None:
+def test_a_slow_vm_is_kept_if_a_replacement_costs_more_than_it_gains() -> None:
     job = slow_world(0, spare=1)
     slow_down(job, 1.5)
     # By then another machine costs eight times as much.
@@ -108,7 +108,7 @@ def test_a_slow_vm_is_kept_where_another_one_costs_more_than_it_gains() -> None:
     assert len(job.cloud.vms) == 8
 
 
-def test_nobody_is_replaced_shortly_before_the_end() -> None:
+def test_no_vm_is_replaced_shortly_before_the_end() -> None:
     job = slow_world(0, spare=1, steps=71)
     slow_down(job, 1.3)  # found after some 70 mini-batches
     job.run()
@@ -116,7 +116,7 @@ def test_nobody_is_replaced_shortly_before_the_end() -> None:
     assert job.state.tally.slow_vms_replaced == 0
 
 
-def test_only_so_many_are_replaced_within_an_hour() -> None:
+def test_a_bounded_number_of_vms_is_replaced_within_an_hour() -> None:
     job = slow_world(0, spare=8)
     slow_down(job, 2.0, count=1)
 
@@ -130,8 +130,8 @@ def test_only_so_many_are_replaced_within_an_hour() -> None:
     job.run()
     check_end(job)
     found = [slow.found_at_s for slow in job.state.slow_vms]
-    assert len(found) >= MOST_PER_HOUR
-    for first, last in zip(found, found[MOST_PER_HOUR:], strict=False):
+    assert len(found) >= MAX_REPLACED_PER_HOUR
+    for first, last in zip(found, found[MAX_REPLACED_PER_HOUR:], strict=False):
         assert last - first >= 3600.0
 
 
@@ -158,7 +158,7 @@ def test_a_replacement_that_is_lost_at_once_costs_nothing(seed: int) -> None:
     assert job.state.progress.minibatches_lost == 0
 
 
-def test_a_manager_that_dies_tells_the_newest_share_again() -> None:
+def test_a_manager_that_dies_sends_the_newest_share_again() -> None:
     job = slow_world(0, spare=0)
     slow_down(job, 2.0)
     job.run(until_s=1.0)

@@ -26,7 +26,7 @@ def clouds_of(job: TwoClouds) -> set[str]:
 
 
 def dies(job: TwoClouds, name: str, *, with_vms: bool) -> None:
-    """Let a cloud answer no more, and its VMs end, which nobody is told."""
+    """Let a cloud stop answering, and its VMs end without notice."""
     job.sky.down.add(name)
     if with_vms:
         for vm in job.sky.vms.values():
@@ -67,7 +67,7 @@ def test_a_job_moves_when_its_cloud_dies_and_pays_for_nothing_twice(seed: int) -
 
 
 @pytest.mark.parametrize("seed", range(2))
-def test_vms_of_a_cloud_whose_doors_are_closed_train_on(seed: int) -> None:
+def test_vms_of_a_cloud_that_refuses_new_ones_train_on(seed: int) -> None:
     job = world(seed, max_vms=4)
     job.after(100.0, lambda: dies(job, "east", with_vms=False))
     job.after(2000.0, job.sky.down.clear)

@@ -75,7 +75,7 @@ class TwoClouds(World):
         self.after(2.0, again)
 
     def launch(self, command: c.LaunchVms) -> None:
-        """Where nobody answers, nobody knows what became of it."""
+        """Without an answer, the outcome is unknown."""
         if command.offer.cloud not in self.sky.down:
             super().launch(command)
             return

@@ -288,7 +288,7 @@ class Workers:
                 self.break_up(group)
 
     def break_up(self, group: Group) -> None:
-        """Survivors notice at once, late, or hang until they are told."""
+        """Survivors notice at once, late, or hang until they are told to give up."""
         group.broken = True
         for slot in sorted(group.training):
             if self.world.random.random() < 0.7:

@@ -1,4 +1,4 @@
-"""The third shell of the core: virtual time and a simulated cloud.
+"""A driver of the core in virtual time, with a simulated cloud.
 
 Everything happens at a moment of one virtual clock and is drawn from one seed, so days
 pass in seconds and every run can be repeated.
@@ -15,6 +15,7 @@ from typing import assert_never
 
 from tests.simulation.market import Cloud, SimulatedVm
 from tests.simulation.workers import Workers
+from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.morphing.plan.choose import choose_plan
@@ -24,7 +25,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State, check_invariants
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire import Report, SupervisorReady
 
 SUSPECT_S = 5.0
@@ -243,7 +244,7 @@ class World:
         self.after(max(0.0, at_s - self.now_s), fire)
 
     def launch(self, command: c.LaunchVms) -> None:
-        """The cloud acts even if nobody hears of it any more."""
+        """The cloud acts even if its answer is lost."""
         fate = self.random.random()
         refusal: e.RefusalKind = "unknown"
         if fate > 0.05:

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from tests.fakes.object_store import CREDENTIALS, S3, new_bucket, serve_s3
 
-from spottrain.storage.store import Store, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import Store
 
 
 @pytest.fixture(scope="session")

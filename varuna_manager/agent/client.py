@@ -57,25 +57,25 @@ class Route:
     def address(self) -> tuple[str, int]:
         """Return the address and port of now."""
         try:
-            told = "" if self._file is None else self._file.read_text()
+            text = "" if self._file is None else self._file.read_text()
         except OSError:
-            told = ""
-        host, _, port = told.rpartition(":")
+            text = ""
+        host, _, port = text.rpartition(":")
         return (host, int(port)) if host else (self.name, self._port)
 
 
 class _Connection(http.client.HTTPSConnection):
     """Goes where the way leads, and there insists on the manager's certificate."""
 
-    def __init__(self, way: Route, context: ssl.SSLContext, answer_s: float) -> None:
-        super().__init__(way.name, timeout=answer_s, context=context)
-        self._way = way
+    def __init__(self, route: Route, context: ssl.SSLContext, answer_s: float) -> None:
+        super().__init__(route.name, timeout=answer_s, context=context)
+        self._route = route
         self._tls = context
         self.leads_to: tuple[str, int] | None = None
 
     def connect(self) -> None:
         """Connect."""
-        self.leads_to = self._way.address()
+        self.leads_to = self._route.address()
         plain = socket.create_connection(self.leads_to, _CONNECT_S)
         plain.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         try:
@@ -90,30 +90,30 @@ class ManagerClient:
     """One kept-alive connection; not for use by two threads at once.
 
     Args:
-        way: To the manager; its URL will do.
+        route: To the manager; its URL will do.
         ca_pem: The only authority that is trusted.
         token: This VM's bearer token.
         wait_s: How long the manager may let a long poll wait.
     """
 
     def __init__(
-        self, way: Route | str, ca_pem: str, token: str, wait_s: float = 0.0
+        self, route: Route | str, ca_pem: str, token: str, wait_s: float = 0.0
     ) -> None:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
         context.load_verify_locations(cadata=ca_pem)
-        self._way = Route(way) if isinstance(way, str) else way
-        self._connection = _Connection(self._way, context, _ANSWER_S + wait_s)
+        self._route = Route(route) if isinstance(route, str) else route
+        self._connection = _Connection(self._route, context, _ANSWER_S + wait_s)
         self._headers = {
             "Authorization": f"Bearer {token}",
             "Content-Type": "application/json",
         }
 
-    def turn(self) -> None:
+    def reconnect(self) -> None:
         """Break a call off that is under way to where calls are not taken any more.
 
         For another thread; whoever calls tries again, where the way leads now.
         """
-        connection, there = self._connection, self._way.address()
+        connection, there = self._connection, self._route.address()
         plain = connection.sock
         if plain is not None and connection.leads_to != there:
             with contextlib.suppress(OSError):
@@ -138,7 +138,7 @@ class ManagerClient:
             # A server may close a connection that was idle just as we use it again.
             if reused and not isinstance(error, TimeoutError):
                 return self.call(method, path, body)
-            raise NoManagerError(f"manager does not answer: {error!r}") from None
+            raise NoManagerError(f"manager does not answer: {error!r}") from error
         if answer.status < 400:
             return content
         message = _reason(content) or answer.reason

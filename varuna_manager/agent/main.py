@@ -53,7 +53,7 @@ CHECKPOINT_S = 120.0
 """How long workers may take to checkpoint when the lease is over."""
 FLUSH_S = 5.0
 """How long the last reports may take on their way."""
-WAY_LOOK_S = 0.5
+ROUTE_CHECK_S = 0.5
 """How soon an agent notices that its calls are taken elsewhere."""
 MANAGER_ADDRESS = "manager.address"
 """In the VM's folder, written by the manager: where calls are taken."""
@@ -82,7 +82,7 @@ class Bootstrap:
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError) as error:
-            raise AgentError(f"{path}: not an agent's bootstrap: {error}") from None
+            raise AgentError(f"{path}: not an agent's bootstrap: {error}") from error
 
 
 class Agent:
@@ -102,9 +102,9 @@ class Agent:
         self._ends: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._outbox = Outbox()
         self._closing = threading.Event()
-        self._way = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
+        self._route = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
         self._clients: list[ManagerClient] = []
-        self._ears = hear.source(bootstrap.notices)
+        self._notice_source = hear.open_source(bootstrap.notices)
 
     def end(self, code: int, reason: str) -> None:
         """Ask ``run`` to come to its end; the first call counts."""
@@ -112,7 +112,7 @@ class Agent:
 
     def run(self) -> int:
         """Serve until something ends this VM; return the exit code."""
-        self._spawn("way", self._watch_way)
+        self._spawn("way", self._watch_route)
         try:
             spec = self._join()
         except VmFencedError as error:
@@ -140,7 +140,7 @@ class Agent:
         finally:
             self._closing.set()
             supervisor.kill()
-        hear.acknowledge(self._ears)
+        hear.acknowledge(self._notice_source)
         return self._log_end(code, reason)
 
     def _log_end(self, code: int, reason: str) -> int:
@@ -167,8 +167,8 @@ class Agent:
 
     def _client(self, wait_s: float = 0.0) -> ManagerClient:
         """Return a connection of the caller's own, whose answers may take ``wait_s``."""
-        told = self._bootstrap
-        client = ManagerClient(self._way, told.ca_pem, told.token, wait_s)
+        bootstrap = self._bootstrap
+        client = ManagerClient(self._route, bootstrap.ca_pem, bootstrap.token, wait_s)
         self._clients.append(client)
         return client
 
@@ -248,7 +248,7 @@ class Agent:
                 self._closing.wait(backoff.next_s())
                 continue
             heard_at = time.monotonic()
-            lease.heard()
+            lease.renew()
             backoff.reset()
             answer = wire.decode(wire.HeartbeatAnswer, text)
             received += len(answer.commands)
@@ -275,23 +275,25 @@ class Agent:
             backoff.reset()
             self._outbox.drop_before(int(json.loads(text)["received"]))
 
-    def _watch_way(self) -> None:
+    def _watch_route(self) -> None:
         """Turn calls round that wait where nobody answers any more."""
-        while not self._closing.wait(WAY_LOOK_S):
+        while not self._closing.wait(ROUTE_CHECK_S):
             for client in tuple(self._clients):
-                client.turn()
+                client.reconnect()
 
     def _watch_notices(self) -> None:
         hear.listen(
-            self._ears, lambda news: self._outbox.add(_report(news)), self._closing
+            self._notice_source,
+            lambda news: self._outbox.add(_report(news)),
+            self._closing,
         )
 
 
-def _report(news: hear.News) -> wire.Report:
+def _report(news: hear.NoticeChange) -> wire.Report:
     match news:
-        case hear.Taken(lead_s=lead_s):
+        case hear.PreemptionAnnounced(lead_s=lead_s):
             return wire.InterruptionNoticed(lead_s=lead_s)
-        case hear.Kept():
+        case hear.NoticeWithdrawn():
             return wire.InterruptionCancelled()
         case hear.AtRisk():
             return wire.InterruptionLikely()
@@ -318,7 +320,7 @@ def unpack(archive: Path, folder: Path) -> None:
                     raise AgentError(f"workdir holds {member.name!r}: not a plain file")
                 tar.extract(member, folder, set_attrs=member.isreg())
     except (OSError, tarfile.TarError, EOFError) as error:
-        raise AgentError(f"workdir cannot be unpacked: {error}") from None
+        raise AgentError(f"workdir cannot be unpacked: {error}") from error
 
 
 def main(argv: Sequence[str]) -> int:

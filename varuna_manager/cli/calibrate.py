@@ -128,7 +128,7 @@ def _derived(file: Path | None, device: str | None, ratio: float | None) -> Prof
     try:
         return derive_profile(profiles.read_profile(file), device, ratio)
     except PlanError as error:
-        raise ConfigError(f"--derive: {error}") from None
+        raise ConfigError(f"--derive: {error}") from error
 
 
 def _newest() -> Path:

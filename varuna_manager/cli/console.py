@@ -1,24 +1,25 @@
-"""How commands speak: data on stdout, everything else on stderr."""
+"""Output of the commands: data goes to stdout, everything else to stderr."""
 
 from __future__ import annotations
 
 import json
 import math
 import sys
+import traceback
 from enum import StrEnum
 from typing import Annotated, Any
 
 import typer
 from rich.console import Console, RenderableType
 
-from spottrain.varuna_manager.jobs.folder import job_dir
+from spottrain.errors import causes
 
 LOG_WIDTH = 160
 """Columns of tables that go into a file or a pipe."""
 
 
 class Output(StrEnum):
-    """How a command answers."""
+    """Format of a command's answer."""
 
     TABLE = "table"
     JSON = "json"
@@ -27,26 +28,6 @@ class Output(StrEnum):
 OutputOption = Annotated[
     Output,
     typer.Option("--output", "-o", help="json prints one JSON document, nothing else."),
-]
-
-
-def at_its_manager(context: typer.Context, name: str | None) -> str | None:
-    """Do a command where the job's manager is, if that is another machine.
-
-    Args:
-        context: Of the command.
-        name: The job that it is about, if it is about one.
-    """
-    if name is not None and (job := job_dir(name)).away.exists():
-        # Not above: it imports what rents, which most commands do not need.
-        from spottrain.varuna_manager.cli.remote import forward_command
-
-        forward_command(job, context.info_name or "")
-    return name
-
-
-NameArgument = Annotated[
-    str, typer.Argument(help="Name of a job.", callback=at_its_manager)
 ]
 
 
@@ -81,5 +62,20 @@ def _finite(value: Any) -> Any:
 
 
 def say(line: str) -> None:
-    """Tell the user something beside the answer."""
+    """Print a line for the user that is not part of the answer."""
     console(stderr=True).print(line, markup=False, soft_wrap=True)
+
+
+def is_debugging() -> bool:
+    """Return whether the user asked for ``--debug``."""
+    return "--debug" in sys.argv
+
+
+def say_error(error: BaseException, message: str) -> None:
+    """Print an error in one line; with ``--debug`` its causes and traceback, too."""
+    if message:
+        say(f"error: {' '.join(message.split())}")
+    if is_debugging():
+        for line in causes(error):
+            say(line)
+        say("".join(traceback.format_exception(error)).rstrip())

@@ -9,19 +9,19 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from spottrain.varuna_manager.cli.arguments import NameArgument
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.show import describe_past
+from spottrain.varuna_manager.cli.show import describe_history
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.varuna_manager.jobs.folder import find
 from spottrain.varuna_manager.reporting import documents
 from spottrain.varuna_manager.reporting.costs import By
-from spottrain.varuna_manager.reporting.html.text import kinds_of, money_rows
+from spottrain.varuna_manager.reporting.text import money_rows, time_kinds
 
 
 def register(app: typer.Typer) -> None:
@@ -37,7 +37,7 @@ def cost(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show what a job cost, what for, and what that saved."""
-    document, _, _ = describe_past(find(name), documents.cost)
+    document, _, _ = describe_history(find(name), documents.cost)
     if output is Output.JSON:
         show_json(document)
     else:
@@ -71,7 +71,7 @@ def cost_parts(
 def _time_table(cost: Mapping[str, Any]) -> Table:
     table = _table("TIME", "r:VM-HOURS", "r:SHARE", "r:USD", "WHAT IT IS")
     seconds = cost["vm_seconds"]
-    for kind, words in kinds_of(cost).items():
+    for kind, words in time_kinds(cost).items():
         table.add_row(
             kind,
             f"{seconds[kind] / 3600:.2f}",
@@ -84,7 +84,7 @@ def _time_table(cost: Mapping[str, Any]) -> Table:
 
 
 def _bill_table(cost: Mapping[str, Any], by: By) -> Table:
-    shown = kinds_of(cost)
+    shown = time_kinds(cost)
     kinds = (f"r:{kind.upper()}" for kind in shown)
     table = _table(by.upper(), "r:VMS", "r:VM-HOURS", *kinds, "r:USD")
     for row in cost[f"by_{by}"]:

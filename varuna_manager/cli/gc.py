@@ -80,7 +80,7 @@ def gc(
     found: list[Vm] = []
     failed: dict[str, str] = {}
     left: dict[str, str] = {}
-    for name, asked in _asked(file, cloud).items():
+    for name, asked in _chosen_clouds(file, cloud).items():
         try:
             vms, trouble = _sweep(asked, job or (), yes)
         except CloudError as error:
@@ -94,7 +94,9 @@ def gc(
         raise typer.Exit(CloudError.exit_code)
 
 
-def _asked(file: Path | None, names: Sequence[str] | None) -> dict[str, AnyCloud]:
+def _chosen_clouds(
+    file: Path | None, names: Sequence[str] | None
+) -> dict[str, AnyCloud]:
     """Return the clouds to ask, by name."""
     clouds = _CLOUDS
     if file is not None:

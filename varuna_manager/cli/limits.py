@@ -9,8 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from spottrain.pricing.billing.money import is_amount
+from spottrain.varuna_manager.cli.arguments import NameArgument
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
     show,
@@ -83,12 +83,14 @@ def describe(job: JobDir) -> dict[str, Any]:
 
 def _notes(state: State) -> Iterator[str]:
     """Say which limits will let nothing be rented, as far as prices are known."""
-    cap, may_be_dear = state.job.max_usd_per_hour, state.job.allow_on_demand
-    prices = [offer.usd_per_hour for offer in state.offers if offer.spot or may_be_dear]
+    cap, on_demand_allowed = state.job.max_usd_per_hour, state.job.allow_on_demand
+    prices = [
+        offer.usd_per_hour for offer in state.offers if offer.spot or on_demand_allowed
+    ]
     cheapest = min(filter(is_amount, prices), default=None)
-    fewest = state.job.min_vms
-    if cap is not None and cheapest is not None and cap < cheapest * fewest:
-        some = "no machine" if fewest == 1 else f"less than {fewest} machines"
+    min_vms = state.job.min_vms
+    if cap is not None and cheapest is not None and cap < cheapest * min_vms:
+        some = "no machine" if min_vms == 1 else f"less than {min_vms} machines"
         yield (
             f"budget.max_usd_per_hour: {dollars(cap)} pays for {some} now: the "
             f"cheapest costs {dollars(cheapest)} per hour; the job waits for a lower price"

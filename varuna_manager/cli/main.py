@@ -31,13 +31,14 @@ from spottrain.varuna_manager.cli import (
     ssh,
 )
 from spottrain.varuna_manager.cli import show as show_commands
+from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
-    at_its_manager,
     console,
+    is_debugging,
     say,
+    say_error,
     show,
     show_json,
 )
@@ -75,7 +76,8 @@ def _version(wanted: bool) -> None:
 @app.callback()
 def options(
     debug: Annotated[
-        bool, typer.Option("--debug", help="Show tracebacks of spottrain's own errors.")
+        bool,
+        typer.Option("--debug", help="Show what caused an error, and its traceback."),
     ] = False,
     version: Annotated[
         bool, typer.Option("--version", callback=_version, is_eager=True)
@@ -107,7 +109,7 @@ def launch_command(
         plan.preview(config, output)
         return
     _check_here(config, on_vm=with_vm)
-    data_bytes = data.ready(config, say)
+    data_bytes = data.prepare_data(config, say)
     lines, offers = control.check_machines(config, on_vm=with_vm)
     for line in lines:
         say(line)
@@ -116,17 +118,17 @@ def launch_command(
     # Not above: it imports the planner, which other commands do not need.
     from spottrain.varuna_manager.offers.feasibility import check_deadline
 
-    if found := check_deadline(config, facts, offers, say):
-        say(found)
+    if forecast := check_deadline(config, facts, offers, say):
+        say(forecast)
     job, packed_bytes = submit.submit(config, facts, data_bytes)
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"
     )
     if with_vm:
-        _drive_there(job, offers or (), detach, output)
+        _run_on_manager_vm(job, offers or (), detach, output)
     else:
-        _drive(job, submit.start_manager(job), detach, output)
+        _run_here(job, submit.start_manager(job), detach, output)
 
 
 def _check_here(config: JobConfig, *, on_vm: bool) -> None:
@@ -150,7 +152,7 @@ def stop(
     job = find(name)
     control.stop_job(job, now=now)
     code = Watcher(job, console(stderr=True)).run()
-    _tell_how_to_go_on(job)
+    _say_how_to_resume(job)
     if submit.end_of(job) != "stopped":
         raise typer.Exit(code)
 
@@ -161,7 +163,7 @@ def resume(
         str,
         typer.Argument(
             help="Name of a job; or, from any machine, the URL where its checkpoints are.",
-            callback=at_its_manager,
+            callback=run_at_manager,
         ),
     ],
     detach: Annotated[
@@ -177,7 +179,7 @@ def resume(
         job = take_over(name, say)
     else:
         job = find(name)
-    _drive(job, control.resume_job(job), detach, output)
+    _run_here(job, control.resume_job(job), detach, output)
 
 
 @app.command()
@@ -188,7 +190,7 @@ def down(name: NameArgument) -> None:
     say(f"job {name} is ended; VMs returned after its manager: {returned}")
 
 
-def _drive(
+def _run_here(
     job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
 ) -> None:
     """Watch a job whose manager was just started; exits with the job's exit code."""
@@ -206,13 +208,15 @@ def _drive(
         raise
     show_commands.show_report(job, output)
     if code == INTERRUPTED:
-        _tell_how_to_go_on(job)
+        _say_how_to_resume(job)
     elif code:
-        show_commands.tell_failure(job)
+        if is_debugging():
+            _show_log_tail(job)
+        show_commands.say_failure(job)
     raise typer.Exit(code)
 
 
-def _drive_there(
+def _run_on_manager_vm(
     job: JobDir, offers: Sequence[Offer], detach: bool, output: Output
 ) -> None:
     """Start the manager of a job on a VM and look on; exits with the job's exit code."""
@@ -226,7 +230,7 @@ def _drive_there(
         say(f"job {job.name} is on its way: 'spottrain status {job.name} --watch'")
         return
     code = remote.watch(job)
-    if not job.away.exists():
+    if not job.remote_manager_file.exists():
         show_commands.show_report(job, output)
     raise typer.Exit(code)
 
@@ -243,7 +247,7 @@ gc.register(app)
 ssh.register(app)
 
 
-def _tell_how_to_go_on(job: JobDir) -> None:
+def _say_how_to_resume(job: JobDir) -> None:
     if submit.can_be_resumed(job):
         say(
             f"go on with 'spottrain resume {job.name}', or end the job with "
@@ -252,39 +256,37 @@ def _tell_how_to_go_on(job: JobDir) -> None:
 
 
 def _show_log_tail(job: JobDir) -> None:
-    for line in job.log.read_text(errors="replace").splitlines()[-5:]:
+    most = 200 if is_debugging() else 5
+    for line in job.log.read_text(errors="replace").splitlines()[-most:]:
         say(f"manager.log: {line}")
 
 
 def main() -> None:
-    """Run the command line; what goes wrong becomes one line and its exit code."""
+    """Run the command line; an error becomes one line and its exit code."""
     try:
         sys.exit(app(standalone_mode=False))
-    except (SpottrainError, TyperException) as error:
-        if "--debug" in sys.argv:
-            raise
+    except TyperException as error:
+        say_error(error, _usage(error))
+        sys.exit(error.exit_code)
+    except SpottrainError as error:
         if isinstance(error, UserCodeError) and error.traceback:
             say(error.traceback.rstrip())
-        told = _usage(error) if isinstance(error, TyperException) else str(error)
-        if told:
-            say(f"error: {' '.join(told.split())}")
+        say_error(error, str(error))
         sys.exit(error.exit_code)
     except typer.Abort:
         say("error: aborted")
         sys.exit(1)
-    except Exception as error:
-        if "--debug" in sys.argv:
-            raise
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        say(f"error: internal: {what}; run it again with --debug and report it")
+    except Exception as error:  # noqa: BLE001 - a bug of ours is one line, too
+        hint = "" if is_debugging() else "; run it again with --debug and report it"
+        say_error(error, f"internal: {type(error).__name__}: {error}{hint}")
         sys.exit(1)
 
 
 def _usage(error: TyperException) -> str:
-    """Return what is wrong with a command line; nothing where its help says enough."""
-    told = error.format_message().rstrip(".")
+    """Return what is wrong with a command line; empty where its help was printed."""
+    message = error.format_message().rstrip(".")
     command = getattr(getattr(error, "ctx", None), "command_path", None)
-    return f"{told}; see '{command} -h'" if told and command else told
+    return f"{message}; see '{command} -h'" if message and command else message
 
 
 if __name__ == "__main__":

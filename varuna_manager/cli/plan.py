@@ -183,7 +183,7 @@ def preview(
     submit.check_budget(config)
     if config.cloud is None:
         previews.check_capacity(config)
-    data_bytes = data.ready(config, say)
+    data_bytes = data.prepare_data(config, say)
     say(f"inspecting and measuring {config.entrypoint} on this machine")
     facts = inspect.inspect_model(config)
     profile = None
@@ -193,13 +193,13 @@ def preview(
     document = previews.preview_job(
         config, facts, profile, scope or SearchScope(), data_bytes
     )
-    promised = None
+    forecast = None
     if config.cloud is None:  # a cloud's offers are asked for at launch
-        promised = predict(config, facts, profile=profile)
-    document["promise"] = promised and asdict(promised)
+        forecast = predict(config, facts, profile=profile)
+    document["promise"] = forecast and asdict(forecast)
     _show(document, output, explain)
-    if promised is not None and promised.possible is False:
-        raise BudgetError(promised.reason)
+    if forecast is not None and forecast.possible is False:
+        raise BudgetError(forecast.reason)
 
 
 def _show(document: dict[str, Any], output: Output, explain: bool) -> None:

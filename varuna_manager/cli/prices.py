@@ -129,10 +129,10 @@ def prices(
         return
     if rows:
         show(_table(rows, from_s, now_s))
-    _tell_more(rows, len(shown), len(believed.warnings), now_s)
+    _say_notes(rows, len(shown), len(believed.warnings), now_s)
 
 
-def _tell_more(rows: Sequence[_Row], offers: int, unusable: int, now_s: float) -> None:
+def _say_notes(rows: Sequence[_Row], offers: int, unusable: int, now_s: float) -> None:
     if any(row.price.is_stale(now_s) for row in rows):
         say("stale: too old to rent by; prices need network and credentials")
     if unusable:
@@ -277,4 +277,4 @@ def _write(path: Path, text: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error

@@ -20,11 +20,10 @@ from spottrain.cloud.port.provider import Offer, ReleasesJob, Vm, VmState
 from spottrain.cloud.ssh.transport.hosts import HostKeyError, UnfitHostError
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.cli.console import say
-from spottrain.varuna_manager.cli.ssh import argv_to
 from spottrain.varuna_manager.cli.watch import INTERRUPTED
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.jobs import manager_location as aways
+from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -32,6 +31,7 @@ from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.replication import stored_job
 from spottrain.varuna_manager.launch import control, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
+from spottrain.varuna_manager.launch.ssh_command import argv_to
 from spottrain.varuna_manager.launch.submit import end_of
 
 LOST = 255
@@ -63,13 +63,13 @@ def forward_command(job: JobDir, command: str) -> None:
         ManagerVmError: The VM is there, but does not answer.
         CloudError: Nobody knows whether the VM is there.
     """
-    away = aways.read(job)
-    if away is None:
+    manager = manager_location.read(job)
+    if manager is None:
         return
     if command == "down":
-        _end_there(job, away)
+        _end_there(job, manager)
         return
-    if not away.started:
+    if not manager.started:
         _finish_launch(job, command)
     if command == "ssh":
         refresh(job)  # its VMs let this machine in as well
@@ -77,12 +77,12 @@ def forward_command(job: JobDir, command: str) -> None:
     argv = sys.argv[1:]
     if "--html" in argv:
         raise ConfigError("--html: the report is written once the job has come home")
-    code = run_there(job, away, argv)
+    code = run_there(job, manager, argv)
     ends = command == "stop" or bool(_LASTING.intersection(argv))
-    if code == LOST and reclaim(job, away) and command != "stop":
+    if code == LOST and reclaim(job, manager) and command != "stop":
         return  # this machine has the job now
     if code != LOST and ends and code != INTERRUPTED:
-        reclaim(job, away, ended=True)
+        reclaim(job, manager, ended=True)
     if code == LOST:
         code = 0 if end_of(job) == "stopped" else _outcome(job)
     raise typer.Exit(code)
@@ -128,7 +128,7 @@ def _give_up(job: JobDir) -> bool:
     except SpottrainError as error:
         say(f"warning: {error}")
         return False
-    aways.forget(job)
+    manager_location.forget(job)
     say(
         f"job {job.name}: its VM cannot be used and was returned; mend why, then launch"
     )
@@ -137,11 +137,11 @@ def _give_up(job: JobDir) -> bool:
 
 def watch(job: JobDir) -> int:
     """Look on until the job ends; return its exit code. Ctrl-C only ends the looking."""
-    away = aways.read(job)
-    assert away is not None, "its manager was just started there"
-    code = run_there(job, away, ["status", job.name, "--watch"])
+    manager = manager_location.read(job)
+    assert manager is not None, "its manager was just started there"
+    code = run_there(job, manager, ["status", job.name, "--watch"])
     if code != INTERRUPTED:
-        reclaim(job, away, ended=code != LOST)
+        reclaim(job, manager, ended=code != LOST)
     return _outcome(job) if code == LOST else code
 
 
@@ -162,25 +162,25 @@ def _finish_launch(job: JobDir, command: str) -> None:
     raise typer.Exit(0)
 
 
-def _end_there(job: JobDir, away: RemoteManager) -> None:
+def _end_there(job: JobDir, manager: RemoteManager) -> None:
     """Have the manager end at once, if it can be reached, and take the job home."""
-    if away.started:
-        run_there(job, away, ["stop", job.name, "--now"])
+    if manager.started:
+        run_there(job, manager, ["stop", job.name, "--now"])
     refresh(job)
-    aways.forget(job)
+    manager_location.forget(job)
 
 
-def run_there(job: JobDir, away: RemoteManager, argv: Sequence[str]) -> int:
+def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
     """Run one of our commands on the manager's VM; return its exit code, or ``LOST``."""
     program = shutil.which("ssh")
     if program is None:
         raise ConfigError("there is no ssh command here; install OpenSSH's client")
-    assert away.target is not None, "the manager was started there"
+    assert manager.target is not None, "the manager was started there"
     cloud = job.config().clouds[0]
-    cli = f"{manager_vm.run_there(cloud)} spottrain.varuna_manager.cli.main"
+    cli = f"{manager_vm.run_on_vm(cloud)} spottrain.varuna_manager.cli.main"
     command = [f"{cli} {shlex.join(argv)}"]
     key_file = job.cloud / "ssh_key"
-    _, *options = argv_to(job, away.target, key_file, cloud.bastion, command)
+    _, *options = argv_to(job, manager.target, key_file, cloud.bastion, command)
     quiet = ["-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10"]
     quiet += ["-o", "ServerAliveInterval=15"]
     terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []
@@ -208,7 +208,7 @@ def refresh(job: JobDir) -> State:
         journal.close()
 
 
-def reclaim(job: JobDir, away: RemoteManager, *, ended: bool = False) -> bool:
+def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool:
     """Take a job back if the VM of its manager is gone; return whether it was.
 
     What the job's VMs shared is removed if the job is over: as long as its own VM used
@@ -216,7 +216,7 @@ def reclaim(job: JobDir, away: RemoteManager, *, ended: bool = False) -> bool:
 
     Args:
         job: The job.
-        away: Where its manager was.
+        manager: Where its manager was.
         ended: The job is over: its manager is about to write that down last.
 
     Raises:
@@ -231,10 +231,10 @@ def reclaim(job: JobDir, away: RemoteManager, *, ended: bool = False) -> bool:
     provider = open_cloud(job.config().clouds[0])
     try:
         give_up_at_s = time.monotonic() + GONE_S
-        while away.vm_id in (alive := _alive(vms := provider.list_vms(job.name))):
+        while manager.vm_id in (alive := _alive(vms := provider.list_vms(job.name))):
             if not over:
                 raise ManagerVmError(
-                    f"job {job.name}: the VM of its manager ({away.vm_id}) does not "
+                    f"job {job.name}: the VM of its manager ({manager.vm_id}) does not "
                     "answer, though it runs; try again in a while"
                 )
             if time.monotonic() > give_up_at_s:
@@ -246,7 +246,7 @@ def reclaim(job: JobDir, away: RemoteManager, *, ended: bool = False) -> bool:
                 provider.release(job.name)
     finally:
         provider.close()
-    aways.forget(job)
+    manager_location.forget(job)
     if not over:
         url = job.config().checkpoint.path
         say(

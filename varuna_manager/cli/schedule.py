@@ -23,7 +23,7 @@ from spottrain.varuna_manager.cli.simulate.step_spec import (
 from spottrain.varuna_manager.format import number
 from spottrain.wire import ScheduleKind
 
-LONGEST_TABLE = 20_000
+MAX_TABLE_CHARS = 20_000
 """Characters of a schedule that are laid out; what is longer comes as plain lines."""
 KINDS: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 
@@ -71,7 +71,7 @@ def schedule(
     if output is Output.JSON:
         show_json(lists)
         return
-    if sum(map(len, lists)) > LONGEST_TABLE:
+    if sum(map(len, lists)) > MAX_TABLE_CHARS:
         for stage, tasks in enumerate(lists):
             sys.stdout.write(f"{stage}: {tasks}\n")
         return
@@ -90,7 +90,7 @@ def step(
     try:
         document = simulate_spec(asked)
     except PlanError as error:
-        raise ConfigError(f"{spec.name}: {error}") from None
+        raise ConfigError(f"{spec.name}: {error}") from error
     if output is Output.JSON:
         show_json(document)
         return
@@ -116,7 +116,7 @@ def _schedule(
                     chunks=default if chunks is None else chunks,
                 )
             except PlanError as error:
-                raise ConfigError(str(error)) from None
+                raise ConfigError(str(error)) from error
     raise ConfigError(f"no such schedule: got {kind}; take one of {', '.join(KINDS)}")
 
 

@@ -12,13 +12,13 @@ from typing import Annotated, Any
 import typer
 
 from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
 from spottrain.varuna_manager.cli.console import (
-    NameArgument,
     Output,
     OutputOption,
-    at_its_manager,
     console,
     say,
+    say_error,
     show,
     show_json,
 )
@@ -30,14 +30,13 @@ from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
 from spottrain.varuna_manager.jobs.follow import (
     Follower,
     JournalEntry,
-    read_past,
     read_state,
 )
-from spottrain.varuna_manager.jobs.replication_status import told_of
+from spottrain.varuna_manager.jobs.replication import lag_line
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables
-from spottrain.varuna_manager.reporting.history import JobHistory
+from spottrain.varuna_manager.reporting.history import JobHistory, read_history
 from spottrain.varuna_manager.reporting.html.page import write_page
 
 FollowOption = Annotated[
@@ -63,7 +62,7 @@ def register(app: typer.Typer) -> None:
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(help="A job; all without it.", callback=at_its_manager),
+        typer.Argument(help="A job; all without it.", callback=run_at_manager),
     ] = None,
     watch: Annotated[
         bool, typer.Option("--watch", "-w", help="Look on until the job ends.")
@@ -80,7 +79,7 @@ def status(
     if watch:
         raise typer.Exit(_watch(job, output))
     document = _describe(job, job_documents.status)
-    document["journal_copy"] = told_of(job, time.time())
+    document["journal_copy"] = lag_line(job, time.time())
     if output is Output.JSON:
         show_json(document)
         return
@@ -94,7 +93,7 @@ def _show_all(output: Output) -> None:
     documents, errors = [], []
     for job in all_jobs():
         try:
-            if job.away.exists():
+            if job.remote_manager_file.exists():
                 # Not above: it imports what rents, which other commands do not need.
                 from spottrain.varuna_manager.cli.remote import refresh
 
@@ -107,7 +106,7 @@ def _show_all(output: Output) -> None:
     else:
         show(tables.jobs_table(documents))
     for damaged in errors:
-        say(f"error: {damaged}")
+        say_error(damaged, str(damaged))
     if errors:
         raise typer.Exit(errors[0].exit_code)
 
@@ -134,8 +133,8 @@ def report(
     if html is None:
         show_report(job, output)
         return
-    document, state, past = describe_past(job, job_documents.report)
-    write_page(html, document, state, past)
+    document, state, history = describe_history(job, job_documents.report)
+    write_page(html, document, state, history)
     say(f"report: {html.absolute()}")
     if output is Output.JSON:
         show_json(document)
@@ -200,7 +199,7 @@ def schema() -> None:
 
 def show_report(job: JobDir, output: Output) -> None:
     """Print the report of a job."""
-    document, _, _ = describe_past(job, job_documents.report)
+    document, _, _ = describe_history(job, job_documents.report)
     if output is Output.JSON:
         show_json(document)
     else:
@@ -209,7 +208,7 @@ def show_report(job: JobDir, output: Output) -> None:
         say(f"report as a page: {job.page}")
 
 
-def tell_failure(job: JobDir) -> None:
+def say_failure(job: JobDir) -> None:
     """Tell why a job ended as it did, with the user's own traceback if there is one."""
     outcome = read_state(job).outcome
     if outcome is not None:
@@ -222,18 +221,18 @@ def _describe(
     job: JobDir, view: Callable[[State, bool, float], dict[str, Any]]
 ) -> dict[str, Any]:
     """Return a view of a job with what its folder alone knows."""
-    managed = job.is_managed() or job.away.exists()
+    managed = job.is_managed() or job.remote_manager_file.exists()
     return _named(job, view(read_state(job), managed, time.time()))
 
 
-def describe_past(
+def describe_history(
     job: JobDir,
     view: Callable[[State, JobHistory, bool, float], dict[str, Any]],
 ) -> tuple[dict[str, Any], State, JobHistory]:
     """Return a view of a job that needs its past, and what the view was made of."""
-    state, past = read_past(job)
-    document = view(state, past, job.is_managed(), time.time())
-    return _named(job, document), state, past
+    state, history = read_history(job)
+    document = view(state, history, job.is_managed(), time.time())
+    return _named(job, document), state, history
 
 
 def _named(job: JobDir, document: dict[str, Any]) -> dict[str, Any]:

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 import os
-import shlex
 import shutil
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import ReachedBySsh, SshTarget
-from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.cli.console import NameArgument
-from spottrain.varuna_manager.config.clouds import AnyCloud, BastionConfig
+from spottrain.varuna_manager.cli.arguments import NameArgument
+from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
+from spottrain.varuna_manager.launch.ssh_command import argv_to
 
 VmArgument = Annotated[
     str | None, typer.Argument(help="Id of a VM, or how it begins; the only one.")
@@ -41,14 +39,14 @@ def ssh(
     The VM has to prove by its own host key who it is. The exit code is that of ssh.
     """
     job = find(name)
-    argv = ssh_argv(job, choose(job, vm), command or [])
+    argv = ssh_argv(job, choose_vm(job, vm), command or [])
     program = shutil.which(argv[0])
     if program is None:
         raise ConfigError("there is no ssh command here; install OpenSSH's client")
     os.execv(program, argv)
 
 
-def choose(job: JobDir, wanted: str | None) -> str:
+def choose_vm(job: JobDir, wanted: str | None) -> str:
     """Return the id of the VM that is meant.
 
     Raises:
@@ -126,56 +124,3 @@ def _there(provider: ReachedBySsh, vm_id: str) -> SshTarget:
     if target is None:
         raise CloudError(f"VM {vm_id} boots still; try again in a minute")
     return target
-
-
-def argv_to(
-    job: JobDir,
-    target: SshTarget,
-    key_file: Path | None,
-    bastion: BastionConfig | None,
-    command: list[str],
-) -> list[str]:
-    """Return the command line of ``ssh`` that enters a host of a job, or runs something
-    there; it accepts no other host keys than those of ``target``.
-    """
-    known = _known(job.path / "known_hosts", target.host, target.port, target.host_keys)
-    argv = ["ssh", "-p", str(target.port), "-l", target.user, *_proof(known, key_file)]
-    if bastion is not None:
-        argv += ["-o", f"ProxyCommand={_through(job, bastion.host())}"]
-    return [*argv, "--", target.host, *command]
-
-
-def _through(job: JobDir, bastion: Host) -> str:
-    """Return the command that leads to a host by a bastion.
-
-    No ProxyJump: that would not be told the bastion's own keys.
-    """
-    known = bastion.known_hosts
-    if bastion.host_key is not None:
-        path = job.path / "known_bastion"
-        known = _known(path, bastion.address, bastion.port, (bastion.host_key,))
-    argv = ["-p", str(bastion.port), "-l", bastion.user]
-    argv += [*_proof(known, bastion.key_file), "--", bastion.address]
-    return f"ssh -W '[%h]:%p' {shlex.join(argv).replace('%', '%%')}"
-
-
-def _known(path: Path, host: str, port: int, keys: Sequence[str]) -> Path:
-    """Write the file that a host's keys are known from."""
-    place = host if port == 22 else f"[{host}]:{port}"
-    path.write_text("".join(f"{place} {key}\n" for key in keys))
-    return path
-
-
-def _proof(known: Path, key_file: Path | None) -> list[str]:
-    """Return the options by which a host and we prove to each other who we are."""
-    options = {
-        "UserKnownHostsFile": f'"{known}"',
-        "GlobalKnownHostsFile": os.devnull,
-        "StrictHostKeyChecking": "yes",
-    }
-    if key_file is not None:
-        options["IdentitiesOnly"] = "yes"
-    argv = [] if key_file is None else ["-i", str(key_file)]
-    for name, value in options.items():
-        argv += ["-o", f"{name}={value}"]
-    return argv

@@ -41,7 +41,7 @@ def _store_place(text: str) -> str:
         if text and local_folder(text) is None:
             parse_url(text)
     except StorageError as error:
-        raise ValueError(f"{error}") from None
+        raise ValueError(f"{error}") from error
     if not text:
         raise ValueError("must be a folder or the URL of a bucket")
     return text

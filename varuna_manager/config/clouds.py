@@ -148,7 +148,7 @@ class CloudConfig(Section):
         try:
             self.kinds()
         except ConfigError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(str(error)) from error
         return self
 
     @property

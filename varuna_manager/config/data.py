@@ -92,7 +92,7 @@ class DataConfig(Section):
             try:
                 parse_url(url)
             except StorageError as error:
-                raise ValueError(str(error)) from None
+                raise ValueError(str(error)) from error
         is_folder = parts.path.endswith("/") or not parts.path
         if is_folder and (self.unpack or self.sha256 or parts.scheme in WEB_SCHEMES):
             raise ValueError(

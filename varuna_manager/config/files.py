@@ -54,8 +54,8 @@ def read_value(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError:
-        raise ConfigError(f"must be a plain value: got {text!r}; mend it") from None
+    except yaml.YAMLError as error:
+        raise ConfigError(f"must be a plain value: got {text!r}; mend it") from error
 
 
 def read_job_file(path: Path) -> Any:
@@ -66,20 +66,20 @@ def read_job_file(path: Path) -> Any:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such job file; check the path") from None
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such job file; check the path") from error
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
     try:
         if path.suffix == ".toml":
             return tomllib.loads(text)
         if path.suffix in (".yaml", ".yml"):
             return yaml.load(text, _Loader)
     except ConfigError as error:
-        raise ConfigError(f"{path.name}: {error}") from None
+        raise ConfigError(f"{path.name}: {error}") from error
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())
-        raise ConfigError(f"{path.name}: {what}; mend the file") from None
+        raise ConfigError(f"{path.name}: {what}; mend the file") from error
     raise ConfigError(f"{path.name}: must end in .yaml, .yml or .toml; rename it")
 
 
@@ -95,7 +95,7 @@ def to_json(data: Any, source: str) -> str:
     try:
         return json.dumps(data, default=_plain)
     except (TypeError, ValueError) as error:
-        raise ConfigError(f"{source}: {error}; use plain keys and values") from None
+        raise ConfigError(f"{source}: {error}; use plain keys and values") from error
 
 
 def _plain(value: Any) -> str:

@@ -48,9 +48,9 @@ from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
 from spottrain.wire import JobSpec, Reduction, ScheduleKind
 
-LARGEST_MEASURED_MICROBATCH = 16
+MAX_MEASURED_MICROBATCH = 16
 """Bound on the micro-batch sizes that are measured when the job file names none."""
-LARGEST_DEFAULT_MICROBATCH = 4
+MAX_DEFAULT_MICROBATCH = 4
 """Bound on the micro-batch size that is chosen when the job file names none."""
 
 
@@ -106,7 +106,7 @@ def _dollars(value: Any) -> Any:
 Dollars = Annotated[PositiveFloat, BeforeValidator(_dollars)]
 Price = Annotated[NonNegativeFloat, BeforeValidator(_dollars)]
 Share = Annotated[float, Field(gt=0, lt=1)]
-LONGEST_H = 876_600.0
+MAX_HOURS = 876_600.0
 """A hundred years."""
 LAST_DEADLINE = datetime(9000, 1, 1, tzinfo=UTC)
 """What is projected a while beyond it can still be written."""
@@ -133,7 +133,7 @@ class SloConfig(Section):
 
     deadline: AwareDatetime | None = None
     """A moment with a time zone, such as 2030-01-31T18:00:00+00:00."""
-    max_hours: Annotated[float, Field(gt=0, le=LONGEST_H)] | None = None
+    max_hours: Annotated[float, Field(gt=0, le=MAX_HOURS)] | None = None
     """Hours from launch."""
     min_examples_per_s: PositiveFloat | None = None
     """Examples per second that the job must train, interruptions included."""
@@ -302,7 +302,7 @@ class JobConfig(Section):
             return self.microbatch_size
         return max(
             m
-            for m in range(1, LARGEST_DEFAULT_MICROBATCH + 1)
+            for m in range(1, MAX_DEFAULT_MICROBATCH + 1)
             if self.minibatch_size % m == 0
         )
 
@@ -311,7 +311,7 @@ class JobConfig(Section):
         """The micro-batch sizes to measure: the one given, or those to choose from."""
         if self.microbatch_size is not None:
             return (self.microbatch_size,)
-        powers = (2**n for n in range(LARGEST_MEASURED_MICROBATCH.bit_length()))
+        powers = (2**n for n in range(MAX_MEASURED_MICROBATCH.bit_length()))
         fitting = {m for m in powers if self.minibatch_size % m == 0}
         return tuple(sorted(fitting | {self.chosen_microbatch_size}))
 
@@ -392,7 +392,7 @@ def parse_config(data: Any, source: str) -> JobConfig:
     try:
         return JobConfig.model_validate_json(to_json(data, source))
     except ValidationError as error:
-        raise ConfigError(f"{source}: {explain(error, JobConfig)}") from None
+        raise ConfigError(f"{source}: {explain(error, JobConfig)}") from error
 
 
 def json_schema() -> dict[str, Any]:

@@ -91,7 +91,7 @@ class LocalConfig(Section):
         try:
             self.market()
         except ConfigError as error:
-            raise ValueError(str(error)) from None
+            raise ValueError(str(error)) from error
         return self
 
     def market(self) -> MarketSpec:

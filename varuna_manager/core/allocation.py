@@ -34,7 +34,7 @@ once some were returned that the plan did not use."""
 
 def next_intent(state: State) -> str:
     """Return the name of the next launch intent."""
-    moved = f"{state.moved_in}-" if state.moved_in else ""
+    moved = f"{state.takeover_epoch}-" if state.takeover_epoch else ""
     return f"intent-{moved}{state.next_intent}"
 
 
@@ -62,14 +62,14 @@ def _count(state: State) -> int:
 def launch_more(transition: Transition) -> None:
     """Emit the next launch, and wake the core when the market changes by itself."""
     state = transition.state
-    if state.launch_wished:
+    if state.launch_pending:
         return
     launch = next_launch(state)
     transition.wake(launch.changes_at_s)
     if launch.offer is None:
         return
     intent = next_intent(state)
-    transition.state = replace(state, launch_wished=True)
+    transition.state = replace(state, launch_pending=True)
     transition.emit(
         IntendLaunch(
             intent=intent,

@@ -1,9 +1,9 @@
-"""Measuring, as the core sees it: rounds over the VMs at hand, and profiles kept before.
+"""Calibration rounds over the VMs of the job, and the reuse of kept profiles.
 
     begin --StoreOpened--> measuring --Calibrated--> done
-       --a participant dies or leaves--> given up; the next round takes those left
+       --a participant dies or leaves--> abandoned; the next round takes those left
 
-A round bears a negative number, see ``wire.Calibrate``.
+A round has a negative number, see ``wire.Calibrate``.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ from spottrain.varuna_manager.format import duration
 from spottrain.wire import AbandonGeneration, Calibrate, OpenStore, Profile, Slot
 
 RETRY_PAUSE_S = 2.0
-"""From a round that failed to the next: whose VM is gone is known by then."""
-MOST_PARTICIPANTS = 128
-"""More would measure the same again."""
+"""Between a failed round and the next: lost VMs are known by then."""
+MAX_PARTICIPANTS = 128
+"""More would only measure the same again."""
 
 
 def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
-    """Take a profile that was kept, or else begin to measure on ``vms``."""
-    alike = [vm for vm in vms if _makes(vm) == _makes(vms[0])]
-    known = _reusable(transition.state, alike)
+    """Reuse a kept profile, or begin to measure on ``vms``."""
+    same = [vm for vm in vms if _kind_of(vm) == _kind_of(vms[0])]
+    known = _reusable(transition.state, same)
     if known is None:
         if transition.is_due(transition.state.measure_after_s):
-            _begin(transition, alike)
+            _begin(transition, same)
         return
     age = duration(max(0.0, transition.now_s - known.measured_at_s))
     transition.state = replace(transition.state, profile=known.profile)
     transition.log(f"profile of {known.profile.device} reused, measured {age} ago")
 
 
-def _makes(vm: VmRecord) -> tuple[str, str]:
+def _kind_of(vm: VmRecord) -> tuple[str, str]:
     return vm.device, vm.software
 
 
 def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
-    """Return the newest kept profile that these VMs would measure again."""
+    """Return the newest kept profile that is valid for these VMs."""
     return next(
         (
             known
             for known in state.known_profiles
-            if (known.profile.device, known.profile.software) == _makes(vms[0])
+            if (known.profile.device, known.profile.software) == _kind_of(vms[0])
             and knows_sizes(known.profile, sizes_of(state))
             and (len(vms) == 1 or not assumes_links(known.profile))
             and _fits(state, known.profile)
@@ -80,16 +80,16 @@ def sizes_of(state: State) -> tuple[int, ...]:
 
 
 def participants_of(vms: Sequence[VmRecord]) -> tuple[Slot, ...]:
-    """Return who measures: every slot, but no more of one computer than it has cores.
+    """Return the slots that measure: all, but no more per computer than it has cores.
 
-    A slot that would be alone comes twice, so that there is a link to be measured.
+    A single slot is listed twice, so that there is a link to measure.
     """
     taken: Counter[str] = Counter()
     slots: list[Slot] = []
     for index in range(max(vm.num_slots for vm in vms)):
         for vm in vms:
             full = vm.machine and vm.cores and taken[vm.machine] >= vm.cores
-            if index < vm.num_slots and not full and len(slots) < MOST_PARTICIPANTS:
+            if index < vm.num_slots and not full and len(slots) < MAX_PARTICIPANTS:
                 taken[vm.machine] += 1
                 slots.append(Slot(vm_id=vm.vm_id, index=index))
     return tuple(sorted(slots)) if len(slots) > 1 else (slots[0], slots[0])
@@ -110,7 +110,7 @@ def _begin(transition: Transition, vms: Sequence[VmRecord]) -> None:
 
 
 def send(transition: Transition, calibration: Calibration) -> None:
-    """Tell the VMs what to do next; supervisors ignore doubles."""
+    """Send the VMs the round's next command; supervisors ignore duplicates."""
     slots = calibration.participants
     if not calibration.store_host:
         transition.send((slots[0].vm_id,), OpenStore(generation=calibration.number))
@@ -128,7 +128,7 @@ def send(transition: Transition, calibration: Calibration) -> None:
 
 
 def store_opened(transition: Transition, report: wire.StoreOpened) -> None:
-    """All participants can meet: let them measure."""
+    """The store of the round is open: let the participants measure."""
     calibration = transition.state.calibration
     if calibration is None or calibration.number != report.generation:
         return
@@ -139,10 +139,10 @@ def store_opened(transition: Transition, report: wire.StoreOpened) -> None:
     send(transition, calibration)
 
 
-def heard(
+def report_received(
     transition: Transition, report: wire.CalibrationProgress | wire.Calibrated
 ) -> None:
-    """Note how far the round is; take its profile, and have it kept for later jobs."""
+    """Fold the round's progress, or its profile, which is kept for later jobs."""
     calibration = transition.state.calibration
     if calibration is None or calibration.number != report.generation:
         return
@@ -159,20 +159,20 @@ def heard(
 
 
 def describe(profile: Profile) -> str:
-    """Return what was measured, in a line."""
+    """Return the measured times, in one line for people."""
     one = profile.microbatches[0]
     forward_s = sum(section.forward_s for section in one.sections)
     backward_s = sum(section.backward_s for section in one.sections)
     return (
         f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
         f"ms for a micro-batch of {one.microbatch_size}"
-        + "; not kept, for the machine was busy"
+        + "; not kept, as the machine was busy"
         * is_noisy(profile)
     )
 
 
 def give_up(transition: Transition) -> None:
-    """End the round that runs, wherever it still runs."""
+    """Abandon the round that runs."""
     calibration = transition.state.calibration
     if calibration is not None:
         transition.state = replace(transition.state, calibration=None)
@@ -183,7 +183,7 @@ def give_up(transition: Transition) -> None:
 
 
 def lose_vm(transition: Transition, vm_id: str) -> None:
-    """A VM is gone: a round that it takes part in comes to nothing, by no one's fault."""
+    """A VM is gone: abandon a round that it takes part in; this is no failure."""
     calibration = transition.state.calibration
     if calibration and any(slot.vm_id == vm_id for slot in calibration.participants):
         give_up(transition)

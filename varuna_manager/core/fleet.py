@@ -1,7 +1,7 @@
-"""The VMs: adopted, booted, suspected, returned, lost. Every one of them is accounted for.
+"""The VMs: adopted, booted, suspected, returned, lost (``VM`` of ``core.model.machines``).
 
-STARTING -> BOOTING -> REGISTERED -> READY -> RETURNING -> gone
-     the cloud may take it away from any of these
+Every VM that the cloud lists for the job is in the state until the cloud has taken it
+back, so that no billed VM is missed.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.model.transition import Transition
 
 BOOT_BOUND_S = 900.0
-"""A VM whose supervisor is not ready by then, the user's setup aside, is returned."""
+"""A VM whose supervisor is not ready by then is returned; the user's setup not counted."""
 RETRY_S = 5.0
 """Pause before a failed command is repeated."""
 _ENDING_STATES = (VmState.STOPPING, VmState.TERMINATED)
 
 
-# --- The provider's truth -----------------------------------------------------------------
+# --- The provider's list ------------------------------------------------------------------
 
 
 def vms_listed(transition: Transition, event: VmsListed) -> None:
-    """Reconcile: the journal is our memory, the cloud is the truth."""
+    """Reconcile the state with the cloud's list, which is authoritative."""
     transition.state = replace(transition.state, reconciled=True)
     listed = {vm.vm_id: vm for vm in event.vms}
     for record in tuple(transition.state.vms.values()):
         vm = listed.get(record.vm_id)
-        told = event.cloud in ("", record.offer.cloud)
+        covered = event.cloud in ("", record.offer.cloud)
         if vm is not None:
             _update(transition, record, vm)
-        elif told and record.known_at_s < event.asked_at_s:
+        elif covered and record.known_at_s < event.asked_at_s:
             remove_vm(transition, record, "the provider no longer lists it")
     spending.listed(transition, event.vms)
     spending.managers_listed(transition, event.vms, event.cloud)
@@ -77,14 +77,14 @@ def _update(transition: Transition, record: VmRecord, vm: Vm) -> None:
             )
             transition.emit(StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
-            remove_vm(transition, record, _how_it_went(record))
+            remove_vm(transition, record, _loss_reason(record))
         case VmState.TERMINATED:
-            remove_vm(transition, record, _how_it_went(record))
+            remove_vm(transition, record, _loss_reason(record))
         case _:
             pass
 
 
-def _how_it_went(vm: VmRecord) -> str:
+def _loss_reason(vm: VmRecord) -> str:
     if vm.phase is VmPhase.RETURNING:
         return vm.return_reason
     noticed = vm.leaves_at_s is not None
@@ -92,10 +92,10 @@ def _how_it_went(vm: VmRecord) -> str:
 
 
 def adopt(transition: Transition, vm: Vm) -> None:
-    """Keep a VM that is new to us if an open intent wants it, else send it back.
+    """Keep a VM that is new to us if an open intent wants it, else return it.
 
-    What nobody wants is an orphan of a call whose answer was lost, or one of ours that
-    the cloud still lists though it has taken it back; both are paid for.
+    An unwanted VM is an orphan of a call whose answer was lost, or one of ours that the
+    cloud still lists though it has taken it back; both are billed.
     """
     state = transition.state
     if vm.vm_id in state.vms or vm.state in _ENDING_STATES:
@@ -132,7 +132,7 @@ def adopt(transition: Transition, vm: Vm) -> None:
 
 
 def provider_answered(transition: Transition, event: ProviderAnswered) -> None:
-    """Decide about a silent VM: one that still runs is returned, its memory lost."""
+    """Decide about a silent VM: if it still runs it is returned, and its memory is lost."""
     vm = transition.state.vms.get(event.vm_id)
     if vm is None or vm.silent_since_s is None or vm.phase is VmPhase.RETURNING:
         return
@@ -147,7 +147,7 @@ def provider_answered(transition: Transition, event: ProviderAnswered) -> None:
 
 
 def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
-    """Strike a VM off; unless we or a notice saw it coming, it was a kill."""
+    """Remove a VM that is gone; unless it was returned or noticed, count it as killed."""
     if vm.phase is not VmPhase.RETURNING and vm.leaves_at_s is None:
         counters.interrupted(transition, "kill", vm.vm_id, reason)
     generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
@@ -163,25 +163,26 @@ def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
         else state.fleet_changed_at_s,
         ledger=state.ledger.gone(vm.vm_id, transition.now_s),
     )
+    transition.note_phase(vm.phase, None)
 
 
 def job_moved(transition: Transition, event: JobMoved) -> None:
-    """Return all VMs: they trust keys that stayed behind.
+    """Return all VMs: they trust keys that stayed on the old machine.
 
-    What was being launched is not asked for again: the answer would be VMs of that kind.
-    Names of later launches differ from any that the journal may have lost.
+    Open launches are not repeated: their VMs may exist and trust those keys too. The
+    names of later launches differ from any that the journal may have lost.
     """
-    transition.state = replace(transition.state, intents={}, moved_in=event.epoch)
+    transition.state = replace(transition.state, intents={}, takeover_epoch=event.epoch)
     transition.log(
-        f"the job goes on on {event.host}, with new keys: its VMs are returned"
+        f"the job continues on {event.host} with new keys: its VMs are returned"
     )
     return_vms(
-        transition, transition.state.vms.values(), "it trusts keys that stayed behind"
+        transition, transition.state.vms.values(), "it trusts keys of the old machine"
     )
 
 
 def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> None:
-    """Give VMs back; whatever they hold is lost from now on."""
+    """Return VMs; what their memory holds is lost from now on."""
     going = [vm for vm in vms if vm.phase is not VmPhase.RETURNING]
     if not going:
         return
@@ -202,7 +203,7 @@ def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> 
 
 
 def vms_returned(transition: Transition, event: VmsReturned) -> None:
-    """The cloud took them back."""
+    """Remove the VMs that the cloud has taken back."""
     for vm_id in event.vm_ids:
         vm = transition.state.vms.get(vm_id)
         if vm is not None and vm.phase is VmPhase.RETURNING:
@@ -214,7 +215,7 @@ def vms_returned(transition: Transition, event: VmsReturned) -> None:
 
 
 def agent_starting(transition: Transition, event: AgentStarting) -> None:
-    """Remember the hash of a token; older ones stay good, the agent may have one."""
+    """Keep the hash of a token; older ones stay valid, as the agent may have one."""
     vm = transition.state.vms.get(event.vm_id)
     if vm is not None and event.token_sha256 not in vm.token_sha256s:
         tokens = (*vm.token_sha256s, event.token_sha256)
@@ -222,7 +223,7 @@ def agent_starting(transition: Transition, event: AgentStarting) -> None:
 
 
 def agent_registered(transition: Transition, event: AgentRegistered) -> None:
-    """The agent has called: its supervisor is coming up."""
+    """The agent has called: its supervisor starts."""
     vm = transition.state.vms.get(event.vm_id)
     if vm is not None and vm.phase in (VmPhase.STARTING, VmPhase.BOOTING):
         spending.fetches(transition, vm)
@@ -237,7 +238,7 @@ def agent_registered(transition: Transition, event: AgentRegistered) -> None:
 
 
 def vm_heard(transition: Transition, vm_id: str) -> None:
-    """A silent VM called again before it was fenced."""
+    """A silent VM has called again before it was fenced."""
     vm = transition.state.vms.get(vm_id)
     if vm is not None and vm.silent_since_s is not None:
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
@@ -247,19 +248,19 @@ def vm_heard(transition: Transition, vm_id: str) -> None:
 
 
 def command_failed(transition: Transition, event: CommandFailed) -> None:
-    """Repeat what failed for a VM after a pause; see ``advance``."""
+    """Repeat a command that failed for a VM after a pause; see ``advance``."""
     transition.log(f"{event.command.replace('_', ' ')} failed: {event.reason}")
     for vm_id in event.vm_ids:
         if vm := transition.state.vms.get(vm_id):
             transition.put_vm(replace(vm, retry_at_s=transition.now_s + RETRY_S))
-            _give_up_on(transition, vm)
+            _return_if_lease_over(transition, vm)
 
 
-def _give_up_on(transition: Transition, vm: VmRecord) -> None:
-    """Return a silent VM whose cloud does not answer either, once it must have ended.
+def _return_if_lease_over(transition: Transition, vm: VmRecord) -> None:
+    """Return a silent VM whose cloud does not answer either, once its lease is over.
 
-    Until its lease has run out it may train on with others that are cut off as it is:
-    in its place another generation would train at the same time.
+    Until then it may train on with others that are cut off too, and a generation
+    without it would train at the same time.
     """
     since_s, lease_s = vm.silent_since_s, reserve_s(transition.state.job.spec.lease_s)
     if since_s is None or transition.now_s - since_s < lease_s:
@@ -272,11 +273,11 @@ def _give_up_on(transition: Transition, vm: VmRecord) -> None:
     return_vms(transition, (vm,), reason)
 
 
-# --- What time brings -----------------------------------------------------------------------
+# --- Timeouts and returns -------------------------------------------------------------------
 
 
 def advance(transition: Transition) -> None:
-    """Repeat what failed, return what is no use any more."""
+    """Repeat failed commands; return VMs that are late, drained or replaced."""
     for vm in tuple(transition.state.vms.values()):
         if vm.retry_at_s is not None and transition.is_due(vm.retry_at_s):
             transition.put_vm(replace(vm, retry_at_s=None))
@@ -286,7 +287,9 @@ def advance(transition: Transition) -> None:
             return_vms(transition, (vm,), f"not ready in {bound_s:g} s")
         elif vm.leaves_at_s is not None and not _is_needed(transition, vm):
             return_vms(
-                transition, (vm,), vm.shed or "handed over before the cloud takes it"
+                transition,
+                (vm,),
+                vm.drain_reason or "handed over before the cloud takes it",
             )
         elif vm.slow is not None and vm.is_replaced and not _is_needed(transition, vm):
             if vm.phase is not VmPhase.RETURNING:
@@ -295,7 +298,7 @@ def advance(transition: Transition) -> None:
 
 
 def ask_again(transition: Transition, vm: VmRecord) -> None:
-    """Issue the command again that a VM waits for."""
+    """Emit again the command that a VM waits for."""
     if vm.phase is VmPhase.RETURNING:
         transition.emit(TerminateVms(vm_ids=(vm.vm_id,)))
     elif vm.phase is VmPhase.BOOTING:
@@ -305,7 +308,7 @@ def ask_again(transition: Transition, vm: VmRecord) -> None:
 
 
 def _is_needed(transition: Transition, vm: VmRecord) -> bool:
-    """Whether something still depends on the memory of a VM that is leaving."""
+    """Return whether the memory of a VM that is leaving is still needed."""
     state, generation = transition.state, transition.state.generation
     if not vm.used_slots:
         return generation is not None and any(

@@ -1,7 +1,5 @@
-"""The life of a generation: open, hand over, train, stop or break.
-
-    OPENING --StoreOpened--> STARTING --all started--> RUNNING --StopGeneration--> STOPPING
-       any of them --a rank or its VM dies--> BREAKING; all ranks out ends the generation
+"""A generation: opened, handed over to, trained, stopped or broken (``GENERATION`` of
+``core.model.machines``).
 
 A new generation is opened only when the one before has ended: there is never more than
 one. Ranks that hang after a break are told to give up, then fenced with their VM.
@@ -36,16 +34,16 @@ from spottrain.wire import (
 )
 
 ABANDON_AFTER_S = 3.0
-"""Survivors of a break notice it themselves within this time, or are told."""
+"""Survivors that have not noticed a break by then are told to give up."""
 FENCE_AFTER_S = 20.0
-"""A VM whose ranks are not out by then, though told, is taken for hung."""
+"""A VM whose ranks are not out by then is suspected to hang."""
 OPEN_BOUND_S = 60.0
 START_BOUND_S = 300.0
 STOP_BOUND_S = 900.0
 """Bound on one mini-batch and a checkpoint."""
 MAX_FRUITLESS = 8
-"""Generations that may break before they commit anything, none between them doing so
-and no VM lost: the market may be as rough as it likes."""
+"""Generations in a row that may break before a commit. Those that broke because a VM was
+lost do not count: preemptions are no fault of the job."""
 
 _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 
@@ -53,7 +51,7 @@ _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 def open_generation(
     transition: Transition, plan: Plan, inputs_hash: str, checkpoint: str
 ) -> None:
-    """Begin the next generation with ``plan``: its store first."""
+    """Open the next generation with ``plan``: its store first."""
     state = transition.state
     sites = {vm_id: place_of(vm.offer).site for vm_id, vm in state.vms.items()}
     sent = sent_bytes(plan, state.job.facts, sites)
@@ -73,9 +71,8 @@ def open_generation(
         decision_hash=inputs_hash,
         candidates=state.answer.candidates if state.answer else (),
     )
-    transition.state = replace(
-        state, generation=generation, next_generation=generation.number + 1
-    )
+    transition.put_generation(generation)
+    transition.state = replace(transition.state, next_generation=generation.number + 1)
     transition.log(
         f"generation {generation.number} forms {plan.shape}: {generation.reason}"
     )
@@ -115,7 +112,7 @@ def run_generation(
 def invite(transition: Transition, generation: Generation) -> None:
     """Send ``RunGeneration`` to all participants that have not started.
 
-    It may come to a VM twice, when the manager restarts in between.
+    A VM may receive it twice if the manager restarts in between.
     """
     ranks = generation.ranks
     heldout_missing = transition.state.progress.heldout_first is None
@@ -134,7 +131,7 @@ def invite(transition: Transition, generation: Generation) -> None:
 
 
 def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-    """Slots beside the plan whose memory may hold a section's newest copy."""
+    """Return slots outside the plan whose memory may hold a section's newest copy."""
     return tuple(
         slot
         for vm in state.vms.values()
@@ -145,12 +142,11 @@ def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
 
 
 def started(transition: Transition, slot: Slot, report: GenerationStarted) -> None:
-    """A rank has its sections; the first one tells where training goes on."""
+    """A rank has its sections; the first report says from which step training continues."""
     generation = transition.state.generation
     assert generation is not None
     if generation.ranks[slot] is RankPhase.INVITED:
-        ranks = {**generation.ranks, slot: RankPhase.STARTED}
-        generation = replace(generation, ranks=ranks)
+        generation = transition.put_rank(slot, RankPhase.STARTED)
     if generation.from_step is None:
         step = min(report.step, transition.state.job.spec.steps)
         generation = replace(
@@ -158,12 +154,12 @@ def started(transition: Transition, slot: Slot, report: GenerationStarted) -> No
             from_step=step,
             section_steps=(step,) * len(generation.section_steps),
         )
-        _go_on_from(transition, step)
+        _continue_from(transition, step)
     transition.put_generation(generation)
 
 
-def _go_on_from(transition: Transition, step: int) -> None:
-    """Set the history to ``step``: back after a restore, ahead after an adoption."""
+def _continue_from(transition: Transition, step: int) -> None:
+    """Set progress to ``step``: back after a restore, ahead after an adoption."""
     progress = transition.state.progress
     again = max(0, progress.step - step)
     progress = replace(
@@ -195,7 +191,7 @@ def stop_generation(transition: Transition, *, checkpoint: bool) -> None:
 
 
 def send_stop(transition: Transition, generation: Generation) -> None:
-    """Tell every VM of the plan to stop."""
+    """Send the stop to every VM of the plan."""
     stop = StopGeneration(
         generation=generation.number, checkpoint=generation.checkpoint_asked
     )
@@ -203,7 +199,7 @@ def send_stop(transition: Transition, generation: Generation) -> None:
 
 
 def break_generation(transition: Transition, reason: str) -> None:
-    """Something died: all other ranks must get out."""
+    """Break the generation as something died: all other ranks must leave it."""
     generation = transition.state.generation
     if generation is None or generation.phase is GenerationPhase.BREAKING:
         return
@@ -222,7 +218,7 @@ def break_generation(transition: Transition, reason: str) -> None:
 
 
 def leave(transition: Transition, slot: Slot, rank: RankPhase, reason: str) -> None:
-    """Note that a rank is out or gone; one that had not stopped breaks the others."""
+    """Fold that a rank is out or gone; if it had not stopped, the generation breaks."""
     generation = transition.state.generation
     if generation is None:
         return
@@ -234,17 +230,15 @@ def leave(transition: Transition, slot: Slot, rank: RankPhase, reason: str) -> N
         return
     if before is RankPhase.GONE or (rank is RankPhase.OUT and before in _FINISHED):
         return
-    transition.put_generation(
-        replace(generation, ranks={**generation.ranks, slot: rank})
-    )
+    transition.put_rank(slot, rank)
     if generation.phase is GenerationPhase.BREAKING and rank is RankPhase.GONE:
-        _blame(transition, reason)
+        _name_cause(transition, reason)
     elif before in (RankPhase.INVITED, RankPhase.STARTED):
         break_generation(transition, reason)
 
 
-def _blame(transition: Transition, reason: str) -> None:
-    """Name a lost VM as the cause of a break that its peers were faster to report."""
+def _name_cause(transition: Transition, reason: str) -> None:
+    """Name a lost VM as the cause of a break that its peers reported first."""
     generation = transition.state.generation
     assert generation is not None
     transition.put_generation(replace(generation, break_reason=reason))
@@ -252,7 +246,7 @@ def _blame(transition: Transition, reason: str) -> None:
 
 
 def lose_vm(transition: Transition, vm_id: str, reason: str) -> None:
-    """Note that a VM is gone, with all its slots' memory."""
+    """Fold that a VM is gone, with the memory of all its slots."""
     if generation := transition.state.generation:
         for slot in generation.participants:
             if slot.vm_id == vm_id:
@@ -264,14 +258,12 @@ def stopped(transition: Transition, slot: Slot, *, done: bool) -> None:
     generation = transition.state.generation
     assert generation is not None
     if generation.ranks[slot] in (RankPhase.INVITED, RankPhase.STARTED):
-        ranks = {**generation.ranks, slot: RankPhase.STOPPED}
-        transition.put_generation(
-            replace(generation, ranks=ranks, done=generation.done or done)
-        )
+        generation = transition.put_rank(slot, RankPhase.STOPPED)
+        transition.put_generation(replace(generation, done=generation.done or done))
 
 
 def advance(transition: Transition) -> None:
-    """Take the generation further where nothing is missing, or time has run out."""
+    """Advance the generation where nothing is missing, or a timeout has passed."""
     generation = transition.state.generation
     if generation is None:
         return
@@ -300,7 +292,7 @@ def advance(transition: Transition) -> None:
             if finished:
                 close(transition, f"broke: {generation.break_reason}")
             else:
-                _get_out(transition, generation)
+                _enforce_break(transition, generation)
         case _:
             assert_never(generation.phase)
 
@@ -320,8 +312,8 @@ def _run(transition: Transition, generation: Generation) -> None:
     )
 
 
-def _get_out(transition: Transition, generation: Generation) -> None:
-    """Tell ranks that hang after a break to give up; suspect VMs that do not obey."""
+def _enforce_break(transition: Transition, generation: Generation) -> None:
+    """Tell ranks that hang after a break to give up; suspect VMs that do not."""
     late = [
         slot.vm_id
         for slot, rank in generation.ranks.items()
@@ -341,7 +333,7 @@ def _get_out(transition: Transition, generation: Generation) -> None:
 
 
 def suspect(transition: Transition, vm_id: str) -> None:
-    """Ask the provider about a VM that does not answer, unless we have asked."""
+    """Ask the provider about a VM that does not answer, unless already asked."""
     vm = transition.state.vms[vm_id]
     if vm.silent_since_s is None and vm.phase is not VmPhase.RETURNING:
         transition.put_vm(replace(vm, silent_since_s=transition.now_s))
@@ -349,7 +341,7 @@ def suspect(transition: Transition, vm_id: str) -> None:
 
 
 def close(transition: Transition, ended_by: str) -> None:
-    """End the generation: into the report with it, and on to what follows."""
+    """Close the generation: add it to the report, and end the job if it was the last."""
     state, generation = transition.state, transition.state.generation
     assert generation is not None
     broke = generation.phase is GenerationPhase.BREAKING
@@ -370,6 +362,7 @@ def close(transition: Transition, ended_by: str) -> None:
         fruitless=fruitless,
         ending_checkpoint=state.ending_checkpoint and not saved,
     )
+    transition.note_phase(generation.phase, None)
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
     if generation.done and finished and not broke:
         transition.end(_outcome_of_done(state))
@@ -379,7 +372,7 @@ def close(transition: Transition, ended_by: str) -> None:
 
 
 def _outcome_of_done(state: State) -> Outcome:
-    """All steps are done: a success only if the final weights are in the store."""
+    """Return the outcome once all steps are done: a success if the weights are stored."""
     steps, newest = state.job.spec.steps, state.newest_checkpoint
     if newest is not None and newest.step >= steps:
         return Outcome(kind="succeeded", exit_code=0, reason=f"{steps} steps done")

@@ -74,7 +74,7 @@ def _price_changed(transition: Transition, old: Offer, new: Offer) -> None:
 
 def launch_intended(transition: Transition, event: LaunchIntended) -> None:
     """Rent, now that the intent is in the journal; a repeated intent is ignored."""
-    transition.state = state = replace(transition.state, launch_wished=False)
+    transition.state = state = replace(transition.state, launch_pending=False)
     new = event.intent == next_intent(state)
     if not new or state.phase is not JobPhase.ACTIVE or event.count > room(state):
         return

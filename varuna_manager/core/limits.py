@@ -1,4 +1,4 @@
-"""Limits that a person changes while the job lives, and what follows from them."""
+"""Limits that a person changes while the job runs, and what follows from them."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import utc
 
-SHED_S = 120.0
-"""How long a VM that the hourly cap no longer bears may take to hand its sections over."""
+DRAIN_S = 120.0
+"""How long a VM over the hourly cap may take to hand its sections over."""
 _WORDS = {
     "max_usd": ("budget.max_usd", " USD"),
     "max_usd_per_hour": ("budget.max_usd_per_hour", " USD/h"),
@@ -31,7 +31,7 @@ def changed(settings: JobSettings, event: LimitsChanged) -> JobSettings:
 
 
 def with_limits(state: State, event: LimitsChanged) -> State:
-    """Return the state with new limits; shares of a raised budget are told of again."""
+    """Return the state with new limits; alerts of a raised budget are given again."""
     job = changed(state.job, event)
     alerts = state.alerts
     if job.max_usd != state.job.max_usd:
@@ -46,13 +46,13 @@ def with_limits(state: State, event: LimitsChanged) -> State:
 
 
 def limits_changed(transition: Transition, event: LimitsChanged) -> None:
-    """A person has changed limits; decisions follow from what now is true."""
+    """A person has changed limits; decisions follow from the new state."""
     transition.state = with_limits(transition.state, event)
     transition.log(f"{event.by}: {described(event)}")
 
 
 def described(event: LimitsChanged) -> str:
-    """Return the new limits in words."""
+    """Return the new limits as text."""
     parts = []
     for limit in event.limits:
         key, unit = _WORDS[limit.name]
@@ -64,13 +64,17 @@ def described(event: LimitsChanged) -> str:
 
 
 def advance(transition: Transition) -> None:
-    """Let VMs go that the hourly cap does not bear any more, the dearest first."""
+    """Drain VMs until the fleet is within the hourly cap, the most expensive first."""
     state = transition.state
     if state.phase is not JobPhase.ACTIVE:
         return
     for vm in tuple(state.vms.values()):
-        if vm.shed and vm.leaves_at_s is not None and transition.is_due(vm.leaves_at_s):
-            return_vms(transition, (vm,), vm.shed)
+        if (
+            vm.drain_reason
+            and vm.leaves_at_s is not None
+            and transition.is_due(vm.leaves_at_s)
+        ):
+            return_vms(transition, (vm,), vm.drain_reason)
     if state.job.max_usd_per_hour is None:
         return
     money = budget(transition.state)
@@ -104,7 +108,7 @@ def _trains(state: State, vm: VmRecord) -> bool:
 
 
 def by_eviction_cost(state: State, vms: Iterable[VmRecord]) -> list[VmRecord]:
-    """Sort VMs: what does not train or is slow first, then the dearest."""
+    """Sort VMs: idle ones first, then slow ones, then by falling price."""
 
     def key(vm: VmRecord) -> tuple[bool, bool, int, str]:
         price = _rate(state, vm).nanousd_per_hour
@@ -114,13 +118,18 @@ def by_eviction_cost(state: State, vms: Iterable[VmRecord]) -> list[VmRecord]:
 
 
 def drain(transition: Transition, vm: VmRecord, reason: str) -> None:
-    """Return a VM; if it trains, once the others have what it holds."""
+    """Return a VM; if it trains, once others have what its memory holds."""
     transition.log(f"{vm.vm_id}: {reason}")
     if not _trains(transition.state, vm):
         return_vms(transition, (vm,), reason)
         return
-    leaves_at_s = transition.now_s + SHED_S
+    leaves_at_s = transition.now_s + DRAIN_S
     transition.put_vm(
-        replace(vm, noticed_at_s=transition.now_s, leaves_at_s=leaves_at_s, shed=reason)
+        replace(
+            vm,
+            noticed_at_s=transition.now_s,
+            leaves_at_s=leaves_at_s,
+            drain_reason=reason,
+        )
     )
     transition.state = replace(transition.state, fleet_changed_at_s=transition.now_s)

@@ -13,7 +13,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from spottrain.morphing.adapt import policy
-from spottrain.morphing.plan.choose import Device, PlanInputs
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
 from spottrain.pricing.ranking.throughput import MachineShape, devices_of
 from spottrain.varuna_manager.core import calibration, fleet

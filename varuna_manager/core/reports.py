@@ -1,4 +1,4 @@
-"""Reports of workers, supervisors and agents, as the core takes them in."""
+"""Reports of workers, supervisors and agents, folded into the state."""
 
 from __future__ import annotations
 
@@ -17,21 +17,15 @@ from spottrain.varuna_manager.core.model.records import (
     RankPhase,
     VmPhase,
 )
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import Slot
 
-_Ranked = (
-    wire.GenerationStarted
-    | wire.MinibatchCommitted
-    | wire.GenerationStopped
-    | wire.GenerationBroken
-    | wire.WorkerDied
-)
-
 
 def report_received(transition: Transition, event: ReportReceived) -> None:
-    """Take in a report, once."""
-    vm = transition.state.vms.get(event.vm_id)
+    """Fold a report into the state, once."""
+    vm_id, state = event.vm_id, transition.state
+    vm = state.vms.get(vm_id)
     if vm is None or vm.phase is VmPhase.RETURNING:
         return
     if event.number < vm.reports_received:
@@ -39,67 +33,43 @@ def report_received(transition: Transition, event: ReportReceived) -> None:
     transition.put_vm(replace(vm, reports_received=event.number + 1))
     match report := event.report:
         case wire.SupervisorReady():
-            _supervisor_ready(transition, event.vm_id, report)
+            _supervisor_ready(transition, vm_id, report)
         case wire.CalibrationProgress() | wire.Calibrated():
-            calibrations.heard(transition, report)
+            calibrations.report_received(transition, report)
         case wire.StoreOpened():
             _store_opened(transition, report)
-        case (
-            wire.GenerationStarted()
-            | wire.MinibatchCommitted()
-            | wire.GenerationStopped()
-            | wire.GenerationBroken()
-            | wire.WorkerDied()
-        ):
-            _of_a_rank(transition, Slot(vm_id=event.vm_id, index=report.slot), report)
+        case wire.GenerationStarted(generation=number, slot=index):
+            if slot := _rank_of(state, number, vm_id, index):
+                generations.started(transition, slot, report)
+        case wire.MinibatchCommitted(generation=number, slot=index):
+            if slot := _rank_of(state, number, vm_id, index):
+                counters.committed(transition, report)
+                stragglers.committed(transition, slot, report)
+        case wire.GenerationStopped(generation=number, slot=index, done=done):
+            if slot := _rank_of(state, number, vm_id, index):
+                generations.stopped(transition, slot, done=done)
+        case wire.GenerationBroken(generation=number, slot=index, reason=reason):
+            _out(transition, number, Slot(vm_id=vm_id, index=index), reason)
+        case wire.WorkerDied(generation=number, slot=index, reason=reason):
+            _out(transition, number, Slot(vm_id=vm_id, index=index), reason, died=True)
         case wire.Evaluated():
             counters.evaluated(transition, report)
         case wire.UserCodeFailed(message=message, traceback=traceback):
             transition.end(
                 Outcome(kind="failed", exit_code=3, reason=message, traceback=traceback)
             )
-        case (
-            wire.CheckpointSaved() | wire.CheckpointFailed() | wire.CheckpointDamaged()
-        ):
-            _of_the_store(transition, report)
-        case (
-            wire.InterruptionNoticed()
-            | wire.InterruptionCancelled()
-            | wire.InterruptionLikely()
-        ):
-            _of_the_market(transition, event.vm_id, report)
-        case _:
-            assert_never(report)
-
-
-StoreReport = wire.CheckpointSaved | wire.CheckpointFailed | wire.CheckpointDamaged
-
-
-def _of_the_store(transition: Transition, report: StoreReport) -> None:
-    match report:
         case wire.CheckpointSaved(name=name, step=step):
             _checkpoint_saved(transition, CheckpointRef(name=name, step=step))
         case wire.CheckpointFailed():
             _checkpoint_failed(transition, report)
         case wire.CheckpointDamaged():
             _checkpoint_damaged(transition, report)
-        case _:
-            assert_never(report)
-
-
-MarketReport = (
-    wire.InterruptionNoticed | wire.InterruptionCancelled | wire.InterruptionLikely
-)
-
-
-def _of_the_market(transition: Transition, vm_id: str, report: MarketReport) -> None:
-    match report:
         case wire.InterruptionNoticed(lead_s=lead_s):
             _interruption_noticed(transition, vm_id, lead_s)
         case wire.InterruptionCancelled():
             _interruption_cancelled(transition, vm_id)
         case wire.InterruptionLikely():
-            transition.log(f"{vm_id}: likelier than others to be taken soon")
+            transition.log(f"{vm_id}: more likely than others to be preempted soon")
         case _:
             assert_never(report)
 
@@ -142,66 +112,42 @@ def _store_opened(transition: Transition, report: wire.StoreOpened) -> None:
         generations.run_generation(transition, generation, report.host, report.port)
 
 
-def _of_a_rank(transition: Transition, slot: Slot, report: _Ranked) -> None:
-    """Take in what one slot says of its generation, unless that is over."""
-    generation = transition.state.generation
-    if generation is None or generation.number != report.generation:
-        _stray(transition, slot, report)
-        return
-    match report:
-        case wire.GenerationBroken(reason=reason):
-            generations.leave(
-                transition, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}"
-            )
-            return
-        case wire.WorkerDied(reason=reason):
-            _worker_died(transition, slot, reason)
-            return
-    rank = generation.ranks.get(slot)
-    if generation.phase is GenerationPhase.OPENING or rank is None:
-        return
-    match report:
-        case wire.GenerationStarted():
-            generations.started(transition, slot, report)
-        case wire.MinibatchCommitted() if rank is not RankPhase.GONE:
-            counters.committed(transition, generation, report)
-            stragglers.committed(transition, slot, report)
-        case wire.GenerationStopped(done=done):
-            generations.stopped(transition, slot, done=done)
+def _rank_of(state: State, number: int, vm_id: str, index: int) -> Slot | None:
+    """Return the slot that reports, if it is a rank of the generation that runs now."""
+    generation, slot = state.generation, Slot(vm_id=vm_id, index=index)
+    if generation is None or generation.number != number:
+        return None
+    live = generation.ranks.get(slot, RankPhase.GONE) is not RankPhase.GONE
+    return slot if live and generation.phase is not GenerationPhase.OPENING else None
 
 
-def _worker_died(transition: Transition, slot: Slot, reason: str) -> None:
-    """A worker died; unless we had it killed, that is an interruption."""
-    generation = transition.state.generation
-    assert generation is not None
+def _out(
+    transition: Transition, number: int, slot: Slot, reason: str, *, died: bool = False
+) -> None:
+    """A slot has left a generation or preparation; reports of an earlier one are stale.
+
+    A worker that died is an interruption, unless it was told to give up.
+    """
+    state, generation = transition.state, transition.state.generation
+    if generation is None or generation.number != number:
+        initialises = number == 0 and slot.vm_id == state.initialiser
+        measures = state.calibration is not None and state.calibration.number == number
+        if initialises or measures:
+            planning.fail_preparation(transition, f"{slot.vm_id}: {reason}")
+        return
     lives = generation.ranks.get(slot) in (RankPhase.INVITED, RankPhase.STARTED)
-    if lives and not generation.abandoned:
+    if died and lives and not generation.abandoned:
         counters.interrupted(transition, "worker_death", slot.vm_id, reason)
     generations.leave(transition, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
-
-
-def _stray(transition: Transition, slot: Slot, report: _Ranked) -> None:
-    """What comes from a generation that is over is stale.
-
-    But who measures or writes the first weights may die too.
-    """
-    state = transition.state
-    if not isinstance(report, wire.WorkerDied | wire.GenerationBroken):
-        return
-    initialises = report.generation == 0 and slot.vm_id == state.initialiser
-    calibration = state.calibration
-    measures = calibration is not None and calibration.number == report.generation
-    if initialises or measures:
-        planning.fail_preparation(transition, f"{slot.vm_id}: {report.reason}")
 
 
 def checkpoints_listed(
     transition: Transition, listed: tuple[CheckpointRef, ...]
 ) -> None:
-    """Take the store's word, but keep what was saved while it was being listed.
+    """Take over the store's list, but keep what was saved while it was being listed.
 
-    A newer checkpoint that we know of and that is gone shows up as damaged, rather than
-    be forgotten in silence.
+    A newer checkpoint that was known and is missing will show up as damaged, rather
+    than be forgotten silently.
     """
     newest = max((c.step for c in listed), default=-1)
     newer = tuple(c for c in transition.state.checkpoints if c.step > newest)
@@ -209,7 +155,7 @@ def checkpoints_listed(
 
 
 def _checkpoint_saved(transition: Transition, checkpoint: CheckpointRef) -> None:
-    """Remember what the store still holds: older ones were deleted with this report."""
+    """Keep the checkpoints that the store still holds: older ones are deleted by now."""
     state = transition.state
     known = {c.name: c for c in (checkpoint, *state.checkpoints)}
     good = [c for c in known.values() if c.name not in state.damaged]
@@ -224,7 +170,7 @@ def _checkpoint_saved(transition: Transition, checkpoint: CheckpointRef) -> None
 
 
 def _checkpoint_failed(transition: Transition, report: wire.CheckpointFailed) -> None:
-    """The job goes on with the checkpoint before; without any it cannot begin."""
+    """The job continues with the checkpoint before; without any it fails."""
     error = f"checkpoint at step {report.step} not written: {report.reason}"
     transition.state = replace(transition.state, checkpoint_error=error)
     transition.log(error)
@@ -248,9 +194,9 @@ def _checkpoint_damaged(transition: Transition, report: wire.CheckpointDamaged) 
 
 
 def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> None:
-    """Count on a VM's end; of one that is known to leave, only when changes."""
+    """Fold an interruption notice; a repeated one only changes when the VM leaves."""
     vm, leaves_at_s = transition.state.vms[vm_id], transition.now_s + lead_s
-    if vm.shed:
+    if vm.drain_reason:
         return
     if vm.leaves_at_s is not None:
         transition.put_vm(replace(vm, leaves_at_s=leaves_at_s))
@@ -263,9 +209,9 @@ def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> 
 
 
 def _interruption_cancelled(transition: Transition, vm_id: str) -> None:
-    """Count on a VM again that was said to leave, unless we let it go ourselves."""
+    """Fold that a notice was cancelled; a VM that is being drained leaves anyway."""
     vm = transition.state.vms[vm_id]
-    if vm.leaves_at_s is None or vm.shed:
+    if vm.leaves_at_s is None or vm.drain_reason:
         return
     counters.cancelled(transition, vm_id)
     transition.put_vm(replace(vm, noticed_at_s=None, leaves_at_s=None))

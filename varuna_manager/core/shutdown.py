@@ -1,6 +1,7 @@
-"""How a job ends: budget, deadline, no capacity, a person's wish; and what then follows.
+"""The end of a job: at a limit, without capacity or by a person; and what follows.
 
-ACTIVE --outcome known--> ENDING: checkpoint if wished, return VMs --> ENDED
+Once the outcome is known, a last checkpoint is written if one is wanted and possible, the
+VMs are returned, and what they shared in the cloud is removed.
 """
 
 from __future__ import annotations
@@ -9,18 +10,23 @@ from dataclasses import replace
 
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
-from spottrain.varuna_manager.core import generation, planning, release, spending
+from spottrain.varuna_manager.core import generation, planning, spending
 from spottrain.varuna_manager.core.allocation import affordable
 from spottrain.varuna_manager.core.fleet import return_vms
-from spottrain.varuna_manager.core.model.commands import Finish, Outcome
-from spottrain.varuna_manager.core.model.events import StopRequested
-from spottrain.varuna_manager.core.model.records import BudgetAlert
+from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
+from spottrain.varuna_manager.core.model.events import CommandFailed, StopRequested
+from spottrain.varuna_manager.core.model.records import BudgetAlert, Release
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
 from spottrain.varuna_manager.core.model.transition import Transition
 
+TRIES = 6
+"""Tries to remove it before a person has to."""
+FIRST_PAUSE_S = 5.0
+"""After the first try that failed; each later pause is twice as long."""
+
 
 def stop_requested(transition: Transition, event: StopRequested) -> None:
-    """A person wants the job to stop; a second wish may be more impatient."""
+    """A person wants the job to stop; a second request may be more urgent."""
     outcome = Outcome(kind="stopped", exit_code=130, reason=f"stopped by {event.by}")
     transition.end(outcome, checkpoint=event.checkpoint and not event.now)
     state = transition.state
@@ -44,13 +50,13 @@ def watch_limits(transition: Transition) -> None:
 
 
 def _watch_budget(transition: Transition, max_usd: float) -> None:
-    """End while the money that the fleet may still cost is there."""
+    """End the job while the budget still covers what the fleet may cost."""
     state = transition.state
     money = budget(state)
     _alert(transition, money, max_usd)
     lasts_s = money.lasts_s
     is_over = lasts_s is not None and transition.is_due(state.now_s + lasts_s)
-    if is_over or _is_too_dear(state):
+    if is_over or _is_over_budget(state):
         reason = f"budget of {max_usd:g} USD used up: {money.spent.usd:.4f} spent"
         if money.kept > NOTHING:
             reason += f", {money.kept.usd:.4f} kept back for {money.reserve_s:g} s"
@@ -59,10 +65,11 @@ def _watch_budget(transition: Transition, max_usd: float) -> None:
 
 
 def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
-    """Tell, once each, which shares of the budget are spent."""
-    state, told = transition.state, {alert.share for alert in transition.state.alerts}
+    """Alert, once each, to the shares of the budget that are spent."""
+    state = transition.state
+    given = {alert.share for alert in state.alerts}
     reached = []
-    for share in sorted(set(state.job.alerts) - told):
+    for share in sorted(set(state.job.alerts) - given):
         left = Money.allowed(max_usd).share(share) - money.spent
         if left <= NOTHING or (
             money.pace > FREE
@@ -82,23 +89,23 @@ def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
     transition.log(f"{reached[-1]:.0%} of the budget of {max_usd:g} USD is spent")
 
 
-def _is_too_dear(state: State) -> bool:
-    """Whether the budget bears too few VMs of any offer, with nothing rented."""
+def _is_over_budget(state: State) -> bool:
+    """Return whether nothing is rented and the budget allows no offer."""
     unlimited = replace(state, settings=replace(state.job, max_usd_per_hour=None))
-    borne = affordable(unlimited)
-    dear = all(borne(offer) == 0 for offer in state.offers)
-    return bool(state.offers) and not state.vms and not state.intents and dear
+    count_of = affordable(unlimited)
+    nothing = all(count_of(offer) == 0 for offer in state.offers)
+    return bool(state.offers) and not state.vms and not state.intents and nothing
 
 
 def _watch_capacity(transition: Transition) -> None:
     state = transition.state
     if state.vms:
-        if state.vmless_since_s is not None:
-            transition.state = replace(state, vmless_since_s=None)
+        if state.no_vms_since_s is not None:
+            transition.state = replace(state, no_vms_since_s=None)
         return
-    if state.vmless_since_s is None:
-        transition.state = state = replace(state, vmless_since_s=state.now_s)
-    wait_s, since_s = state.job.capacity_wait_s, state.vmless_since_s
+    if state.no_vms_since_s is None:
+        transition.state = state = replace(state, no_vms_since_s=state.now_s)
+    wait_s, since_s = state.job.capacity_wait_s, state.no_vms_since_s
     if (
         wait_s is not None
         and since_s is not None
@@ -121,14 +128,15 @@ def advance(transition: Transition) -> None:
         generation.close(transition, state.outcome.reason)
     return_vms(transition, transition.state.vms.values(), "the job is over")
     rents_nothing = not transition.state.vms and not transition.state.intents
-    if rents_nothing and release.is_released(transition):
-        spending.managers_end(transition)  # the last thing that the manager's VM does
+    if rents_nothing and is_released(transition):
+        spending.managers_end(transition)  # last thing that the manager's VM does
         transition.state = replace(transition.state, phase=JobPhase.ENDED)
+        transition.note_phase(JobPhase.ENDING, JobPhase.ENDED)
         transition.emit(Finish(outcome=state.outcome))
 
 
 def _may_save(transition: Transition) -> bool:
-    """Whether a last checkpoint can still come."""
+    """Return whether a last checkpoint can still be written."""
     state = transition.state
     since_s = state.ending_since_s
     assert since_s is not None
@@ -137,7 +145,7 @@ def _may_save(transition: Transition) -> bool:
 
 
 def reopen(transition: Transition) -> None:
-    """A person resumes a job that had ended, or was ending: go on, unless it is done."""
+    """Resume a job that had ended or was ending, unless it has succeeded."""
     state = transition.state
     if state.outcome is None:
         return
@@ -154,5 +162,46 @@ def reopen(transition: Transition) -> None:
         plan_reason="resumed",
         fruitless=0,
         failed_preparations=0,
-        vmless_since_s=None,
+        no_vms_since_s=None,
     )
+    transition.note_phase(state.phase, JobPhase.ACTIVE)
+
+
+# --- What the VMs shared in the cloud -----------------------------------------------------
+
+
+def is_released(transition: Transition) -> bool:
+    """Return whether nothing is left to remove; if something is, have it removed."""
+    state, release = transition.state, transition.state.release
+    if not state.job.shares or (release is not None and release.done):
+        return True
+    tries = 0 if release is None else release.tries
+    retry_at_s = None if release is None else release.retry_at_s
+    if release is None or (retry_at_s is not None and transition.is_due(retry_at_s)):
+        transition.state = replace(state, release=Release(tries=tries + 1))
+        transition.emit(ReleaseJob())
+    return False
+
+
+def job_released(transition: Transition) -> None:
+    """Nothing that the VMs shared is left."""
+    if transition.state.release is not None:
+        release = replace(transition.state.release, done=True)
+        transition.state = replace(transition.state, release=release)
+
+
+def release_failed(transition: Transition, event: CommandFailed) -> None:
+    """Try again after a pause, ``TRIES`` times."""
+    release, name = transition.state.release, transition.state.job.spec.name
+    if release is None:
+        return
+    if release.tries < TRIES:
+        pause_s = FIRST_PAUSE_S * 2 ** (release.tries - 1)
+        release = replace(release, retry_at_s=transition.now_s + pause_s)
+        transition.log(f"what the VMs shared is not removed yet: {event.reason}")
+    else:
+        release = replace(release, done=True)
+        transition.log(
+            f"left in the cloud: {event.reason}; run 'spottrain down {name}' to remove it"
+        )
+    transition.state = replace(transition.state, release=release)

@@ -1,4 +1,4 @@
-"""What the core writes into the ledger: VMs, prices, storage, and data that clouds charge."""
+"""The core's entries in the ledger: VMs, prices, storage and egress."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from spottrain.varuna_manager.core.model.transition import Transition
 
 
 def on_demand_price(offers: Iterable[Offer], offer: Offer) -> float:
-    """What the machine costs on demand where it runs; its own price if unknown."""
+    """Return the machine's on-demand price in its zone; its own price if unknown."""
     same = replace(offer, spot=False)
     prices = (o.usd_per_hour for o in offers if offer_key(o) == offer_key(same))
     return next(filter(is_amount, prices), offer.usd_per_hour)
 
 
 def priced(state: State, vm: Vm) -> Offer:
-    """Return what a VM was rented at; without a price of its own the dearest known."""
+    """Return a VM's offer; without a price, at the highest known for its type."""
     if is_amount(vm.offer.usd_per_hour):
         return vm.offer
     intent = state.intents.get(vm.intent)
     known = [*state.offers] if intent is None else [*state.offers, intent.offer]
-    alike = [o.usd_per_hour for o in known if o.instance_type == vm.offer.instance_type]
-    return replace(vm.offer, usd_per_hour=max(filter(is_amount, alike), default=0.0))
+    same = [o.usd_per_hour for o in known if o.instance_type == vm.offer.instance_type]
+    return replace(vm.offer, usd_per_hour=max(filter(is_amount, same), default=0.0))
 
 
 def opened(transition: Transition, vm: Vm) -> None:
-    """Count a VM from its launch on; one of an earlier job from this one's beginning."""
+    """Open a VM's entry from its launch on, or from the job's start if that is later."""
     state = transition.state
     offer = priced(state, vm)
     ledger = state.ledger.opened(
@@ -50,12 +50,12 @@ def opened(transition: Transition, vm: Vm) -> None:
 
 
 def managers_listed(transition: Transition, vms: Iterable[Vm], cloud: str = "") -> None:
-    """Count the VMs that the job's manager runs on from their launch on.
+    """Open and close the entries of VMs that the job's manager runs on.
 
     Args:
-        transition: The core's.
-        vms: What is listed.
-        cloud: Of which cloud alone; empty: of all.
+        transition: Of the event that lists them.
+        vms: All VMs that are listed.
+        cloud: The cloud that lists them; empty: all.
     """
     alive = {
         vm.vm_id: vm
@@ -73,7 +73,7 @@ def managers_listed(transition: Transition, vms: Iterable[Vm], cloud: str = "") 
 
 
 def managers_end(transition: Transition, alive: Collection[str] = ()) -> None:
-    """Count those VMs no longer that managers ran on, but for the ones named."""
+    """Close the entries of VMs that managers ran on, except those in ``alive``."""
     for vm_id, line in transition.state.ledger.open.items():
         if not line.trains and vm_id not in alive:
             ledger = transition.state.ledger.gone(vm_id, transition.now_s)
@@ -81,7 +81,7 @@ def managers_end(transition: Transition, alive: Collection[str] = ()) -> None:
 
 
 def listed(transition: Transition, vms: Iterable[Vm]) -> None:
-    """Take the cloud's word on when VMs ended that this job has paid for."""
+    """Take over from the cloud when VMs of this job ended."""
     for vm in vms:
         state = transition.state
         if vm.state is not VmState.TERMINATED or vm.ended_at_s is None:
@@ -90,29 +90,28 @@ def listed(transition: Transition, vms: Iterable[Vm]) -> None:
         known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
         ours = vm.intent in state.intents or vm.intent in state.given_up
         if not known and ours:
-            opened(transition, vm)  # it lived and died between two looks
+            opened(transition, vm)  # it started and ended between two polls
         if known or ours:
             ledger = transition.state.ledger.ended(vm.vm_id, vm.ended_at_s)
             transition.state = replace(transition.state, ledger=ledger)
 
 
 def settled(state: State, event: VmsListed) -> State:
-    """Take the cloud's word on when VMs ended though the job is over: that of its manager
-    outlives it."""
+    """Take over when VMs ended after the job has: its manager's VM outlives it."""
     transition = Transition(state, event.at_s)
     listed(transition, event.vms)
     return replace(state, ledger=transition.state.ledger)
 
 
 def fetches(transition: Transition, vm: VmRecord) -> None:
-    """Count what a VM that boots fetches from the buckets of other clouds."""
+    """Charge what a booting VM fetches from the buckets of other clouds."""
     cost = egress.fetched(transition.state.job.data_bytes, vm.offer.cloud)
     ledger = transition.state.ledger.fetched(vm.vm_id, cost)
     transition.state = replace(transition.state, ledger=ledger)
 
 
 def prices_seen(transition: Transition, offers: Iterable[Offer]) -> None:
-    """Take note of prices that VMs of clouds with moving prices pay from now on."""
+    """Record new prices, which VMs of clouds with moving prices pay from now on."""
     ledger = transition.state.ledger
     for offer in offers:
         if is_amount(offer.usd_per_hour) and ledger.is_news(offer):
@@ -121,7 +120,7 @@ def prices_seen(transition: Transition, offers: Iterable[Offer]) -> None:
 
 
 def advance(transition: Transition) -> None:
-    """Bring storage and traffic up to date."""
+    """Bring the costs of storage and egress up to date."""
     state, job = transition.state, transition.state.job
     ledger = state.ledger
     if job.storage_usd_per_gb_month > 0:

@@ -1,13 +1,32 @@
 """The manager's decisions, with no I/O: ``step(state, event) -> (state, commands)``.
 
-Rules: nothing here reads a clock, a file or a socket; time arrives in events. Commands
-are wishes, events are facts: the shell journals an event, then performs the commands
-that follow from it and feeds their outcomes back.
+State is a fold of ``step`` over the journal: a manager that restarts replays it and
+decides the same. The rules that make this hold:
 
-An event is first taken in as a fact (``_take_in``); then every part of the core looks at
-the state and takes it further where nothing is missing, until nothing changes
-(``_settle``). So a decision depends on what is the case, not on the order in which it
-became so, and a restarted manager decides the same.
+1. Nothing in this folder reads a clock, a file or a socket. Time arrives in events, and
+   it never goes back.
+2. Events are facts, commands are requests. The daemon journals an event, then performs
+   the commands that follow from it, and feeds their outcomes back as events.
+3. Every command may be performed twice, and every event may come late, twice, or never:
+   what is asked for without an answer is asked for again when a manager starts
+   (``_manager_started``), or when its time has passed.
+4. An event is first folded in as a fact (``_fold``). Then every part of the core looks
+   at the state, and takes it further where nothing is missing, until a round changes
+   nothing (``_settle``). So a decision depends on what is the case, not on the order in
+   which it became so.
+5. A decision that has to wait for a moment asks ``Transition.is_due``: one timer, for
+   the earliest of these moments, is all that wakes the core.
+6. An event that the present phase has no use for is ignored. What is ignored, and what
+   follows from the others, is in ``core.model.machines``: the life cycles of the job, its
+   VMs and its generations.
+
+The life of a job: NEW until it is submitted. While it is ACTIVE, the parts below rent VMs
+(``allocation``, ``launches``, ``fleet``), have the model measured and plans computed
+(``calibration``, ``planning``), and train one generation after the other
+(``generation``, ``stragglers``). Success, a limit, a failure or a person ends it
+(``shutdown``): while it is ENDING, a last checkpoint is written if there is time, and all
+VMs are returned; it is ENDED once nothing costs money any more. ``resume`` makes a job
+that has not succeeded ACTIVE again.
 """
 
 from __future__ import annotations
@@ -23,47 +42,21 @@ from spottrain.varuna_manager.core import (
     launches,
     limits,
     planning,
-    release,
     reports,
     shutdown,
     spending,
     stragglers,
 )
 from spottrain.varuna_manager.core import generation as generations
-from spottrain.varuna_manager.core.activity import activity_of
+from spottrain.varuna_manager.core.errors import InternalError
+from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, SetTimer
-from spottrain.varuna_manager.core.model.events import (
-    AgentRegistered,
-    AgentStarting,
-    CheckpointsListed,
-    ClockSet,
-    CommandFailed,
-    Event,
-    FleetRated,
-    JobMoved,
-    JobReleased,
-    JobSubmitted,
-    LaunchIntended,
-    LaunchRefused,
-    LimitsChanged,
-    ManagerStarted,
-    OffersRanked,
-    OffersSeen,
-    PlanComputed,
-    ProfilesListed,
-    ProviderAnswered,
-    ReportReceived,
-    SetupFailed,
-    StopRequested,
-    TimerFired,
-    VmHeard,
-    VmLost,
-    VmSilent,
-    VmsLaunched,
-    VmsListed,
-    VmsReturned,
+from spottrain.varuna_manager.core.model.recent import with_event
+from spottrain.varuna_manager.core.model.records import (
+    Generation,
+    GenerationPhase,
+    VmPhase,
 )
-from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import Initialise, MinibatchCommitted
@@ -72,134 +65,124 @@ MAX_ROUNDS = 20
 """Rounds after which a state that still changes is a bug."""
 
 
-def step(state: State, event: Event) -> tuple[State, tuple[Command, ...]]:
-    """Return the state after ``event``, and the commands that it calls for."""
-    if state.phase is JobPhase.NEW and not isinstance(event, JobSubmitted):
+def step(state: State, event: e.Event) -> tuple[State, tuple[Command, ...]]:
+    """Return the state after ``event``, and the commands that it calls for.
+
+    Raises:
+        InternalError: a bug of ours.
+    """
+    if state.phase is JobPhase.NEW and not isinstance(event, e.JobSubmitted):
         return state, ()
-    if state.phase is JobPhase.ENDED and isinstance(event, LimitsChanged):
-        return limits.with_limits(state, event), ()
-    if state.phase is JobPhase.ENDED and isinstance(event, VmsListed):
-        return spending.settled(state, event), ()
+    recent = with_event(state.recent, event)
     if state.phase is JobPhase.ENDED and not isinstance(
-        event, ManagerStarted | JobMoved
+        event, e.ManagerStarted | e.JobMoved
     ):
-        return state, ()
-    transition = Transition(state, event.at_s)
-    _take_in(transition, event)
-    # A commit changes hardly any decision: with thousands of slots it must stay cheap.
-    if transition.decides or not _is_commit(event):
-        _settle(transition)
+        return _fold_after_end(replace(state, recent=recent), event), ()
+    transition = Transition(state, event.at_s, recent)
+    try:
+        _fold(transition, event)
+        # A commit changes hardly any decision: with thousands of slots it must stay cheap.
+        if transition.decides or not _is_commit(event):
+            transition.is_settling = True
+            _settle(transition)
+    except Exception as error:
+        raise InternalError(transition.state, error) from error
     return transition.state, tuple(transition.commands)
 
 
-def _is_commit(event: Event) -> bool:
-    return isinstance(event, ReportReceived) and isinstance(
+def _fold_after_end(state: State, event: e.Event) -> State:
+    """Fold what may still change once the job has ended."""
+    match event:
+        case e.LimitsChanged():
+            return limits.with_limits(state, event)
+        case e.VmsListed():
+            return spending.settled(state, event)
+        case _:
+            return state
+
+
+def _is_commit(event: e.Event) -> bool:
+    return isinstance(event, e.ReportReceived) and isinstance(
         event.report, MinibatchCommitted
     )
 
 
-def _take_in(transition: Transition, event: Event) -> None:
-    """Note a fact."""
+def _fold(transition: Transition, event: e.Event) -> None:
+    """Fold a fact into the state."""
     match event:
-        case JobSubmitted():
+        case e.JobSubmitted():
             _job_submitted(transition, event)
-        case ManagerStarted():
+        case e.ManagerStarted():
             _manager_started(transition)
-        case JobMoved():
+        case e.JobMoved():
             fleet.job_moved(transition, event)
-        case StopRequested():
+        case e.StopRequested():
             shutdown.stop_requested(transition, event)
-        case LimitsChanged():
+        case e.LimitsChanged():
             limits.limits_changed(transition, event)
-        case ClockSet(by_s=by_s):
+        case e.ClockSet(by_s=by_s):
             way = "forward" if by_s > 0 else "back"
             transition.log(
                 f"the wall clock was set {abs(by_s):.0f} s {way}: it is not followed"
             )
-        case TimerFired():
+        case e.TimerFired():
             transition.state = replace(transition.state, timer_at_s=None)
-        case CheckpointsListed(checkpoints=checkpoints):
+        case e.CheckpointsListed(checkpoints=checkpoints):
             reports.checkpoints_listed(transition, checkpoints)
-        case ProfilesListed(profiles=profiles):
+        case e.ProfilesListed(profiles=profiles):
             transition.state = replace(transition.state, known_profiles=profiles)
-        case ReportReceived():
+        case e.OffersSeen():
+            launches.offers_seen(transition, event)
+        case e.OffersRanked(worths=worths):
+            known = {worth.offer: worth for worth in worths}
+            transition.state = replace(transition.state, worths=known)
+        case e.FleetRated():
+            deadline.fleet_rated(transition, event)
+        case e.LaunchIntended():
+            launches.launch_intended(transition, event)
+        case e.VmsLaunched():
+            launches.vms_launched(transition, event)
+        case e.LaunchRefused():
+            launches.launch_refused(transition, event)
+        case e.VmsListed():
+            fleet.vms_listed(transition, event)
+        case e.ProviderAnswered():
+            fleet.provider_answered(transition, event)
+        case e.VmsReturned():
+            fleet.vms_returned(transition, event)
+        case e.VmLost(vm_id=vm_id, reason=reason):
+            if vm := transition.state.vms.get(vm_id):
+                fleet.remove_vm(transition, vm, reason)
+        case e.AgentStarting():
+            fleet.agent_starting(transition, event)
+        case e.AgentRegistered():
+            fleet.agent_registered(transition, event)
+        case e.ReportReceived():
             reports.report_received(transition, event)
-        case PlanComputed():
+        case e.VmSilent(vm_id=vm_id):
+            if vm_id in transition.state.vms:
+                generations.suspect(transition, vm_id)
+        case e.VmHeard(vm_id=vm_id):
+            fleet.vm_heard(transition, vm_id)
+        case e.PlanComputed():
             planning.plan_computed(transition, event)
-        case SetupFailed(reason=reason, output=output):
+        case e.CommandFailed(command="compute_plan"):
+            planning.plan_failed(transition, event)
+        case e.CommandFailed(command="release_job"):
+            shutdown.release_failed(transition, event)
+        case e.CommandFailed():
+            fleet.command_failed(transition, event)
+        case e.JobReleased():
+            shutdown.job_released(transition)
+        case e.SetupFailed(reason=reason, output=output):
             transition.end(
                 Outcome(kind="failed", exit_code=3, reason=reason, traceback=output)
             )
-        case CommandFailed(command="compute_plan"):
-            planning.plan_failed(transition, event)
-        case CommandFailed(command="release_job"):
-            release.release_failed(transition, event)
-        case JobReleased():
-            release.job_released(transition)
-        case _:
-            _take_in_fleet(transition, event)
-
-
-FleetEvent = (
-    OffersSeen
-    | OffersRanked
-    | FleetRated
-    | LaunchIntended
-    | VmsLaunched
-    | LaunchRefused
-    | VmsListed
-    | ProviderAnswered
-    | VmsReturned
-    | VmLost
-    | AgentStarting
-    | AgentRegistered
-    | VmSilent
-    | VmHeard
-    | CommandFailed
-)
-
-
-def _take_in_fleet(transition: Transition, event: FleetEvent) -> None:
-    """Note a fact about VMs."""
-    match event:
-        case OffersSeen():
-            launches.offers_seen(transition, event)
-        case OffersRanked(worths=worths):
-            known = {worth.offer: worth for worth in worths}
-            transition.state = replace(transition.state, worths=known)
-        case FleetRated():
-            deadline.fleet_rated(transition, event)
-        case LaunchIntended():
-            launches.launch_intended(transition, event)
-        case VmsLaunched():
-            launches.vms_launched(transition, event)
-        case LaunchRefused():
-            launches.launch_refused(transition, event)
-        case VmsListed():
-            fleet.vms_listed(transition, event)
-        case ProviderAnswered():
-            fleet.provider_answered(transition, event)
-        case VmsReturned():
-            fleet.vms_returned(transition, event)
-        case VmLost(vm_id=vm_id, reason=reason):
-            if vm := transition.state.vms.get(vm_id):
-                fleet.remove_vm(transition, vm, reason)
-        case AgentStarting():
-            fleet.agent_starting(transition, event)
-        case AgentRegistered():
-            fleet.agent_registered(transition, event)
-        case VmSilent(vm_id=vm_id):
-            if vm_id in transition.state.vms:
-                generations.suspect(transition, vm_id)
-        case VmHeard(vm_id=vm_id):
-            fleet.vm_heard(transition, vm_id)
-        case CommandFailed():
-            fleet.command_failed(transition, event)
         case _:
             assert_never(event)
 
 
-def _job_submitted(transition: Transition, event: JobSubmitted) -> None:
+def _job_submitted(transition: Transition, event: e.JobSubmitted) -> None:
     if transition.state.phase is JobPhase.NEW:
         transition.state = replace(
             transition.state,
@@ -208,11 +191,12 @@ def _job_submitted(transition: Transition, event: JobSubmitted) -> None:
             profile=event.settings.profile,
             submitted_at_s=event.at_s,
         )
+        transition.note_phase(JobPhase.NEW, JobPhase.ACTIVE)
         transition.log("submitted")
 
 
 def _manager_started(transition: Transition) -> None:
-    """Issue again whatever is not answered: the manager that asked is gone."""
+    """Emit again what is not answered: the manager that asked is gone."""
     shutdown.reopen(transition)
     state = transition.state
     transition.state = replace(
@@ -220,7 +204,7 @@ def _manager_started(transition: Transition) -> None:
         reconciled=False,
         timer_at_s=None,
         plan_asked=None,
-        launch_wished=False,
+        launch_pending=False,
         prepare_since_s=transition.now_s,
         release=None,
         intents={
@@ -231,7 +215,7 @@ def _manager_started(transition: Transition) -> None:
     for intent in transition.state.intents.values():
         launches.launch(transition, intent)
     for vm in tuple(transition.state.vms.values()):
-        # Silence counts from now on: nobody listened in between.
+        # Silence counts from now on: no manager listened in between.
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
         if vm.phase in (VmPhase.BOOTING, VmPhase.RETURNING):
             fleet.ask_again(transition, vm)
@@ -243,7 +227,7 @@ def _manager_started(transition: Transition) -> None:
 
 
 def _resume_generation(transition: Transition) -> None:
-    """Repeat the commands of the generation's phase; supervisors ignore doubles."""
+    """Repeat the commands of the generation's phase; supervisors ignore duplicates."""
     generation = transition.state.generation
     if generation is None:
         return
@@ -266,8 +250,7 @@ def _resume_generation(transition: Transition) -> None:
 
 
 def _settle(transition: Transition) -> None:
-    """Take the state further until nothing changes, then look what to rent and when
-    to look again."""
+    """Advance the state to a fixed point, then decide what to rent and when to wake."""
     if transition.state.phase not in (JobPhase.ACTIVE, JobPhase.ENDING):
         return
     for _ in range(MAX_ROUNDS):
@@ -286,18 +269,92 @@ def _settle(transition: Transition) -> None:
         if transition.state is before:
             break
     else:
-        raise AssertionError(f"the core does not come to rest: {transition.state}")
+        raise AssertionError(f"no fixed point reached after {MAX_ROUNDS} rounds")
     if transition.state.phase is JobPhase.ACTIVE:
         allocation.launch_more(transition)
-    _finish_turn(transition)
+    _finish(transition)
 
 
-def _finish_turn(transition: Transition) -> None:
+def _finish(transition: Transition) -> None:
     """Describe the state for people, and set the timer."""
     if transition.wake_at_s != transition.state.timer_at_s:
         transition.emit(SetTimer(at_s=transition.wake_at_s))
     transition.state = replace(
         transition.state,
-        activity=activity_of(transition.state),
+        activity=_activity(transition.state),
         timer_at_s=transition.wake_at_s,
     )
+
+
+# --- The activity: one line for people ----------------------------------------------------
+
+
+def _activity(state: State) -> str:
+    """Return what the job does or waits for, and why."""
+    outcome = state.outcome
+    match state.phase:
+        case JobPhase.NEW:
+            return "new"
+        case JobPhase.ENDED:
+            return f"over: {outcome.reason}" if outcome else "over"
+        case JobPhase.ENDING if not state.ending_checkpoint:
+            return f"returning VMs: {outcome.reason}" if outcome else "returning VMs"
+        case JobPhase.ENDING:
+            return "writing a last checkpoint"
+        case _:
+            generation = state.generation
+            return _training(state, generation) if generation else _waiting(state)
+
+
+def _training(state: State, generation: Generation) -> str:
+    number, shape = generation.number, generation.plan.shape
+    match generation.phase:
+        case GenerationPhase.OPENING | GenerationPhase.STARTING:
+            return f"starting generation {number} ({shape}): {generation.reason}"
+        case GenerationPhase.STOPPING:
+            return f"leaving generation {number} ({shape}): {state.plan_reason}"
+        case GenerationPhase.BREAKING:
+            return f"recovering: {generation.break_reason}"
+        case _:
+            return f"training at {shape}"
+
+
+def _waiting(state: State) -> str:
+    """Return what training waits for."""
+    coming = sum(vm.is_coming for vm in state.vms.values())
+    asked = sum(intent.count - intent.arrived for intent in state.intents.values())
+    usable = sum(vm.is_usable for vm in state.vms.values())
+    if usable and state.initialiser is not None:
+        return "writing the first weights"
+    if usable and (calibration := state.calibration) is not None:
+        how_far = f" ({calibration.done} of {calibration.total})" * (
+            calibration.done > 0
+        )
+        return f"measuring the model's sections{how_far}"
+    if usable and state.plan_asked is not None:
+        return "choosing a plan"
+    waiting_for = []
+    if coming:
+        waiting_for.append(f"{coming} VMs to boot")
+    if asked:
+        waiting_for.append(f"{asked} VMs to be rented")
+    if not waiting_for:
+        waiting_for.append(_capacity(state))
+    answer = state.answer
+    why = f" ({answer.why_not})" if usable and answer and answer.why_not else ""
+    return f"waiting for {' and '.join(waiting_for)}{why}"
+
+
+def _capacity(state: State) -> str:
+    """Return what keeps the job from renting."""
+    if not state.reconciled:
+        return "the provider's list of VMs"
+    if allocation.room(state) <= 0:
+        return "a plan that fits: the fleet is as large as it may be"
+    wanted = [o for o in state.offers if o.spot or state.job.allow_on_demand]
+    if not wanted:
+        return "offers"
+    count_of = allocation.affordable(state)
+    if all(count_of(offer) == 0 for offer in wanted):
+        return "a price within the caps"
+    return "capacity"

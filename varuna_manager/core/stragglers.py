@@ -1,9 +1,9 @@
-"""Slow machines: found from what their ranks report, given less to do, replaced.
+"""Stragglers: detected from their ranks' timings, given less work, replaced.
 
-Every rank tells with each mini-batch how long its tasks took. From that the mini-batch is
-shared anew over the replicas where that saves time, and a VM that is slower than its
-peers for long is replaced when that pays: by a warm spare, else by a VM that is rented
-for it. It is returned once a generation without it trains.
+Every rank reports with each mini-batch how long its tasks took. From that the mini-batch
+is rebalanced over the replicas where that saves time, and a VM that stays slower than its
+peers is replaced when that pays: by a warm spare, or by a VM that is rented for it. It is
+returned once a generation without it trains.
 """
 
 from __future__ import annotations
@@ -38,20 +38,20 @@ from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.core.planning import MORPH_COST_S, outlook
 from spottrain.wire import MinibatchCommitted, Plan, Profile, ShareMinibatch, Slot
 
-MOST_PER_HOUR = 3
-"""VMs replaced for being slow within an hour: more is no bad luck with machines."""
+MAX_REPLACED_PER_HOUR = 3
+"""VMs replaced for being slow within an hour; if more are slow, machines are not why."""
 _AHEAD = 4
-"""Mini-batches whose reports are waited for; ranks may be told of late."""
+"""Newest mini-batches whose reports are waited for; reports may be late."""
 
 
-# --- What the ranks tell --------------------------------------------------------------------
+# --- Timings --------------------------------------------------------------------------------
 
 
 def committed(transition: Transition, slot: Slot, report: MinibatchCommitted) -> None:
-    """Take in what a rank took for a mini-batch; look at it once all have told."""
+    """Fold a rank's timing of a mini-batch; evaluate it once all ranks have reported."""
     state, generation = transition.state, transition.state.generation
-    told = report.microbatches > 0 and report.busy_s > 0
-    if generation is None or state.profile is None or not told:
+    has_timing = report.microbatches > 0 and report.busy_s > 0
+    if generation is None or state.profile is None or not has_timing:
         return
     timings = generation.timings or _begin(state, generation, state.profile)
     ranks = {**timings.pending.get(report.step, {}), slot: report}
@@ -71,7 +71,7 @@ def committed(transition: Transition, slot: Slot, report: MinibatchCommitted) ->
 def _begin(state: State, generation: Generation, profile: Profile) -> RankTimings:
     return RankTimings(
         watch=StragglerWatch(pipeline_depth=generation.plan.pipeline_depth),
-        controller=_controller(state, generation.plan, profile),
+        balancer=_controller(state, generation.plan, profile),
         pending={},
     )
 
@@ -79,18 +79,18 @@ def _begin(state: State, generation: Generation, profile: Profile) -> RankTiming
 def _controller(
     state: State, plan: Plan, profile: Profile
 ) -> balance.ShareBalancer | None:
-    """Return what shares the mini-batch out; None where there is nothing to share."""
+    """Return the balancer of the mini-batch; None if there is nothing to balance."""
     if plan.data_parallel_width == 1 or plan.chunks > 1:
         return None
     shares = [len(plan.virtual_nodes_of(d)) for d in range(plan.data_parallel_width)]
-    most = _most(state, plan, profile)
-    if most < max(shares):
+    bound = _max_share(state, plan, profile)
+    if bound < max(shares):
         return None
-    return balance.start(shares, most=[most] * len(shares))
+    return balance.start(shares, limits=[bound] * len(shares))
 
 
-def _most(state: State, plan: Plan, profile: Profile) -> int:
-    """Return the most virtual nodes that a replica can have within its devices' memory."""
+def _max_share(state: State, plan: Plan, profile: Profile) -> int:
+    """Return how many virtual nodes a replica can have within its devices' memory."""
     vms = state.vms
     have = min(
         (vms[s.vm_id].offer.gpu_memory_bytes for s in plan.slots if s.vm_id in vms),
@@ -107,7 +107,7 @@ def _most(state: State, plan: Plan, profile: Profile) -> int:
 
 
 def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
-    """Return what a worker holds at most if a replica has ``share`` virtual nodes.
+    """Return the peak memory of a worker if a replica has ``share`` virtual nodes.
 
     The last replica: unlike the first one it keeps gradients apart in exact mode.
     """
@@ -123,14 +123,14 @@ def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
 def _minibatch(
     transition: Transition, ranks: Mapping[Slot, MinibatchCommitted], profile: Profile
 ) -> None:
-    """Look at a mini-batch of which all ranks have told."""
+    """Evaluate a mini-batch that all ranks have reported."""
     state, generation = transition.state, transition.state.generation
     assert generation is not None
     timings = generation.timings
     assert timings is not None
     plan = generation.plan
     samples = [
-        _beat(state, plan, profile, rank, ranks[slot])
+        _sample(state, plan, profile, rank, ranks[slot])
         for rank, slot in enumerate(plan.slots)
     ]
     if not all(sample.expected_s > 0 for sample in samples):
@@ -141,13 +141,13 @@ def _minibatch(
     )
     if generation.phase is not GenerationPhase.RUNNING or generation.done:
         return
-    if timings.controller is not None:
-        _share(transition, timings.controller, [ranks[slot] for slot in plan.slots])
+    if timings.balancer is not None:
+        _share(transition, timings.balancer, [ranks[slot] for slot in plan.slots])
     for straggler in watch.stragglers():
-        _judge(transition, watch, straggler)
+        _consider(transition, watch, straggler)
 
 
-def _beat(
+def _sample(
     state: State, plan: Plan, profile: Profile, rank: int, report: MinibatchCommitted
 ) -> RankSample:
     vm = state.vms.get(plan.slots[rank].vm_id)
@@ -166,27 +166,25 @@ def _beat(
     )
 
 
-# --- Sharing the mini-batch anew --------------------------------------------------------------
+# --- Rebalancing the mini-batch ---------------------------------------------------------------
 
 
 def _share(
     transition: Transition,
-    controller: balance.ShareBalancer,
+    balancer: balance.ShareBalancer,
     reports: list[MinibatchCommitted],
 ) -> None:
-    """Let the controller see a mini-batch that was shared as it wished."""
+    """Let the balancer observe a mini-batch that was shared as it asked."""
     generation = transition.state.generation
     assert generation is not None
     assert generation.timings is not None
     depth = generation.plan.pipeline_depth
     replicas = [reports[i : i + depth] for i in range(0, len(reports), depth)]
-    if tuple(r[0].microbatches for r in replicas) != controller.shares:
-        return  # what it wished last has not come into force yet
-    seen = controller.observe([max(one.tasks_s for one in r) for r in replicas])
-    generation = replace(
-        generation, timings=replace(generation.timings, controller=seen)
-    )
-    if seen.shares == controller.shares:
+    if tuple(r[0].microbatches for r in replicas) != balancer.shares:
+        return  # its newest shares are not in force yet
+    seen = balancer.observe([max(one.tasks_s for one in r) for r in replicas])
+    generation = replace(generation, timings=replace(generation.timings, balancer=seen))
+    if seen.shares == balancer.shares:
         transition.put_generation(generation)
         return
     number = 1 if generation.share is None else generation.share.number + 1
@@ -198,21 +196,21 @@ def _share(
     generation = replace(generation, share=share)
     transition.put_generation(generation)
     send_share(transition, generation)
-    before, after = _few(controller.shares), _few(seen.shares)
+    before, after = _shares_text(balancer.shares), _shares_text(seen.shares)
     transition.log(
-        f"virtual nodes of the replicas: {after} (were {before}), as fast as they are"
+        f"virtual nodes of the replicas: {after} (were {before}), by their speed"
     )
 
 
-def _few(shares: tuple[int, ...]) -> str:
-    """Return shares in a few words."""
+def _shares_text(shares: tuple[int, ...]) -> str:
+    """Return shares as short text."""
     if len(shares) <= 8:
         return "+".join(map(str, shares))
     return f"{min(shares)} to {max(shares)} each"
 
 
 def send_share(transition: Transition, generation: Generation) -> None:
-    """Tell every VM of the plan the newest share, if there is one."""
+    """Send the newest share to every VM of the plan, if there is one."""
     if generation.share is not None:
         transition.send(
             (slot.vm_id for slot in generation.plan.slots), generation.share
@@ -222,8 +220,10 @@ def send_share(transition: Transition, generation: Generation) -> None:
 # --- Replacing a slow VM ------------------------------------------------------------------------
 
 
-def _judge(transition: Transition, watch: StragglerWatch, straggler: Straggler) -> None:
-    """Have a slow VM replaced, if that is possible and pays."""
+def _consider(
+    transition: Transition, watch: StragglerWatch, straggler: Straggler
+) -> None:
+    """Mark a slow VM for replacement, if that is possible and pays."""
     state, generation = transition.state, transition.state.generation
     assert generation is not None
     assert generation.timings is not None
@@ -242,13 +242,13 @@ def _judge(transition: Transition, watch: StragglerWatch, straggler: Straggler) 
             evidence=evidence,
         )
         transition.put_vm(replace(vm, slow=slow))
-        transition.log(f"{evidence}: another one is wanted in its place")
+        transition.log(f"{evidence}: a replacement is wanted")
         transition.decides = True
-    elif vm.vm_id not in generation.timings.told:
-        told = generation.timings.told | {vm.vm_id}
-        timings = replace(generation.timings, told=told)
+    elif vm.vm_id not in generation.timings.reported:
+        reported = generation.timings.reported | {vm.vm_id}
+        timings = replace(generation.timings, reported=reported)
         transition.put_generation(replace(generation, timings=timings))
-        transition.log(f"{evidence}: kept, as another one would not pay now")
+        transition.log(f"{evidence}: kept, as replacing it would not pay now")
 
 
 def _evidence(vm: VmRecord, straggler: Straggler, seen: int, plan: Plan) -> str:
@@ -261,7 +261,7 @@ def _evidence(vm: VmRecord, straggler: Straggler, seen: int, plan: Plan) -> str:
 
 
 def _may_replace(state: State) -> bool:
-    """One at a time, not too many, and not while others come and go."""
+    """Return whether to replace one now: one at a time, in a calm fleet, not too many."""
     if any(vm.slow is not None for vm in state.vms.values()):
         return False
     lately = sum(slow.found_at_s > state.now_s - HOUR_S for slow in state.slow_vms)
@@ -269,13 +269,13 @@ def _may_replace(state: State) -> bool:
         vm.leaves_at_s is None and vm.silent_since_s is None
         for vm in state.vms.values()
     )
-    return calm and lately < MOST_PER_HOUR
+    return calm and lately < MAX_REPLACED_PER_HOUR
 
 
 def _pays(
     transition: Transition, watch: StragglerWatch, straggler: Straggler, vm: VmRecord
 ) -> bool:
-    """Whether the gain is worth a morph, and a rented VM its price."""
+    """Return whether the gain is worth a morph, and the price of a VM to rent."""
     state, generation = transition.state, transition.state.generation
     assert generation is not None
     spare = _spare(state, generation, vm)
@@ -312,7 +312,7 @@ def _pays(
 
 
 def _suits(state: State, vm: VmRecord, offer: Offer) -> bool:
-    """Whether a VM of ``offer`` can do what ``vm`` does."""
+    """Return whether a VM of ``offer`` can do what ``vm`` does."""
     have, want, profile, facts = offer, vm.offer, state.profile, state.job.facts
     return (
         have.gpus >= want.gpus
@@ -323,7 +323,7 @@ def _suits(state: State, vm: VmRecord, offer: Offer) -> bool:
 
 
 def _boot_s(state: State) -> float:
-    """Return how long VMs took from launch to being ready, as far as is known."""
+    """Return the median time from launch to ready of the VMs, 0 if unknown."""
     times_s = [
         vm.ready_at_s - vm.launched_at_s
         for vm in state.vms.values()
@@ -333,7 +333,7 @@ def _boot_s(state: State) -> float:
 
 
 def _spare(state: State, generation: Generation, vm: VmRecord) -> VmRecord | None:
-    """Return a VM that is ready and has no part in the plan."""
+    """Return a ready VM outside the plan that can replace ``vm``."""
     busy = {slot.vm_id for slot in generation.plan.slots}
     usable = [other for other in state.vms.values() if other.is_usable]
     if len(usable) <= state.job.min_vms:
@@ -343,22 +343,22 @@ def _spare(state: State, generation: Generation, vm: VmRecord) -> VmRecord | Non
 
 
 def advance(transition: Transition) -> None:
-    """Let a spare take a slow VM's place, as soon as there is one."""
+    """Let a spare replace a slow VM, as soon as there is one."""
     generation = transition.state.generation
     for vm in tuple(transition.state.vms.values()):
         if vm.slow is None or vm.phase is VmPhase.RETURNING:
             continue
         if vm.is_replaced and _is_missing(transition.state, vm.slow.replaced_by):
-            vm = _put(transition, vm, vm.slow, "")
+            vm = _set_replacement(transition, vm, vm.slow, "")
         if generation is None or generation.phase is not GenerationPhase.RUNNING:
             continue
         spare = None if vm.is_replaced else _spare(transition.state, generation, vm)
         if spare is not None and vm.slow is not None:
-            _put(transition, vm, vm.slow, spare.vm_id)
+            _set_replacement(transition, vm, vm.slow, spare.vm_id)
             transition.log(f"{vm.slow.evidence}: replaced by {spare.vm_id}")
 
 
-def _put(
+def _set_replacement(
     transition: Transition, vm: VmRecord, slow: SlowVm, replaced_by: str
 ) -> VmRecord:
     vm = replace(vm, slow=replace(slow, replaced_by=replaced_by))
@@ -368,6 +368,6 @@ def _put(
 
 
 def _is_missing(state: State, vm_id: str) -> bool:
-    """Whether a VM cannot take anybody's place any more."""
+    """Return whether a VM is gone or cannot replace another any more."""
     vm = state.vms.get(vm_id)
     return vm is None or not vm.is_usable

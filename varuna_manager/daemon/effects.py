@@ -1,7 +1,7 @@
-"""What the shell does for the core in the world outside: clouds and the planner.
+"""Performs the core's commands: calls clouds, runs the planner, reads the store.
 
-Every errand runs in a thread, has a deadline, and comes back with events: what it found
-out, or that it failed. It never raises for what a cloud does.
+Each effect runs in a thread, has a timeout, and feeds its result or its failure back as
+an event. A cloud's error never raises out of it.
 """
 
 from __future__ import annotations
@@ -11,16 +11,25 @@ import contextlib
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
-from spottrain.cloud.port.errors import CloudError, VmNotFoundError
+from spottrain.cloud.port.errors import (
+    AuthError,
+    CloudError,
+    MisconfiguredError,
+    NoCapacityError,
+    PriceTooHighError,
+    QuotaExceededError,
+    ThrottledError,
+    VmNotFoundError,
+)
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
     CloudProvider,
-    ExcusesSilence,
     HasParts,
     LaunchRequest,
     ReleasesJob,
+    ReportsUnreachableVms,
     StartsAgents,
     Vm,
 )
@@ -30,7 +39,8 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import question_of
 from spottrain.pricing.prices.history import VmLife
-from spottrain.storage.store import StorageError, open_store
+from spottrain.storage.open import open_store
+from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.core.model.commands import (
     AskProvider,
     ComputePlan,
@@ -52,16 +62,16 @@ from spottrain.varuna_manager.core.model.events import (
     PlanComputed,
     ProfilesListed,
     ProviderAnswered,
+    RefusalKind,
     SetupFailed,
     VmLost,
     VmsLaunched,
     VmsReturned,
 )
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
 from spottrain.varuna_manager.daemon.poller import CloudPoller
-from spottrain.varuna_manager.daemon.refusals import refusal_of, retry_after_s
+from spottrain.varuna_manager.daemon.ports import EventSink
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.jobs.identity import Identity, token_sha256
@@ -73,56 +83,54 @@ CALL_S = 120.0
 RELEASE_S = 660.0
 """How long removing a network may take: its VMs have to be gone first."""
 STORE_PAUSE_S = 10.0
-"""From one try to list the checkpoints to the next, where their store is down."""
-LOOK_S = 10.0
-"""How long a second look for checkpoints may take."""
+"""Between two tries to list checkpoints while their store is down."""
+RELIST_S = 10.0
+"""How long listing checkpoints again may take."""
 _THREADS = 32
 _STARTERS = 64
-"""Agents that are started at the same time: each may wait for its VM to boot."""
+"""Agents started at the same time: each may wait for its VM to boot."""
+
+RETRY_S = 5.0
+"""When to ask again if the cloud does not say."""
+
+_REFUSALS: dict[type[CloudError], RefusalKind] = {
+    NoCapacityError: "no_capacity",
+    QuotaExceededError: "quota",
+    PriceTooHighError: "price",
+    AuthError: "auth",
+    MisconfiguredError: "misconfigured",
+    ThrottledError: "throttled",
+}
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-class EventSink(Protocol):
-    """Where errands leave what they found out."""
-
-    @property
-    def state(self) -> State:
-        """The state of now."""
-
-    def now_s(self) -> float:
-        """Seconds since the epoch, as the manager's clock tells it."""
-
-    def feed(self, event: Event) -> asyncio.Future[None]:
-        """Queue an event; the future is done once it is journalled."""
-
-
 class EffectRunner:
-    """All errands of one job.
+    """Performs the commands of one job.
 
     Args:
         sink: Where events go.
-        provider: The cloud that is rented from.
-        links: Whose tokens are admitted and revoked.
+        provider: The cloud to rent from.
+        sessions: Agents whose tokens are admitted and revoked.
         identity: Mints tokens.
-        url: Where agents find this manager.
+        url: Where agents reach this manager.
     """
 
     def __init__(
         self,
         sink: EventSink,
         provider: CloudProvider,
-        links: AgentSessions,
+        sessions: AgentSessions,
         identity: Identity,
         url: str,
     ) -> None:
         self._sink = sink
         self._provider = provider
-        self._links = links
+        self._sessions = sessions
         self._identity = identity
         self._url = url
-        self._threads = ThreadPoolExecutor(_THREADS, "errand")
+        self._threads = ThreadPoolExecutor(_THREADS, "effect")
         self._starters = ThreadPoolExecutor(_STARTERS, "start")
         self._planning = asyncio.Lock()
         self._newest_plan = ""
@@ -133,7 +141,7 @@ class EffectRunner:
         self.poller = CloudPoller(sink, self._parts, self._call, self._market)
 
     def close(self) -> None:
-        """Give up what has not begun, wait for what has: no cloud is asked any more."""
+        """Cancel what has not begun and wait for what has: no cloud is called afterwards."""
         self._threads.shutdown(wait=True, cancel_futures=True)
         self._starters.shutdown(wait=True, cancel_futures=True)
 
@@ -147,7 +155,7 @@ class EffectRunner:
         """Call the cloud in a thread.
 
         Raises:
-            CloudError: it said no, or nothing in time.
+            CloudError: it refused, or did not answer in time.
         """
         return await self._call_in(self._threads, CALL_S, function, *args, **kwargs)
 
@@ -165,12 +173,12 @@ class EffectRunner:
                 return await loop.run_in_executor(
                     threads, lambda: function(*args, **kwargs)
                 )
-        except TimeoutError:
+        except TimeoutError as error:
             raise CloudError(
                 f"{self._provider.name} gave no answer in {limit_s:g} s"
-            ) from None
+            ) from error
         except OSError as error:
-            raise CloudError(f"{self._provider.name}: {error}") from None
+            raise CloudError(f"{self._provider.name}: {error}") from error
 
     # --- commands ---------------------------------------------------------------------
 
@@ -204,7 +212,7 @@ class EffectRunner:
         self._sink.feed(event)
 
     async def start_agent(self, command: StartAgent) -> None:
-        """Give a VM its token and its agent."""
+        """Mint a token for a VM and start its agent."""
         vm_id, token = command.vm_id, self._identity.vm_token(command.vm_id)
         token_hash = token_sha256(token)
         await self._sink.feed(
@@ -212,7 +220,7 @@ class EffectRunner:
         )
         if vm_id not in self._sink.state.vms:
             return
-        self._links.admit(vm_id, token_hash)
+        self._sessions.admit(vm_id, token_hash)
         bootstrap = AgentBootstrap(
             manager_url=self._url, ca_pem=self._identity.ca_pem, token=token
         )
@@ -238,15 +246,15 @@ class EffectRunner:
             self._fail("start_agent", (vm_id,), error)
 
     def _part_of(self, vm_id: str) -> CloudProvider:
-        """Return the cloud that a VM is from; all of them if it is unknown."""
+        """Return the provider that a VM is from; that of all clouds if it is unknown."""
         vm = self._sink.state.vms.get(vm_id)
         return self._parts.get("" if vm is None else vm.offer.cloud, self._provider)
 
     async def terminate(self, command: TerminateVms) -> None:
-        """Fence VMs, then return them, those of each cloud by themselves."""
+        """Revoke the VMs' tokens, then return them, cloud by cloud."""
         wanted: dict[CloudProvider, list[str]] = {}
         for vm_id in command.vm_ids:
-            self._links.revoke(vm_id)
+            self._sessions.revoke(vm_id)
             wanted.setdefault(self._part_of(vm_id), []).append(vm_id)
         await asyncio.gather(
             *(self._return(part, tuple(ids)) for part, ids in wanted.items())
@@ -258,15 +266,15 @@ class EffectRunner:
         except CloudError as error:
             self._fail("terminate_vms", vm_ids, error)
         else:
-            vms = await self._ends(part, vm_ids)
+            vms = await self._ended_vms(part, vm_ids)
             self._sink.feed(
                 VmsReturned(at_s=self._sink.now_s(), vm_ids=vm_ids, vms=vms)
             )
 
-    async def _ends(
+    async def _ended_vms(
         self, part: CloudProvider, vm_ids: tuple[str, ...] = ()
     ) -> tuple[Vm, ...]:
-        """Ask when the billing of VMs ended; without an answer it ended just now."""
+        """Return VMs whose billing has ended, as the cloud lists them; none if it is down."""
         wanted = {*vm_ids, *self._sink.state.ledger.unconfirmed}
         try:
             vms = await self._call(part.list_vms, self._job.spec.name)
@@ -284,24 +292,26 @@ class EffectRunner:
         except CloudError as error:
             self._fail("release_job", (), error)
         else:
-            # Some clouds tell only now when the last VMs ended.
+            # Some clouds say only now when the last VMs ended.
             for part in self._parts.values():
-                vms = await self._ends(part)
+                vms = await self._ended_vms(part)
                 self._sink.feed(
                     VmsReturned(at_s=self._sink.now_s(), vm_ids=(), vms=vms)
                 )
             self._sink.feed(JobReleased(at_s=self._sink.now_s()))
 
-    def out_of_reach(self) -> Collection[str]:
-        """Return the VMs whose silence is no fault of theirs."""
+    def unreachable_vms(self) -> Collection[str]:
+        """Return the VMs that cannot call, through no fault of their own."""
         knows = self._provider
-        return knows.out_of_reach() if isinstance(knows, ExcusesSilence) else ()
+        return (
+            knows.unreachable_vms() if isinstance(knows, ReportsUnreachableVms) else ()
+        )
 
     async def ask(self, command: AskProvider) -> None:
         """Ask the cloud whether a VM that fell silent still runs."""
         try:
-            if command.vm_id in self.out_of_reach():
-                raise CloudError(f"{command.vm_id}: its region's relay is away")
+            if command.vm_id in self.unreachable_vms():
+                raise CloudError(f"{command.vm_id}: its region's relay is down")
             part = self._part_of(command.vm_id)
             vms = await self._call(part.list_vms, self._job.spec.name)
         except CloudError as error:
@@ -317,7 +327,7 @@ class EffectRunner:
         )
 
     async def plan(self, command: ComputePlan) -> None:
-        """Choose a plan; one choice at a time, and only for the newest question."""
+        """Compute a plan, one at a time, and only for the newest inputs."""
         self._newest_plan = command.inputs_hash
         async with self._planning:
             if self._newest_plan != command.inputs_hash:
@@ -351,45 +361,55 @@ class EffectRunner:
         )
 
     async def vms_ended(self, lives: Sequence[VmLife]) -> None:
-        """Remember how VMs have ended."""
+        """Record how VMs have ended."""
         await self._market.ended(lives)
 
-    # --- looking around -----------------------------------------------------------------
+    # --- checkpoints and profiles ---------------------------------------------------------
 
     async def list_checkpoints(self) -> None:
-        """Tell which complete checkpoints the store holds, once it answers."""
+        """Feed the complete checkpoints that the store holds, once it answers."""
         while True:
             try:
                 found = await asyncio.to_thread(self._find_checkpoints)
                 break
             except StorageError as error:
-                # To take it for empty would be to train from the beginning.
+                # If it were taken for empty, training would start from the beginning.
                 logger.warning("%s; trying again", error)
                 await asyncio.sleep(STORE_PAUSE_S)
         refs = tuple(CheckpointRef(name=c.name, step=c.step) for c in found)
         self._sink.feed(CheckpointsListed(at_s=self._sink.now_s(), checkpoints=refs))
 
-    async def look_for_newer(self) -> None:
-        """List checkpoints anew, soon or not at all: one that is known cannot be read.
+    async def relist_checkpoints(self) -> None:
+        """List checkpoints again within ``RELIST_S``, as a known one cannot be read.
 
-        VMs of a manager that was replaced may have gone on until they were returned, and
-        have deleted older checkpoints for newer ones.
+        VMs of a manager that was replaced may have trained on until they were returned,
+        and have deleted older checkpoints for newer ones.
         """
         with contextlib.suppress(TimeoutError):
-            async with asyncio.timeout(LOOK_S):
+            async with asyncio.timeout(RELIST_S):
                 await self.list_checkpoints()
 
     def _find_checkpoints(self) -> list[CheckpointEntry]:
         return list_checkpoints(open_store(self._job.spec.checkpoint_path))
 
     async def list_profiles(self) -> None:
-        """Tell which profiles of the job's model this machine keeps."""
+        """Feed the profiles of the job's model that this machine keeps."""
         found = await asyncio.to_thread(profiles.known_profiles, self._job.facts)
         self._sink.feed(ProfilesListed(at_s=self._sink.now_s(), profiles=found))
 
     async def keep_profile(self, command: KeepProfile) -> None:
-        """Keep a profile for later jobs; this one does without it."""
+        """Keep a profile for later jobs; a failure does not stop this one."""
         try:
             await asyncio.to_thread(profiles.keep, command.profile)
         except ConfigError as error:
             logger.warning("profile not kept: %s", error)
+
+
+def refusal_of(error: CloudError) -> RefusalKind:
+    """Return the kind of a refusal; ``unknown`` if the error does not say."""
+    return _REFUSALS.get(type(error), "unknown")
+
+
+def retry_after_s(error: CloudError) -> float:
+    """Return how many seconds to wait before asking again."""
+    return error.retry_after_s if isinstance(error, ThrottledError) else RETRY_S

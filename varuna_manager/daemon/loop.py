@@ -1,10 +1,10 @@
-"""The manager's hands: real time, one journal, one server, one cloud.
+"""The manager's event loop: real time, one journal, one server, one provider.
 
     queue of events -> core.step -> journal (durable) -> commands performed -> events ...
 
-Whatever happens becomes an event in one queue. All that wait are folded together,
-journalled in one transaction, and only then are their commands performed and their
-senders answered: a report that was acknowledged is never lost.
+Whatever happens becomes an event in one queue. All events that wait are folded together
+and journalled in one transaction. Only then are their commands performed and their senders
+answered: a report that was acknowledged is never lost.
 """
 
 from __future__ import annotations
@@ -67,12 +67,12 @@ logger = logging.getLogger(__name__)
 C = TypeVar("C", LaunchVms, TerminateVms, ReleaseJob)
 
 RECONNECT_S = 5.0
-"""How long agents that outlived a manager may take to find the next one."""
-CLOCK_LOOK_S = 5.0
-"""From one look at the wall clock to the next."""
-JOURNAL_PATIENCE_S = 60.0
-"""How long a disk may refuse the journal before the manager gives up."""
-_LOOKS_PER_SUSPICION = 5
+"""How long agents that outlived a manager may take to reach the next one."""
+CLOCK_POLL_S = 5.0
+"""Between two readings of the wall clock."""
+JOURNAL_WAIT_S = 60.0
+"""How long the journal may fail to be written before the manager gives up."""
+_CHECKS_PER_SUSPICION = 5
 _BROKEN = (wire.GenerationBroken, wire.WorkerDied)
 
 
@@ -80,12 +80,12 @@ class ManagerLoop:
     """One job's manager in real time.
 
     Args:
-        journal: Opened to write; begins with ``JobSubmitted``.
-        provider: The cloud that is rented from.
+        journal: Open for writing; begins with ``JobSubmitted``.
+        provider: The cloud to rent from.
         identity: The manager's certificates and tokens.
-        url: Where agents find this manager.
+        url: Where agents reach this manager.
         workdir: The user's code, packed.
-        copy: What copies the journal to the checkpoint store, if anything does.
+        copy: Copies the journal to the checkpoint store, if given.
     """
 
     def __init__(
@@ -103,10 +103,10 @@ class ManagerLoop:
         self.state, self.past = fold(journal)
         self._clock = Clock(self.state.now_s)
         self._lives = VmHistory(self.state)
-        self.links = AgentSessions(time.monotonic, self._on_heard)
-        self._effects = EffectRunner(self, provider, self.links, identity, url)
+        self.sessions = AgentSessions(time.monotonic, self._on_heard)
+        self._effects = EffectRunner(self, provider, self.sessions, identity, url)
         self.channel = ControlChannel(
-            self, self.links, self.state.job.spec, workdir, identity.admin_token()
+            self, self.sessions, self.state.job.spec, workdir, identity.admin_token()
         )
         self._events: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = (
             asyncio.Queue()
@@ -134,7 +134,7 @@ class ManagerLoop:
             self._effects.list_checkpoints(),
             self._effects.list_profiles(),
             self._effects.poller.run(),
-            self._look_for_silence(),
+            self._watch_silence(),
             self._watch_clock(),
         ):
             self._start(work)
@@ -160,10 +160,10 @@ class ManagerLoop:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         self._effects.close()
-        self.links.release()
+        self.sessions.release()
 
     def now_s(self) -> float:
-        """Seconds since the epoch, as the manager's clock tells it."""
+        """Seconds since the epoch, by the manager's clock."""
         return self._clock.now_s()
 
     # --- events in ------------------------------------------------------------------------
@@ -175,14 +175,14 @@ class ManagerLoop:
         return journalled
 
     async def _fold(self) -> Outcome:
-        """Take in events until the core says that the job is over."""
+        """Fold events until the core emits ``Finish``; return the job's outcome."""
         while True:
             waiting = [await self._events.get()]
             while not self._events.empty():
                 waiting.append(self._events.get_nowait())
             commands = await self._take([event for event, _ in waiting])
             for _, journalled in waiting:
-                if not journalled.done():  # its sender may have hung up
+                if not journalled.done():  # its sender may have disconnected
                     journalled.set_result(None)
             for command in commands:
                 if isinstance(command, Finish):
@@ -204,13 +204,13 @@ class ManagerLoop:
         self.state = state
         if ended := self._lives.take_ended():
             self._start(self._effects.vms_ended(ended))
-        for vm_id in self.links.admitted - state.vms.keys():
-            self.links.revoke(vm_id)
+        for vm_id in self.sessions.admitted - state.vms.keys():
+            self.sessions.revoke(vm_id)
         return commands
 
     async def _write(self, events: list[Event]) -> None:
-        """Journal ``events``; a disk that is full may have room again soon."""
-        give_up_at_s = time.monotonic() + JOURNAL_PATIENCE_S
+        """Journal ``events``; try again for a while if the disk is full."""
+        give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
         while True:
             try:
                 self._seq = self._journal.append(*events)
@@ -226,7 +226,7 @@ class ManagerLoop:
     # --- commands out -----------------------------------------------------------------------
 
     def _perform(self, command: Command) -> None:
-        """Set about a command; its outcome comes back as an event."""
+        """Start to perform a command; its outcome comes back as an event."""
         match command:
             case IntendLaunch():
                 self.feed(
@@ -253,7 +253,7 @@ class ManagerLoop:
             case KeepProfile():
                 self._start(self._effects.keep_profile(command))
             case Send(vm_id=vm_id, command=message):
-                self.links.send(vm_id, message)
+                self.sessions.send(vm_id, message)
             case SetTimer(at_s=at_s):
                 self._set_timer(at_s)
             case Finish():
@@ -263,23 +263,23 @@ class ManagerLoop:
 
     async def _ask_cloud(
         self,
-        errand: Callable[[C], Coroutine[Any, Any, None]],
+        effect: Callable[[C], Coroutine[Any, Any, None]],
         command: C,
         seq: int | None = None,
     ) -> None:
         """Perform what changes the cloud, unless another manager has taken over.
 
         Args:
-            errand: Performs it.
-            command: What to perform.
-            seq: Of the event that has to be in a durable copy of the journal before.
+            effect: Performs ``command``.
+            command: To be performed.
+            seq: The event that must be in a durable copy of the journal before.
         """
         if self._copy is not None:
             await self._copy.permit(seq)
-        await errand(command)
+        await effect(command)
 
     def _start(self, work: Coroutine[Any, Any, None]) -> None:
-        """Run ``work`` beside everything else; a bug in it ends the manager."""
+        """Run ``work`` concurrently; an exception in it ends the manager."""
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._on_done)
@@ -303,40 +303,40 @@ class ManagerLoop:
     # --- agents -----------------------------------------------------------------------------
 
     def _readmit(self) -> None:
-        """Know the agents that outlived the manager before this one."""
+        """Admit the agents that outlived the previous manager."""
         for vm in self.state.vms.values():
             if vm.token_sha256s and vm.phase is not VmPhase.RETURNING:
-                self.links.admit(vm.vm_id, vm.token_sha256s[-1])
+                self.sessions.admit(vm.vm_id, vm.token_sha256s[-1])
             if vm.phase in (VmPhase.REGISTERED, VmPhase.READY):
-                self.links.watch(vm.vm_id, RECONNECT_S)
+                self.sessions.watch(vm.vm_id, RECONNECT_S)
 
-    async def _look_for_silence(self) -> None:
-        """Tell which VMs have fallen silent."""
+    async def _watch_silence(self) -> None:
+        """Feed VMs that have fallen silent."""
         suspect_s = self.state.job.suspect_s
-        pause_s = suspect_s / _LOOKS_PER_SUSPICION
+        pause_s = suspect_s / _CHECKS_PER_SUSPICION
         while True:
-            looked_at_s = time.monotonic()
+            checked_at_s = time.monotonic()
             await asyncio.sleep(pause_s)
-            if time.monotonic() - looked_at_s > pause_s + suspect_s / 2:
-                # We were stopped ourselves: nobody's silence can be told from ours.
-                self.links.forgive()
+            if time.monotonic() - checked_at_s > pause_s + suspect_s / 2:
+                # This process was stopped itself: whether VMs called meanwhile is unknown.
+                self.sessions.forgive()
                 continue
-            self.links.excuse(self._effects.out_of_reach())
-            for vm_id in self.links.silent(suspect_s):
+            self.sessions.excuse(self._effects.unreachable_vms())
+            for vm_id in self.sessions.silent(suspect_s):
                 self.feed(VmSilent(at_s=self.now_s(), vm_id=vm_id))
 
     async def _watch_clock(self) -> None:
-        """Tell when somebody sets the wall clock."""
+        """Feed changes of the wall clock."""
         while True:
             if by_s := self._clock.set_by_s():
                 self.feed(ClockSet(at_s=self.now_s(), by_s=by_s))
-            await asyncio.sleep(CLOCK_LOOK_S)
+            await asyncio.sleep(CLOCK_POLL_S)
 
     def _on_heard(self, vm_id: str) -> None:
         self.feed(VmHeard(at_s=self.now_s(), vm_id=vm_id))
 
     async def register(self, registration: wire.Registration) -> None:
-        """Take note of a VM's agent."""
+        """Register a VM's agent."""
         await self.feed(
             AgentRegistered(
                 at_s=self.now_s(),
@@ -345,16 +345,16 @@ class ManagerLoop:
                 private_address=registration.private_address,
             )
         )
-        self.links.watch(registration.vm_id)
+        self.sessions.watch(registration.vm_id)
 
     async def receive(self, batch: wire.ReportBatch) -> int:
-        """Take reports; return how many of this VM's there are by now.
+        """Take reports; return how many of this VM have been received in all.
 
         Raises:
             OutOfStepError: the VM is gone, or reports before this batch are missing.
         """
         if any(isinstance(report, wire.CheckpointDamaged) for report in batch.reports):
-            await self._effects.look_for_newer()
+            await self._effects.relist_checkpoints()
         vm = self.state.vms.get(batch.vm_id)
         if vm is None or batch.first > vm.reports_received:
             raise OutOfStepError(
@@ -372,13 +372,13 @@ class ManagerLoop:
             for number, report in enumerate(new, first)
         ]
         if any(isinstance(report, _BROKEN) for report in new):
-            self._effects.poller.hurry()
+            self._effects.poller.poll_now()
         if journalled:
             await asyncio.gather(*journalled)
         return max(vm.reports_received, batch.first + len(batch.reports))
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
-        """Take note of a person's wish to stop the job."""
+        """Record that a person wants the job to stop."""
         await self.feed(
             StopRequested(at_s=self.now_s(), by=by, checkpoint=checkpoint, now=now)
         )
@@ -386,10 +386,10 @@ class ManagerLoop:
     async def change_limits(
         self, *, by: str, limits: tuple[Limit, ...], sure: bool
     ) -> None:
-        """Take note of other limits.
+        """Record new limits.
 
         Raises:
-            LimitsRefusedError: they would end the job, and the person is not sure.
+            LimitsRefusedError: they would end the job, and the person has not confirmed.
         """
         event = LimitsChanged(at_s=self.now_s(), by=by, limits=limits)
         if not sure:

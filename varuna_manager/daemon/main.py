@@ -1,8 +1,8 @@
 """The manager process: ``python -m spottrain.varuna_manager.daemon.main <job_dir>``.
 
-It holds ``manager.lock`` while it lives, so that a job never has two, and says in
-``manager.json`` where it can be reached. SIGTERM ends it as a crash would: VMs train on,
-and the next manager goes on where this one was. Exit code: the job's own, or 143.
+It holds ``manager.lock`` while it runs, so that a job never has two managers, and writes
+to ``manager.json`` where it can be reached. SIGTERM ends it as a crash would: VMs keep
+training, and the next manager continues from the journal. Exit code: the job's, or 143.
 """
 
 from __future__ import annotations
@@ -22,11 +22,16 @@ from pathlib import Path
 
 import uvloop
 
-from spottrain.cloud.port.provider import CarriesCalls, CloudProvider
-from spottrain.errors import SpottrainError
+from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
+from spottrain.errors import SpottrainError, causes
+from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
-from spottrain.varuna_manager.daemon.server import listen, make_server, serve_many
+from spottrain.varuna_manager.daemon.server import (
+    listen,
+    make_server,
+    tune_for_many_agents,
+)
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -43,12 +48,12 @@ logger = logging.getLogger(__name__)
 
 TERMINATED = 143
 ADDRESS = "127.0.0.1"
-"""Where agents reach the manager: they are on this machine, or their calls are carried
-to it (``CarriesCalls``). On a VM of its own they reach it at its private address."""
-LEAVE_S = 5.0
-"""How long a manager that is told to leave waits for the copy of its journal."""
+"""Where agents reach the manager: they are on this machine, or their calls are forwarded
+to it (``ForwardsCalls``). A manager on a VM of its own is reached at its private address."""
+COPY_WAIT_S = 5.0
+"""How long a manager that is told to exit waits for the copy of its journal."""
 DURABLE_COPY = "--durable-copy"
-"""Given after the folder: no VM is rented before its intent is in the checkpoint store."""
+"""Second argument: no VM is rented before its intent is in the checkpoint store."""
 _LOCK_S = 2.0
 
 
@@ -61,7 +66,7 @@ def only_manager(job_dir: Path) -> Iterator[None]:
     """Hold the job's lock.
 
     Raises:
-        ManagerError: another manager of the job lives.
+        ManagerError: another manager of the job runs.
     """
     with open(job_dir / "manager.lock", "ab") as lock:
         give_up_at_s = time.monotonic() + _LOCK_S
@@ -69,13 +74,13 @@ def only_manager(job_dir: Path) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
-                # Who asks whether the job is managed holds the lock for an instant.
+            except BlockingIOError as error:
+                # A process that checks for a manager holds the lock for a moment.
                 if time.monotonic() > give_up_at_s:
                     raise ManagerError(
                         f"job {job_dir.name} is managed already: 'spottrain status "
                         f"{job_dir.name}' shows it"
-                    ) from None
+                    ) from error
             time.sleep(0.02)
         yield
 
@@ -83,12 +88,12 @@ def only_manager(job_dir: Path) -> Iterator[None]:
 async def manage(
     job: JobDir, provider: CloudProvider, copy: JournalReplication | None = None
 ) -> Outcome | None:
-    """Manage a job to its end; ``None`` if this process was told to leave.
+    """Manage a job to its end; return ``None`` if this process was told to exit.
 
     Args:
-        job: A job that was submitted; the caller holds its lock.
-        provider: The cloud that it rents from.
-        copy: What copies its journal to its checkpoint store, if anything does.
+        job: A submitted job; the caller holds its lock.
+        provider: The cloud to rent from.
+        copy: Copies its journal to its checkpoint store, if given.
 
     Raises:
         FencedError: another machine has taken the job over.
@@ -100,19 +105,19 @@ async def manage(
     url = f"https://{address}:{listener.getsockname()[1]}"
     identity = ensure_identity(job.path, (address, "localhost"))
     journal = Journal(job.journal)
-    shell = ManagerLoop(journal, provider, identity, url, job.workdir, copy)
-    server = make_server(shell.channel, identity.path)
+    manager_loop = ManagerLoop(journal, provider, identity, url, job.workdir, copy)
+    server = make_server(manager_loop.channel, identity.path)
     _publish(job.path, url)
-    if isinstance(provider, CarriesCalls):
+    if isinstance(provider, ForwardsCalls):
         provider.serve(url)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    running = asyncio.create_task(shell.run())
+    running = asyncio.create_task(manager_loop.run())
     loop = asyncio.get_running_loop()
 
     def leave() -> None:
         running.cancel()
-        if isinstance(provider, CarriesCalls):
-            # Beside: what waits for a VM's answer now would be waited for.
+        if isinstance(provider, ForwardsCalls):
+            # In a thread: it may wait for a VM's answer.
             threading.Thread(target=provider.close).start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -121,12 +126,14 @@ async def manage(
         outcome = await running
         if copy is not None:
             await copy.finish()
-        _leave_page(job, shell)
+        _leave_page(job, manager_loop)
         return outcome
     except asyncio.CancelledError:
-        logger.info("told to leave: VMs train on, 'spottrain resume' goes on")
+        logger.info(
+            "told to exit: VMs keep training, 'spottrain resume' continues the job"
+        )
         if copy is not None:
-            await copy.finish(LEAVE_S)
+            await copy.finish(COPY_WAIT_S)
         return None
     finally:
         if copy is not None:
@@ -138,9 +145,9 @@ async def manage(
         (job.path / "manager.json").unlink(missing_ok=True)
 
 
-def _leave_page(job: JobDir, shell: ManagerLoop) -> None:
-    """Put the report of a job that is over into its folder."""
-    state, past = shell.state, shell.past
+def _leave_page(job: JobDir, manager_loop: ManagerLoop) -> None:
+    """Write the report of a job that has ended into its folder."""
+    state, past = manager_loop.state, manager_loop.past
     try:
         write_page(job.page, report(state, past, False, state.now_s), state, past)
     except PageError as error:
@@ -150,7 +157,7 @@ def _leave_page(job: JobDir, shell: ManagerLoop) -> None:
 
 
 def _publish(job_dir: Path, url: str) -> None:
-    """Write ``manager.json`` whole."""
+    """Write ``manager.json`` atomically."""
     draft = job_dir / "manager.json.tmp"
     draft.write_text(json.dumps({"pid": os.getpid(), "url": url}))
     draft.replace(job_dir / "manager.json")
@@ -161,7 +168,7 @@ def main(argv: Sequence[str]) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    serve_many()
+    tune_for_many_agents()
     job = JobDir(Path(argv[0]).absolute())
     try:
         with only_manager(job.path):
@@ -170,13 +177,18 @@ def main(argv: Sequence[str]) -> int:
             try:
                 outcome = uvloop.run(manage(job, provider, copy))
             finally:
-                if isinstance(provider, CarriesCalls):
+                if isinstance(provider, ForwardsCalls):
                     provider.close()
             if outcome is not None and isinstance(provider, ShutsDown):
-                provider.shut_down()  # the job is over: it leaves no process behind
+                provider.shut_down()  # the job has ended: no process of it may stay
     except SpottrainError as error:
-        logger.error("error: %s", error)
+        for line in (f"error: {error}", *causes(error)):
+            logger.error("%s", line)
         return error.exit_code
+    except InternalError as error:
+        logger.exception("this is a bug of spottrain, please report it:")
+        logger.error("error: internal: %s", error)
+        return 1
     if outcome is None:
         return TERMINATED
     logger.info("%s: %s", outcome.kind, outcome.reason)

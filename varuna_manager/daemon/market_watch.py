@@ -1,7 +1,7 @@
-"""Watches the market for a running job: what offers are worth to it, how its VMs end.
+"""Watches the market for a running job: ranks offers, and records prices and how VMs end.
 
-Beside the core: what is found out reaches it as events, and nothing of it is needed to
-go on. A database of prices that cannot be used costs the ranking its hazards, no more.
+Its findings reach the core as events; the core can do without them. If the price history
+cannot be used, offers are ranked without measured hazards.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import logging
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.errors import PlanError
@@ -26,23 +25,20 @@ from spottrain.varuna_manager.core.model.events import (
     OffersRanked,
     OffersSeen,
 )
+from spottrain.varuna_manager.daemon.ports import EventSink
 from spottrain.varuna_manager.jobs.vm_history import open_history
 from spottrain.varuna_manager.offers.market import hazards_of
 from spottrain.varuna_manager.offers.ranker import OfferRanker
 
-if TYPE_CHECKING:
-    from spottrain.varuna_manager.daemon.effects import EventSink
-
 logger = logging.getLogger(__name__)
 
-SAME = 0.02
-"""Worths that differ by no more, among themselves, from those that the core knows are not
-told again."""
+TOLERANCE = 0.02
+"""Relative worths that have changed by no more than this are not reported again."""
 
 
 @dataclass(frozen=True, slots=True)
-class _Messages:
-    """What the core was told last."""
+class _Reported:
+    """What was reported to the core last."""
 
     offers: tuple[Offer, ...] | None = None
     worths: Mapping[str, OfferWorth] | None = None
@@ -50,7 +46,7 @@ class _Messages:
 
 
 class MarketWatch:
-    """Tells a job's core about the market, and the machine's database about the job.
+    """Reports the market to a job's core, and the job's VMs to the machine's price history.
 
     Args:
         sink: Where events go.
@@ -58,52 +54,52 @@ class MarketWatch:
 
     def __init__(self, sink: EventSink) -> None:
         self._sink = sink
-        self._appraiser = OfferRanker()
+        self._ranker = OfferRanker()
         self._hazards: Hazards | None = None
-        self._told = _Messages()
+        self._reported = _Reported()
 
     async def seen(self, offers: Sequence[Offer]) -> None:
-        """Tell what has changed of the offers, and before that what they are worth."""
+        """Feed offers that have changed, and before them what they are worth."""
         same = tuple(replace(offer, observed_at_s=0.0) for offer in offers)
-        worths = await asyncio.to_thread(self._weigh, tuple(offers))
-        if worths is not None and not _alike(worths, self._told.worths):
-            self._told = replace(self._told, worths=worths)
+        worths = await asyncio.to_thread(self._rank, tuple(offers))
+        if worths is not None and not _about_equal(worths, self._reported.worths):
+            self._reported = replace(self._reported, worths=worths)
             self._sink.feed(
                 OffersRanked(at_s=self._sink.now_s(), worths=tuple(worths.values()))
             )
         terms = await asyncio.to_thread(self._fleet_terms, tuple(offers))
-        if terms is not None and terms != self._told.terms:
-            self._told = replace(self._told, terms=terms)
+        if terms is not None and terms != self._reported.terms:
+            self._reported = replace(self._reported, terms=terms)
             self._sink.feed(FleetRated(at_s=self._sink.now_s(), terms=terms))
-        if same != self._told.offers:
-            self._told = replace(self._told, offers=same)
+        if same != self._reported.offers:
+            self._reported = replace(self._reported, offers=same)
             self._sink.feed(OffersSeen(at_s=self._sink.now_s(), offers=tuple(offers)))
             await asyncio.to_thread(self._remember_prices, tuple(offers))
 
     async def ended(self, lives: Sequence[VmLife]) -> None:
-        """Remember how VMs have ended: hazards are made of that."""
+        """Record how VMs have ended: hazards are estimated from that."""
         await asyncio.to_thread(self._remember, tuple(lives))
 
-    def _weigh(self, offers: tuple[Offer, ...]) -> Mapping[str, OfferWorth] | None:
+    def _rank(self, offers: tuple[Offer, ...]) -> Mapping[str, OfferWorth] | None:
         """Return what offers are worth to the job; None if there is nothing new."""
         if self._hazards is None:
             self._hazards = self._known_hazards()
         state = self._sink.state
         try:
-            return self._appraiser.appraise(state, offers, self._hazards)
+            return self._ranker.appraise(state, offers, self._hazards)
         except PlanError as error:
             logger.warning("offers are not ranked: %s", error)
             return None
 
     def _fleet_terms(self, offers: tuple[Offer, ...]) -> FleetTerms | None:
-        """Return what fleets do, if the job has promised anything."""
+        """Return what fleets do for the job, if it has a deadline or a minimum throughput."""
         state = self._sink.state
         if self._hazards is None or not state.job.has_slo:
             return None
         try:
-            return self._appraiser.fleet_terms(state, offers, self._hazards)
+            return self._ranker.fleet_terms(state, offers, self._hazards)
         except PlanError:
-            return None  # told with the ranking
+            return None  # logged with the ranking
 
     def _known_hazards(self) -> Hazards:
         try:
@@ -122,7 +118,7 @@ class MarketWatch:
             logger.warning("%s", error)
 
     def _remember_prices(self, offers: Sequence[Offer]) -> None:
-        """Remember what clouds ask; other providers' prices are no facts of a market."""
+        """Record clouds' prices; those of other providers are not market data."""
         seen_s = time.time()
         prices = [
             Price(
@@ -148,16 +144,20 @@ class MarketWatch:
             logger.warning("%s", error)
 
 
-def _alike(new: Mapping[str, OfferWorth], old: Mapping[str, OfferWorth] | None) -> bool:
-    """Whether the core would hardly decide otherwise: it compares, and knows prices."""
+def _about_equal(
+    new: Mapping[str, OfferWorth], old: Mapping[str, OfferWorth] | None
+) -> bool:
+    """Return whether relative worths are the same within ``TOLERANCE``."""
     if old is None or new.keys() != old.keys():
         return False
     before, now = _relative(old), _relative(new)
-    return all(abs(now[k] - before[k]) <= SAME * max(now[k], before[k]) for k in now)
+    return all(
+        abs(now[k] - before[k]) <= TOLERANCE * max(now[k], before[k]) for k in now
+    )
 
 
 def _relative(worths: Mapping[str, OfferWorth]) -> dict[str, float]:
-    """Return worths over that of the best, all at the same price."""
+    """Return each worth relative to the best, all at the same price."""
     values = {key: worth.at(1.0) for key, worth in worths.items()}
-    most = max(values.values(), default=0.0) or 1.0
-    return {key: value / most for key, value in values.items()}
+    best = max(values.values(), default=0.0) or 1.0
+    return {key: value / best for key, value in values.items()}

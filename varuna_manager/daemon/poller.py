@@ -1,6 +1,6 @@
-"""Looks at the VMs and the offers of every cloud, and tells the core what has changed.
+"""Polls the VMs and the offers of every cloud, and feeds the core what has changed.
 
-Each cloud is looked at by itself: one that is down or slow keeps the news of no other.
+Each cloud is polled by itself: one that is down or slow does not delay the others.
 """
 
 from __future__ import annotations
@@ -11,29 +11,27 @@ import logging
 import math
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, Protocol, TypeVar
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, Offer, Vm, VmState
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
-
-if TYPE_CHECKING:
-    from spottrain.varuna_manager.daemon.effects import EventSink
+from spottrain.varuna_manager.daemon.ports import EventSink
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
-"""From one look at offers and VMs to the next."""
-PATIENCE_S = 30.0
-"""How long the first offers wait for those of other clouds: the best may be among them."""
+"""Between two polls of a cloud."""
+FIRST_OFFERS_WAIT_S = 30.0
+"""How long the first offers wait for those of other clouds, which may be better."""
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
 class Caller(Protocol):
-    """Calls a cloud beside everything else, with a deadline."""
+    """Calls a cloud in a thread, with a timeout."""
 
     async def __call__(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
@@ -41,18 +39,18 @@ class Caller(Protocol):
         """Return what ``function`` returns.
 
         Raises:
-            CloudError: the cloud said no, or nothing in time.
+            CloudError: the cloud refused, or did not answer in time.
         """
 
 
 class CloudPoller:
-    """All looks of one job's manager.
+    """Polls the clouds of one job.
 
     Args:
         sink: Where events go.
-        clouds: By ``Offer.cloud``; a cloud that is the only one may have the empty name.
+        clouds: By ``Offer.cloud``; a single cloud may have the empty name.
         call: Calls them.
-        market: Is told of the offers.
+        market: Receives the offers.
     """
 
     def __init__(
@@ -66,42 +64,42 @@ class CloudPoller:
         self._clouds = clouds
         self._call = call
         self._market = market
-        self._telling = asyncio.Lock()
-        self._hurries = {cloud: asyncio.Event() for cloud in clouds}
+        self._reporting = asyncio.Lock()
+        self._wakes = {cloud: asyncio.Event() for cloud in clouds}
         self._vms: dict[str, tuple[Vm, ...]] = {}
         self._offers: dict[str, tuple[Offer, ...]] = {}
         self._began_s = time.monotonic()
-        self._told_s = -math.inf
+        self._reported_at_s = -math.inf
 
     async def run(self) -> None:
-        """Look at offers and VMs for ever."""
+        """Poll offers and VMs until cancelled."""
         await asyncio.gather(*map(self._watch, self._clouds))
 
-    def hurry(self) -> None:
-        """Look at once: something in the fleet has broken."""
-        for hurry in self._hurries.values():
-            hurry.set()
+    def poll_now(self) -> None:
+        """Poll at once, as something in the fleet has failed."""
+        for wake in self._wakes.values():
+            wake.set()
 
     async def _watch(self, cloud: str) -> None:
-        told, hurry = "", self._hurries[cloud]
+        reported, wake = "", self._wakes[cloud]
         while True:
             trouble = ""
             try:
-                await self.at_vms(cloud)
-                await self._at_offers(cloud)
+                await self.poll_vms(cloud)
+                await self._poll_offers(cloud)
             except CloudError as error:
                 trouble = str(error)
                 self._offers.setdefault(cloud, ())
-            if trouble and trouble != told:
+            if trouble and trouble != reported:
                 logger.warning("%s", trouble)
-            told = trouble
+            reported = trouble
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(POLL_S):
-                    await hurry.wait()
-            hurry.clear()
+                    await wake.wait()
+            wake.clear()
 
-    async def at_vms(self, cloud: str = "") -> None:
-        """Look at the VMs of one cloud once, and tell what has changed.
+    async def poll_vms(self, cloud: str = "") -> None:
+        """List the VMs of one cloud, and feed them if they have changed.
 
         Raises:
             CloudError: they cannot be listed.
@@ -132,21 +130,21 @@ class CloudPoller:
                 )
             )
 
-    async def _at_offers(self, cloud: str) -> None:
-        """Look at what one cloud offers, and tell it with what the others do.
+    async def _poll_offers(self, cloud: str) -> None:
+        """List the offers of one cloud, and report them with those of the others.
 
-        A cloud that fails now and then keeps the offers that it had: what is asked of it
-        then is refused, and closes it for a while.
+        A cloud that fails for a moment keeps its last offers: launches that it refuses
+        then put it in cooldown.
         """
         before = self._offers.get(cloud)
         self._offers[cloud] = tuple(await self._call(self._clouds[cloud].offers))
         now_s = time.monotonic()
-        waits = now_s - self._began_s < PATIENCE_S
+        waits = now_s - self._began_s < FIRST_OFFERS_WAIT_S
         if waits and self._offers.keys() < self._clouds.keys():
             return
-        if self._offers[cloud] == before and now_s - self._told_s < POLL_S:
-            return  # another cloud's look has just told all
-        async with self._telling:
-            self._told_s = time.monotonic()
+        if self._offers[cloud] == before and now_s - self._reported_at_s < POLL_S:
+            return  # another cloud's poll has just reported all
+        async with self._reporting:
+            self._reported_at_s = time.monotonic()
             known = [self._offers.get(name, ()) for name in self._clouds]
             await self._market.seen([offer for some in known for offer in some])

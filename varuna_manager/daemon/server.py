@@ -1,15 +1,15 @@
-"""The HTTPS side of the control channel: agents call it, and so does the command line.
+"""The HTTPS server of the control channel: agents and the command line call it.
 
     POST /v1/register     Registration -> {}           426 another software version
     POST /v1/heartbeat    Heartbeat -> HeartbeatAnswer (a long poll)      409 stale
-    POST /v1/reports      ReportBatch -> {"received": number of reports that we have}
+    POST /v1/reports      ReportBatch -> {"received": number of reports received}
     GET  /v1/job          -> JobSpec
     GET  /v1/workdir      -> the user's workdir, packed
     POST /v1/admin/stop   {"checkpoint": bool, "now": bool, "by": str} -> {}
     POST /v1/admin/limits {"limits": [Limit], "sure": bool, "by": str} -> {}
                                                           409 it would end the job
 
-Each request bears a token; an unknown or revoked one is answered 403. An error's body is
+Each request has a token; an unknown or revoked one is answered 403. An error's body is
 ``{"error": one line}``.
 """
 
@@ -25,7 +25,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import uvicorn
 from starlette.applications import Starlette
@@ -37,6 +37,7 @@ from starlette.routing import Route
 import spottrain
 from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.wire import (
@@ -58,38 +59,12 @@ class PortError(SpottrainError):
     """The manager cannot listen."""
 
 
-class ChannelHandler(Protocol):
-    """Who answers: the manager's shell. Every method returns once it is journalled."""
-
-    async def register(self, registration: Registration) -> None:
-        """Take note of a VM's agent."""
-
-    async def receive(self, batch: ReportBatch) -> int:
-        """Take reports; return how many of this VM's there are by now.
-
-        Raises:
-            OutOfStepError: reports before this batch are missing.
-        """
-
-    async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
-        """Take note of a person's wish to stop the job."""
-
-    async def change_limits(
-        self, *, by: str, limits: tuple[Limit, ...], sure: bool
-    ) -> None:
-        """Take note of other limits.
-
-        Raises:
-            LimitsRefusedError: they would end the job, and the person is not sure.
-        """
-
-
 @dataclass(frozen=True, slots=True)
 class ControlChannel:
-    """What the server needs to answer."""
+    """The application behind the server."""
 
-    callee: ChannelHandler
-    links: AgentSessions
+    handler: ChannelHandler
+    sessions: AgentSessions
     spec: JobSpec
     workdir: Path
     admin_token: str
@@ -111,13 +86,13 @@ class ControlChannel:
 
     def _caller(self, request: Request) -> str:
         """Return the VM that is calling; 403 for any other caller."""
-        vm_id = self.links.vm_of(_bearer(request))
+        vm_id = self.sessions.vm_of(_bearer(request))
         if vm_id is None:
             raise HTTPException(403, "token is unknown or revoked: this VM must end")
         return vm_id
 
     async def _message(self, cls: Any, request: Request) -> Any:
-        """Return the body as ``cls``, sent by the VM that it speaks of."""
+        """Return the body as ``cls``, sent by the VM that it names."""
         vm_id = self._caller(request)
         message = _decode(cls, await _body(request))
         if message.vm_id != vm_id:
@@ -127,22 +102,22 @@ class ControlChannel:
     async def _heartbeat(self, request: Request) -> Response:
         beat = await self._message(Heartbeat, request)
         try:
-            answer = await self.links.heartbeat(beat, self.spec.heartbeat_s)
+            answer = await self.sessions.heartbeat(beat, self.spec.heartbeat_s)
         except OutOfStepError as error:
-            raise HTTPException(409, str(error)) from None
+            raise HTTPException(409, str(error)) from error
         return Response(encode(answer), media_type="application/json")
 
     async def _reports(self, request: Request) -> Response:
         batch = await self._message(ReportBatch, request)
         try:
-            return JSONResponse({"received": await self.callee.receive(batch)})
+            return JSONResponse({"received": await self.handler.receive(batch)})
         except OutOfStepError as error:
-            raise HTTPException(409, str(error)) from None
+            raise HTTPException(409, str(error)) from error
 
     async def _register(self, request: Request) -> Response:
         self._caller(request)
         _check_version(await _body(request))
-        await self.callee.register(await self._message(Registration, request))
+        await self.handler.register(await self._message(Registration, request))
         return JSONResponse({})
 
     async def _job(self, request: Request) -> Response:
@@ -161,19 +136,21 @@ class ControlChannel:
 
     async def _stop(self, request: Request) -> Response:
         self._check_admin(request)
-        asked = _decode(_StopRequest, await _body(request))
-        await self.callee.stop(by=asked.by, checkpoint=asked.checkpoint, now=asked.now)
+        wanted = _decode(_StopRequest, await _body(request))
+        await self.handler.stop(
+            by=wanted.by, checkpoint=wanted.checkpoint, now=wanted.now
+        )
         return JSONResponse({})
 
     async def _limits(self, request: Request) -> Response:
         self._check_admin(request)
-        asked = _decode(_LimitsRequest, await _body(request))
+        wanted = _decode(_LimitsRequest, await _body(request))
         try:
-            await self.callee.change_limits(
-                by=asked.by, limits=asked.limits, sure=asked.sure
+            await self.handler.change_limits(
+                by=wanted.by, limits=wanted.limits, sure=wanted.sure
             )
         except LimitsRefusedError as error:
-            raise HTTPException(409, str(error)) from None
+            raise HTTPException(409, str(error)) from error
         return JSONResponse({})
 
 
@@ -210,11 +187,11 @@ def _decode(cls: Any, body: bytes) -> Any:
     try:
         return decode(cls, body)
     except WireError as error:
-        raise HTTPException(400, str(error)) from None
+        raise HTTPException(400, str(error)) from error
 
 
 def _check_version(body: bytes) -> None:
-    """Refuse another software version before its message is even understood."""
+    """Refuse another software version before its message is decoded."""
     with contextlib.suppress(ValueError):
         data = json.loads(body)
         theirs = data.get("software_version") if isinstance(data, dict) else None
@@ -232,10 +209,10 @@ async def _answer_error(_: Request, error: Exception) -> Response:
 
 
 class _ManagerServer(uvicorn.Server):
-    """Leaves signals to the manager process, and no connection behind."""
+    """Leaves signals to the manager process, and closes every connection."""
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Close what agents do not close: TLS would wait for a silent one for long."""
+        """Close connections that agents keep open: TLS would wait long for a silent one."""
         await super().shutdown(sockets)
         for connection in tuple(self.server_state.connections):
             if connection.transport is not None:
@@ -246,15 +223,14 @@ class _ManagerServer(uvicorn.Server):
         yield
 
 
-def serve_many() -> None:
-    """Have this process look for garbage less often, and open as many files as it may.
+def tune_for_many_agents() -> None:
+    """Collect garbage less often, and raise the limit of open files.
 
-    With thousands of agents, Python's default of once in 700 new objects takes a
-    quarter of the time that a heartbeat costs. An agent whose calls come over SSH takes
-    eight files.
+    With thousands of agents, Python's default of one collection per 700 new objects takes
+    a quarter of the time of a heartbeat. An agent that calls over SSH needs eight files.
     """
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard_limit, hard_limit))
     gc.freeze()
     gc.set_threshold(50_000, 20, 20)
 
@@ -283,10 +259,10 @@ def listen(job_dir: Path, address: str) -> socket.socket:
     """Return a socket that listens on the job's port.
 
     The port is chosen once and kept in the job's folder: agents that outlived a manager
-    find the next one there. Only if somebody else holds it is another one taken.
+    find the next one there. Another port is chosen only if it is in use.
 
     Raises:
-        PortError: the address is not ours, or not a single port is free.
+        PortError: the address is not of this machine, or no port is free.
     """
     stored = job_dir / "port"
     seed = int(hashlib.sha256(str(job_dir).encode()).hexdigest(), 16)

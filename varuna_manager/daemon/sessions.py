@@ -1,7 +1,7 @@
-"""The manager's lines to its agents: who may call, what waits for them, who is silent.
+"""The agents' sessions: which VMs may call, their outboxes, and which are silent.
 
-In memory only: what must survive a restart is in the core's state. A heartbeat costs the
-same however large the fleet is; looking for silent VMs costs only what is silent.
+In memory only: what must survive a restart is in the core's state. A heartbeat takes the
+same time however large the fleet is; finding silent VMs takes time for those alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from spottrain.wire import Command, Heartbeat, HeartbeatAnswer
 
 
 class OutOfStepError(SpottrainError):
-    """An agent's numbers do not follow from what we have heard of it: it must end."""
+    """An agent's numbers do not follow those received before: the agent must exit."""
 
 
 @dataclass(slots=True)
@@ -27,15 +27,15 @@ class _Session:
     silent: bool = False
     sequence: int = -1
     delivered: int | None = None
-    """Commands the agent has had; unknown until its first heartbeat to this process."""
+    """Commands that the agent has received; unknown until it first calls this process."""
     commands: deque[Command] = field(default_factory=deque)
-    """Those that follow, in order."""
+    """The next commands, in order."""
     waiting: asyncio.Future[None] | None = None
     """The long poll that is open."""
 
 
 class AgentSessions:
-    """All lines of one job's manager.
+    """The sessions of all agents of one job.
 
     Args:
         clock: Monotonic seconds.
@@ -47,69 +47,69 @@ class AgentSessions:
     ) -> None:
         self._clock = clock
         self._on_heard = on_heard
-        self._links: dict[str, _Session] = {}
+        self._sessions: dict[str, _Session] = {}
         self._vm_of: dict[str, str] = {}
         self._heard_at: OrderedDict[str, float] = OrderedDict()
-        """VMs that are watched and not silent, the one heard longest ago first."""
+        """VMs that are watched and not silent, the least recently heard first."""
 
     def admit(self, vm_id: str, token_hash: str) -> None:
-        """Let the bearer of a token (its sha256) speak for a VM."""
-        link = self._links.get(vm_id)
-        if link is None or link.token_sha256 != token_hash:
+        """Let the holder of a token (given by its sha256) speak for a VM."""
+        session = self._sessions.get(vm_id)
+        if session is None or session.token_sha256 != token_hash:
             self.revoke(vm_id)
-            self._links[vm_id] = _Session(token_hash)
+            self._sessions[vm_id] = _Session(token_hash)
             self._vm_of[token_hash] = vm_id
 
     def revoke(self, vm_id: str) -> None:
-        """Fence a VM: whatever it says from now on is refused."""
+        """Fence a VM: its requests are refused from now on."""
         self._heard_at.pop(vm_id, None)
-        if link := self._links.pop(vm_id, None):
-            del self._vm_of[link.token_sha256]
-            _wake(link)
+        if session := self._sessions.pop(vm_id, None):
+            del self._vm_of[session.token_sha256]
+            _wake(session)
 
     @property
     def admitted(self) -> KeysView[str]:
         """The VMs whose agents may call."""
-        return self._links.keys()
+        return self._sessions.keys()
 
     def vm_of(self, token: str) -> str | None:
-        """Return the VM that the bearer of ``token`` may speak for."""
+        """Return the VM that the holder of ``token`` may speak for."""
         return self._vm_of.get(token_sha256(token))
 
     def watch(self, vm_id: str, grace_s: float = 0.0) -> None:
         """Expect heartbeats of a VM from now on (or from ``grace_s`` later)."""
-        if vm_id in self._links:
+        if vm_id in self._sessions:
             self._heard_at[vm_id] = self._clock() + grace_s
             self._heard_at.move_to_end(vm_id)
 
     def silent(self, suspect_s: float) -> list[str]:
-        """Return the VMs that were last heard more than ``suspect_s`` ago, once."""
+        """Return the VMs not heard for more than ``suspect_s``; each is returned once."""
         found = []
         while self._heard_at:
             vm_id, heard_at = next(iter(self._heard_at.items()))
             if self._clock() - heard_at <= suspect_s:
                 break
             del self._heard_at[vm_id]
-            self._links[vm_id].silent = True
+            self._sessions[vm_id].silent = True
             found.append(vm_id)
         return found
 
     def forgive(self) -> None:
-        """Count the silences anew: it was this process that did not listen."""
+        """Restart all silence timers: this process did not listen."""
         for vm_id in self._heard_at:
             self._heard_at[vm_id] = self._clock()
 
     def excuse(self, vm_ids: Collection[str]) -> None:
-        """Count the silences of some VMs anew: they cannot call."""
+        """Restart the silence timers of some VMs: they cannot call."""
         for vm_id in vm_ids:
             if vm_id in self._heard_at:
                 self.watch(vm_id)
 
     def send(self, vm_id: str, command: Command) -> None:
         """Put a command into a VM's outbox; a fenced VM gets nothing."""
-        if link := self._links.get(vm_id):
-            link.commands.append(command)
-            _wake(link)
+        if session := self._sessions.get(vm_id):
+            session.commands.append(command)
+            _wake(session)
 
     async def heartbeat(self, beat: Heartbeat, wait_s: float) -> HeartbeatAnswer:
         """Answer a heartbeat: at once if commands wait, else after ``wait_s``.
@@ -117,55 +117,55 @@ class AgentSessions:
         Raises:
             OutOfStepError: a newer one has been heard, or the VM was fenced.
         """
-        link = self._links[beat.vm_id]
-        if beat.sequence < link.sequence:
+        session = self._sessions[beat.vm_id]
+        if beat.sequence < session.sequence:
             raise OutOfStepError(
                 f"heartbeat is stale: got sequence {beat.sequence} after "
-                f"{link.sequence}; only one agent may speak for a VM"
+                f"{session.sequence}; only one agent may speak for a VM"
             )
-        link.sequence = beat.sequence
-        self._hear(beat.vm_id, link)
-        _drop_delivered(link, beat.received)
-        if not link.commands:
-            await _wait(link, wait_s)
-        if self._links.get(beat.vm_id) is not link:
+        session.sequence = beat.sequence
+        self._hear(beat.vm_id, session)
+        _drop_delivered(session, beat.received)
+        if not session.commands:
+            await _wait(session, wait_s)
+        if self._sessions.get(beat.vm_id) is not session:
             raise OutOfStepError(f"VM {beat.vm_id} has been given up")
-        return HeartbeatAnswer(commands=tuple(link.commands))
+        return HeartbeatAnswer(commands=tuple(session.commands))
 
     def release(self) -> None:
         """Answer every open long poll now, so that the server can close."""
-        for link in self._links.values():
-            _wake(link)
+        for session in self._sessions.values():
+            _wake(session)
 
-    def _hear(self, vm_id: str, link: _Session) -> None:
+    def _hear(self, vm_id: str, session: _Session) -> None:
         self._heard_at[vm_id] = self._clock()
         self._heard_at.move_to_end(vm_id)
-        if link.silent:
-            link.silent = False
+        if session.silent:
+            session.silent = False
             self._on_heard(vm_id)
 
 
-def _drop_delivered(link: _Session, received: int) -> None:
-    """Forget the commands that the agent has; after a restart, learn its count."""
-    if link.delivered is None:
-        link.delivered = received
-    while link.commands and link.delivered < received:
-        link.commands.popleft()
-        link.delivered += 1
+def _drop_delivered(session: _Session, received: int) -> None:
+    """Drop the commands that the agent has; after a restart, take over its count."""
+    if session.delivered is None:
+        session.delivered = received
+    while session.commands and session.delivered < received:
+        session.commands.popleft()
+        session.delivered += 1
 
 
-def _wake(link: _Session) -> None:
-    if link.waiting is not None and not link.waiting.done():
-        link.waiting.set_result(None)
+def _wake(session: _Session) -> None:
+    if session.waiting is not None and not session.waiting.done():
+        session.waiting.set_result(None)
 
 
-async def _wait(link: _Session, wait_s: float) -> None:
-    """Wait until something is to be said, or ``wait_s`` are over."""
+async def _wait(session: _Session, wait_s: float) -> None:
+    """Wait until there is a command, or ``wait_s`` have passed."""
     _wake(
-        link
+        session
     )  # An older poll's connection is dead, or its agent would not call again.
     waiting = asyncio.get_running_loop().create_future()
-    link.waiting = waiting
+    session.waiting = waiting
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(wait_s):
             await waiting

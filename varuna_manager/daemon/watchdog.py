@@ -1,9 +1,9 @@
-"""Keeps a job's manager alive on a VM of its own, and ends that VM when it is over.
+"""Keeps a job's manager running on its own VM, and ends that VM when the job ends.
 
     python -m spottrain.varuna_manager.daemon.watchdog <job_dir>
 
-Its input is one JSON object: the environment of the manager, secrets included, which is
-kept in memory only. It returns once the manager serves; what keeps it alive stays.
+Its input is one JSON object: the manager's environment, secrets included, which is kept
+in memory only. It returns once the manager serves; a background process keeps it running.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ logger = logging.getLogger(__name__)
 _ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.daemon.watchdog")
 _STAY = "--stay"
 _HEARD_S = 5.0
-"""From one renewal of the VM's lease to the next, while a manager lives."""
+"""Between two renewals of the VM's lease while a manager runs."""
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0
-"""Before a manager that died is started again."""
+"""Before a manager that exited is started again."""
 _LIVES_S = 60.0
-"""A manager that lived for so long was a good one: the next pause is short again."""
+"""After a manager that ran for this long, the next pause is short again."""
 _END_S = 600.0
-"""How long the cloud is asked to end the VM; then its lease does."""
+"""How long the cloud is asked to end the VM; after that its lease runs out."""
 _FAREWELL_S = 2.0
-"""Before the VM ends: who looks on, on this VM, may see how the job has ended."""
+"""Before the VM ends: a person watching on this VM may see how the job has ended."""
 _START_S = 120.0
 _POLL_S = 0.1
 
 
 def keep(job: JobDir, lease_s: float) -> str:
-    """Start the manager of a job again and again; return why no more.
+    """Keep starting the manager of a job; return why it is not started again.
 
     Args:
         job: The job.
-        lease_s: Give up when no manager lived for so long.
+        lease_s: Give up when no manager has run for this long.
     """
     pause_s = _FIRST_PAUSE_S
     lived_at_s = time.monotonic()
@@ -77,15 +77,15 @@ def keep(job: JobDir, lease_s: float) -> str:
         except FencedError as error:
             return str(error)
         if time.monotonic() - lived_at_s + pause_s > lease_s:
-            return f"no manager could live for {lease_s:g} s"
-        logger.warning("the manager ended with %d: starting it again", code)
+            return f"no manager could run for {lease_s:g} s"
+        logger.warning("the manager exited with code %d: starting it again", code)
         time.sleep(pause_s)
         pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
     return f"the job has ended: {end}"
 
 
 def _run_manager(job: JobDir) -> int:
-    """Run a manager to its end, and renew the VM's lease meanwhile."""
+    """Run a manager until it exits, renewing the VM's lease meanwhile."""
     with open(job.log, "ab") as log:
         manager = subprocess.Popen(
             [*MANAGER_ARGV, str(job.path), DURABLE_COPY],
@@ -95,13 +95,13 @@ def _run_manager(job: JobDir) -> int:
             cwd=job.path,
         )
     while True:
-        lease.heard()
+        lease.renew()
         with contextlib.suppress(subprocess.TimeoutExpired):
             return manager.wait(_HEARD_S)
 
 
 def end_vm(job: JobDir) -> None:
-    """End the VM that this runs on: by its cloud, else by its lease."""
+    """End the VM that this runs on: through its cloud, or by giving up its lease."""
     own, cloud = own_vm(job), job.config().cloud
     if own is not None and cloud is not None:
         provider = open_cloud(cloud)
@@ -119,7 +119,7 @@ def end_vm(job: JobDir) -> None:
 
 
 def _stay(job: JobDir) -> None:
-    """Keep the manager until the job is over, then end the VM; one process does it."""
+    """Keep the manager running until the job ends, then end the VM; in one process only."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     with open(job.path / "keeper.lock", "ab") as lock:
         try:
@@ -136,7 +136,7 @@ def _stay(job: JobDir) -> None:
 
 
 def _start(job: JobDir, environment: dict[str, str]) -> str:
-    """Leave a process that keeps the manager; return what went wrong."""
+    """Start the background process; return what went wrong, if anything."""
     log_file = job.path / "keeper.log"
     with open(log_file, "ab") as log:
         keeper = subprocess.Popen(
@@ -160,7 +160,7 @@ def _start(job: JobDir, environment: dict[str, str]) -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Keep the manager of the job in folder ``argv[0]``; 0 once it serves."""
+    """Start the manager of the job in folder ``argv[0]``; return 0 once it serves."""
     job = JobDir(Path(argv[0]).absolute())
     if _STAY in argv:
         _stay(job)

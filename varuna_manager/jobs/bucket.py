@@ -27,13 +27,8 @@ from pydantic import Field, TypeAdapter, ValidationError
 
 import spottrain
 from spottrain.errors import SpottrainError
-from spottrain.storage.store import (
-    PATIENCE_S,
-    ExistsError,
-    MissingError,
-    Store,
-    open_store,
-)
+from spottrain.storage.open import open_store
+from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
 from spottrain.varuna_manager.config.base import JobName
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import JournalError, JournalRow, event_of
@@ -85,7 +80,7 @@ class Newest:
     uid: Annotated[str, Field(pattern=r"^[0-9a-f-]+$")]
 
 
-_Told = TypeVar("_Told", Claim, Newest)
+_Document = TypeVar("_Document", Claim, Newest)
 
 
 def folder_mark(job: JobDir) -> str:
@@ -142,7 +137,7 @@ class StoredJob:
                 why = str(error).removeprefix(f"{job.name}: ")
                 raise StoredJobError(
                     f"{self.url}: {name} is damaged, or of another version: {why}"
-                ) from None
+                ) from error
 
     def mark_down(self) -> None:
         """Note that the job has been ended for good."""
@@ -186,10 +181,10 @@ class StoredJob:
         epoch, name = epoch + 1, self._claim_name(epoch + 1)
         try:
             self._store.put_new(name, json.dumps(asdict(claim)).encode())
-        except ExistsError:
+        except ExistsError as error:
             # A put whose answer was lost finds itself; anybody else was faster.
             if (other := self._claim_of(epoch)) != claim and other is not None:
-                raise self._fenced(other) from None
+                raise self._fenced(other) from error
         return epoch
 
     def check_mine(self, folder: str) -> None:
@@ -233,17 +228,17 @@ class StoredJob:
         self._store.delete([self._segment_name(one) for one in segments])
 
     def journal(
-        self, tell: Callable[[str], None], at: int = 1
+        self, say: Callable[[str], None], at: int = 1
     ) -> Iterator[list[JournalRow]]:
         """Yield the events of the journal, in order, as far as they are whole.
 
         Args:
-            tell: Told in one line what is damaged or missing.
+            say: Told in one line what is damaged or missing.
             at: The first event wanted.
         """
         for _ in range(_READS):
             try:
-                for rows in restore(self.segments(), self._unpack, tell, at):
+                for rows in restore(self.segments(), self._unpack, say, at):
                     yield rows
                     at = rows[-1].seq + 1
             except MissingError:
@@ -260,7 +255,7 @@ class StoredJob:
             for row in rows:
                 event_of(row.seq, row.kind, row.body)
         except JournalError as error:
-            raise SegmentError(f"{segment.name}: {error}") from None
+            raise SegmentError(f"{segment.name}: {error}") from error
         return rows
 
     def _segment_name(self, segment: Segment) -> str:
@@ -305,7 +300,7 @@ def _read_newest(store: Store) -> Newest | None:
     return _read(Newest, _NEWEST, data)
 
 
-def _read(kind: type[_Told], name: str, data: bytes) -> _Told:
+def _read(kind: type[_Document], name: str, data: bytes) -> _Document:
     """Return what a JSON file tells.
 
     Raises:
@@ -319,9 +314,9 @@ def _read(kind: type[_Told], name: str, data: bytes) -> _Told:
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
-        raise StoredJobError(f"{name} is damaged: {where}: {wrong['msg']}") from None
+        raise StoredJobError(f"{name} is damaged: {where}: {wrong['msg']}") from error
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise StoredJobError(f"{name} is damaged: {error}") from None
+        raise StoredJobError(f"{name} is damaged: {error}") from error
     raise StoredJobError(
         f"{name} has version {version}, this spottrain knows {SCHEMA_VERSION}: use "
         "the version that launched the job"

@@ -83,8 +83,8 @@ class JobDir:
         return self.path / "copy.json"
 
     @property
-    def away(self) -> Path:
-        """The VM of the job's manager, if it is not on this machine; see ``away.py``."""
+    def remote_manager_file(self) -> Path:
+        """Where the manager runs, if it is not on this machine; see manager_location."""
         return self.path / "away.json"
 
     @property
@@ -142,11 +142,11 @@ class JobDir:
     def _read(self, name: str) -> str:
         try:
             return (self.path / name).read_text()
-        except FileNotFoundError:
+        except FileNotFoundError as error:
             raise ConfigError(
                 f"job {self.name}: {name} is missing: the launch did not finish; "
                 f"run 'spottrain down {self.name}', then launch again"
-            ) from None
+            ) from error
 
 
 def job_dir(name: str) -> JobDir:

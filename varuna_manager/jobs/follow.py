@@ -1,4 +1,4 @@
-"""A job seen from outside: its journal, folded read-only as it grows."""
+"""The state of a job for readers: its journal, folded read-only as it grows."""
 
 from __future__ import annotations
 
@@ -10,7 +10,6 @@ from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.reporting.history import JobHistory, fold
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,19 +55,6 @@ class Follower:
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
-
-
-def read_past(job: JobDir) -> tuple[State, JobHistory]:
-    """Return the present state of a job, and what a report needs of its past.
-
-    Raises:
-        JournalError: The journal is missing or damaged.
-    """
-    journal = Journal(job.journal, read_only=True)
-    try:
-        return fold(journal)
-    finally:
-        journal.close()
 
 
 def read_state(job: JobDir) -> State:

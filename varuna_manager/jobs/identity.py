@@ -98,7 +98,7 @@ def load_identity(job_dir: Path) -> Identity:
         raise IdentityError(
             f"{path}: not a manager's identity ({error}); end the job with "
             "'spottrain down' and launch it again"
-        ) from None
+        ) from error
     return Identity(path, ca_pem, secret)
 
 

@@ -204,7 +204,7 @@ class Journal:
         try:
             return event_of(seq, kind, body)
         except JournalError as error:
-            raise JournalError(f"{self._path}: {error}") from None
+            raise JournalError(f"{self._path}: {error}") from error
 
     @contextmanager
     def _explained(self) -> Iterator[None]:
@@ -214,12 +214,12 @@ class Journal:
         except sqlite3.OperationalError as error:
             raise JournalWriteError(
                 f"{self._path}: cannot use the journal: {error}"
-            ) from None
+            ) from error
         except sqlite3.DatabaseError as error:
             raise JournalError(
                 f"{self._path}: journal is damaged: {error}; put a copy of it back, or "
                 "end the job with 'spottrain down' (checkpoints are kept)"
-            ) from None
+            ) from error
 
 
 def event_of(seq: int, kind: str, body: str) -> Event:
@@ -237,7 +237,7 @@ def event_of(seq: int, kind: str, body: str) -> Event:
         raise JournalError(
             f"event {seq} is no {kind} ({reason}); it was damaged or written by "
             "another version: use the version that launched the job"
-        ) from None
+        ) from error
     return event
 
 

@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pydantic import TypeAdapter
 
 from spottrain.cloud.port.provider import LaunchRequest, SshTarget
+from spottrain.cloud.port.stored import with_current_names
 from spottrain.varuna_manager.jobs.folder import JobDir
 
 
@@ -41,27 +42,28 @@ class OwnVm:
     """Where the job's other VMs reach it."""
 
 
-_AWAY, _OWN = TypeAdapter(RemoteManager), TypeAdapter(OwnVm)
+_REMOTE, _OWN = TypeAdapter(RemoteManager), TypeAdapter(OwnVm)
 
 
 def read(job: JobDir) -> RemoteManager | None:
     """Return where the manager of a job is, None if it is here."""
     try:
-        return _AWAY.validate_json(job.away.read_bytes())
+        data = with_current_names(json.loads(job.remote_manager_file.read_bytes()))
+        return _REMOTE.validate_python(data)
     except FileNotFoundError:
         return None
 
 
-def write(job: JobDir, away: RemoteManager) -> None:
+def write(job: JobDir, manager: RemoteManager) -> None:
     """Remember where the manager of a job is, whole or not at all."""
-    draft = job.away.with_suffix(".tmp")
-    draft.write_text(json.dumps(asdict(away)))
-    draft.replace(job.away)
+    draft = job.remote_manager_file.with_suffix(".tmp")
+    draft.write_text(json.dumps(asdict(manager)))
+    draft.replace(job.remote_manager_file)
 
 
 def forget(job: JobDir) -> None:
     """The manager of a job is on this machine again."""
-    job.away.unlink(missing_ok=True)
+    job.remote_manager_file.unlink(missing_ok=True)
 
 
 def own_vm(job: JobDir) -> OwnVm | None:

@@ -52,17 +52,17 @@ def read_profile(path: Path, facts: ModelFacts | None = None) -> Profile:
     """
     try:
         profile: Profile = decode(Profile, path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise ConfigError(f"{path}: no such profile; check the path") from None
+    except FileNotFoundError as error:
+        raise ConfigError(f"{path}: no such profile; check the path") from error
     except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}") from None
+        raise ConfigError(f"{path}: cannot be read: {error}") from error
     except WireError as error:
         what = str(error).replace("message.", "profile.")
-        raise ConfigError(f"{path}: {what}; mend the file") from None
+        raise ConfigError(f"{path}: {what}; mend the file") from error
     try:
         check_profile(profile, facts, str(path))
     except PlanError as error:
-        raise ConfigError(str(error)) from None
+        raise ConfigError(str(error)) from error
     return profile
 
 
@@ -97,7 +97,7 @@ def write_profile(path: Path, profile: Profile) -> None:
             file.write(to_text(profile))
         Path(draft).replace(path)
     except OSError as error:
-        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from None
+        raise ConfigError(f"{path}: cannot be written: {error.strerror}") from error
 
 
 def path_of(profile: Profile) -> Path:

@@ -19,7 +19,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 
 from tenacity import (
     AsyncRetrying,
@@ -34,14 +34,13 @@ from spottrain.varuna_manager.core.model.events import JobSubmitted
 from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.replication_status import ReplicationStatus, last_seq
 from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
 
 logger = logging.getLogger(__name__)
 
 PACE_S = 1.0
 """From one piece to the next, unless somebody waits for it: each put costs money."""
-LOOK_S = 5.0
+CHECK_S = 5.0
 """From one look for a later epoch to the next."""
 PERMIT_S = 10.0
 """How long a store may take to say whether a manager is still the newest."""
@@ -49,9 +48,11 @@ DURABLE_S = 30.0
 """How long a launch waits for its intent to be in the store."""
 FINISH_S = 60.0
 """How long the end of a manager waits for the last piece."""
-MOST_EVENTS = 5_000
+MAX_EVENTS = 5_000
 """In one piece."""
-_LONGEST_PAUSE_S = 30.0
+BEHIND_S = 60.0
+"""A copy that lags for longer is reported to the user."""
+_MAX_PAUSE_S = 30.0
 _PATIENCE_S = 10.0
 
 
@@ -166,13 +167,13 @@ class JournalReplication:
         self._epoch = epoch
         self._held = held
         self._published = False
-        self._trouble = ""
+        self._failure = ""
         self._checked_at_s = -math.inf
         self._whole_at_s = time.time()
         self._one_at_a_time = threading.Lock()
         self._threads = ThreadPoolExecutor(2, "copy")
         self._news = asyncio.Event()
-        self._hurry = asyncio.Event()
+        self._urgent = asyncio.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         if self.copied > (last := last_seq(self._job)):
             raise ReplicationError(
@@ -202,10 +203,10 @@ class JournalReplication:
             while True:
                 self._news.clear()
                 if not await self._persist():
-                    await _wait(self._hurry, PACE_S)
-                    await _wait(self._news, LOOK_S)
+                    await _wait(self._urgent, PACE_S)
+                    await _wait(self._news, CHECK_S)
         except FencedError as error:
-            self._note(elsewhere=str(error))
+            self._write_status(elsewhere=str(error))
             raise
 
     async def reach(self, seq: int, limit_s: float) -> bool:
@@ -219,7 +220,7 @@ class JournalReplication:
             return True
         done = asyncio.get_running_loop().create_future()
         self._waiting.append((seq, done))
-        self._hurry.set()
+        self._urgent.set()
         self._news.set()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
@@ -282,38 +283,38 @@ class JournalReplication:
         there may be more."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(StorageError),
-            wait=wait_random_exponential(max=_LONGEST_PAUSE_S),
-            before_sleep=self._note_trouble,
+            wait=wait_random_exponential(max=_MAX_PAUSE_S),
+            before_sleep=self._record_failure,
         )
         more = bool(await retrying(self._call, self._advance))
-        if self._trouble:
+        if self._failure:
             logger.info("the journal is copied to %s again", self._stored.url)
-            self._trouble = ""
-        self._note()
+            self._failure = ""
+        self._write_status()
         for seq, done in self._waiting:
             if seq <= self.copied and not done.done():
                 done.set_result(None)
         self._waiting = [(s, done) for s, done in self._waiting if not done.done()]
         if not self._waiting:
-            self._hurry.clear()
+            self._urgent.clear()
         return more
 
     async def _call(self, work: Callable[[], bool | None]) -> bool | None:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
-    def _note_trouble(self, call: RetryCallState) -> None:
+    def _record_failure(self, call: RetryCallState) -> None:
         error = call.outcome.exception() if call.outcome else None
-        if not self._trouble:
+        if not self._failure:
             logger.warning("the journal is not copied: %s", error)
-        self._trouble = str(error)
-        self._note()
+        self._failure = str(error)
+        self._write_status()
 
-    def _note(self, elsewhere: str = "") -> None:
+    def _write_status(self, elsewhere: str = "") -> None:
         """Leave how far the copy is where ``status`` finds it."""
         if self.copied >= last_seq(self._job):
             self._whole_at_s = time.time()
         note = ReplicationStatus(
-            self.copied, self._whole_at_s, self._trouble, elsewhere
+            self.copied, self._whole_at_s, self._failure, elsewhere
         )
         draft = self._job.copy_note.with_suffix(".tmp")
         draft.write_text(json.dumps(asdict(note)))
@@ -328,7 +329,7 @@ class JournalReplication:
     def _advance(self) -> bool:
         """Write the next piece; return whether there may be more."""
         with self._one_at_a_time:
-            if time.monotonic() - self._checked_at_s >= LOOK_S:
+            if time.monotonic() - self._checked_at_s >= CHECK_S:
                 self._check()
             if not self._published:
                 self._stored.publish(self._job)
@@ -336,7 +337,7 @@ class JournalReplication:
             first = self.copied + 1
             journal = Journal(self._job.journal, read_only=True)
             try:
-                rows = journal.rows(first, first + MOST_EVENTS - 1)
+                rows = journal.rows(first, first + MAX_EVENTS - 1)
                 if rows:
                     segment = Segment(first, rows[-1].seq, self._epoch)
                     self._stored.put(segment, rows)
@@ -344,7 +345,7 @@ class JournalReplication:
                 self._merge(journal)
             finally:
                 journal.close()
-            return len(rows) == MOST_EVENTS
+            return len(rows) == MAX_EVENTS
 
     def _merge(self, journal: Journal) -> None:
         """Make one of the newest pieces where there are many."""
@@ -359,3 +360,65 @@ async def _wait(until: asyncio.Event, limit_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await until.wait()
+
+
+# --- For ``status`` -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """Progress of the journal's copy; the manager keeps it in the job's folder."""
+
+    seq: int
+    """Number of the newest event in the store."""
+    at_s: float
+    """When the copy last held the whole journal, in seconds since the epoch."""
+    trouble: str = ""
+    """Why copying fails; empty if it works."""
+    elsewhere: str = ""
+    """Which machine has taken the job over; empty if none has."""
+
+    def line(self, last_seq: int, at_s: float) -> str:
+        """Return a line for people; empty unless the copy has lagged for a while.
+
+        Args:
+            last_seq: Number of the newest event here.
+            at_s: Now, in seconds since the epoch.
+        """
+        if self.elsewhere:
+            return self.elsewhere
+        behind = last_seq - self.seq
+        if behind <= 0 or at_s - self.at_s < BEHIND_S:
+            return ""
+        why = f": {self.trouble}" if self.trouble else ""
+        return f"journal copied up to event {self.seq}, {behind} events behind{why}"
+
+
+def lag_line(job: JobDir, at_s: float) -> str:
+    """Return a line for people if the copy of a job's journal lags; empty if not.
+
+    Args:
+        job: One with a journal.
+        at_s: Now, in seconds since the epoch.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    try:
+        note = ReplicationStatus(**json.loads(job.copy_note.read_text()))
+    except FileNotFoundError:
+        return ""
+    return note.line(last_seq(job), at_s)
+
+
+def last_seq(job: JobDir) -> int:
+    """Return the number of the newest event in a job's journal.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    journal = Journal(job.journal, read_only=True)
+    try:
+        return journal.last_seq()
+    finally:
+        journal.close()

@@ -81,7 +81,7 @@ def unpack(segment: Segment, data: bytes) -> list[JournalRow]:
         version = json.loads(head)["schema_version"]
         rows = [JournalRow(*json.loads(line)) for line in lines]
     except (OSError, EOFError, zlib.error, ValueError, TypeError, KeyError) as error:
-        raise SegmentError(f"{segment.name} is damaged: {error}") from None
+        raise SegmentError(f"{segment.name} is damaged: {error}") from error
     if version != SCHEMA_VERSION:
         raise SegmentError(
             f"{segment.name} has version {version}, this spottrain knows "
@@ -138,7 +138,7 @@ def chain(
 def restore(
     segments: Iterable[Segment],
     fetch: Callable[[Segment], list[JournalRow]],
-    tell: Callable[[str], None],
+    say: Callable[[str], None],
     at: int = 1,
 ) -> Iterator[list[JournalRow]]:
     """Yield the events that count, in order, from the first to the last that is whole.
@@ -146,7 +146,7 @@ def restore(
     Args:
         segments: What there is, of all epochs.
         fetch: Returns the events of one, or raises ``SegmentError``.
-        tell: Told in one line what is damaged or missing.
+        say: Told in one line what is damaged or missing.
         at: The first event wanted.
     """
     left = set(segments)
@@ -158,7 +158,7 @@ def restore(
             try:
                 rows = fetch(segment)
             except SegmentError as error:
-                tell(str(error))
+                say(str(error))
                 left.remove(segment)
                 begun = True  # again from here: another one may hold the same events
                 break
@@ -166,7 +166,7 @@ def restore(
             at = last + 1
     lost = [s.first for s in left if s.first > at and s.first < end_of[s.epoch]]
     if lost:
-        tell(f"events {at} to {min(lost) - 1} are missing: what follows is not used")
+        say(f"events {at} to {min(lost) - 1} are missing: what follows is not used")
 
 
 def to_merge(held: Sequence[Segment]) -> Sequence[Segment]:

@@ -35,7 +35,7 @@ def ingest_journals(history: History) -> tuple[str, ...]:
         try:
             journal = Journal(job.journal, read_only=True)
             try:
-                history.record_vms(lives(journal))
+                history.record_vms(vm_lives(journal))
             finally:
                 journal.close()
         except SpottrainError as error:
@@ -45,7 +45,7 @@ def ingest_journals(history: History) -> tuple[str, ...]:
     return tuple(warnings)
 
 
-def lives(journal: Journal) -> list[VmLife]:
+def vm_lives(journal: Journal) -> list[VmLife]:
     """Return the lives of all VMs that a job ever had."""
     book, state = VmHistory(), State()
     for _, event in journal.read():

@@ -29,7 +29,7 @@ TIME_LIMIT_S = 600.0
 SUPERVISOR = (sys.executable, "-P", "-m", "spottrain.pipeline.process.supervisor")
 _ADDRESS = "127.0.0.1"
 _ROUND = -1
-_MOST_SLOTS = 2
+_MAX_SLOTS = 2
 """Of each VM."""
 
 OnProgress = Callable[[wire.CalibrationProgress], None]
@@ -55,7 +55,7 @@ def measure_here(
         UserCodeError: The user's code is missing, raises or misfits.
         MeasuringError: A process died, or it took too long.
     """
-    slots = min(max(1, machine.cores() // 2), _MOST_SLOTS)
+    slots = min(max(1, machine.cores() // 2), _MAX_SLOTS)
     with tempfile.TemporaryDirectory(prefix="spottrain-") as folder:
         fleet = _Fleet(config, slots, Path(folder), supervisor)
         with contextlib.closing(fleet):

@@ -19,8 +19,8 @@ from spottrain.cloud.data.request import to_json
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
-    CarriesCalls,
     CloudProvider,
+    ForwardsCalls,
     Offer,
     ReleasesJob,
     Vm,
@@ -127,11 +127,11 @@ def check_machines(
         offers, lines = preflight.before_launch(config.clouds)
         check_budget(config, offers)
         return [*lines, _when_asleep(config, on_vm)], tuple(offers)
-    from spottrain.cloud.ssh.hosts.check import check
+    from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
-    told = check(
+    told = check_hosts(
         config.ssh.fleet(),
-        least=config.resources.min_vms,
+        min_hosts=config.resources.min_vms,
         needs_software=not config.setup,
         buckets=_uses_buckets(config),
     )
@@ -166,11 +166,11 @@ def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
     Raises:
         ManagerUnreachableError: The manager does not answer.
     """
-    wish = {"checkpoint": checkpoint, "now": now, "by": "command line"}
-    _ask_manager(job, "stop", wish)
+    request = {"checkpoint": checkpoint, "now": now, "by": "command line"}
+    _ask_manager(job, "stop", request)
 
 
-def _ask_manager(job: JobDir, what: str, wish: dict[str, Any]) -> None:
+def _ask_manager(job: JobDir, what: str, request: dict[str, Any]) -> None:
     """Put a wish to the manager of a job.
 
     Raises:
@@ -186,7 +186,7 @@ def _ask_manager(job: JobDir, what: str, wish: dict[str, Any]) -> None:
     try:
         answer = httpx.post(
             f"{address.url}/v1/admin/{what}",
-            json=wish,
+            json=request,
             headers={"Authorization": f"Bearer {identity.admin_token()}"},
             verify=client_context(identity.ca_pem),
             trust_env=False,
@@ -199,7 +199,7 @@ def _ask_manager(job: JobDir, what: str, wish: dict[str, Any]) -> None:
         raise ManagerUnreachableError(
             f"job {job.name}: its manager (pid {address.pid}) does not answer: "
             f"{error or type(error).__name__}; see 'spottrain logs {job.name}'"
-        ) from None
+        ) from error
 
 
 def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None:
@@ -216,8 +216,8 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
         ManagerUnreachableError: The manager does not answer.
     """
     if job.is_managed():
-        wish = {"limits": [asdict(limit) for limit in limits], "sure": sure}
-        _ask_manager(job, "limits", wish)
+        request = {"limits": [asdict(limit) for limit in limits], "sure": sure}
+        _ask_manager(job, "limits", request)
         return
     if not can_be_resumed(job):
         raise ConfigError(
@@ -288,7 +288,7 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
     check_secrets(config.secrets)
     os.environ.update(config.env)
     if config.resources.provider == "local":
-        job_data.have(config)
+        job_data.ensure_data(config)
     return start_manager(job)
 
 
@@ -328,7 +328,7 @@ def end_job(job: JobDir) -> int:
             SpottrainError
         ):  # a damaged journal must not cost money
             _journal_end(job, asked_at_s, provider)
-        if isinstance(provider, CarriesCalls):
+        if isinstance(provider, ForwardsCalls):
             provider.close()
         job.mark_down()
         with contextlib.suppress(SpottrainError):  # nothing is rented, here or there
@@ -364,11 +364,11 @@ def _manager_lock(job: JobDir) -> Iterator[None]:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
-            except BlockingIOError:
+            except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     raise ManagerUnreachableError(
                         f"job {job.name}: its manager cannot be ended; kill it by hand"
-                    ) from None
+                    ) from error
             time.sleep(POLL_S)
         yield
 

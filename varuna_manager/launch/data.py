@@ -12,15 +12,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spottrain.cloud.data.bringing import bring
 from spottrain.cloud.data.cache import Cache, num_bytes
+from spottrain.cloud.data.prepare import fetch_data
 from spottrain.cloud.data.request import (
-    DataAwayError,
     DataError,
+    DataMissingError,
     DataRequest,
-    NothingThereError,
+    DataUnavailableError,
 )
-from spottrain.cloud.data.sources import DataSource, look
+from spottrain.cloud.data.sources import DataSource, open_source
 from spottrain.datasets import variable
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.data import DataConfig, data_requests
@@ -28,16 +28,16 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.format import size
 from spottrain.varuna_manager.jobs.folder import home
 
-LARGEST_SAMPLE_BYTES = 10**9
+MAX_SAMPLE_BYTES = 10**9
 """What is larger is not fetched just to inspect a model here."""
 _HOLDERS = {"s3": "aws", "gs": "gcp", "az": "azure", "abfs": "azure", "abfss": "azure"}
-_LOOKS = 8
+_THREADS = 8
 _PATIENCE_S = 15.0
 
 Say = Callable[[str], None]
 
 
-def ready(config: JobConfig, say: Say) -> dict[str, float]:
+def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
     """Check the data of a job from here, and have here what is needed here.
 
     What cannot be seen from here is told and no more: VMs may have other rights.
@@ -51,30 +51,32 @@ def ready(config: JobConfig, say: Say) -> dict[str, float]:
 
     Raises:
         ConfigError: A dataset does not exist, or VMs' disks are too small.
-        DataError, DataAwayError: As ``have``.
+        DataError, DataUnavailableError: As ``ensure_data``.
     """
-    wanted = [wish for wish in data_requests(config.data) if wish.url]
-    with ThreadPoolExecutor(_LOOKS, "look") as threads:
-        seen = list(threads.map(_look, wanted))
+    wanted = [request for request in data_requests(config.data) if request.url]
+    with ThreadPoolExecutor(_THREADS, "look") as threads:
+        seen = list(threads.map(_inspect, wanted))
     held: Counter[str] = Counter()
     total_bytes = 0
-    for wish, found in zip(wanted, seen, strict=True):
+    for request, found in zip(wanted, seen, strict=True):
         if isinstance(found, str):
             say(f"{found}; VMs will try")
             continue
         found_bytes = num_bytes(found.files)
-        total_bytes += found_bytes * (2 if wish.unpack else 1)
-        if (cloud := holder(wish.url)) is not None:
+        total_bytes += found_bytes * (2 if request.unpack else 1)
+        if (cloud := holder(request.url)) is not None:
             held[cloud] += found_bytes
         files = len(found.files)
-        say(f"data {wish.name}: {size(found_bytes)} in {files} file{'s'[: files - 1]}")
+        say(
+            f"data {request.name}: {size(found_bytes)} in {files} file{'s'[: files - 1]}"
+        )
     for rented in config.clouds:
         if total_bytes > rented.disk_gib * 2**30:
             raise ConfigError(
                 f"{rented.cloud}.disk_gib: data takes {size(total_bytes)}, "
                 f"archives and what is in them counted: got {rented.disk_gib}; raise it"
             )
-    have(config, say)
+    ensure_data(config, say)
     return dict(held)
 
 
@@ -83,17 +85,17 @@ def holder(url: str) -> str | None:
     return None if "endpoint_url=" in url else _HOLDERS.get(url.partition(":")[0])
 
 
-def _look(wish: DataRequest) -> DataSource | str:
+def _inspect(request: DataRequest) -> DataSource | str:
     """Return what there is of a dataset, or why that cannot be seen from here."""
     try:
-        return look(wish, _PATIENCE_S)
-    except NothingThereError as error:
-        raise ConfigError(f"data.{wish.name}: {error}") from None
-    except (DataError, DataAwayError) as error:
+        return open_source(request, _PATIENCE_S)
+    except DataMissingError as error:
+        raise ConfigError(f"data.{request.name}: {error}") from error
+    except (DataError, DataUnavailableError) as error:
         return f"cannot be seen from here: {error}"
 
 
-def have(config: JobConfig, say: Say = lambda line: None) -> None:
+def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
     """Have the user's code find the job's data here, by this process's environment.
 
     With the local provider that is all data. Else it is for inspecting the model: the
@@ -106,7 +108,7 @@ def have(config: JobConfig, say: Say = lambda line: None) -> None:
 
     Raises:
         DataError: The local provider's data cannot be had.
-        DataAwayError: Nor can it now.
+        DataUnavailableError: Nor can it now.
     """
     is_local = config.resources.provider == "local"
     missing = {k: v for k, v in config.data.items() if variable(k) not in os.environ}
@@ -117,27 +119,27 @@ def have(config: JobConfig, say: Say = lambda line: None) -> None:
         return
     cache = Cache(home() / "cache" / "data")
     if is_local:
-        os.environ.update(bring(data_requests(missing), cache, say))
+        os.environ.update(fetch_data(data_requests(missing), cache, say))
         return
-    for wish in _small(missing):
+    for request in _small(missing):
         try:
-            os.environ.update(bring([wish], cache, say))
-        except (DataError, DataAwayError) as error:
+            os.environ.update(fetch_data([request], cache, say))
+        except (DataError, DataUnavailableError) as error:
             say(f"{error}; the model is inspected without it")
 
 
 def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
     """Yield what can be had here without much ado."""
     for name, one in data.items():
-        wish = one.to_request(name)
+        request = one.to_request(name)
         if one.sample is not None:
             continue
-        if wish.path and Path(wish.path).expanduser().exists():
-            yield wish
-        if wish.url:
+        if request.path and Path(request.path).expanduser().exists():
+            yield request
+        if request.url:
             try:
-                found = look(wish, _PATIENCE_S)
-            except (DataError, DataAwayError):
+                found = open_source(request, _PATIENCE_S)
+            except (DataError, DataUnavailableError):
                 continue  # it was told, and the user's code may not ask for it
-            if num_bytes(found.files) <= LARGEST_SAMPLE_BYTES:
-                yield wish
+            if num_bytes(found.files) <= MAX_SAMPLE_BYTES:
+                yield request

@@ -1,7 +1,6 @@
-"""Questions about the user's code, asked in child processes that may import torch.
+"""Inspects and measures the user's model in child processes, which may import torch.
 
-``python -m spottrain.pipeline.<tool>`` answers with JSON on stdout. Answers are kept by
-fingerprint, so that asking twice costs nothing.
+Answers are kept by fingerprint, so that asking twice costs nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +13,6 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import spottrain
 from spottrain import machine
@@ -32,19 +30,34 @@ TIME_LIMIT_S = 600.0
 """A model that cannot be inspected or measured in that time never will be."""
 
 
+_INSPECTOR = "spottrain.pipeline.model.inspect"
+
+
 class ToolError(SpottrainError):
-    """A tool of ours did not answer."""
+    """The process that inspects models failed."""
 
 
 def inspect_model(config: JobConfig) -> ModelFacts:
-    """Return what the tracer finds out about the user's model.
+    """Return what the tracer finds out about the user's model, now or before.
 
     Raises:
         UserCodeError: The user's code is missing, raises or misfits.
-        ToolError: The tool did not answer.
+        ToolError: The process that inspects it failed.
     """
-    arguments = [config.entrypoint, config.workdir]
-    facts: ModelFacts = _ask("model.inspect", arguments, ModelFacts, config)
+    key = _key(config.entrypoint, Path(config.workdir))
+    kept = home() / "cache" / "inspect" / f"{key}.json"
+    facts: ModelFacts
+    try:
+        facts = decode(ModelFacts, kept.read_bytes())
+    except (FileNotFoundError, WireError):
+        data.ensure_data(config)
+        facts = decode(ModelFacts, _run_inspector(config))
+    else:
+        return facts
+    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = kept.with_suffix(f".{os.getpid()}")
+    draft.write_text(encode(facts))
+    draft.replace(kept)
     return facts
 
 
@@ -56,19 +69,19 @@ def calibrate(
 ) -> Profile:
     """Return a profile of the user's model for this machine.
 
-    The one that the job file names; else one that was measured here before, for the
-    same model, device and software; else it is measured now, and
-    kept unless the machine was busy.
+    It is the one that the job file names; else one that was measured here before, for
+    the same model, device and software; else it is measured now, and kept unless the
+    machine was busy.
 
     Args:
         config: The job.
-        on_progress: Told whenever a step of measuring is done.
-        again: Measure in any case.
+        on_progress: Called after each step of measuring.
+        again: Measure although a profile is kept.
 
     Raises:
         ConfigError: The profile that the job file names does not fit; it cannot be kept.
         UserCodeError: The user's code is missing, raises or misfits.
-        ToolError: The tool did not answer.
+        ToolError: The process that inspects it failed.
         MeasuringError: Measuring failed.
     """
     facts = inspect_model(config)
@@ -79,72 +92,52 @@ def calibrate(
         known = profiles.find(facts, *here, config.microbatch_sizes)
         if known is not None:
             return known.profile
-    data.have(config)
+    data.ensure_data(config)
     profile = measure_here(config, on_progress)
     if not is_noisy(profile):
         profiles.keep(profile)
     return profile
 
 
-def _ask(tool: str, arguments: list[str], cls: Any, config: JobConfig) -> Any:
-    """Return the tool's answer as ``cls``: the one it gave before, if there is one."""
-    key = _key(tool, [config.entrypoint, *arguments[2:]], Path(config.workdir))
-    kept = home() / "cache" / tool / f"{key}.json"
-    try:
-        return decode(cls, kept.read_bytes())
-    except (FileNotFoundError, WireError):
-        data.have(config)
-        answer = decode(cls, run_tool(tool, arguments, config.steps))
-    kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = kept.with_suffix(f".{os.getpid()}")
-    draft.write_text(encode(answer))
-    draft.replace(kept)
-    return answer
-
-
-def _key(tool: str, arguments: list[str], workdir: Path) -> str:
-    """Return a name for a question: the same one if all that it depends on is."""
+def _key(entrypoint: str, workdir: Path) -> str:
+    """Return a name for an inspection: a hash of all that its answer depends on."""
     ours = Path(spottrain.__file__).parent / "pipeline"
     parts = [fingerprint(folder, packed_files(folder)) for folder in (workdir, ours)]
-    parts += [tool, *arguments, spottrain.__version__, sys.version]
+    parts += [entrypoint, spottrain.__version__, sys.version]
     with contextlib.suppress(PackageNotFoundError):
         parts.append(version("torch"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def run_tool(tool: str, arguments: list[str], steps: int) -> str:
-    """Return what ``python -m spottrain.pipeline.<tool>`` prints on stdout.
-
-    Args:
-        tool: Its module.
-        arguments: Its command line.
-        steps: The job's steps, which user code finds in ``SPOTTRAIN_STEPS``.
+def _run_inspector(config: JobConfig) -> str:
+    """Return what the inspector prints on stdout: facts as JSON.
 
     Raises:
-        UserCodeError: The tool says so (exit code 3).
+        UserCodeError: The inspector says so (exit code 3).
         ToolError: It crashed, or took longer than ``TIME_LIMIT_S``.
     """
-    command = [sys.executable, "-P", "-m", f"spottrain.pipeline.{tool}", *arguments]
+    command = [sys.executable, "-P", "-m", _INSPECTOR]
     try:
         done = subprocess.run(
-            command,
+            [*command, config.entrypoint, config.workdir],
             check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             timeout=TIME_LIMIT_S,
-            env={**os.environ, "SPOTTRAIN_STEPS": str(steps)},
+            # User code finds the job's steps here.
+            env={**os.environ, "SPOTTRAIN_STEPS": str(config.steps)},
         )
-    except subprocess.TimeoutExpired:
+    except subprocess.TimeoutExpired as error:
         raise ToolError(
-            f"{tool}: no answer within {TIME_LIMIT_S:.0f} s; make the entrypoint faster"
-        ) from None
+            f"inspect: no answer within {TIME_LIMIT_S:.0f} s; make the entrypoint faster"
+        ) from error
     if done.returncode == 0:
         return done.stdout
     if done.returncode == UserCodeError.exit_code:
-        told = json.loads(done.stdout)
-        raise UserCodeError(told["error"], told["traceback"])
+        failure = json.loads(done.stdout)
+        raise UserCodeError(failure["error"], failure["traceback"])
     if "No module named 'torch'" in done.stderr:
-        raise ToolError(f"{tool}: needs torch here; pip install 'spottrain[train]'")
+        raise ToolError("inspect: needs torch here; pip install 'spottrain[train]'")
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    raise ToolError(f"{tool}: ended with {done.returncode}: {last}")
+    raise ToolError(f"inspect: ended with {done.returncode}: {last}")

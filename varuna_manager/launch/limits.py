@@ -72,7 +72,7 @@ def _scalar(key: str, text: str) -> Any:
     try:
         return read_value(text)
     except ConfigError as error:
-        raise ConfigError(f"{key}: {error}") from None
+        raise ConfigError(f"{key}: {error}") from error
 
 
 def _check_keys(values: dict[str, Any]) -> None:

@@ -25,7 +25,7 @@ from spottrain.varuna_manager.config.clouds import AnyCloud, AwsConfig, AzureCon
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
 from spottrain.varuna_manager.config.ssh import environment_of
-from spottrain.varuna_manager.jobs import manager_location as aways
+from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.bucket import folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.manager_location import OwnVm, RemoteManager
@@ -48,7 +48,7 @@ ANSWER_S = 600.0
 _PREPARE_S = 900.0
 _SEND_S = 300.0
 _START_S = 180.0
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 5.0
 _LONGEST_RUN = {"gcp": {"max_run_s": 120 * DAY_S}}
 """Google ends any VM after a while; a manager's as late as it may be."""
 _UNPACK = """\
@@ -65,7 +65,7 @@ else
 fi
 """
 
-Tell = Callable[[str], None]
+Say = Callable[[str], None]
 
 
 # --- What is asked for ----------------------------------------------------------------
@@ -125,20 +125,20 @@ def renting(config: JobConfig) -> AnyCloud:
     return cloud.model_copy(update=update)
 
 
-def config_there(config: JobConfig, away: RemoteManager) -> JobConfig:
+def config_there(config: JobConfig, manager: RemoteManager) -> JobConfig:
     """Return what the manager is told on its VM.
 
     It rents where it can reach VMs: in its own region, unless a network of the user's
     joins regions.
     """
     cloud = config.clouds[0]
-    update: dict[str, Any] = {"ssh_from": away.networks, "bastion": None}
+    update: dict[str, Any] = {"ssh_from": manager.networks, "bastion": None}
     if isinstance(cloud, AwsConfig):
         update["profile"] = ""  # it acts as its VM
     if isinstance(cloud, AzureConfig) and not cloud.subscription:
         update["subscription"] = os.environ.get("AZURE_SUBSCRIPTION_ID", "")
     if not cloud.has_own_network:
-        region = away.requests[0].offer.region
+        region = manager.requests[0].offer.region
         update["regions"] = (region,)
         update["zones"] = tuple(zone for zone in cloud.zones if region in zone)
     return config.model_copy(update={cloud.cloud: cloud.model_copy(update=update)})
@@ -147,13 +147,13 @@ def config_there(config: JobConfig, away: RemoteManager) -> JobConfig:
 # --- Renting and starting -------------------------------------------------------------
 
 
-def begin(job: JobDir, offers: Sequence[Offer], tell: Tell) -> None:
+def begin(job: JobDir, offers: Sequence[Offer], say: Say) -> None:
     """Rent the VM of a job's manager and start the manager there.
 
     Args:
         job: As it was submitted here.
         offers: What its cloud offers to train on.
-        tell: Told in lines what is under way.
+        say: Told in lines what is under way.
 
     Raises:
         CloudError: no VM came, or none that lets us in.
@@ -163,36 +163,36 @@ def begin(job: JobDir, offers: Sequence[Offer], tell: Tell) -> None:
     cloud = config.clouds[0]
     networks = cloud.ssh_from or own_network(cloud)
     asked = tuple(requests(config, offers, uid_of(job)))
-    aways.write(job, RemoteManager(requests=asked, networks=networks))
-    go_on(job, tell)
+    manager_location.write(job, RemoteManager(requests=asked, networks=networks))
+    go_on(job, say)
 
 
-def go_on(job: JobDir, tell: Tell) -> None:
+def go_on(job: JobDir, say: Say) -> None:
     """Go on with what ``begin`` has begun; safe to repeat.
 
     Raises:
         CloudError: as ``begin``.
     """
-    away = aways.read(job)
-    assert away is not None, "begin writes it first"
-    with _Rental(job, away, tell) as rental:
+    manager = manager_location.read(job)
+    assert manager is not None, "begin writes it first"
+    with _Rental(job, manager, say) as rental:
         rental.rent()
         with rental.enter() as remote:
-            start(job, rental.away, remote, tell)
+            start(job, rental.manager, remote, say)
 
 
 class _Rental:
     """The cloud that the VM is rented from, open for a while."""
 
-    def __init__(self, job: JobDir, away: RemoteManager, tell: Tell) -> None:
+    def __init__(self, job: JobDir, manager: RemoteManager, say: Say) -> None:
         # Not above: paramiko takes longer to import than most commands run.
-        from spottrain.cloud.ssh.transport.keys import ensure_key
+        from spottrain.cloud.ssh_keys import ensure_key
 
-        self._job, self.away, self._tell = job, away, tell
+        self._job, self.manager, self._tell = job, manager, say
         self._config = job.config()
         self._key_file, public_key = ensure_key(job.cloud)
         self._cloud: ChildProvider = open_cloud(
-            renting(self._config), public_key, away.networks
+            renting(self._config), public_key, manager.networks
         )
         self._dial, self._bastion = self._way()
 
@@ -217,8 +217,8 @@ class _Rental:
         Raises:
             CloudError: no zone has one, or the cloud refuses.
         """
-        while not self.away.vm_id:
-            request, *others = self.away.requests
+        while not self.manager.vm_id:
+            request, *others = self.manager.requests
             kind, zone = request.offer.instance_type, request.offer.zone
             self._tell(f"renting {kind} in {zone} for the manager")
             try:
@@ -227,9 +227,9 @@ class _Rental:
                 if not others:
                     raise
                 self._tell(f"{error}; trying another zone")
-                self._put(replace(self.away, requests=tuple(others)))
+                self._put(replace(self.manager, requests=tuple(others)))
             else:
-                self._put(replace(self.away, vm_id=vm.vm_id))
+                self._put(replace(self.manager, vm_id=vm.vm_id))
 
     def enter(self) -> Remote:
         """Wait until the VM lets us in.
@@ -239,13 +239,13 @@ class _Rental:
             HostKeyError: it cannot prove who it is.
             CloudError: it does not let us in in time.
         """
-        deadline_s, pause_s = time.monotonic() + ANSWER_S, _FIRST_PAUSE_S
+        deadline_s, pause_s = time.monotonic() + ANSWER_S, _MIN_PAUSE_S
         while True:
             trouble: CloudError
             try:
                 if (remote := self._try()) is not None:
                     return remote
-                trouble = CloudError(f"VM {self.away.vm_id} boots for too long")
+                trouble = CloudError(f"VM {self.manager.vm_id} boots for too long")
             except (VmNotFoundError, HostKeyError):
                 raise
             except CloudError as error:
@@ -253,24 +253,24 @@ class _Rental:
             if time.monotonic() > deadline_s:
                 raise trouble
             time.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _try(self) -> Remote | None:
         from spottrain.cloud.ssh.transport.remote import Remote
 
         assert isinstance(self._cloud, ReachedBySsh), "all clouds that rent are"
-        target = self._cloud.ssh_target(self.away.vm_id)
+        target = self._cloud.ssh_target(self.manager.vm_id)
         if target is None:
             return None
-        self._put(replace(self.away, target=target))
-        return Remote(host_of(self._job, self.away), self._dial)
+        self._put(replace(self.manager, target=target))
+        return Remote(host_of(self._job, self.manager), self._dial)
 
-    def _put(self, away: RemoteManager) -> None:
-        self.away = away
-        aways.write(self._job, away)
+    def _put(self, manager: RemoteManager) -> None:
+        self.manager = manager
+        manager_location.write(self._job, manager)
 
 
-def start(job: JobDir, away: RemoteManager, remote: Remote, tell: Tell) -> None:
+def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None:
     """Start the manager of a job on its VM, unless it runs there.
 
     Raises:
@@ -280,37 +280,37 @@ def start(job: JobDir, away: RemoteManager, remote: Remote, tell: Tell) -> None:
     config = job.config()
     cloud = config.clouds[0]
     root, name = root_of(cloud.folder), shlex.quote(job.name)
-    tell(f"VM {away.vm_id}: making it ready for the manager")
+    say(f"VM {manager.vm_id}: making it ready for the manager")
     ours = software()
     script = prepare_script(root, config.manager_vm.python, cloud.cloud, ours)
     remote.check(script, ours, _PREPARE_S)
     address = remote.check('echo "$SSH_CONNECTION"').split()[2]
-    own = OwnVm(vm_id=away.vm_id, private_address=address)
+    own = OwnVm(vm_id=manager.vm_id, private_address=address)
     folder_mark(job)
     given = bundle(
         job,
-        config_there(config, away),
+        config_there(config, manager),
         job.cloud / "ssh_key",
-        aways.own_vm_file(own),
+        manager_location.own_vm_file(own),
     )
     remote.check(_UNPACK.format(root=shlex.quote(root), name=name), given, _SEND_S)
     keeper = "spottrain.varuna_manager.daemon.watchdog"
     environment = environment_of(config.env, config.secrets)
     remote.check(
-        f'{run_there(cloud)} {keeper} "$HOME"/{shlex.quote(root)}/state/jobs/{name}',
+        f'{run_on_vm(cloud)} {keeper} "$HOME"/{shlex.quote(root)}/state/jobs/{name}',
         json.dumps(dict(environment)).encode(),
         _START_S,
     )
-    aways.write(job, replace(away, started=True))
-    tell(f"VM {away.vm_id}: the manager of job {job.name} runs there")
+    manager_location.write(job, replace(manager, started=True))
+    say(f"VM {manager.vm_id}: the manager of job {job.name} runs there")
 
 
-def host_of(job: JobDir, away: RemoteManager) -> Host:
+def host_of(job: JobDir, manager: RemoteManager) -> Host:
     """Return the manager's VM as sessions know it; its ``target`` is known."""
-    target = away.target
+    target = manager.target
     assert target is not None, "it is known before anybody enters"
     return Host(
-        name=away.vm_id,
+        name=manager.vm_id,
         address=target.host,
         port=target.port,
         user=target.user,
@@ -319,6 +319,6 @@ def host_of(job: JobDir, away: RemoteManager) -> Host:
     )
 
 
-def run_there(cloud: AnyCloud) -> str:
+def run_on_vm(cloud: AnyCloud) -> str:
     """Return the command that runs one of our modules on the manager's VM."""
     return f'"$HOME"/{shlex.quote(root_of(cloud.folder))}/run'

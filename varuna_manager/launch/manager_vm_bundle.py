@@ -159,7 +159,7 @@ def pinned(cloud: str) -> dict[str, str]:
         raise ConfigError(
             f"--manager-vm: {error.name} is not installed here; install "
             f"'spottrain[{cloud}]'"
-        ) from None
+        ) from error
 
 
 def needed(requirements: list[str], extra: str) -> list[str]:

@@ -6,22 +6,22 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.findings import run_check
 from spottrain.cloud.port.provider import (
     ChecksAccount,
     CloudProvider,
     Finding,
     Offer,
     ReportsQuota,
+    run_check,
 )
 from spottrain.errors import CapacityError, SpottrainError
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.launch.providers import open_cloud, own_network
 
-Told = tuple[Sequence[Offer], list[str]]
+OffersAndMessages = tuple[Sequence[Offer], list[str]]
 
 
-def before_launch(clouds: Sequence[AnyCloud]) -> Told:
+def before_launch(clouds: Sequence[AnyCloud]) -> OffersAndMessages:
     """Return what clouds offer of what a job wants, and what to tell about them.
 
     They are asked at the same time. Of several, one that can be used is enough: what is
@@ -33,7 +33,7 @@ def before_launch(clouds: Sequence[AnyCloud]) -> Told:
         CapacityError: nothing that the job wants is offered.
     """
     with ThreadPoolExecutor(len(clouds)) as threads:
-        answers = tuple(threads.map(_look, clouds))
+        answers = tuple(threads.map(_offers_or_error, clouds))
     troubles = [answer for answer in answers if isinstance(answer, SpottrainError)]
     if len(troubles) == len(answers):
         raise troubles[0]
@@ -46,20 +46,20 @@ def before_launch(clouds: Sequence[AnyCloud]) -> Told:
     return offers, lines
 
 
-def _look(cloud: AnyCloud) -> Told | SpottrainError:
+def _offers_or_error(cloud: AnyCloud) -> OffersAndMessages | SpottrainError:
     """Return what one cloud offers, or what is wrong with it."""
     try:
-        return _look_at(cloud)
+        return _offers_of(cloud)
     except SpottrainError as error:
         return error
 
 
-def _look_at(cloud: AnyCloud) -> Told:
-    lines = [f"{cloud.cloud}: {_let_in(cloud)}"]
+def _offers_of(cloud: AnyCloud) -> OffersAndMessages:
+    lines = [f"{cloud.cloud}: {_ssh_access(cloud)}"]
     provider = open_cloud(cloud)
     try:
         found = tuple(account_findings(provider))
-        if wrong := in_the_way(found):
+        if wrong := blocking(found):
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise CloudError(
                 f"{cloud.cloud} {wrong[0].what}: {wrong[0].told}{more}; 'spottrain "
@@ -75,7 +75,7 @@ def _look_at(cloud: AnyCloud) -> Told:
     return offers, [f"{cloud.cloud}: {len(offers)} offers in {zones} zones", *lines]
 
 
-def in_the_way(found: Iterable[Finding]) -> list[Finding]:
+def blocking(found: Iterable[Finding]) -> list[Finding]:
     """Return what keeps a job from renting: what it needs, where nothing else will do."""
     found = tuple(found)
     met = {one.one_of for one in found if one.ok and one.one_of}
@@ -103,7 +103,7 @@ def findings(cloud: AnyCloud) -> Iterator[Finding]:
         provider.close()
     yield from found
     if any(each.ok for each in found):
-        yield run_check("SSH", lambda: _let_in(cloud))
+        yield run_check("SSH", lambda: _ssh_access(cloud))
 
 
 def account_findings(provider: CloudProvider) -> Iterator[Finding]:
@@ -133,7 +133,7 @@ def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
         yield Finding(what=what, ok=quota.limit > 0, told=told, one_of="quota")
 
 
-def _let_in(cloud: AnyCloud) -> str:
+def _ssh_access(cloud: AnyCloud) -> str:
     networks = cloud.ssh_from or own_network(cloud)
     if cloud.bastion is not None:
         return f"VMs are entered through {cloud.bastion.address}"

@@ -97,10 +97,10 @@ def rent(
         return lambda: _rent(job, folder, cloud, payload, NamespacedProvider)
 
     openers = {cloud.cloud: opener(cloud) for cloud in clouds}
-    return MultiCloudProvider(openers, openers.keys() - _asked(job, openers))
+    return MultiCloudProvider(openers, openers.keys() - _asked_clouds(job, openers))
 
 
-def _asked(job: JobDir, clouds: Collection[str]) -> Collection[str]:
+def _asked_clouds(job: JobDir, clouds: Collection[str]) -> Collection[str]:
     """Return the clouds that a job has ever asked for VMs; all if nobody knows."""
     from spottrain.varuna_manager.jobs.follow import read_state
     from spottrain.varuna_manager.jobs.journal import JournalError
@@ -130,7 +130,7 @@ def _rent(
     # Not above: paramiko takes longer to import than most commands run.
     from spottrain.cloud.ssh.rented.provider import RentedVmProvider
     from spottrain.cloud.ssh.rented.vm import VmAccess
-    from spottrain.cloud.ssh.transport.keys import ensure_key
+    from spottrain.cloud.ssh_keys import ensure_key
 
     key_file, public_key = ensure_key(job.cloud)
     access = VmAccess(
@@ -167,7 +167,7 @@ def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]
         raise ConfigError(
             f"{cloud.cloud}.ssh_from: this machine's public address cannot be found "
             f"out: {error}; name the networks from which SSH is let in"
-        ) from None
+        ) from error
 
 
 # --- In the child ---------------------------------------------------------------------

@@ -17,12 +17,8 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 from spottrain.pricing.billing.money import Money, Rate, is_amount
-from spottrain.storage.store import (
-    StorageError,
-    check_writable,
-    is_object_url,
-    open_store,
-)
+from spottrain.storage.open import open_store
+from spottrain.storage.store import StorageError, check_writable, is_object_url
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
 from spottrain.varuna_manager.core.model.events import JobSubmitted
@@ -37,7 +33,7 @@ from spottrain.wire import ModelFacts
 
 MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.daemon.main")
 """Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
-MOST_VMS_HERE = 128
+MAX_VMS_HERE = 128
 """Rented VMs that a manager on a user's own machine looks after."""
 STORE_PATIENCE_S = 10.0
 """How long a checkpoint store that does not answer is asked before nothing is rented."""
@@ -98,10 +94,10 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
     """
     if not on_vm:
         most = config.resources.max_vms
-        if config.clouds and most > MOST_VMS_HERE:
+        if config.clouds and most > MAX_VMS_HERE:
             raise ConfigError(
                 f"resources.max_vms: a manager on your own machine looks after "
-                f"{MOST_VMS_HERE} rented VMs at most: got {most}; launch with "
+                f"{MAX_VMS_HERE} rented VMs at most: got {most}; launch with "
                 "--manager-vm, or lower it"
             )
         return
@@ -151,18 +147,18 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
     Raises:
         BudgetError: It does not.
     """
-    may_be_dear = config.resources.allow_on_demand
+    on_demand_allowed = config.resources.allow_on_demand
     prices = [zone.spot_usd_per_hour for zone in config.zones]
-    prices += [o.usd_per_hour for o in offers if o.spot or may_be_dear]
-    if may_be_dear:
+    prices += [o.usd_per_hour for o in offers if o.spot or on_demand_allowed]
+    if on_demand_allowed:
         prices += [zone.on_demand_usd_per_hour for zone in config.zones]
     if not prices:
         return  # the cloud is asked later, see control.check_machines
     cheapest = min(filter(is_amount, prices), default=0.0)
     per_hour, budget = config.budget.max_usd_per_hour, config.budget.max_usd
-    fewest = config.resources.min_vms
-    rate = Rate.of(cheapest) * fewest
-    some = "one machine" if fewest == 1 else f"{fewest} machines (resources.min_vms)"
+    min_vms = config.resources.min_vms
+    rate = Rate.of(cheapest) * min_vms
+    some = "one machine" if min_vms == 1 else f"{min_vms} machines (resources.min_vms)"
     if per_hour is not None and Rate.allowed(per_hour) < rate:
         raise BudgetError(
             f"budget.max_usd_per_hour: {per_hour} does not pay for {some}: the cheapest "

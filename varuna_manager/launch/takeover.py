@@ -33,14 +33,14 @@ _FOLDER = "/job"
 """Where a job lies in its store; a URL may end with it or not."""
 
 
-def take_over(url: str, tell: Callable[[str], None]) -> JobDir:
+def take_over(url: str, say: Callable[[str], None]) -> JobDir:
     """Put a job from its checkpoint store on disk here, ready for a manager.
 
     Whole, or not at all. A manager that still runs elsewhere ends itself within seconds.
 
     Args:
         url: The job's ``checkpoint.path``; ``/job`` may follow.
-        tell: Told in lines what was found, and what is lost.
+        say: Told in lines what was found, and what is lost.
 
     Raises:
         ConfigError: No job is there, it is over, or this machine has it already.
@@ -57,10 +57,10 @@ def take_over(url: str, tell: Callable[[str], None]) -> JobDir:
         with draft_of(job) as draft:
             stored.fetch(draft.path)
             check_secrets(draft.config().secrets)
-            state = _take_journal(draft, stored, found, tell)
+            state = _restore_journal(draft, stored, found, say)
             archive(job)
             draft.path.rename(job.path)
-    _tell_state(job, state, tell)
+    _say_state(job, state, say)
     return job
 
 
@@ -97,8 +97,8 @@ def _check_here(job: JobDir, stored: StoredJob, uid: str) -> None:
         )
 
 
-def _take_journal(
-    draft: JobDir, stored: StoredJob, found: Newest, tell: Callable[[str], None]
+def _restore_journal(
+    draft: JobDir, stored: StoredJob, found: Newest, say: Callable[[str], None]
 ) -> State:
     """Copy the journal here and become the one who manages the job.
 
@@ -122,11 +122,11 @@ def _take_journal(
         last = journal.append(moved)
         # At once: whatever the manager before writes from now on counts no more.
         stored.put(Segment(last, last, epoch), journal.rows(last, last))
-        tell(f"{last - 1} events in {stored.url}, the last of {clock(state.now_s)}")
+        say(f"{last - 1} events in {stored.url}, the last of {clock(state.now_s)}")
     finally:
         journal.close()
     for line in told:
-        tell(f"warning: {line}")
+        say(f"warning: {line}")
     return state
 
 
@@ -149,13 +149,13 @@ def _check_goes_on(stored: StoredJob, state: State) -> None:
         )
 
 
-def _tell_state(job: JobDir, state: State, tell: Callable[[str], None]) -> None:
+def _say_state(job: JobDir, state: State, say: Callable[[str], None]) -> None:
     steps, spent = state.job.spec.steps, spent_usd(state, state.now_s)
-    tell(
+    say(
         f"job {job.name}: {state.progress.step} of {steps} mini-batches, "
         f"{spent:.4f} USD spent"
     )
-    tell(
+    say(
         "its keys stayed behind: VMs that still run are returned and others rented; it "
         "goes on from the newest checkpoint, what was trained since is trained again"
     )

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from spottrain.errors import ConfigError
 
-LARGEST_BYTES = 512 * 1024**2
+MAX_BYTES = 512 * 1024**2
 """A workdir larger than this is refused: data belongs elsewhere."""
 
 LEFT_OUT = frozenset(
@@ -58,10 +58,10 @@ def packed_files(workdir: Path) -> list[Path]:
                 continue  # sockets and pipes mean nothing elsewhere
             size += path.lstat().st_size
             found.append(path.relative_to(workdir))
-    if size > LARGEST_BYTES:
+    if size > MAX_BYTES:
         raise ConfigError(
             f"workdir: {workdir} holds {size / 1024**2:.0f} MB, at most "
-            f"{LARGEST_BYTES // 1024**2} can be sent; keep data outside of it"
+            f"{MAX_BYTES // 1024**2} can be sent; keep data outside of it"
         )
     return sorted(found)
 
@@ -78,7 +78,7 @@ def _ignored(workdir: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}; mend it") from None
+        raise ConfigError(f"{path}: cannot be read: {error}; mend it") from error
     patterns = [line.strip().rstrip("/") for line in lines]
     return [pattern for pattern in patterns if pattern and pattern[0] != "#"]
 

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.money import Money, total
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.reporting.history import JobHistory, PriceLine
+from spottrain.varuna_manager.reporting.history import JobHistory, PriceSeries
 from spottrain.varuna_manager.reporting.series import Point
 from spottrain.varuna_manager.reporting.time_split import (
     KINDS,
@@ -36,22 +36,22 @@ _NAMES: dict[By, Callable[[Rental], str]] = {
 }
 
 
-def rentals(state: State, past: JobHistory, at_s: float) -> list[Rental]:
+def rentals(state: State, history: JobHistory, at_s: float) -> list[Rental]:
     """Return all VMs that a job ever had, until ``at_s``, in order of launch."""
     lines = {**state.ledger.closed, **state.ledger.open}
-    told = (rental(k, v, past.slots.get(k, 0), at_s) for k, v in lines.items())
+    told = (rental(k, v, history.slots.get(k, 0), at_s) for k, v in lines.items())
     return sorted((one for one in told if one), key=lambda one: one.launched_s)
 
 
-def cost(state: State, past: JobHistory, at_s: float) -> dict[str, Any]:
+def cost(state: State, history: JobHistory, at_s: float) -> dict[str, Any]:
     """Return what a job cost until ``at_s`` (seconds since the epoch), and what for.
 
     Money in dollars, times in VM-seconds; ``None`` where nothing is known. The fields
     are described in docs/reports.md.
     """
     at_s = max(at_s, state.now_s)  # as in ``spent_usd``
-    rented = rentals(state, past, at_s)
-    splits = _splits(rented, past, at_s)
+    rented = rentals(state, history, at_s)
+    splits = _splits(rented, history, at_s)
     spending = state.ledger.spending(at_s)
     spent, machines = spending.total, spending.spot + spending.on_demand
     examples = state.progress.step * state.job.spec.minibatch_size
@@ -72,16 +72,16 @@ def cost(state: State, past: JobHistory, at_s: float) -> dict[str, Any]:
         },
         "usd_spot": spending.spot.usd,
         "usd_on_demand_vms": spending.on_demand.usd,
-        "savings": _savings(machines, spending.if_on_demand, rented, past.prices),
+        "savings": _savings(machines, spending.if_on_demand, rented, history.prices),
         **{f"by_{by}": _rows(by, rented, splits) for by in _NAMES},
     }
 
 
 def _splits(
-    rented: Iterable[Rental], past: JobHistory, at_s: float
+    rented: Iterable[Rental], history: JobHistory, at_s: float
 ) -> dict[str, TimeSplit]:
-    stretches = past.stretches(at_s)
-    return {one.vm_id: split_time(one, stretches) for one in rented}
+    intervals = history.intervals(at_s)
+    return {one.vm_id: split_time(one, intervals) for one in rented}
 
 
 def _by_time(
@@ -121,7 +121,7 @@ def _savings(
     spent: Money,
     on_demand: Money,
     rented: Sequence[Rental],
-    prices: Mapping[str, PriceLine],
+    prices: Mapping[str, PriceSeries],
 ) -> dict[str, Any]:
     fixed = cheapest_fixed(rented, prices)
     return {
@@ -141,7 +141,7 @@ def _savings(
 
 
 def cheapest_fixed(
-    rented: Sequence[Rental], prices: Mapping[str, PriceLine]
+    rented: Sequence[Rental], prices: Mapping[str, PriceSeries]
 ) -> tuple[Offer, float] | None:
     """Return the one offer that would have been cheapest all the time, and its dollars.
 

@@ -103,13 +103,13 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
 
 
 def report(
-    state: State, past: JobHistory, managed: bool, at_s: float
+    state: State, history: JobHistory, managed: bool, at_s: float
 ) -> dict[str, Any]:
     """Return what a job did and cost until ``at_s`` (seconds since the epoch).
 
     Args:
         state: The job's.
-        past: And its past, see ``follow.read_past``.
+        history: And its past, see ``history.read_history``.
         managed: Whether a manager runs.
         at_s: A job that is over is told up to its end.
     """
@@ -146,12 +146,14 @@ def report(
         "budget_alerts": _alerts(state),
         "examples_per_s": _examples_per_s(state),
         "wall_s": at_s - state.submitted_at_s,
-        "cost": costs.cost(state, past, at_s),
-        "timeline": timeline(state, past, plans(state)),
+        "cost": costs.cost(state, history, at_s),
+        "timeline": timeline(state, history, plans(state)),
     }
 
 
-def cost(state: State, past: JobHistory, managed: bool, at_s: float) -> dict[str, Any]:
+def cost(
+    state: State, history: JobHistory, managed: bool, at_s: float
+) -> dict[str, Any]:
     """Return what a job cost until ``at_s``, as ``spottrain cost`` tells it; see
     ``report`` and ``costs.cost``."""
     at_s = clock_of(state, at_s)
@@ -160,7 +162,7 @@ def cost(state: State, past: JobHistory, managed: bool, at_s: float) -> dict[str
         "name": state.job.spec.name,
         "state": job_state(state, managed),
         "wall_s": at_s - state.submitted_at_s,
-        **costs.cost(state, past, at_s),
+        **costs.cost(state, history, at_s),
     }
 
 

@@ -8,6 +8,7 @@ mini-batches only since the oldest checkpoint that is kept.
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping
@@ -33,9 +34,10 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
+from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.reporting.series import Bins, Point, thinned
-from spottrain.varuna_manager.reporting.time_split import Doing, Interval
+from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
+from spottrain.varuna_manager.reporting.time_split import Activity, Interval
 from spottrain.wire import (
     CheckpointSaved,
     GenerationStarted,
@@ -43,12 +45,12 @@ from spottrain.wire import (
     MinibatchCommitted,
 )
 
-MOST_POINTS = 2048
+MAX_POINTS = 2048
 """Of one series; beyond that neighbours are merged."""
 
 
 @dataclass(slots=True)
-class PriceLine:
+class PriceSeries:
     """What one offer cost, as far as it was seen."""
 
     offer: Offer
@@ -70,12 +72,12 @@ class Milestone:
 
 
 @dataclass(slots=True)
-class _Open:
+class _CurrentInterval:
     """What the job does since a moment."""
 
     since_s: float
     key: tuple[int | None, str]
-    doing: Doing
+    activity: Activity
     slots: Mapping[str, int]
 
 
@@ -87,7 +89,7 @@ class JobHistory:
         """How many each VM has, of those whose agent ever called."""
         self.throughput = Bins()
         """Examples per second, from commit to commit."""
-        self.prices: dict[str, PriceLine] = {}
+        self.prices: dict[str, PriceSeries] = {}
         """By ``offer_key``."""
         self.budgets: list[Point] = []
         """What the budget was from when on; infinite without one."""
@@ -95,7 +97,7 @@ class JobHistory:
         self.checkpoints: list[Point] = []
         """When checkpoints were saved, and of which step; thinned."""
         self._stretches: list[Interval] = []
-        self._open = _Open(0.0, (None, "waiting"), "waiting", {})
+        self._open = _CurrentInterval(0.0, (None, "waiting"), "waiting", {})
         self._mark_s = 0.0
         """The newest commit, or when its generation began to train."""
         self._steps: list[int] = []
@@ -113,12 +115,14 @@ class JobHistory:
             self._follow_world(before, event, after)
         self._follow_work(before, after, report)
 
-    def stretches(self, at_s: float) -> list[Interval]:
+    def intervals(self, at_s: float) -> list[Interval]:
         """Return what the job did until ``at_s`` (seconds since the epoch), by time."""
         now = self._open
         if at_s <= now.since_s:
             return list(self._stretches)
-        last = Interval(from_s=now.since_s, to_s=at_s, doing=now.doing, slots=now.slots)
+        last = Interval(
+            from_s=now.since_s, to_s=at_s, activity=now.activity, slots=now.slots
+        )
         return [*self._stretches, last]
 
     # --- VMs and the world ------------------------------------------------------------
@@ -138,13 +142,15 @@ class JobHistory:
             case ManagerStarted(software_version=version):
                 again = " again" if self._looked else ""
                 text = f"manager started{again}, version {version}"
-                self._tell(after.now_s, "manager", text)
+                self._add_milestone(after.now_s, "manager", text)
             case StopRequested(by=by):
-                self._tell(after.now_s, "stop", f"stop asked for by {by}")
+                self._add_milestone(after.now_s, "stop", f"stop asked for by {by}")
             case LimitsChanged(by=by, limits=limits):
-                self._tell(after.now_s, "limits", f"{_limits(limits)}, by {by}")
+                self._add_milestone(
+                    after.now_s, "limits", f"{_limits(limits)}, by {by}"
+                )
             case ClockSet(by_s=by_s):
-                self._tell(
+                self._add_milestone(
                     after.now_s, "manager", f"its clock was set by {by_s:+.0f} s"
                 )
             case ReportReceived(report=CheckpointSaved(step=step)):
@@ -152,7 +158,7 @@ class JobHistory:
             case _:
                 pass
 
-    def _tell(self, at_s: float, kind: str, text: str) -> None:
+    def _add_milestone(self, at_s: float, kind: str, text: str) -> None:
         self.milestones.append(Milestone(at_s=at_s, kind=kind, text=text))
 
     def _follow_prices(self, offers: tuple[Offer, ...], at_s: float) -> None:
@@ -161,12 +167,12 @@ class JobHistory:
             line.is_constant &= key in seen
         for key, offer in seen.items():
             line = self.prices.setdefault(
-                key, PriceLine(offer, is_constant=not self._looked)
+                key, PriceSeries(offer, is_constant=not self._looked)
             )
             if not line.points or line.points[-1][1] != offer.usd_per_hour:
                 line.points.append((at_s, offer.usd_per_hour))
-            if len(line.points) > 2 * MOST_POINTS:
-                line.points = thinned(line.points, MOST_POINTS)
+            if len(line.points) > 2 * MAX_POINTS:
+                line.points = downsampled(line.points, MAX_POINTS)
         self._looked = True
 
     def _follow_checkpoint(self, step: int, after: State) -> None:
@@ -184,7 +190,7 @@ class JobHistory:
     def _follow_steps(self, before: State, after: State, report: object) -> None:
         step, now_s = after.progress.step, after.now_s
         if step < before.progress.step:
-            self._throw_away(step)
+            self._discard_after(step)
         elif step == before.progress.step:
             return
         elif isinstance(report, MinibatchCommitted):
@@ -194,22 +200,22 @@ class JobHistory:
                 self.throughput.add(begun_s, now_s, examples / (now_s - begun_s))
             self._mark_s = now_s
         elif isinstance(report, GenerationStarted):
-            self._adopt()
+            self._count_as_trained()
         self._steps.append(step)
         self._step_times.append(now_s)
 
     def _follow_work(self, before: State, after: State, report: object) -> None:
-        key, doing = _doing(after)
+        key, activity = _activity_of(after)
         if key == self._open.key:
             return
         now_s = after.now_s
-        if self._open.doing == "training":
+        if self._open.activity == "training":
             assert before.generation is not None, "what trained is a generation"
             self._end_training(before.generation, after, report)
         else:
-            self._put(self._open.since_s, now_s, self._open.doing)
-        self._open = _Open(now_s, key, doing, _slots(after, doing))
-        if doing == "training":
+            self._put(self._open.since_s, now_s, self._open.activity)
+        self._open = _CurrentInterval(now_s, key, activity, _slots(after, activity))
+        if activity == "training":
             self._mark_s = now_s
 
     def _end_training(
@@ -231,24 +237,24 @@ class JobHistory:
         self._put(mark_s, lost_until_s, "lost")
         self._put(lost_until_s, now_s, "morphing")
 
-    def _put(self, from_s: float, to_s: float, doing: Doing) -> None:
+    def _put(self, from_s: float, to_s: float, activity: Activity) -> None:
         if to_s > from_s:
-            stretch = Interval(
-                from_s=from_s, to_s=to_s, doing=doing, slots=self._open.slots
+            interval = Interval(
+                from_s=from_s, to_s=to_s, activity=activity, slots=self._open.slots
             )
-            self._stretches.append(stretch)
+            self._stretches.append(interval)
 
-    def _adopt(self) -> None:
+    def _count_as_trained(self) -> None:
         """The mini-batch in the air was committed after all: it was not lost."""
         for index in reversed(range(len(self._stretches))):
             one = self._stretches[index]
-            if one.doing == "training":
+            if one.activity == "training":
                 return
-            if one.doing == "lost":
-                self._stretches[index] = replace(one, doing="training")
+            if one.activity == "lost":
+                self._stretches[index] = replace(one, activity="training")
                 return
 
-    def _throw_away(self, step: int) -> None:
+    def _discard_after(self, step: int) -> None:
         """A restore went back to ``step``: what was trained after it is lost."""
         index = bisect_right(self._steps, step)
         since_s = self._step_times[index - 1] if index else 0.0
@@ -258,26 +264,36 @@ class JobHistory:
             kept -= 1
         undone, self._stretches[kept:] = self._stretches[kept:], []
         for one in undone:
-            if one.doing != "training":
+            if one.activity != "training":
                 self._stretches.append(one)
                 continue
             if one.from_s < since_s:
                 self._stretches.append(replace(one, to_s=since_s))
-            lost = replace(one, from_s=max(one.from_s, since_s), doing="lost")
+            lost = replace(one, from_s=max(one.from_s, since_s), activity="lost")
             self._stretches.append(lost)
 
 
-def fold(journal: Journal) -> tuple[State, JobHistory]:
-    """Return the state that a journal's events lead to, and its past.
+def read_history(job: JobDir) -> tuple[State, JobHistory]:
+    """Return the present state of a job and its history.
 
     Raises:
-        JournalError: The file is damaged.
+        JournalError: The journal is missing or damaged.
     """
-    state, past = State(), JobHistory()
+    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
+        return fold(journal)
+
+
+def fold(journal: Journal) -> tuple[State, JobHistory]:
+    """Return the state that a journal's events lead to, and the job's history.
+
+    Raises:
+        JournalError: The journal is damaged.
+    """
+    state, history = State(), JobHistory()
     for _, event in journal.read():
         before, (state, _) = state, core.step(state, event)
-        past.note(before, event, state)
-    return state, past
+        history.note(before, event, state)
+    return state, history
 
 
 def _limits(limits: tuple[Limit, ...]) -> str:
@@ -291,7 +307,7 @@ def _limits(limits: tuple[Limit, ...]) -> str:
 _TRAINS = (GenerationPhase.RUNNING, GenerationPhase.STOPPING)
 
 
-def _doing(state: State) -> tuple[tuple[int | None, str], Doing]:
+def _activity_of(state: State) -> tuple[tuple[int | None, str], Activity]:
     """Return what a job does, and a key that changes when that, or with whom, does."""
     generation = state.generation
     if generation is not None:
@@ -302,8 +318,8 @@ def _doing(state: State) -> tuple[tuple[int | None, str], Doing]:
         return (state.calibration.number, "measuring"), "preparing"
     if state.initialiser is not None:
         return (None, state.initialiser), "preparing"
-    doing: Doing = "morphing" if _plans_again(state) else "waiting"
-    return (None, doing), doing
+    activity: Activity = "morphing" if _plans_again(state) else "waiting"
+    return (None, activity), activity
 
 
 def _plans_again(state: State) -> bool:
@@ -315,16 +331,16 @@ def _plans_again(state: State) -> bool:
     return trained and enough and not refused and wants_training(state)
 
 
-def _slots(state: State, doing: Doing) -> Mapping[str, int]:
+def _slots(state: State, activity: Activity) -> Mapping[str, int]:
     """Return the slots that take part in what the job does now, by VM."""
-    if doing == "waiting":
+    if activity == "waiting":
         return {}
     if (generation := state.generation) is not None:
-        trains = doing == "training"
+        trains = activity == "training"
         slots = generation.plan.slots if trains else generation.participants
         return Counter(slot.vm_id for slot in slots)
-    if doing == "preparing" and state.calibration is not None:
+    if activity == "preparing" and state.calibration is not None:
         return Counter(slot.vm_id for slot in state.calibration.participants)
-    if doing == "preparing" and state.initialiser is not None:
+    if activity == "preparing" and state.initialiser is not None:
         return {state.initialiser: state.vms[state.initialiser].num_slots}
     return {vm.vm_id: vm.num_slots for vm in usable_vms(state)}

@@ -84,7 +84,7 @@ def _merge(bins: dict[int, Bin], number: int, one: Bin) -> None:
     known.area += one.area
 
 
-def thinned(points: Sequence[Point], most: int) -> list[Point]:
+def downsampled(points: Sequence[Point], most: int) -> list[Point]:
     """Return at most ``most`` of the points of a line, its first, last and extremes too.
 
     Of each run of neighbours the lowest and the highest stay.

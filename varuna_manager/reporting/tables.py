@@ -253,7 +253,7 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
         known = plan["stage_bytes"] is not None
         table.add_row(
             plan["shape"],
-            manner_line(plan),
+            execution_line(plan),
             str(plan["microbatch_size"]),
             str(plan["unused_slots"]),
             step_time(plan["step_s"]),
@@ -265,7 +265,7 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
     return table
 
 
-def manner_line(plan: dict[str, Any]) -> str:
+def execution_line(plan: dict[str, Any]) -> str:
     """Return how a pipeline is run, such as ``1f1b recompute, 3 in flight``."""
     words = plan["schedule"]
     if plan["chunks"] > 1:
@@ -309,7 +309,7 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     if preview["plan"] is None:
         yield f"plan     none: {preview['why_not']}"
         return
-    words = f"plan     {preview['plan']}, {manner_line(candidates[0])}"
+    words = f"plan     {preview['plan']}, {execution_line(candidates[0])}"
     if "train_s" in preview:
         budget = preview["usd_budget"]
         of = "" if budget is None else f" of {dollars(budget)}"

@@ -17,7 +17,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.ledger import LedgerLine
 from spottrain.pricing.billing.money import NOTHING, Money, ceil_us
 
-Doing = Literal["waiting", "preparing", "morphing", "training", "lost"]
+Activity = Literal["waiting", "preparing", "morphing", "training", "lost"]
 """What the job did for a while, as far as its slots are concerned."""
 
 
@@ -81,7 +81,7 @@ class Interval:
 
     from_s: float
     to_s: float
-    doing: Doing
+    activity: Activity
     slots: Mapping[str, int]
     """How many slots of which VM took part; all others were idle."""
 
@@ -115,7 +115,7 @@ class TimeSplit:
 
 KINDS: tuple[str, ...] = tuple(TimeSplit().parts())
 """What time is spent on, in the order in which people are told."""
-_KIND_OF: dict[Doing, str] = {
+_KIND_OF: dict[Activity, str] = {
     "training": "productive",
     "morphing": "morph",
     "preparing": "boot",
@@ -123,22 +123,22 @@ _KIND_OF: dict[Doing, str] = {
 }
 
 
-def split_time(rental: Rental, stretches: Sequence[Interval]) -> TimeSplit:
+def split_time(rental: Rental, intervals: Sequence[Interval]) -> TimeSplit:
     """Return what a VM's billed seconds were spent on.
 
     Args:
         rental: The VM. What is billed beyond its life counts as idle.
-        stretches: What the job did, by time, without overlaps.
+        intervals: What the job did, by time, without overlaps.
     """
     if not rental.trains:
         return TimeSplit(manager_s=rental.billed_s)
     spent = dict.fromkeys(KINDS, 0.0)
     spent["boot"] = rental.ready_s - rental.launched_s
-    first = bisect_right(stretches, rental.ready_s, key=lambda one: one.to_s)
-    for one in stretches[first:]:
+    first = bisect_right(intervals, rental.ready_s, key=lambda one: one.to_s)
+    for one in intervals[first:]:
         if one.from_s >= rental.end_s:
             break
-        kind = _KIND_OF.get(one.doing)
+        kind = _KIND_OF.get(one.activity)
         slots = one.slots.get(rental.vm_id, 0)
         if kind is not None and slots:
             seconds = min(one.to_s, rental.end_s) - max(one.from_s, rental.ready_s)

@@ -27,20 +27,20 @@ LANES = {
 
 
 def timeline(
-    state: State, past: JobHistory, plans: Iterable[GenerationSummary]
+    state: State, history: JobHistory, plans: Iterable[GenerationSummary]
 ) -> list[dict[str, Any]]:
     """Return what happened, by time.
 
     Args:
         state: The job's.
-        past: And its past.
+        history: And its past.
         plans: Those that trained.
 
     Returns:
         ``at_s`` after the submission, ``kind`` (see ``LANES``), ``text``, and ``vm_id``
         or None.
     """
-    entries = [*_of_the_job(state, past), *_of_plans(state, plans), *_of_vms(state)]
+    entries = [*_of_the_job(state, history), *_of_plans(state, plans), *_of_vms(state)]
     entries.sort(key=lambda entry: entry["at_s"])
     return entries
 
@@ -62,7 +62,7 @@ def _of_vms(state: State) -> Iterator[dict[str, Any]]:
         yield _entry(state, slow.found_at_s, "slow", text, slow.vm_id)
 
 
-def _of_the_job(state: State, past: JobHistory) -> Iterator[dict[str, Any]]:
+def _of_the_job(state: State, history: JobHistory) -> Iterator[dict[str, Any]]:
     for change in state.price_changes:
         market = "" if change.spot else " on demand"
         text = (
@@ -76,7 +76,7 @@ def _of_the_job(state: State, past: JobHistory) -> Iterator[dict[str, Any]]:
             f"{alert.max_usd:g} USD"
         )
         yield _entry(state, alert.at_s, "alert", text)
-    for one in past.milestones:
+    for one in history.milestones:
         yield _entry(state, one.at_s, one.kind, one.text)
     if state.outcome is not None:
         ending_s = state.ending_since_s or state.now_s

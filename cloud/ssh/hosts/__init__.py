@@ -1,1 +1,1 @@
-"""The user's own hosts as a provider, and how a host gets its agent."""
+"""The user's own hosts as a provider, and the bootstrap of agents."""

@@ -1,65 +1,73 @@
-"""From a host that was taken to an agent that runs; every step may be repeated."""
+"""Bootstrap of a claimed host: software, code, data, setup, agent. Every step is idempotent."""
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-
-from spottrain.cloud.ssh.transport.connection import HostConnection
 
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.cloud.ssh.on_vm.package import carries_obstore, package
-from spottrain.cloud.ssh.transport.hosts import Payload, SetupError, UnfitHostError
+from spottrain.cloud.ssh.transport.connection import HostConnection
+from spottrain.cloud.ssh.transport.hosts import (
+    Host,
+    Payload,
+    SetupError,
+    UnfitHostError,
+    UnreachableHostError,
+)
 from spottrain.cloud.ssh.transport.session import CALL_S, Session
+from spottrain.errors import CapacityError
 
 logger = logging.getLogger(__name__)
 
+_CHECK_THREADS = 32
 _SLOWEST_BYTES_PER_S = 250_000
-_DATA_LOOK_S = 5.0
-"""From one look at data that arrives to the next."""
+_DATA_POLL_S = 5.0
+"""Time between two polls of data preparation."""
 _NEEDED = ("torch", "numpy", "safetensors")
-_ALIKE = ("machine", "python", "torch", "cuda", "nccl")
+_MUST_MATCH = ("machine", "python", "torch", "cuda", "nccl")
 
 
 def bring_up(
     connection: HostConnection,
     vm_id: str,
     bootstrap: AgentBootstrap,
-    tell: Callable[[], None],
+    announce: Callable[[], None],
     payload: Payload,
-    fleet: Callable[[dict[str, str]], dict[str, str]],
-    note: Callable[[str], None] = lambda doing: None,
+    fleet_software: Callable[[dict[str, str]], dict[str, str]],
+    report: Callable[[str], None] = lambda doing: None,
 ) -> None:
-    """Bring our software, the user's code and the agent to a host.
+    """Send our software and the user's code to a host and start the agent.
 
     Args:
         connection: To the host.
-        vm_id: The VM that the host is.
-        bootstrap: What the agent is given.
-        tell: Has the agent know where its calls are taken; called before it is started.
-        payload: What the host is given.
-        fleet: Given a host's software, returns what all hosts must have.
-        note: Told what is under way, when it is the job's own.
+        vm_id: The VM on that host.
+        bootstrap: How the agent reaches the manager.
+        announce: Sets the address for the agent's calls; called before it is started.
+        payload: The job's files and settings.
+        fleet_software: Given a host's software, returns the versions that all hosts must have.
+        report: Called with the current step of the job's own preparation.
 
     Raises:
-        VmNotFoundError: the VM is gone.
-        SetupError: the user's setup failed, or data is not what the job file says.
-        UnfitHostError: the host lacks something, or differs from the others.
+        VmNotFoundError: the VM has ended.
+        SetupError: the user's setup failed, or data differs from the job file.
+        UnfitHostError: the host lacks software, or differs from the others.
         CloudError: it cannot be reached.
     """
     host, session = connection.host, connection.session()
-    claim, state = connection.look()
+    claim, state = connection.status()
     if claim is None or claim["vm_id"] != vm_id or state == "over":
-        raise VmNotFoundError(f"VM {vm_id} is not on {host.place} any more")
+        raise VmNotFoundError(f"VM {vm_id} is no longer on {host.place}")
     if state == "running":
-        tell()
+        announce()
         return
-    folder, payload = _prepare(session, vm_id, payload, note)
-    check_software(host.place, session.call("probe"), fleet, payload.buckets)
-    tell()
+    folder, payload = _prepare(session, vm_id, payload, report)
+    check_software(host.place, session.call("probe"), fleet_software, payload.buckets)
+    announce()
     session.call(
         "start",
         vm_id=vm_id,
@@ -79,25 +87,25 @@ def bring_up(
 
 
 def _prepare(
-    session: Session, vm_id: str, payload: Payload, note: Callable[[str], None]
+    session: Session, vm_id: str, payload: Payload, report: Callable[[str], None]
 ) -> tuple[str, Payload]:
-    """Have on the host all that agents and workers need.
+    """Send to the host everything that agents and workers need.
 
     Returns:
-        Our software's folder, and the payload with the variables that lead to data.
+        Our software's folder, and the payload with the variables for data.
     """
     folder = _deliver(session, vm_id, payload)
     if payload.data:
-        found = _bring_data(session, vm_id, folder, payload, note)
+        found = _bring_data(session, vm_id, folder, payload, report)
         payload = replace(payload, environment={**payload.environment, **found})
     if payload.setup:
-        note("setup")
+        report("setup")
         _set_up(session, vm_id, payload)
     return folder, payload
 
 
 def _deliver(session: Session, vm_id: str, payload: Payload) -> str:
-    """Bring our software and the workdir; return the software's folder."""
+    """Send our software and the workdir; return the software's folder."""
     ours = package(payload.buckets and carries_obstore(session.call("probe")))
     folder, workdir = f"package-{ours.sha256[:12]}", f"{vm_id}/workdir"
     has_package, has_workdir = session.call("has", names=[folder, workdir])
@@ -119,39 +127,39 @@ def _bring_data(
     vm_id: str,
     folder: str,
     payload: Payload,
-    note: Callable[[str], None],
+    report: Callable[[str], None],
 ) -> dict[str, str]:
-    """Have the job's data on a host; return the variables that lead to it."""
-    place, told = session.host.place, ""
+    """Prepare the job's data on a host; return the environment variables for it."""
+    place, last_line = session.host.place, ""
     while True:
         seen = session.call(
             "data",
-            _DATA_LOOK_S + CALL_S,
+            _DATA_POLL_S + CALL_S,
             vm_id=vm_id,
             package=folder,
             environment=dict(payload.environment),
-            wishes=payload.data,
+            requests=payload.data,
             limit_s=payload.data_limit_s,
-            wait_s=_DATA_LOOK_S,
+            wait_s=_DATA_POLL_S,
         )
-        code, connection = seen["code"], seen["line"]
+        code, line = seen["code"], seen["line"]
         if code == 0:
-            found: dict[str, str] = json.loads(connection)
-            logger.info("%s: data is there: %s", place, ", ".join(found))
+            found: dict[str, str] = json.loads(line)
+            logger.info("%s: data is ready: %s", place, ", ".join(found))
             return found
         if code == SetupError.exit_code:
-            raise SetupError(f"{place}: {connection}")
+            raise SetupError(f"{place}: {line}")
         if code is not None:
-            raise CloudError(f"{place}: data is not there yet: {connection or code}")
-        if connection != told:
-            logger.info("%s: data %s", place, connection)
-            note(f"data {connection}")
-            told = connection
+            raise CloudError(f"{place}: data is not ready yet: {line or code}")
+        if line != last_line:
+            logger.info("%s: data %s", place, line)
+            report(f"data {line}")
+            last_line = line
 
 
 def _set_up(session: Session, vm_id: str, payload: Payload) -> None:
     place, limit_s = session.host.place, payload.setup_limit_s
-    logger.info("%s: setup begins", place)
+    logger.info("%s: setup started", place)
     done = session.call(
         "setup",
         limit_s + CALL_S,
@@ -161,33 +169,33 @@ def _set_up(session: Session, vm_id: str, payload: Payload) -> None:
         limit_s=limit_s,
     )
     if done["code"] == 0:
-        logger.info("%s: setup is done", place)
+        logger.info("%s: setup finished", place)
         return
     last = (done["output"].strip().splitlines() or ["no output"])[-1]
     how = f"ended with {done['code']}"
     if done["code"] is None:
         how = f"took longer than {limit_s:g} s"
     raise SetupError(
-        f"{place}: setup {how}: {last}; mend setup: in the job file", done["output"]
+        f"{place}: setup {how}: {last}; fix setup: in the job file", done["output"]
     )
 
 
 def check_software(
     place: str,
     found: dict[str, str],
-    fleet: Callable[[dict[str, str]], Mapping[str, str]],
+    fleet_software: Callable[[dict[str, str]], Mapping[str, str]],
     buckets: bool = False,
 ) -> None:
-    """Check that a host has what workers need, in the versions that the fleet has.
+    """Check that a host has the software that workers need, in the fleet's versions.
 
     Args:
-        place: The host, for errors.
-        found: What ``probe`` found there.
-        fleet: Given that, returns what all hosts must have.
-        buckets: Whether it needs obstore, its own or ours.
+        place: Name of the host in errors.
+        found: Its software, by ``HostAgent.probe``.
+        fleet_software: Given that, returns the versions that all hosts must have.
+        buckets: The job needs obstore, the host's own or ours.
 
     Raises:
-        UnfitHostError: it has not.
+        UnfitHostError: it lacks software or has other versions.
     """
     needed: tuple[str, ...] = _NEEDED
     if buckets and not carries_obstore(found):
@@ -198,10 +206,64 @@ def check_software(
             f"{place}: its Python has no {', '.join(missing)}; install it there, in "
             "setup:, or name another Python with python:"
         )
-    wanted = fleet(found)
-    for name in _ALIKE:
+    wanted = fleet_software(found)
+    for name in _MUST_MATCH:
         if found[name] != wanted[name]:
             raise UnfitHostError(
                 f"{place}: has {name} {found[name] or 'none'}, the other hosts have "
-                f"{wanted[name] or 'none'}; all must have the same"
+                f"{wanted[name] or 'none'}; all hosts must have the same"
             )
+
+
+def check_hosts(
+    hosts: Sequence[Host],
+    *,
+    min_hosts: int,
+    needs_software: bool,
+    buckets: bool = False,
+) -> list[str]:
+    """Check all hosts in parallel; return lines for the user.
+
+    A host that does not answer may do so later; an unsuitable one is an error.
+
+    Args:
+        hosts: To check.
+        min_hosts: Minimum number that must answer.
+        needs_software: They must already have the software that workers need.
+        buckets: That includes obstore.
+
+    Raises:
+        CloudError: a host is unsuitable; the first one's error.
+        CapacityError: too few hosts answer.
+    """
+    with ThreadPoolExecutor(_CHECK_THREADS, "ssh-check") as threads:
+        answers = list(threads.map(_probe, hosts))
+    away = [str(x) for x in answers if isinstance(x, UnreachableHostError)]
+    ready = [(h, x) for h, x in zip(hosts, answers, strict=True) if isinstance(x, dict)]
+    if len(ready) < min_hosts:
+        raise CapacityError(
+            f"{len(ready)} of {len(hosts)} hosts answer, resources.min_vms is {min_hosts}: "
+            f"{away[0] if away else 'list more in ssh.hosts'}"
+        )
+    fleet_software = ready[0][1]
+    for host, software in ready if needs_software else ():
+        check_software(host.place, software, lambda _: fleet_software, buckets)
+    what = f": {fleet_software['machine']}, Python {fleet_software['python']}"
+    if needs_software:
+        what += f", torch {fleet_software['torch']}"
+    return [*away, f"{len(ready)} of {len(hosts)} hosts answer{what}"]
+
+
+def _probe(host: Host) -> dict[str, str] | UnreachableHostError:
+    """Return a host's software, or the error if it does not answer."""
+    try:
+        session = Session(host)
+    except UnreachableHostError as error:
+        return error
+    try:
+        software: dict[str, str] = session.call("probe")
+    except UnreachableHostError as error:
+        return error
+    finally:
+        session.close()
+    return software

@@ -1,4 +1,4 @@
-"""What a job remembers of hosts that it cannot reach now, and of VMs that are gone."""
+"""A job's persistent record of its hosts and VMs, for hosts that are unreachable now."""
 
 from __future__ import annotations
 
@@ -22,34 +22,34 @@ from spottrain.errors import WireError
 
 @dataclass(frozen=True, slots=True)
 class HostVm:
-    """A VM, the host that it is on, and how long it outlives its manager."""
+    """A VM, its host, and its lease."""
 
     vm: Vm
     host: str
     lease_s: float
 
     @property
-    def lives(self) -> bool:
-        """Whether it has not ended, as far as is known."""
+    def is_alive(self) -> bool:
+        """True unless it is known to have ended."""
         return self.vm.state is not VmState.TERMINATED
 
 
 @dataclass(slots=True)
 class HostRecord:
-    """All that is remembered."""
+    """The content of the record."""
 
     owner: str = field(default_factory=lambda: uuid.uuid4().hex)
-    """Tells this job from others of its name; on every claim."""
+    """Distinguishes this job from others of its name; part of every claim."""
     rented: dict[str, HostVm] = field(default_factory=dict)
     """By VM id, in order of launch."""
     tokens: dict[str, list[str]] = field(default_factory=dict)
-    """Launches that were answered: token to VM ids."""
+    """Completed launches: token to VM ids."""
     software: dict[str, str] = field(default_factory=dict)
-    """What the first host of the fleet had."""
+    """Software versions of the fleet's first host."""
 
     def end(self, vm_id: str) -> None:
-        """A VM has ended; it is remembered for whoever asks."""
-        if vm_id in self.rented and self.rented[vm_id].lives:
+        """Record that a VM has ended; it stays in the record."""
+        if vm_id in self.rented and self.rented[vm_id].is_alive:
             known = self.rented[vm_id]
             gone = replace(known.vm, state=VmState.TERMINATED, ended_at_s=time.time())
             self.rented[vm_id] = replace(known, vm=gone)
@@ -59,7 +59,7 @@ class HostMemory:
     """The record on disk; several processes may share it.
 
     Args:
-        folder: Of the job's cloud; made on need.
+        folder: The job's cloud folder; created if needed.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -68,7 +68,7 @@ class HostMemory:
         self._last: tuple[tuple[int, ...], HostRecord] | None = None
 
     def read(self) -> HostRecord:
-        """Return what is remembered; not to be changed.
+        """Return the record; it must not be changed.
 
         Raises:
             CloudError: the file is damaged.
@@ -81,7 +81,7 @@ class HostMemory:
         return record
 
     def _signature(self) -> tuple[int, ...]:
-        """Return what a new version, being a new file, differs in."""
+        """Return the file's identity, which differs for each new version."""
         with contextlib.suppress(FileNotFoundError):
             found = self._path.stat()
             return found.st_ino, found.st_mtime_ns, found.st_size
@@ -89,7 +89,7 @@ class HostMemory:
 
     @contextlib.contextmanager
     def edit(self) -> Iterator[HostRecord]:
-        """Change the record; what changed is kept when the block ends without error.
+        """Change the record; changes are saved when the block ends without error.
 
         Raises:
             CloudError: the file is damaged.
@@ -109,14 +109,14 @@ class HostMemory:
             os.close(lock)
 
     def same_software(self, found: dict[str, str]) -> dict[str, str]:
-        """Return what the fleet has: ``found``, if nothing was found before."""
+        """Return the fleet's software; the first host's ``found`` defines it."""
         with self.edit() as record:
             if not record.software:
                 record.software.update(found)
             return record.software
 
     def keep_logs(self, vm_id: str, logs: dict[str, str]) -> None:
-        """Keep a VM's logs, by name, in ``vms/VM/``."""
+        """Save a VM's logs, by name, in ``vms/VM/``."""
         folder = self.folder / "vms" / vm_id
         for name, text in logs.items():
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -134,4 +134,4 @@ class HostMemory:
             raise CloudError(
                 f"{self._path} is damaged ({error}); free the hosts by hand (remove "
                 ".spottrain in the home folders), then remove the file"
-            ) from None
+            ) from error

@@ -1,7 +1,7 @@
-"""A fixed list of the user's own hosts as a provider; the hosts are the truth.
+"""A fixed list of the user's own hosts as a provider; the hosts hold the state.
 
-A host is rented by a claim that lies on the host itself, so that no two jobs, on whatever
-machines their managers run, ever share one. It is given back clean: no process, no file.
+A claim on the host itself rents it, so that two jobs never share a host, wherever their
+managers run. When it is freed, no process and no file is left.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ from spottrain.cloud.port.provider import (
     Vm,
     VmState,
 )
+from spottrain.cloud.port.stored import with_current_names
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
 from spottrain.cloud.ssh.transport.connection import HostConnection
@@ -42,24 +43,24 @@ CLOUD = "ssh"
 """Name of cloud, region and zone in offers."""
 _THREADS = 32
 _BOOTSTRAPS = 64
-"""Hosts that are made ready at the same time."""
-_FIRST_LOOK_S, _LOOK_S = 40.0, 2.0
+"""Hosts that are bootstrapped in parallel."""
+_FIRST_POLL_S, _POLL_S = 40.0, 2.0
 _PATIENCE_S = 100.0
-"""How long one call may take to start an agent; the next one goes on waiting."""
+"""Time limit of one call to start an agent; the next call continues to wait."""
 _UNSTARTED_S = 1800.0
-"""A claim whose agent never started may be taken by others after that."""
+"""A claim whose agent never started expires after this time."""
 _CHECKPOINT_S = 120.0
-"""How much longer than its lease an agent may live."""
+"""How long an agent may outlive its lease."""
 
 
 class SshProvider:
     """The user's hosts, as one job sees them.
 
     Args:
-        state_dir: The job's own folder for what is remembered and for hosts' logs.
+        state_dir: The job's folder for the record and for hosts' logs.
         job: Name of the job.
-        hosts: All of them, with distinct names; those of one type are alike.
-        payload: What each host is given.
+        hosts: All hosts, with distinct names; those of one type are identical.
+        payload: The job's files and settings for each host.
     """
 
     name = CLOUD
@@ -69,27 +70,27 @@ class SshProvider:
     ) -> None:
         self._job = job
         self._payload = payload
-        self._lines = {host.name: HostConnection(host) for host in hosts}
+        self._connections = {host.name: HostConnection(host) for host in hosts}
         self._memory = HostMemory(state_dir)
         self._owner = self._memory.read().owner
         self._manager: tuple[str, int] | None = None
         self._threads = ThreadPoolExecutor(_THREADS, "ssh")
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "ssh-start")
-        self._looks: dict[str, Future[None]] = {}
+        self._polls: dict[str, Future[None]] = {}
         self._starts: dict[str, Future[None]] = {}
         self._seen: dict[str, str | None] = {}
-        """The VM that each host was when last looked at."""
+        """The VM of each host when it was last polled."""
         self._lock = threading.Lock()
 
     # --- The cloud port ------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
-        """Return one offer for each type of host, with how many are free now."""
-        if not self._looks:
-            self._look_around()
+        """Return one offer per type of host, with the number of free ones."""
+        if not self._polls:
+            self._poll_hosts()
         now_s = time.time()
         types: dict[str, list[HostConnection]] = {}
-        for connection in self._lines.values():
+        for connection in self._connections.values():
             types.setdefault(connection.host.instance_type, []).append(connection)
         return tuple(
             replace(
@@ -100,12 +101,12 @@ class SshProvider:
         )
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Take hosts that are free; see ``CloudProvider.launch``.
+        """Claim free hosts; see ``CloudProvider.launch``.
 
         Raises:
-            NoCapacityError: not a single host of the type is free.
+            NoCapacityError: no host of the type is free.
         """
-        self._look_around()
+        self._poll_hosts()
         known = self._memory.read().tokens.get(request.token)
         if known is None:
             known = self._take(request)
@@ -113,38 +114,40 @@ class SshProvider:
             record.tokens[request.token] = known
             vms = tuple(record.rented[vm_id].vm for vm_id in known)
         missing = request.count - len(vms)
-        refusal = self._why_none(request.offer.instance_type) if missing > 0 else ""
+        refusal = (
+            self._no_capacity_reason(request.offer.instance_type) if missing > 0 else ""
+        )
         return LaunchResult(vms=vms, refusal=refusal)
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return all VMs that ``job`` ever had, as last seen on their hosts."""
+        """Return all VMs that ``job`` ever had, in their last known state."""
         if job != self._job:
             return ()
-        self._look_around()
+        self._poll_hosts()
         return tuple(rented.vm for rented in self._memory.read().rented.values())
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Kill all processes of some VMs, fetch their logs, give their hosts back.
+        """Kill all processes of some VMs, fetch their logs, free their hosts.
 
         Raises:
-            CloudError: a host cannot be reached, and an agent may still run there.
+            CloudError: a host is unreachable, and an agent may still run there.
         """
         rented = self._memory.read().rented
-        wanted = [rented[i] for i in vm_ids if i in rented and rented[i].lives]
+        wanted = [rented[i] for i in vm_ids if i in rented and rented[i].is_alive]
         ends = [self._threads.submit(self._terminate, vm) for vm in wanted]
         wait_for(ends)
         for end in ends:
             end.result()
 
     def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
-        """Make a host ready and start the agent there, detached.
+        """Bootstrap a host and start the agent there, detached.
 
         Raises:
-            VmNotFoundError: the VM is gone, or its host turned out unfit.
+            VmNotFoundError: the VM has ended, or its host is unsuitable.
             SetupError: the user's setup failed there.
-            CloudError: it is still being made ready, or cannot be reached.
+            CloudError: it is still being bootstrapped, or is unreachable.
         """
-        connection = self._line_of(vm_id)
+        connection = self._connection_of(vm_id)
         with self._lock:
             start = self._starts.get(vm_id)
             if start is None or start.done():
@@ -152,73 +155,75 @@ class SshProvider:
                 self._starts[vm_id] = start
         try:
             start.result(_PATIENCE_S)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             raise CloudError(
-                f"{connection.host.place}: is still being made ready"
-            ) from None
+                f"{connection.host.place}: is still being bootstrapped"
+            ) from error
 
     # --- What else a manager needs --------------------------------------------------
 
     def serve(self, manager_url: str) -> None:
-        """Carry agents' calls to the manager from now on; see ``CarriesCalls``."""
+        """Forward agents' calls to the manager from now on; see ``ForwardsCalls``."""
         parts = urlsplit(manager_url)
         assert parts.hostname is not None
         assert parts.port is not None
         self._manager = (parts.hostname, parts.port)
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
-        """Return how a VM's host is entered.
+        """Return how to log in to a VM's host.
 
         Raises:
-            VmNotFoundError: the VM is gone.
-            HostKeyError: what is known of the host's key is no public key.
+            VmNotFoundError: the VM has ended.
+            HostKeyError: the configured host key is not a public key.
         """
-        host = self._line_of(vm_id).host
+        host = self._connection_of(vm_id).host
         keys = (f"{key.get_name()} {key.get_base64()}" for key in trusted_keys(host))
         return SshTarget(
             host=host.address, user=host.user, host_keys=tuple(keys), port=host.port
         )
 
     def close(self) -> None:
-        """Hang up everywhere; VMs go on."""
+        """Close all connections; VMs keep running."""
         self._starters.shutdown(wait=False, cancel_futures=True)
         self._threads.shutdown(wait=False, cancel_futures=True)
-        for connection in self._lines.values():
+        for connection in self._connections.values():
             connection.hang_up()
         self._starters.shutdown()
         self._threads.shutdown()
 
-    # --- What is on the hosts -------------------------------------------------------
+    # --- The state of the hosts -----------------------------------------------------
 
-    def _look_around(self) -> None:
-        """Look at every host; one that does not answer soon keeps nobody waiting."""
+    def _poll_hosts(self) -> None:
+        """Poll every host, without waiting long for slow ones."""
         with self._lock:
-            first = not self._looks
-            for name, connection in self._lines.items():
-                if name not in self._looks or self._looks[name].done():
-                    self._looks[name] = self._threads.submit(self._look, connection)
-            looks = list(self._looks.values())
-        wait_for(looks, _FIRST_LOOK_S if first else _LOOK_S)
-        for look in looks:
-            if look.done():
-                look.result()
+            first = not self._polls
+            for name, connection in self._connections.items():
+                if name not in self._polls or self._polls[name].done():
+                    self._polls[name] = self._threads.submit(
+                        self._poll_host, connection
+                    )
+            polls = list(self._polls.values())
+        wait_for(polls, _FIRST_POLL_S if first else _POLL_S)
+        for status in polls:
+            if status.done():
+                status.result()
 
-    def _look(self, connection: HostConnection) -> None:
-        """Note what there is on a host; clear up what has ended there."""
+    def _poll_host(self, connection: HostConnection) -> None:
+        """Record a host's claim; free it if its VM has ended."""
         try:
             with connection.lock:
-                claim, state = connection.look()
+                claim, state = connection.status()
                 if claim is not None and not self._is_ours(claim):
                     ours, connection.taken_by = None, f"job {claim['job']}"
                     if state == "over":
-                        connection.taken_by = ""  # whoever claims it next clears it up
+                        connection.taken_by = ""  # the next to claim it cleans it up
                 else:
                     ours, connection.taken_by = claim, ""
                     if ours is not None:
                         ours = self._clear_up(connection, ours, state)
-                self._note(connection, ours)
+                self._record_claim(connection, ours)
             if ours is not None and state == "running" and self._manager is not None:
-                connection.carry(ours["vm_id"], self._manager)
+                connection.forward_calls(ours["vm_id"], self._manager)
         except CloudError as error:
             logger.debug("%s", error)
             self._count_as_ended(connection)
@@ -229,16 +234,18 @@ class SshProvider:
     def _clear_up(
         self, connection: HostConnection, claim: dict[str, Any], state: str
     ) -> dict[str, Any] | None:
-        """Free a host whose VM has ended, or was counted as ended; return the claim."""
+        """Free a host whose VM has ended or counts as ended; return the claim."""
         known = self._memory.read().rented.get(claim["vm_id"])
-        if state != "over" and (known is None or known.lives):
+        if state != "over" and (known is None or known.is_alive):
             connection.taken_by = f"VM {claim['vm_id']}"
             return claim
         self._memory.keep_logs(claim["vm_id"], connection.end(claim["vm_id"]))
         return None
 
-    def _note(self, connection: HostConnection, claim: dict[str, Any] | None) -> None:
-        """Remember which VM a host is, and that others it was have ended."""
+    def _record_claim(
+        self, connection: HostConnection, claim: dict[str, Any] | None
+    ) -> None:
+        """Record the VM of a host, and that its earlier VMs have ended."""
         here = None if claim is None else claim["vm_id"]
         if self._seen.get(connection.host.name, "") == here:
             return
@@ -247,26 +254,28 @@ class SshProvider:
                 if rented.host == connection.host.name and vm_id != here:
                     record.end(vm_id)
             if claim is not None and here not in record.rented:
-                record.rented[claim["vm_id"]] = _rented(connection.host, claim)
+                record.rented[claim["vm_id"]] = vm_from_claim(connection.host, claim)
         self._seen[connection.host.name] = here
 
     def _count_as_ended(self, connection: HostConnection) -> None:
-        """Give up VMs on a host that has been away longer than agents outlive it."""
-        if connection.away_since_s is None:
+        """Count VMs as ended once their host has been unreachable for longer than their lease."""
+        if connection.unreachable_since_s is None:
             return
-        away_s = time.monotonic() - connection.away_since_s
+        away_s = time.monotonic() - connection.unreachable_since_s
         with self._memory.edit() as record:
             for vm_id, rented in tuple(record.rented.items()):
                 lived_s = rented.lease_s + _CHECKPOINT_S
                 if rented.host == connection.host.name and away_s > lived_s:
                     record.end(vm_id)
 
-    # --- How a host is taken and given back -----------------------------------------
+    # --- Claiming and freeing hosts ---------------------------------------------------
 
     def _take(self, request: LaunchRequest) -> list[str]:
-        """Claim hosts; those that the token has claimed before count first."""
+        """Claim hosts; those that the same launch claimed before count."""
         kind = request.offer.instance_type
-        fitting = [x for x in self._lines.values() if x.host.instance_type == kind]
+        fitting = [
+            x for x in self._connections.values() if x.host.instance_type == kind
+        ]
         if not fitting or request.count < 1:
             raise CloudError(
                 f"launch needs a type of host and a count of at least 1: got "
@@ -281,15 +290,15 @@ class SshProvider:
             claims = [self._threads.submit(self._claim, x, request) for x in free]
             taken += [vm_id for claim in claims if (vm_id := claim.result())]
         if not taken:
-            raise NoCapacityError(self._why_none(kind))
+            raise NoCapacityError(self._no_capacity_reason(kind))
         return taken
 
     def _taken_by(self, intent: str) -> list[str]:
         rented = self._memory.read().rented
-        return [i for i, x in rented.items() if x.vm.intent == intent and x.lives]
+        return [i for i, x in rented.items() if x.vm.intent == intent and x.is_alive]
 
     def _claim(self, connection: HostConnection, request: LaunchRequest) -> str | None:
-        """Claim a host; return the VM's id, None if somebody was faster."""
+        """Claim a host; return the VM's id, None if another job was faster."""
         host, now_s = connection.host, time.time()
         try:
             with connection.lock:
@@ -311,24 +320,24 @@ class SshProvider:
                     connection.taken_by = f"job {claim['job']}"
                     return None
                 connection.taken_by = f"VM {claim['vm_id']}"
-                self._note(connection, claim)
+                self._record_claim(connection, claim)
                 return str(claim["vm_id"])
         except CloudError as error:
             logger.warning("%s", error)
             connection.hang_up()
             return None
 
-    def _why_none(self, kind: str) -> str:
+    def _no_capacity_reason(self, kind: str) -> str:
         reasons = []
-        for connection in self._lines.values():
+        for connection in self._connections.values():
             if connection.host.instance_type == kind and not connection.free:
-                trouble = connection.unfit or connection.trouble
+                last_error = connection.unfit_error or connection.last_error
                 taken = f"{connection.host.name}: taken by {connection.taken_by}"
-                reasons.append(str(trouble) if trouble else taken)
-        return f"no more host of type {kind} is free: {'; '.join(reasons)}"
+                reasons.append(str(last_error) if last_error else taken)
+        return f"no host of type {kind} is free: {'; '.join(reasons)}"
 
     def _terminate(self, rented: HostVm) -> None:
-        vm_id, connection = rented.vm.vm_id, self._lines.get(rented.host)
+        vm_id, connection = rented.vm.vm_id, self._connections.get(rented.host)
         if connection is not None:
             with connection.lock:
                 self._memory.keep_logs(vm_id, connection.end(vm_id))
@@ -336,13 +345,19 @@ class SshProvider:
         with self._memory.edit() as record:
             record.end(vm_id)
 
-    # --- How an agent is brought to life --------------------------------------------
+    # --- Starting agents --------------------------------------------------------------
 
-    def _line_of(self, vm_id: str) -> HostConnection:
+    def _connection_of(self, vm_id: str) -> HostConnection:
         rented = self._memory.read().rented.get(vm_id)
-        if rented is None or not rented.lives or rented.host not in self._lines:
-            raise VmNotFoundError(f"VM {vm_id} is {'gone' if rented else 'unknown'}")
-        return self._lines[rented.host]
+        if (
+            rented is None
+            or not rented.is_alive
+            or rented.host not in self._connections
+        ):
+            raise VmNotFoundError(
+                f"VM {vm_id} {'has ended' if rented else 'is unknown'}"
+            )
+        return self._connections[rented.host]
 
     def _start(
         self, connection: HostConnection, vm_id: str, bootstrap: AgentBootstrap
@@ -350,16 +365,16 @@ class SshProvider:
         parts = urlsplit(bootstrap.manager_url)
         manager = (parts.hostname or "", parts.port or 443)
 
-        def tell() -> None:
-            connection.carry(vm_id, manager)
+        def announce() -> None:
+            connection.forward_calls(vm_id, manager)
 
         try:
             same = self._memory.same_software
-            bring_up(connection, vm_id, bootstrap, tell, self._payload, same)
+            bring_up(connection, vm_id, bootstrap, announce, self._payload, same)
         except UnfitHostError as error:
-            connection.unfit = error
+            connection.unfit_error = error
             self._terminate(self._memory.read().rented[vm_id])
-            raise VmNotFoundError(str(error)) from None
+            raise VmNotFoundError(str(error)) from error
 
 
 def _offer(host: Host, now_s: float) -> Offer:
@@ -368,7 +383,7 @@ def _offer(host: Host, now_s: float) -> Offer:
         region=CLOUD,
         zone=CLOUD,
         instance_type=host.instance_type,
-        spot=True,  # it may leave whenever its owner likes
+        spot=True,  # its owner may take it at any time
         usd_per_hour=host.usd_per_hour,
         observed_at_s=now_s,
         gpus=host.slots,
@@ -377,14 +392,14 @@ def _offer(host: Host, now_s: float) -> Offer:
     )
 
 
-def _rented(host: Host, claim: dict[str, Any]) -> HostVm:
-    """Return the VM that a claim on a host makes."""
+def vm_from_claim(host: Host, claim: dict[str, Any]) -> HostVm:
+    """Return the VM that a claim on a host describes."""
     vm = Vm(
         vm_id=claim["vm_id"],
         job=claim["job"],
         intent=claim["intent"],
         state=VmState.RUNNING,
-        offer=Offer(**claim["offer"]),
+        offer=Offer(**with_current_names(claim["offer"])),
         private_address=claim["private_address"],
         launched_at_s=claim["launched_at"],
     )

@@ -1,1 +1,1 @@
-"""What is sent to a VM over SSH and runs there; standard library only."""
+"""Code that is sent to VMs over SSH and runs there; standard library only."""

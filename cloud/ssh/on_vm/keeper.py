@@ -1,8 +1,8 @@
-"""The life of a VM on a user's host: the agent's parent, which clears up after it.
+"""The agent's parent process on a VM, which cleans up after it.
 
 ``python -m spottrain.cloud.ssh.on_vm.keeper FOLDER``, standard library only. It holds the lock
-of the VM's folder while the VM lives, whoever is connected. When the agent ends, every
-process of the VM is killed, and everything but its logs is removed.
+of the VM's folder for the life of the VM. When the agent ends, it kills every process of
+the VM and removes everything but the logs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def main(folder: Path) -> None:
-    """Start the agent, say so on stdout, and stay until it has ended."""
+    """Start the agent, signal that on stdout, and wait until it ends."""
     lock = os.open(folder / LOCK, os.O_RDWR | os.O_CREAT, 0o600)
     fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     die = str(Path(tree.__file__).with_name("die_with_parent.py"))
@@ -32,7 +32,7 @@ def main(folder: Path) -> None:
     agent = [sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main"]
     address = json.loads((folder / "agent.json").read_text())["private_address"]
     if interface := interface_of(address):
-        # A host's own name often leads to its loopback, where others do not find it.
+        # A host's own name often resolves to its loopback, which others cannot reach.
         os.environ.setdefault("GLOO_SOCKET_IFNAME", interface)
         os.environ.setdefault("NCCL_SOCKET_IFNAME", interface)
     with (folder / "agent.log").open("ab") as log:
@@ -48,7 +48,7 @@ def main(folder: Path) -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     process.wait()
     tree.kill_all([os.environ[tree.VARIABLE]], [process.pid])
-    # Not above: it would take most of the time that a keeper takes to start.
+    # Imported late: it would take most of the keeper's start time.
     from spottrain.cloud.port.stored import clear_vm_folder
 
     clear_vm_folder(folder)

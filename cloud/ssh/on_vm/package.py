@@ -1,8 +1,8 @@
-"""The software that is carried to a host: our own modules, as they are here.
+"""Packs our own software for transfer to a host.
 
-Standard library on the agent's side; what the runtime needs beside (torch, numpy,
-safetensors) is compiled for a machine and must be on the host. obstore, which few have
-and only buckets take, travels along where the host is of the same kind as this machine.
+The agent needs only the standard library. Compiled dependencies of the runtime (torch,
+numpy, safetensors) must be installed on the host. obstore, which only buckets need, is
+included if the host has the same platform as this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Package:
     """A packed package."""
 
     archive: bytes
-    """tar.gz whose top folders are packages: ``spottrain``, and obstore if asked for."""
+    """tar.gz of the package ``spottrain``, and of obstore if requested."""
     sha256: str
 
 
@@ -35,20 +35,20 @@ _packing = threading.Lock()
 
 
 def package(with_obstore: bool = False) -> Package:
-    """Return this very software, packed; the same bytes each time.
+    """Return this software, packed; the same bytes each time.
 
     Args:
-        with_obstore: Also obstore as it is here; see ``carries_obstore``.
+        with_obstore: Include the local obstore; see ``carries_obstore``.
     """
-    with _packing:  # many hosts are made ready at once: else each thread would pack
+    with _packing:  # else each thread would pack for its host
         return _packed(with_obstore)
 
 
 def carries_obstore(host: Mapping[str, str]) -> bool:
-    """Whether the obstore that is installed here works on a host, too.
+    """Return True if the local obstore works on a host.
 
     Args:
-        host: What ``probe`` found there.
+        host: Result of ``HostAgent.probe``.
     """
     here = {"system": platform.system(), "machine": platform.machine()}
     alike = all(host[name] == value for name, value in here.items())
@@ -71,7 +71,7 @@ def _our_files() -> Iterator[tuple[str, Path]]:
     root = Path(errors.__file__).parent
     for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
         pattern = "*.py" if folder == root else "**/*.py"
-        # In a checkout the folders are links, which would lead nowhere elsewhere.
+        # In a checkout the folders are symbolic links.
         for path in sorted(folder.resolve().glob(pattern)):
             below = path.relative_to(folder.resolve()).as_posix()
             name = f"{folder.relative_to(root).as_posix()}/{below}"

@@ -1,9 +1,8 @@
-"""Hands the calls of a region's agents on to the manager, on one of the region's VMs.
+"""Relay on one VM of a region: forwards the calls of the region's agents to the manager.
 
-Runs on that VM, in the process at the other end of the manager's connection (``on_host``),
-and ends with it; standard library only. It listens at the VM's private address alone and
-leads nowhere but to the manager. What passes is TLS from an agent to the manager: nothing
-can be read or forged on the way.
+Runs in the host agent and ends with it; standard library only. It listens only at the
+VM's private address and forwards only to the manager. The traffic is TLS from agent to
+manager: the relay can neither read nor forge it.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ import socket
 import threading
 
 PORTS = range(30000, 30100)
-"""Where relays listen: below the ephemeral range, so that nothing else is there."""
+"""Ports of relays: below the ephemeral range, to avoid collisions."""
 _CHUNK_BYTES = 64 * 1024
-_MOST_CALLS = 1024
-"""Connections at a time; those beyond are hung up."""
+_MAX_CALLS = 1024
+"""Maximum number of connections; further ones are closed."""
 _CONNECT_S = 10.0
 _QUIET_S, _PROBE_S, _PROBES = 30, 10, 3
-"""A caller whose VM is gone is noticed after that."""
+"""TCP keepalive, which detects callers whose VM has ended."""
 
 
 class Relay:
@@ -30,16 +29,18 @@ class Relay:
 
     Args:
         address: Private address of this VM.
-        target: Port on this VM's loopback that leads to the manager.
+        target: Port on this VM's loopback that is forwarded to the manager.
 
     Raises:
-        ValueError: the address is open to the whole world.
-        OSError: it is not this machine's, or all ports are taken.
+        ValueError: the address is public.
+        OSError: the address is not this machine's, or all ports are taken.
     """
 
     def __init__(self, address: str, target: int) -> None:
         if ipaddress.ip_address(address).is_global:
-            raise ValueError(f"a relay cannot listen on {address}: it is public")
+            raise ValueError(
+                f"a relay cannot listen on {address}: the address is public"
+            )
         self._target = target
         self._calls = 0
         self._listener = _listen(address)
@@ -55,10 +56,10 @@ class Relay:
     async def _take(
         self, caller: asyncio.StreamReader, to_caller: asyncio.StreamWriter
     ) -> None:
-        """Hand a call on until one of its ends hangs up."""
+        """Forward a connection until one side closes it."""
         self._calls += 1
         try:
-            if self._calls <= _MOST_CALLS:
+            if self._calls <= _MAX_CALLS:
                 _notice_death(to_caller)
                 async with asyncio.timeout(_CONNECT_S):
                     manager, to_manager = await asyncio.open_connection(
@@ -75,7 +76,7 @@ class Relay:
 
 
 async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> None:
-    """Move what comes, then hang up, by which the other direction ends as well."""
+    """Copy data to the end, then close, which ends the other direction too."""
     try:
         with contextlib.suppress(OSError):
             while data := await source.read(_CHUNK_BYTES):

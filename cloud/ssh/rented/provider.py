@@ -1,8 +1,8 @@
-"""Rented VMs that are brought up over SSH, whichever cloud they are from.
+"""Rented VMs of any cloud, bootstrapped over SSH.
 
-A provider that only rents (``ReachedBySsh``) gets what a manager needs beside: agents are
-brought to its VMs and their calls carried, in the same way as on hosts of the user's own.
-A VM serves one job and ends with it; on it our claim says so, as on any host.
+Adds to a provider that only rents (``ReachedBySsh``) the start of agents and the
+forwarding of their calls, in the same way as on the user's own hosts. A VM serves one job
+and ends with it; a claim on it says so, as on any host.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
 from pathlib import Path
+from typing import Any, Concatenate
 from urllib.parse import urlsplit
 
-from spottrain.cloud.ssh.transport.connection import HostConnection
-
 from spottrain.cloud.port import tags
+from spottrain.cloud.port.abilities import ForwardsAbilities, P, R
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
@@ -35,14 +35,15 @@ from spottrain.cloud.port.provider import (
     Offer,
     ReachedBySsh,
     ReleasesJob,
+    StartsAgents,
     Vm,
     VmState,
 )
-from spottrain.cloud.process.calls import ABILITIES, calls_of
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented.relays import Relays
 from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
+from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import (
     HostKeyError,
     Payload,
@@ -53,34 +54,33 @@ from spottrain.cloud.ssh.transport.hosts import (
 logger = logging.getLogger(__name__)
 
 ANSWER_S = 600.0
-"""How long a VM may take from its launch until it lets us in."""
+"""How long a VM may take from its launch until it accepts our login."""
 _THREADS = 32
 _BOOTSTRAPS = 64
-"""VMs that are made ready at the same time."""
+"""VMs that are bootstrapped in parallel."""
 _PATIENCE_S = 100.0
-"""How long one call may take to start an agent; the next one goes on waiting."""
+"""Time limit of one call to start an agent; the next call continues to wait."""
 _LOGS_S = 10.0
-"""How long a VM that is given back may take to hand over its logs."""
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.5, 5.0
-_STRIKES = 2
-"""VMs of one type that turn out unfit, one after another, before none is rented more."""
-_ENDED = (VmState.STOPPING, VmState.TERMINATED)
+"""Time limit for fetching the logs of a VM that is terminated."""
+_MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 5.0
+_MAX_UNFIT = 2
+"""Consecutive unsuitable VMs of one type after which no more are rented."""
 
 
-class RentedVmProvider:
-    """The VMs that one job rents from a cloud, with agents on them.
+class RentedVmProvider(ForwardsAbilities):
+    """A job's rented VMs of one cloud, with agents on them.
 
     It has every optional ability that the cloud has.
 
     Args:
-        inner: Rents the VMs; must be ``ReachedBySsh``.
-        state_dir: The job's own folder for what is remembered and for VMs' logs.
+        inner: The cloud; must be ``ReachedBySsh``.
+        state_dir: The job's folder for the record and for VMs' logs.
         job: Name of the job.
-        payload: What each VM is given.
-        access: How VMs are entered.
+        payload: The job's files and settings for each VM.
+        access: How to log in to VMs.
 
     Raises:
-        MisconfiguredError: the cloud's VMs are not reached by SSH.
+        MisconfiguredError: the cloud's VMs are not reachable by SSH.
     """
 
     def __init__(
@@ -92,10 +92,10 @@ class RentedVmProvider:
         access: VmAccess,
     ) -> None:
         if not isinstance(inner, ReachedBySsh):
-            raise MisconfiguredError(f"{inner.name}: its VMs are not reached by SSH")
+            raise MisconfiguredError(f"{inner.name}: its VMs are not reachable by SSH")
         self.name = inner.name
         self._inner: CloudProvider = inner
-        self._ways: ReachedBySsh = inner
+        self._ssh: ReachedBySsh = inner
         self._job = job
         self._payload = payload.on_rented()
         self._access = access
@@ -106,31 +106,32 @@ class RentedVmProvider:
         self._lock = threading.Lock()
         self._closing = False
         self._vms: dict[str, RentedVm] = {}
-        self._strikes: Counter[tuple[str, str]] = Counter()
+        self._unfit_counts: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._relays = Relays(self._running, self._for_each, self._enter)
-        self._lend_abilities()
+        # We start agents ourselves. Inside, our own VM uses what a release would remove.
+        own = (StartsAgents, ReleasesJob) if access.inside else (StartsAgents,)
+        self._forward_abilities(
+            lambda ability: ability not in own and isinstance(inner, ability),
+            self._forward,
+        )
 
-    def _lend_abilities(self) -> None:
-        for ability in ABILITIES.values():
-            if ability is ReleasesJob and self._access.inside:
-                continue  # our own VM uses what would be removed
-            if isinstance(self._inner, ability) and not isinstance(self, ability):
-                for call in calls_of(ability):
-                    setattr(self, call.name, getattr(self._inner, call.name))
+    def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
+        bound: Callable[P, R] = getattr(self._inner, method.__name__)
+        return bound
 
     # --- The cloud port ------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
-        """Return what can be rented now."""
+        """Return the offers that can be rented now."""
         return self._inner.offers()
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
         """Rent VMs; see ``CloudProvider.launch``.
 
         Raises:
-            MisconfiguredError: those rented before turned out unfit.
-            CloudError: as the cloud says.
+            MisconfiguredError: VMs rented before were unsuitable.
+            CloudError: the cloud's error.
         """
         unfit = self._unfit.get(_kind(request.offer))
         if unfit is not None:
@@ -142,58 +143,58 @@ class RentedVmProvider:
         return result
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return what the cloud says; see to the connections to VMs that run."""
+        """Return the cloud's list; maintain the connections to running VMs."""
         vms = self._inner.list_vms(job)
         if job == self._job:
             self._sync(vms)
         return vms
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Fetch the logs of VMs that can be reached, and give all of them back."""
+        """Fetch the logs of reachable VMs, and terminate all of them."""
         with self._lock:
             known = [self._vms[i] for i in vm_ids if i in self._vms]
         for rented_vm in known:
-            rented_vm.leave()
-        self._relays.sync()  # a relay may be among them
+            rented_vm.mark_given_back()
+        self._relays.sync()  # a relay may be one of them
         wait_for(self._for_each(known, self._fetch_logs), _LOGS_S)
         self._inner.terminate(vm_ids)
         self._for_each(known, _hang_up)
 
     def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
-        """Wait until a VM lets us in, make it ready, start the agent there, detached.
+        """Wait for login to a VM, bootstrap it, start the agent there, detached.
 
         Raises:
-            VmNotFoundError: the VM is gone, or turned out unfit and was given back.
+            VmNotFoundError: the VM has ended, or was unsuitable and terminated.
             SetupError: the user's setup failed there.
-            CloudError: it is still being made ready, or cannot be reached.
+            CloudError: it is still being bootstrapped, or is unreachable.
         """
-        rented_vm = self._guest(vm_id)
+        rented_vm = self._vm(vm_id)
         with self._lock:
             if self._closing:
-                raise CloudError(f"{rented_vm.place}: the manager leaves")
+                raise CloudError(f"{rented_vm.place}: the manager is shutting down")
             start = rented_vm.start
             if start is None or start.done():
                 start = self._starters.submit(self._start, rented_vm, bootstrap)
                 rented_vm.start = start
         try:
             start.result(_PATIENCE_S)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             raise CloudError(
-                f"{rented_vm.place}: is still being made ready: {rented_vm.doing}"
-            ) from None
+                f"{rented_vm.place}: is still being bootstrapped: {rented_vm.doing}"
+            ) from error
 
     # --- What else a manager needs --------------------------------------------------
 
     def serve(self, manager_url: str) -> None:
-        """Carry agents' calls to the manager from now on; see ``CarriesCalls``."""
+        """Forward agents' calls to the manager from now on; see ``ForwardsCalls``."""
         self._relays.serve(_address(manager_url))
 
-    def out_of_reach(self) -> Collection[str]:
-        """Return the VMs whose region is without a way to us; see ``ExcusesSilence``."""
-        return self._relays.out_of_reach()
+    def unreachable_vms(self) -> Collection[str]:
+        """Return the VMs whose region has no working relay; see ``ReportsUnreachableVms``."""
+        return self._relays.unreachable_vms()
 
     def close(self) -> None:
-        """Hang up everywhere, and leave the cloud; VMs go on."""
+        """Close all connections and the cloud; VMs keep running."""
         with self._lock:
             if self._closing:
                 return
@@ -207,7 +208,7 @@ class RentedVmProvider:
         )
         self._starters.shutdown()
         self._threads.shutdown()
-        for rented_vm in rented_vms:  # who was just connecting has connected
+        for rented_vm in rented_vms:  # one may have connected meanwhile
             _hang_up(rented_vm)
         if self._bastion is not None:
             self._bastion.close()
@@ -220,36 +221,36 @@ class RentedVmProvider:
     def _for_each(
         self, rented_vms: Sequence[RentedVm], do: Callable[[RentedVm], None]
     ) -> list[Future[None]]:
-        """Set about something for each of some VMs; nothing once we hang up."""
+        """Submit a task for each of some VMs; none once we are closing."""
         with self._lock:
             if self._closing:
                 return []
             return [self._threads.submit(do, rented_vm) for rented_vm in rented_vms]
 
-    def _guest(self, vm_id: str) -> RentedVm:
+    def _vm(self, vm_id: str) -> RentedVm:
         """Return a VM of the job.
 
         Raises:
             VmNotFoundError: the cloud does not list it as alive.
         """
-        if vm_id not in self._vms:  # rented before our time
+        if vm_id not in self._vms:  # rented by an earlier process
             self.list_vms(self._job)
         rented_vm = self._vms.get(vm_id)
         if rented_vm is None:
-            raise VmNotFoundError(f"VM {vm_id} is gone or unknown")
-        rented_vm.check_there()
+            raise VmNotFoundError(f"VM {vm_id} is unknown or has ended")
+        rented_vm.check_not_given_back()
         return rented_vm
 
     def _sync(self, vms: Sequence[Vm]) -> None:
-        """Know the VMs that live, and see that their agents' calls are carried."""
+        """Update the set of live VMs, and the forwarding of their agents' calls."""
         with self._lock:
             if self._closing:
                 return
             ours = [vm for vm in vms if vm.intent != tags.MANAGER]  # runs no agent
-            living = {vm.vm_id: vm for vm in ours if vm.state not in _ENDED}
+            living = {vm.vm_id: vm for vm in ours if vm.state.is_alive}
             gone = [self._vms.pop(i) for i in self._vms.keys() - living.keys()]
             for rented_vm in gone:
-                rented_vm.leave()
+                rented_vm.mark_given_back()
                 self._threads.submit(_hang_up, rented_vm)
             for vm_id, vm in living.items():
                 self._vms.setdefault(vm_id, RentedVm(vm)).vm = vm
@@ -258,17 +259,19 @@ class RentedVmProvider:
     def _running(self) -> list[RentedVm]:
         with self._lock:
             rented_vms = tuple(self._vms.values())
-        return [g for g in rented_vms if g.vm.state is VmState.RUNNING and not g.left]
+        return [
+            g for g in rented_vms if g.vm.state is VmState.RUNNING and not g.given_back
+        ]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:
-        """Return the line to a VM, None if its cloud cannot say yet how to enter it.
+        """Return the connection to a VM, None while its cloud does not know the address yet.
 
         Raises:
-            VmNotFoundError: the VM is gone.
+            VmNotFoundError: the VM has ended.
             CloudError: the cloud does not answer.
         """
-        rented_vm.check_there()
-        target = self._ways.ssh_target(rented_vm.vm.vm_id)
+        rented_vm.check_not_given_back()
+        target = self._ssh.ssh_target(rented_vm.vm.vm_id)
         if target is None:
             return None
         host = self._access.host(rented_vm.vm, target)
@@ -279,30 +282,32 @@ class RentedVmProvider:
         return connection
 
     def _fetch_logs(self, rented_vm: RentedVm) -> None:
-        """Keep the logs of a VM, if there is a connection to it."""
+        """Save the logs of a VM, if there is a connection to it."""
         connection, vm_id = rented_vm.connection, rented_vm.vm.vm_id
         try:
-            if connection is not None and (connection.connected or rented_vm.told):
+            if connection is not None and (
+                connection.connected or rented_vm.manager_address
+            ):
                 with rented_vm.in_use(self._relays.may_hang_up):
                     self._memory.keep_logs(vm_id, connection.end(vm_id, _LOGS_S))
         except (CloudError, OSError) as error:
-            logger.info("%s: its logs are lost: %s", rented_vm.place, error)
+            logger.info("%s: logs are lost: %s", rented_vm.place, error)
 
-    # --- How an agent is brought to life ------------------------------------------------
+    # --- Starting agents ------------------------------------------------------------------
 
     def _start(self, rented_vm: RentedVm, bootstrap: AgentBootstrap) -> None:
         try:
             with rented_vm.in_use(self._relays.may_hang_up):
                 self._bring_up(rented_vm, bootstrap)
         except UnreachableHostError:
-            rented_vm.check_there()
-            self._ways.ssh_target(rented_vm.vm.vm_id)  # whoever is gone cannot answer
+            rented_vm.check_not_given_back()
+            self._ssh.ssh_target(rented_vm.vm.vm_id)  # raises if the VM has ended
             raise
         except (UnfitHostError, AuthError) as error:
             self._give_back(rented_vm, error)
-            raise VmNotFoundError(str(error)) from None
-        rented_vm.looked(runs=True)
-        self._strikes.pop(_kind(rented_vm.vm.offer), None)
+            raise VmNotFoundError(str(error)) from error
+        rented_vm.note_poll(runs=True)
+        self._unfit_counts.pop(_kind(rented_vm.vm.offer), None)
 
     def _bring_up(self, rented_vm: RentedVm, bootstrap: AgentBootstrap) -> None:
         connection = self._reach(rented_vm)
@@ -310,41 +315,49 @@ class RentedVmProvider:
         rented_vm.doing = "software, setup and agent"
         manager = _address(bootstrap.manager_url)
 
-        def tell() -> None:
-            self._relays.tell(rented_vm, connection, manager)
+        def announce_address() -> None:
+            self._relays.announce_address(rented_vm, connection, manager)
 
-        def note(doing: str) -> None:
+        def report(doing: str) -> None:
             rented_vm.doing = doing
 
         same = self._memory.same_software
         bring_up(
-            connection, rented_vm.vm.vm_id, bootstrap, tell, self._payload, same, note
+            connection,
+            rented_vm.vm.vm_id,
+            bootstrap,
+            announce_address,
+            self._payload,
+            same,
+            report,
         )
 
     def _reach(self, rented_vm: RentedVm) -> HostConnection:
-        """Wait until a VM lets us in.
+        """Wait until a VM accepts our login.
 
         Raises:
-            VmNotFoundError: it is gone.
-            HostKeyError: it cannot prove who it is.
+            VmNotFoundError: it has ended.
+            HostKeyError: its host key is wrong.
             UnfitHostError: it has no suitable Python.
-            AuthError, UnreachableHostError: it does not let us in or answer in time.
+            AuthError, UnreachableHostError: it refuses us or does not answer in time.
         """
-        deadline_s, pause_s = time.monotonic() + ANSWER_S, _FIRST_PAUSE_S
+        deadline_s, pause_s = time.monotonic() + ANSWER_S, _MIN_PAUSE_S
         while True:
-            trouble, rented_vm.doing = self._try(rented_vm)
-            if isinstance(trouble, HostConnection):
-                return trouble
+            last_error, rented_vm.doing = self._try(rented_vm)
+            if isinstance(last_error, HostConnection):
+                return last_error
             if time.monotonic() > deadline_s:
-                raise trouble
+                raise last_error
             rented_vm.woken.wait(pause_s)
-            rented_vm.check_there()
+            rented_vm.check_not_given_back()
             if self._closing:
-                raise UnreachableHostError(f"{rented_vm.place}: the manager leaves")
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+                raise UnreachableHostError(
+                    f"{rented_vm.place}: the manager is shutting down"
+                )
+            pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _try(self, rented_vm: RentedVm) -> tuple[HostConnection | CloudError, str]:
-        """Return the line to a VM that lets us in, or why it does not yet."""
+        """Return the connection, or the error that prevents it so far; and the status."""
         try:
             connection = self._enter(rented_vm)
         except VmNotFoundError:
@@ -352,7 +365,7 @@ class RentedVmProvider:
         except CloudError as error:
             return UnreachableHostError(str(error)), str(error)
         if connection is None:
-            doing = "boots; its cloud has not shown its SSH host key yet"
+            doing = "booting; its cloud has not reported its SSH host key yet"
             return UnreachableHostError(f"{rented_vm.place}: {doing}"), doing
         try:
             connection.session()
@@ -363,7 +376,7 @@ class RentedVmProvider:
         return connection, "connected"
 
     def _claim(self, connection: HostConnection, vm_id: str) -> None:
-        """Note on the VM whose it is; again after a restart of the manager."""
+        """Write our claim on the VM; again after a restart of the manager."""
         owner = self._memory.read().owner
         claim = {
             "vm_id": vm_id,
@@ -374,17 +387,17 @@ class RentedVmProvider:
         connection.session().call("claim", claim=claim)
 
     def _give_back(self, rented_vm: RentedVm, error: CloudError) -> None:
-        """Return a VM on which no agent can run; after some, rent no more of the kind."""
+        """Terminate an unsuitable VM; after several, rent no more of the type."""
         logger.warning("%s", error)
         self.terminate([rented_vm.vm.vm_id])
         kind = _kind(rented_vm.vm.offer)
-        self._strikes[kind] += 1
-        if self._strikes[kind] >= _STRIKES:
+        self._unfit_counts[kind] += 1
+        if self._unfit_counts[kind] >= _MAX_UNFIT:
             self._unfit[kind] = error
 
 
 def _kind(offer: Offer) -> tuple[str, str]:
-    """Return what VMs share an image by."""
+    """Return the key (region, type) of VMs that share an image."""
     return offer.region, offer.instance_type
 
 

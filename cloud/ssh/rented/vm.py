@@ -1,4 +1,4 @@
-"""One rented VM as the manager sees it: how it is entered, and what is under way there."""
+"""One rented VM as the manager sees it: its connection and the state of its start."""
 
 from __future__ import annotations
 
@@ -10,34 +10,33 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from spottrain.cloud.ssh.transport.connection import HostConnection
-
 from spottrain.cloud.port.errors import VmNotFoundError
 from spottrain.cloud.port.provider import SshTarget, Vm
 from spottrain.cloud.ssh.transport.bastion import Bastion
+from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.cloud.ssh.transport.session import Dial, dial
 
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 2.0, 30.0
+_MIN_PAUSE_S, _MAX_PAUSE_S = 2.0, 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmAccess:
-    """How the VMs of a job are entered, whichever cloud they are from."""
+    """How to log in to the VMs of a job, on any cloud."""
 
     key_file: Path
-    """Private key; the cloud puts its public half on the VMs."""
+    """Private key; the cloud puts the public key on the VMs."""
     python: str = "python3"
-    """Python 3.11 or newer of the image."""
+    """Python 3.11 or newer on the image."""
     folder: str = ".spottrain"
-    """Ours on a VM, relative to the home of whoever logs in."""
+    """Our folder on a VM, relative to the home of the user."""
     bastion: Host | None = None
-    """What leads to VMs without a public address."""
+    """Jump host to VMs without a public address."""
     inside: bool = False
-    """Whether whoever enters is on a VM of the job itself."""
+    """True if we run on a VM of the job ourselves."""
 
     def dial(self) -> tuple[Dial, Bastion | None]:
-        """Return the way to VMs, and what must be closed in the end."""
+        """Return how to connect to VMs, and the bastion to be closed at the end."""
         if self.bastion is None:
             return dial, None
         bastion = Bastion(self.bastion)
@@ -64,57 +63,57 @@ class VmAccess:
 
 @dataclass(eq=False, slots=True)
 class RentedVm:
-    """A VM; ``connection`` is there once its cloud has said how it is entered."""
+    """A VM; ``connection`` is set once its cloud has reported the address."""
 
     vm: Vm
     connection: HostConnection | None = None
     start: Future[None] | None = None
-    look: Future[None] | None = None
-    doing: str = "waiting for its turn"
-    """What the start is at."""
-    left: bool = False
-    """It has been given back."""
-    told: str = ""
-    """Where its agent was told that calls are taken; empty if it was not."""
+    poll: Future[None] | None = None
+    doing: str = "waiting to start"
+    """Current step of the start."""
+    given_back: bool = False
+    """True once it has been terminated."""
+    manager_address: str = ""
+    """Address that its agent was given for calls; empty if none."""
     woken: threading.Event = field(default_factory=threading.Event)
-    """Ends every pause."""
+    """Ends every wait."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _users: int = 0
     _ran: bool = False
-    _pause_s: float = _FIRST_PAUSE_S
-    _next_look_s: float = 0.0
+    _pause_s: float = _MIN_PAUSE_S
+    _next_poll_s: float = 0.0
 
     @property
     def place(self) -> str:
-        """How errors name it."""
+        """Its name in errors."""
         return self.connection.host.place if self.connection else f"VM {self.vm.vm_id}"
 
     def enter(self, host: Host, dial: Dial) -> HostConnection:
-        """Return the line; a new one if the VM is reached in another way than before."""
+        """Return the connection; a new one if the address has changed."""
         if self.connection is None or self.connection.host != host:
             self.connection = HostConnection(host, dial)
         return self.connection
 
-    def check_there(self) -> None:
-        """Check that it was not given back meanwhile.
+    def check_not_given_back(self) -> None:
+        """Check that it was not terminated meanwhile.
 
         Raises:
             VmNotFoundError: it was.
         """
-        if self.left:
-            raise VmNotFoundError(f"VM {self.vm.vm_id} was given back")
+        if self.given_back:
+            raise VmNotFoundError(f"VM {self.vm.vm_id} was terminated")
 
-    def leave(self) -> None:
-        """It is given back: whoever waits for it need not any more."""
-        self.left = True
+    def mark_given_back(self) -> None:
+        """Mark it as terminated, and end all waits for it."""
+        self.given_back = True
         self.woken.set()
 
     @contextlib.contextmanager
     def in_use(self, may_hang_up: Callable[[RentedVm], bool]) -> Iterator[None]:
-        """Keep the connection that a caller needs; see afterwards if anybody else does.
+        """Keep the connection open for a caller; close it afterwards if it is not needed.
 
         Args:
-            may_hang_up: Whether the manager can do without a connection to it.
+            may_hang_up: Returns True if the manager does not need the connection.
         """
         with self._lock:
             self._users += 1
@@ -131,17 +130,17 @@ class RentedVm:
                     self.connection.hang_up()
 
     @property
-    def may_be_looked_at(self) -> bool:
-        """Whether somebody may look whether its agent runs, and tell it what is new."""
-        if any(x is not None and not x.done() for x in (self.look, self.start)):
+    def poll_is_due(self) -> bool:
+        """True if a poll of its agent is due."""
+        if any(x is not None and not x.done() for x in (self.poll, self.start)):
             return False
-        return self._ran or time.monotonic() >= self._next_look_s
+        return self._ran or time.monotonic() >= self._next_poll_s
 
-    def looked(self, *, runs: bool) -> None:
-        """Note what somebody saw; while no agent runs, looks come ever more rarely."""
+    def note_poll(self, *, runs: bool) -> None:
+        """Record a poll's result; while no agent runs, polls back off."""
         self._ran = runs
         if runs:
-            self._pause_s = _FIRST_PAUSE_S
+            self._pause_s = _MIN_PAUSE_S
         else:
-            self._next_look_s = time.monotonic() + self._pause_s
-            self._pause_s = min(2 * self._pause_s, _LONGEST_PAUSE_S)
+            self._next_poll_s = time.monotonic() + self._pause_s
+            self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)

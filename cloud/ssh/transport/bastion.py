@@ -1,4 +1,4 @@
-"""The way to VMs without a public address: through another host's SSH server."""
+"""Connections to VMs without a public address, through a jump host's SSH server."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _PROHIBITED = 1
 
 
 class Bastion:
-    """A host that all connections go through, over one connection to it.
+    """A jump host; all connections share one connection to it.
 
     Args:
         host: The host.
@@ -34,9 +34,9 @@ class Bastion:
         """Return a connection from the bastion to a host's SSH server.
 
         Raises:
-            UnreachableHostError: the bastion or, from there, the host does not answer.
-            UnfitHostError: the bastion forwards nothing.
-            AuthError: the bastion does not let us in, or is another.
+            UnreachableHostError: the bastion, or the host behind it, does not answer.
+            UnfitHostError: the bastion forbids forwarding.
+            AuthError: the bastion refuses us, or has a wrong host key.
         """
         transport = self._transport()
         target = (host.address, host.port)
@@ -49,17 +49,17 @@ class Bastion:
                 raise UnfitHostError(
                     f"{self._host.place}: refuses to forward connections; set "
                     "AllowTcpForwarding yes in its sshd_config"
-                ) from None
+                ) from error
             reason: Exception = error
         except (paramiko.SSHException, OSError, EOFError) as error:
             reason = error
         raise UnreachableHostError(
-            f"{host.place}: not reached from {self._host.place}: "
+            f"{host.place}: not reachable from {self._host.place}: "
             f"{reason or type(reason).__name__}"
         )
 
     def close(self) -> None:
-        """Hang up."""
+        """Close the connection."""
         with self._lock:
             if self._client is not None:
                 with contextlib.suppress(EOFError):

@@ -1,12 +1,12 @@
-"""What is known of hosts beforehand, and what can be wrong with them.
+"""Configuration of hosts, and their errors.
 
 CloudError
-├── UnreachableHostError   it does not answer: it may later
-├── UnfitHostError         it cannot run a job as it is: its owner must act
+├── UnreachableHostError   it does not answer: retry later
+├── UnfitHostError         it is unsuitable for the job: its owner must act
 └── AuthError
-    └── HostKeyError       it does not prove to be the host that the user meant
+    └── HostKeyError       its host key is unknown or wrong
 UserCodeError
-└── SetupError             the user's own setup failed on it
+└── SetupError             the user's setup failed on it
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class UnreachableHostError(CloudError):
 
 
 class UnfitHostError(CloudError):
-    """A host lacks what a job needs, or differs from the others."""
+    """A host lacks software that the job needs, or differs from the others."""
 
 
 class HostKeyError(AuthError):
-    """A host's key is unknown, or not the one that is known."""
+    """A host's key is unknown, or differs from the known one."""
 
 
 class SetupError(UserCodeError):
@@ -39,7 +39,7 @@ class SetupError(UserCodeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """One host, the user's own or rented, and how it is reached."""
+    """One host, the user's own or rented."""
 
     name: str
     """Unique in the fleet; made of letters, digits, ``.``, ``_`` and ``-``."""
@@ -47,19 +47,19 @@ class Host:
     port: int = 22
     user: str
     host_key: str | None = None
-    """``type base64``, as in a known_hosts file; else ``known_hosts`` must have it."""
+    """``type base64``, as in a known_hosts file; if None, taken from ``known_hosts``."""
     host_keys: tuple[str, ...] = ()
-    """All its keys, as the cloud that it is rented from shows them."""
+    """All its keys, as its cloud reports them."""
     known_hosts: Path = Path(os.devnull)
     key_file: Path | None = None
-    """Private key; else those of an SSH agent and of ``~/.ssh`` are tried."""
+    """Private key; if None, keys of an SSH agent and of ``~/.ssh``."""
     python: str = "python3"
     folder: str = ".spottrain"
-    """Ours on the host, relative to the user's home; gone when the host is free."""
+    """Our folder on the host, relative to the user's home; removed when the host is freed."""
     private_address: str | None = None
-    """Where other hosts reach it; else the address at which SSH reached it."""
+    """Address for other hosts; if None, the address that SSH used."""
     instance_type: str = "host"
-    """Hosts of one type are alike in all that follows."""
+    """Hosts of one type have the same values for all following fields."""
     slots: int = 1
     slot_memory_bytes: int = 4_000_000_000
     slot_speed: float = 1.0
@@ -67,36 +67,36 @@ class Host:
 
     @property
     def place(self) -> str:
-        """How errors name it."""
+        """Its name in errors."""
         return f"host {self.name} ({self.address}:{self.port})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Payload:
-    """What a host is given before its agent starts."""
+    """A job's files and settings, sent to a host before its agent starts."""
 
     workdir: Path
     """The user's code, packed (tar.gz)."""
     setup: str = ""
-    """Shell commands, run once a VM in the unpacked workdir."""
+    """Shell commands, run once per VM in the unpacked workdir."""
     setup_limit_s: float = 600.0
     data: str = ""
-    """What data to bring, see ``cloud.data.request.to_json``; nothing if empty."""
+    """Requested data, see ``cloud.data.request.to_json``; none if empty."""
     data_limit_s: float = 3600.0
     buckets: bool = False
-    """Whether checkpoints or data are in a bucket, which takes obstore."""
+    """True if checkpoints or data are in a bucket, which requires obstore."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """For setup and workers; may hold secrets."""
+    """For setup and workers; may contain secrets."""
     notices: Mapping[str, Any] = field(default_factory=lambda: {"kind": "none"})
-    """Where the agent hears that its VM will be taken; see ``cloud.notices.watch``."""
+    """Source of preemption notices; see ``cloud.notices.hear.open_source``."""
 
     @property
     def limit_s(self) -> float:
-        """How long a host may be busy with what the user wants done there."""
+        """Time limit of data and setup together."""
         return self.setup_limit_s + (self.data_limit_s if self.data else 0.0)
 
     def on_rented(self) -> Payload:
-        """Return it for VMs that are ours alone: pip may add to the system's Python,
-        which Ubuntu since 23.04 refuses otherwise (PEP 668)."""
+        """Return the payload for rented VMs: pip may install into the system's Python,
+        which Ubuntu 23.04 and newer refuse otherwise (PEP 668)."""
         theirs = {"PIP_BREAK_SYSTEM_PACKAGES": "1", **self.environment}
         return replace(self, environment=theirs)

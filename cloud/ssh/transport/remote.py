@@ -1,4 +1,4 @@
-"""Commands on a host over one SSH connection, each with its input and its deadline."""
+"""Commands on a host over one SSH connection, with input and deadline."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ _CHUNK_BYTES = 1 << 15
 
 @dataclass(frozen=True, slots=True)
 class CommandResult:
-    """How a command ended, and what it printed on stdout and stderr together."""
+    """Exit code of a command, and its combined stdout and stderr."""
 
     code: int
     output: str
 
     @property
     def last_line(self) -> str:
-        """The last line that says anything."""
+        """The last line that is not blank."""
         lines = [line.strip() for line in self.output.splitlines() if line.strip()]
         return lines[-1] if lines else f"ended with {self.code}"
 
 
 class Remote:
-    """A connection that runs commands in the host's own shell.
+    """An SSH connection that runs commands in the host's shell.
 
     Args:
-        host: Where to; it has to prove who it is, as for ``session.connect``.
-        dial: How bytes get there.
+        host: The host; its key is checked, as by ``session.connect``.
+        dial: Opens the TCP connection.
 
     Raises:
-        CloudError: it does not answer, is another, or does not let us in.
+        CloudError: it does not answer, has a wrong key, or refuses us.
     """
 
     def __init__(self, host: Host, dial: Dial = dial) -> None:
@@ -62,12 +62,12 @@ class Remote:
     def run(
         self, command: str, data: bytes = b"", timeout_s: float = CALL_S
     ) -> CommandResult:
-        """Run a command to its end.
+        """Run a command and return its result.
 
         Args:
-            command: For the shell there.
+            command: Shell command.
             data: Its standard input.
-            timeout_s: How long all of it may take.
+            timeout_s: Time limit.
 
         Raises:
             UnreachableHostError: the connection broke, or it took too long.
@@ -80,12 +80,12 @@ class Remote:
             why = str(error) or type(error).__name__
             if not late.is_alive():
                 why = f"no answer in {timeout_s:g} s"
-            raise UnreachableHostError(f"{self._host.place}: {why}") from None
+            raise UnreachableHostError(f"{self._host.place}: {why}") from error
         finally:
             late.cancel()
 
     def check(self, command: str, data: bytes = b"", timeout_s: float = CALL_S) -> str:
-        """Run a command that must succeed; return what it printed.
+        """Run a command that must succeed; return its output.
 
         Raises:
             UnfitHostError: it failed.
@@ -103,7 +103,7 @@ class Remote:
         channel = transport.open_session(timeout=CALL_S)
         channel.set_combine_stderr(True)
         channel.exec_command(command)
-        # What it prints is read at the end only; more than a window would block it.
+        # Output is read after the input; more than a window of it would block.
         channel.sendall(data)
         channel.shutdown_write()
         printed = bytearray()

@@ -1,6 +1,6 @@
-"""One SSH connection to a host, and our hands at its other end; every wait is bounded.
+"""One SSH connection to a host and its host agent; every wait has a deadline.
 
-No host key is ever learnt: the host proves itself by a key that was known before.
+Host keys are never trusted on first use: the key must be known beforehand.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from typing import Any
 import paramiko
 
 from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
-from spottrain.cloud.ssh.on_vm import on_host
+from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.transport.hosts import (
     Host,
     HostKeyError,
@@ -32,9 +32,9 @@ from spottrain.cloud.ssh.transport.hosts import (
 )
 
 CONNECT_S = 10.0
-"""How long each step to a connection may take."""
+"""Time limit of each step of connecting."""
 CALL_S = 30.0
-"""How long a host may take to answer."""
+"""Time limit of an answer."""
 _KEEPALIVE_S = 15
 _LOADER = """
 import sys
@@ -43,14 +43,14 @@ if sys.version_info < (3, 11):
 sys.path.remove("")
 stdin = sys.stdin.buffer
 code = stdin.read(int(stdin.readline()))
-exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_on_host"})
+exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_host_agent"})
 """
 _MAIN = """
 import pathlib, sys
 serve(sys.stdin.buffer, sys.stdout.buffer, pathlib.Path.home() / %r)
 """
 
-# Its own words about a connection that fails reach the user as our errors.
+# Connection failures are reported as our own errors.
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
@@ -58,7 +58,7 @@ def dial(host: Host) -> socket.socket | paramiko.Channel:
     """Return a TCP connection to a host's SSH server.
 
     Raises:
-        OSError: nobody answers.
+        OSError: no answer.
     """
     connection = socket.create_connection((host.address, host.port), CONNECT_S)
     connection.setsockopt(
@@ -68,20 +68,20 @@ def dial(host: Host) -> socket.socket | paramiko.Channel:
 
 
 Dial = Callable[[Host], socket.socket | paramiko.Channel]
-"""How bytes get to a host: ``dial``, or by way of another (``bastion``)."""
+"""Opens the connection to a host: ``dial``, or through a bastion."""
 
 
 class Session:
-    """A connection that answers; ``close`` it in the end.
+    """A connection to a running host agent; ``close`` it at the end.
 
     Args:
-        host: Where to.
-        dial: How bytes get there.
+        host: The host.
+        dial: Opens the TCP connection.
 
     Raises:
         UnreachableHostError: it does not answer in time.
-        HostKeyError: it cannot prove who it is.
-        AuthError: it does not let us in.
+        HostKeyError: its host key is unknown or wrong.
+        AuthError: it refuses us.
         UnfitHostError: it has no suitable Python.
     """
 
@@ -93,32 +93,32 @@ class Session:
         self._sending = threading.Lock()
         self._dead = threading.Event()
         try:
-            self._channel = self._run_hands()
+            self._channel = self._start_host_agent()
             hello = self._wait(0, "hello", CONNECT_S)
         except BaseException:
             self._client.close()
             raise
         self.private_address = host.private_address or hello["address"] or host.address
-        """Where other hosts of the fleet reach this one."""
+        """Address of this host for the others."""
 
     @property
     def alive(self) -> bool:
-        """Whether the host is still connected."""
+        """True while connected."""
         return not self._dead.is_set()
 
     def close(self) -> None:
-        """Hang up; what runs on the host goes on."""
+        """Close the connection; processes on the host keep running."""
         self._client.close()
 
-    def call(self, op: str, timeout_s: float = CALL_S, **what: Any) -> Any:
-        """Return what the host answers to an operation of ``on_host.HostAgent``.
+    def call(self, operation: str, timeout_s: float = CALL_S, **arguments: Any) -> Any:
+        """Return the result of an operation of ``host_agent.HostAgent``.
 
         Raises:
-            VmNotFoundError: the VM that it is for is not on the host any more.
-            UnfitHostError: the host cannot do it.
+            VmNotFoundError: the VM is no longer on the host.
+            UnfitHostError: the operation failed.
             UnreachableHostError: no answer in time.
         """
-        return self._wait(self._send(op, what), op, timeout_s)
+        return self._wait(self._send(operation, arguments), operation, timeout_s)
 
     def unpack(self, vm_id: str, name: str, archive: bytes, timeout_s: float) -> None:
         """Send an archive (tar.gz) and have it unpacked into ``name``.
@@ -126,14 +126,16 @@ class Session:
         Raises:
             CloudError: as ``call``.
         """
-        what = {"vm_id": vm_id, "name": name, "bytes": len(archive)}
-        self._wait(self._send("unpack", what, archive), f"unpack {name}", timeout_s)
+        arguments = {"vm_id": vm_id, "name": name, "bytes": len(archive)}
+        self._wait(
+            self._send("unpack", arguments, archive), f"unpack {name}", timeout_s
+        )
 
     def forward(self, handler: Callable[[paramiko.Channel], None]) -> int | None:
-        """Have the host listen on its loopback; return the port, None if refused.
+        """Make the host listen on its loopback; return the port, None if refused.
 
         Args:
-            handler: Given each connection; must not block.
+            handler: Called with each connection; must not block.
         """
         transport = self._client.get_transport()
         if transport is None:
@@ -146,17 +148,17 @@ class Session:
             return None
 
     def stop_forwarding(self, port: int) -> None:
-        """Have the host listen on that port no more."""
+        """Make the host stop listening on a port."""
         transport = self._client.get_transport()
         if transport is not None and transport.is_active():
             with contextlib.suppress(paramiko.SSHException, OSError, EOFError):
                 transport.cancel_port_forward("127.0.0.1", port)
 
-    def _run_hands(self) -> paramiko.Channel:
-        """Run ``on_host`` at the other end; its first answer has the number 0."""
-        source = Path(on_host.__file__).read_text() + _MAIN % self.host.folder
+    def _start_host_agent(self) -> paramiko.Channel:
+        """Start the host agent; its first answer has the number 0."""
+        source = Path(host_agent.__file__).read_text() + _MAIN % self.host.folder
         code = source.encode()
-        # exec: the connection's own process is then its parent.
+        # exec: its parent is then the sshd process of this connection.
         command = f"exec {shlex.quote(self.host.python)} -c {shlex.quote(_LOADER)}"
         try:
             transport = self._client.get_transport()
@@ -175,46 +177,46 @@ class Session:
                 self._waiting[0].result()
             raise UnreachableHostError(
                 f"{self.host.place}: {error or type(error).__name__}"
-            ) from None
+            ) from error
         return channel
 
-    def _send(self, op: str, what: dict[str, Any], data: bytes = b"") -> int:
+    def _send(self, op: str, arguments: dict[str, Any], data: bytes = b"") -> int:
         number = next(self._numbers)
         self._waiting[number] = Future()
-        line = json.dumps({"id": number, "op": op, **what}).encode() + b"\n"
+        line = json.dumps({"id": number, "op": op, **arguments}).encode() + b"\n"
         with self._sending:
             try:
                 self._channel.sendall(line)
                 self._channel.sendall(data)
             except (OSError, EOFError) as error:
-                self._client.close()  # half a request cannot be taken back
+                self._client.close()  # half a request may have been sent
                 self._waiting.pop(number, None)
                 raise UnreachableHostError(
                     f"{self.host.place}: connection lost: {error or 'closed'}"
-                ) from None
+                ) from error
         if self._dead.is_set():
             self._fail_all(UnreachableHostError(f"{self.host.place}: connection lost"))
         return number
 
-    def _wait(self, number: int, what: str, timeout_s: float) -> Any:
+    def _wait(self, number: int, operation: str, timeout_s: float) -> Any:
         try:
             return self._waiting[number].result(timeout_s)
-        except FutureTimeoutError:
+        except FutureTimeoutError as error:
             raise UnreachableHostError(
-                f"{self.host.place}: no answer to {what} in {timeout_s:g} s"
-            ) from None
+                f"{self.host.place}: no answer to {operation} in {timeout_s:g} s"
+            ) from error
         finally:
             self._waiting.pop(number, None)
 
     def _read(self, channel: paramiko.Channel) -> None:
-        """Take answers until there are no more."""
+        """Read answers until the connection ends."""
         channel_lines = channel.makefile("rb")
         try:
             for line in channel_lines:
                 answer = json.loads(line)
                 waiting = self._waiting.get(answer["id"])
                 if waiting is None:
-                    continue  # nobody waits for it any more
+                    continue  # its call has timed out
                 if "error" in answer:
                     waiting.set_exception(self._refusal(answer["error"]))
                 else:
@@ -222,7 +224,7 @@ class Session:
         except (OSError, ValueError):
             self._client.close()
         self._dead.set()
-        self._fail_all(self._why_ended(channel))
+        self._fail_all(self._end_reason(channel))
 
     def _refusal(self, reason: str) -> CloudError:
         if reason.startswith("gone: "):
@@ -236,10 +238,10 @@ class Session:
             if not waiting.done():
                 waiting.set_exception(error)
 
-    def _why_ended(self, channel: paramiko.Channel) -> CloudError:
-        """Tell a host without a suitable Python from a lost connection."""
+    def _end_reason(self, channel: paramiko.Channel) -> CloudError:
+        """Return the error for the end of the connection, such as no suitable Python."""
         place, python = self.host.place, self.host.python
-        channel.status_event.wait(1.0)  # it follows the end of the output
+        channel.status_event.wait(1.0)  # the exit status follows the output
         code = channel.exit_status
         said = b"".join(iter(lambda: _recv_stderr(channel), b"")).decode(
             errors="replace"
@@ -266,10 +268,10 @@ def _recv_stderr(channel: paramiko.Channel) -> bytes:
 
 
 def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
-    """Return a connection to a host that has proved to be the one that was meant.
+    """Return an authenticated connection to a host whose key was checked.
 
     Raises:
-        CloudError: it does not answer, is another, or does not let us in.
+        CloudError: it does not answer, has a wrong key, or refuses us.
     """
     client = paramiko.SSHClient()
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
@@ -293,23 +295,23 @@ def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
         transport.set_keepalive(_KEEPALIVE_S)
     except (paramiko.SSHException, OSError, EOFError) as error:
         client.close()
-        raise _translate(host, error) from None
+        raise _translate(host, error) from error
     return client
 
 
 def _known_as(host: Host) -> str:
-    """Return the host's name in a known_hosts file."""
+    """Return a host's name in known_hosts files."""
     return host.address if host.port == 22 else f"[{host.address}]:{host.port}"
 
 
 def trusted_keys(host: Host) -> list[paramiko.PKey]:
-    """Return the keys by one of which the host must prove itself.
+    """Return the host keys to accept.
 
     Raises:
-        HostKeyError: ``host_key`` is no public key.
+        HostKeyError: ``host_key`` is not a public key.
     """
     if host.host_keys:
-        return _shown_keys(host)
+        return _cloud_keys(host)
     if host.host_key is None:
         known = paramiko.HostKeys()
         if host.known_hosts.is_file():
@@ -327,11 +329,11 @@ def trusted_keys(host: Host) -> list[paramiko.PKey]:
         raise HostKeyError(
             f"{host.place}: host_key must be 'type base64', as ssh-keyscan prints it: "
             f"{error}"
-        ) from None
+        ) from error
 
 
-def _shown_keys(host: Host) -> list[paramiko.PKey]:
-    """Return those keys shown by a cloud that are of a kind that we know."""
+def _cloud_keys(host: Host) -> list[paramiko.PKey]:
+    """Return the keys reported by a cloud that have a supported type."""
     keys = []
     for line in host.host_keys:
         kind, data = line.split()[:2]
@@ -339,13 +341,13 @@ def _shown_keys(host: Host) -> list[paramiko.PKey]:
             binascii.Error, paramiko.SSHException, paramiko.pkey.UnknownKeyType
         ):
             keys.append(paramiko.PKey.from_type_string(kind, base64.b64decode(data)))
-    # The first kind is what the host is asked for: the shortest to compute.
+    # The first type is requested from the host: ed25519 is the fastest.
     keys.sort(key=lambda key: key.get_name() != "ssh-ed25519")
     return keys
 
 
 def _translate(host: Host, error: Exception) -> CloudError:
-    """Return our error for what went wrong on the way to a connection."""
+    """Return our error for a failed connection."""
     place = host.place
     match error:
         case paramiko.BadHostKeyException():
@@ -353,14 +355,14 @@ def _translate(host: Host, error: Exception) -> CloudError:
             wanted = error.expected_key.fingerprint
             if host.host_keys:
                 return HostKeyError(
-                    f"{place}: its host key is not the one that its cloud shows: got "
-                    f"{got}, expected {wanted}; somebody may stand in between"
+                    f"{place}: its host key is not the one that its cloud reports: got "
+                    f"{got}, expected {wanted}; possible man-in-the-middle attack"
                 )
             where = "host_key" if host.host_key else str(host.known_hosts)
             return HostKeyError(
                 f"{place}: its host key is not the known one: got {got}, expected "
-                f"{wanted}; if it was really installed anew, change {where}, else "
-                "somebody stands in between"
+                f"{wanted}; if the host was reinstalled, change {where}; "
+                "otherwise this is a possible man-in-the-middle attack"
             )
         case paramiko.PasswordRequiredException():
             return AuthError(
@@ -369,14 +371,14 @@ def _translate(host: Host, error: Exception) -> CloudError:
             )
         case paramiko.AuthenticationException():
             return AuthError(
-                f"{place}: does not let {host.user} in with "
+                f"{place}: does not accept {host.user} with "
                 f"{host.key_file or 'any key of the SSH agent or ~/.ssh'}; check user and "
                 "key_file"
             )
         case paramiko.SSHException() if "not found in known_hosts" in str(error):
             return HostKeyError(
-                f"{place}: its host key is unknown; give host_key:, or add it to "
-                f"{host.known_hosts} once it has been compared"
+                f"{place}: its host key is unknown; give host_key:, or compare the key "
+                f"and add it to {host.known_hosts}"
             )
         case OSError() if host.key_file and error.filename == str(host.key_file):
             return AuthError(f"{host.key_file}: {error.strerror}; check key_file")

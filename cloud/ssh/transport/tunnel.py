@@ -1,9 +1,9 @@
-"""Carries the calls of a host's agent to the manager, over the connection that is there.
+"""Forwards calls of a host's agent to the manager, over the SSH connection.
 
 The host's sshd listens on the host's loopback; each connection there becomes a channel,
-and this thread moves bytes between channels and the manager's port. It never waits for
-one of them: what an end does not take yet is held, and no more is read for it until it
-has.
+and one thread copies data between channels and the manager's port. It never blocks on one
+of them: data that an endpoint does not accept yet is kept, and nothing more is read for it
+until it has been sent.
 """
 
 from __future__ import annotations
@@ -20,63 +20,63 @@ import paramiko
 
 _CHUNK_BYTES = 64 * 1024
 _SEND_S = 30.0
-"""How long one end may refuse to take what the other sent."""
-_AGAIN_S = 0.02
-"""How often an end that takes nothing is tried: channels do not say when they do."""
+"""How long one endpoint may block the data of the other."""
+_RETRY_S = 0.02
+"""Retry interval of a blocked endpoint: channels give no write readiness."""
 
-_End = socket.socket | paramiko.Channel
+_Endpoint = socket.socket | paramiko.Channel
 
 
 @dataclass(eq=False, slots=True)
 class _Flow:
-    """One direction of a call."""
+    """One direction of a connection."""
 
-    source: _End
-    target: _End
-    held: bytes = b""
-    """What the target has not taken yet; nothing is read meanwhile."""
-    took_s: float = 0.0
-    """When the target last took something (monotonic)."""
+    source: _Endpoint
+    target: _Endpoint
+    pending: bytes = b""
+    """Data not sent to the target yet; nothing is read meanwhile."""
+    last_sent_s: float = 0.0
+    """When data was last sent to the target (monotonic)."""
 
     def move(self) -> bool:
-        """Move what there is; return False once either end hangs up."""
+        """Copy available data; return False once either end has closed."""
         try:
-            self.held = self.source.recv(_CHUNK_BYTES)
+            self.pending = self.source.recv(_CHUNK_BYTES)
         except (BlockingIOError, TimeoutError):
             return True
         except OSError:
             return False
-        self.took_s = time.monotonic()
-        return bool(self.held) and self.push()
+        self.last_sent_s = time.monotonic()
+        return bool(self.pending) and self.push()
 
     def push(self) -> bool:
-        """Have the target take what it can; return False once it will take no more."""
+        """Send pending data; return False once the target has closed or timed out."""
         try:
-            while self.held:
-                taken = self.target.send(self.held)
+            while self.pending:
+                taken = self.target.send(self.pending)
                 if not taken:
                     return False
-                self.held = self.held[taken:]
-                self.took_s = time.monotonic()
+                self.pending = self.pending[taken:]
+                self.last_sent_s = time.monotonic()
         except (BlockingIOError, TimeoutError):
-            return time.monotonic() - self.took_s < _SEND_S
+            return time.monotonic() - self.last_sent_s < _SEND_S
         except OSError:
             return False
         return True
 
 
 class Tunnel:
-    """The way from one host to the manager; ends with its connection.
+    """A tunnel from one host to the manager; ends with its connection.
 
     Args:
         target: Address and port of the manager.
-        name: Of the host.
+        name: Name of the host.
     """
 
     def __init__(self, target: tuple[str, int], name: str) -> None:
         self._target = target
-        self.heard_s = time.monotonic()
-        """When something last came from the host."""
+        self.last_received_s = time.monotonic()
+        """When data last came from the host (monotonic)."""
         self._arrived: queue.SimpleQueue[paramiko.Channel | None] = queue.SimpleQueue()
         self._wake, self._woken = socket.socketpair()
         self._thread = threading.Thread(
@@ -85,7 +85,7 @@ class Tunnel:
         self._thread.start()
 
     def take(self, channel: paramiko.Channel) -> None:
-        """Take a connection that the host accepted; returns at once."""
+        """Take over a connection that the host accepted; returns at once."""
         self._arrived.put(channel)
         self._wake.send(b"1")
 
@@ -97,35 +97,35 @@ class Tunnel:
         self._thread.join(_SEND_S)
 
     def _pump(self) -> None:
-        held: set[_Flow] = set()
+        pending: set[_Flow] = set()
         with selectors.DefaultSelector() as selector:
             selector.register(self._woken, selectors.EVENT_READ)
             while True:
-                for key, _ in selector.select(_AGAIN_S if held else None):
+                for key, _ in selector.select(_RETRY_S if pending else None):
                     if key.data is not None:
-                        self._move(selector, key.data, held)
+                        self._move(selector, key.data, pending)
                     elif not self._accept(selector):
-                        for flow in (*held, *_flows(selector)):
-                            _part(selector, flow)
+                        for flow in (*pending, *_flows(selector)):
+                            _close_flow(selector, flow)
                         self._wake.close()
                         self._woken.close()
                         return
-                for flow in tuple(held):
-                    _push(selector, flow, held)
+                for flow in tuple(pending):
+                    _push(selector, flow, pending)
 
     def _move(
-        self, selector: selectors.BaseSelector, flow: _Flow, held: set[_Flow]
+        self, selector: selectors.BaseSelector, flow: _Flow, pending: set[_Flow]
     ) -> None:
         if isinstance(flow.source, paramiko.Channel):
-            self.heard_s = time.monotonic()
+            self.last_received_s = time.monotonic()
         if not flow.move():
-            _part(selector, flow)
-        elif flow.held:
+            _close_flow(selector, flow)
+        elif flow.pending:
             selector.unregister(flow.source)
-            held.add(flow)
+            pending.add(flow)
 
     def _accept(self, selector: selectors.BaseSelector) -> bool:
-        """Connect what has arrived; return False if there will be no more."""
+        """Connect a new channel; return False if the tunnel is closed."""
         self._woken.recv(1)
         channel = self._arrived.get()
         if channel is None:
@@ -141,24 +141,24 @@ class Tunnel:
         return True
 
 
-def _push(selector: selectors.BaseSelector, flow: _Flow, held: set[_Flow]) -> None:
-    """Try again what was held; go on reading once all is taken."""
+def _push(selector: selectors.BaseSelector, flow: _Flow, pending: set[_Flow]) -> None:
+    """Retry pending data; resume reading once all is sent."""
     goes_on = flow.push()
-    if goes_on and flow.held:
+    if goes_on and flow.pending:
         return
-    held.remove(flow)
+    pending.remove(flow)
     if goes_on:
         selector.register(flow.source, selectors.EVENT_READ, flow)
     else:
-        _part(selector, flow)
+        _close_flow(selector, flow)
 
 
 def _flows(selector: selectors.BaseSelector) -> list[_Flow]:
     return [key.data for key in selector.get_map().values() if key.data is not None]
 
 
-def _part(selector: selectors.BaseSelector, flow: _Flow) -> None:
-    """Hang up at both ends; the other direction notices by itself."""
+def _close_flow(selector: selectors.BaseSelector, flow: _Flow) -> None:
+    """Close both endpoints, which ends the other direction too."""
     for end in (flow.source, flow.target):
         with contextlib.suppress(KeyError, ValueError):
             selector.unregister(end)

@@ -1,4 +1,4 @@
-"""What is to happen, ordered by time: a binary heap in an array that grows.
+"""An event queue: a binary heap in an array that grows.
 
 A heap is an int64 array of rows (time, what). Row 0 holds the number of events; the rows
 after it are the heap, the earliest event in row 1. Events at the same time come out in

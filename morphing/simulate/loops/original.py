@@ -1,10 +1,10 @@
 """The mini-batch of one replica, event by event, as Varuna's published simulator plays it.
 
-What it does otherwise than ``play``: stages conduct themselves as ``Conduct.ORIGINAL``. A
-stage sends up to four messages at once, activations before gradients, each as fast as if
-it were alone. Events at the same microsecond happen one after the other, and a stage acts
-on each before it knows of the next; their order is left to chance: an event whose time is
-taken is put off by a random number of nanoseconds below 1000. Chance is the C library's
+Differences from ``play``: stages follow ``OrderPolicy.ORIGINAL``. A stage sends up to
+four messages at once, activations before gradients, each as fast as if it were alone.
+Events at the same microsecond happen one after the other, and a stage acts on each
+before it knows of the next; their order is left to chance: an event whose time is taken
+is put off by a random number of nanoseconds below 1000. Chance is the C library's
 ``random()``, never seeded, so the same numbers come every time.
 """
 
@@ -78,7 +78,7 @@ def draw(state: Numbers) -> int:
 
 @part
 def taken(heap: Numbers, time: int) -> bool:
-    """Whether an event is to happen at just that nanosecond."""
+    """Return whether an event is to happen at just that nanosecond."""
     found = False
     for event in range(1, heap[0, 0] + 1):
         found = found or heap[event, TIME] == time
@@ -97,7 +97,7 @@ def plan(heap: Numbers, random: Numbers, time: int, what: int) -> Numbers:
 
 
 @part
-def look(
+def act(
     p: int,
     depth: int,
     stage: Numbers,
@@ -161,7 +161,7 @@ def play_original(
     counts = make_counts(depth, 1, num_microbatches)
     mails = np.zeros((depth, OUTBOX), np.int64)
     heap, random = make_heap(16 * depth), make_random()
-    heap = look(
+    heap = act(
         0, depth, stages[0], counts[0], mails[0], heap, random, 0, num_microbatches
     )
     while heap[0, 0] > 0:
@@ -196,7 +196,7 @@ def play_original(
             arrives = now + send[link]
             heap = plan(heap, random, arrives, SENT + KINDS * p)
             heap = plan(heap, random, arrives, way + KINDS * (to + depth * nth))
-        heap = look(
+        heap = act(
             p, depth, stage, counts[p], mail, heap, random, now, num_microbatches
         )
     return stages

@@ -1,4 +1,4 @@
-"""The mini-batch of one replica, event by event, as the runtime goes about it."""
+"""The mini-batch of one replica, event by event, as the runtime runs it."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from spottrain.morphing.schedules.stage import (
 )
 from spottrain.morphing.schedules.types import Codes, Numbers
 from spottrain.morphing.simulate.loops.heap import TIME, make_heap, pop, push
-from spottrain.morphing.simulate.loops.recurrence import (
+from spottrain.morphing.simulate.loops.steady_state import (
     equal,
     fast_forward,
     pending,
@@ -39,16 +39,16 @@ the receiving VM's NIC, or twice the same. A carrier takes a message at a time."
 DONE = 2
 """Kinds of events: ``ACTIVATIONS`` or ``GRADIENTS`` for an arrival, or this."""
 KINDS = 3
-FIRST_LOOK = 16
-"""Tasks of the slowest stage before repetitions are looked for; then at every doubling
-a moment is remembered anew (after Brent, who so finds cycles)."""
+FIRST_CHECK = 16
+"""Tasks of the slowest stage before the steady state is looked for; then at every
+doubling a new moment is remembered (Brent's cycle detection)."""
 
 
 @part
 def start(
     order_policy: int, stage: Numbers, counts: Numbers, durations: Numbers, now: int
 ) -> bool:
-    """Let an idle stage begin what it may; returns whether it did."""
+    """Let an idle stage begin a task if it may; return whether it did."""
     code = choose(order_policy, stage, counts)
     if code == NOTHING:
         return False
@@ -70,7 +70,7 @@ def send(
     heap: Numbers,
     now: int,
 ) -> Numbers:
-    """Send what the task ``code`` of stage ``p`` yields; returns the heap.
+    """Send the output of task ``code`` of stage ``p``; return the heap.
 
     It leaves when both its carriers are free, and arrives after all that was sent before;
     ``traffic`` says until when each carrier is taken, and what arrives last of each link
@@ -119,14 +119,14 @@ def play(
     Args:
         codes: Patterns of all lists.
         runs: Of each stage: see ``stage``.
-        bound: Most micro-batches in flight on any stage; 0 for that of each list.
+        bound: Maximum micro-batches in flight on any stage; 0 for that of each list.
         durations: By stage, code and micro-batch (or one for all micro-batches).
-        wires: What links are like.
+        wires: Times and carriers of links.
         num_microbatches: Of the replica.
         order_policy: ``OPPORTUNISTIC`` or ``STRICT``.
-        watched: Stage whose tasks are the moments at which repetitions are looked for
-            and leapt over, best the slowest; -1 to play every micro-batch, as is needed
-            where they differ.
+        watched: Stage after whose tasks the steady state is looked for and
+            fast-forwarded, best the slowest; -1 to play every micro-batch, as is
+            necessary where they differ.
 
     Returns:
         The rows of ``stage`` at the end, and how many instants were played.
@@ -138,38 +138,38 @@ def play(
     latest = np.zeros((depth, 2), np.int64)
     heap = make_heap(8 * depth)
     # Stages to which something happened at this instant, and how many.
-    touched, at_once = np.arange(depth), depth
+    touched, num_touched = np.arange(depth), depth
     now = instants = seen = 0
-    save_at, then_at = FIRST_LOOK, -1
+    save_at, then_at = FIRST_CHECK, -1
     then, then_counts, then_free, then_pending = stages, counts, free, heap[0]
     while True:
-        for p in touched[:at_once]:
+        for p in touched[:num_touched]:
             if stages[p, RUNNING] == NOTHING and start(
                 order_policy, stages[p], counts[p], durations[p], now
             ):
                 heap = push(heap, stages[p, UNTIL], DONE + KINDS * p)
-        at_once = 0
+        num_touched = 0
         if heap[0, 0] == 0:
             return stages, instants
         now = heap[1, TIME]
         instants += 1
-        looks = False
+        checks = False
         while heap[0, 0] > 0 and heap[1, TIME] == now:
             what = pop(heap)
             to = what // KINDS
             p = to % depth
-            if at_once == len(touched):
+            if num_touched == len(touched):
                 touched = np.append(touched, touched)
-            touched[at_once] = p
-            at_once += 1
+            touched[num_touched] = p
+            num_touched += 1
             if what % KINDS != DONE:
                 counts[p, to // depth, what % KINDS] += 1
                 continue
             code = complete(order_policy, stages[p], counts[p], runs[p], codes, now)
             if code % 3 == FORWARD or code % 3 == BACKWARD:
                 heap = send(p, code, counts, wires, (free, latest), heap, now)
-            looks = looks or p == watched
-        if not looks:
+            checks = checks or p == watched
+        if not checks:
             continue
         seen += 1
         if seen == save_at:
@@ -188,4 +188,4 @@ def play(
                     times, then, then_counts, then_at, stages, counts, free, heap, now
                 )
                 now += times * (now - then_at)
-                seen, save_at, then_at = 0, FIRST_LOOK, -1
+                seen, save_at, then_at = 0, FIRST_CHECK, -1

@@ -1,4 +1,4 @@
-"""A folder as a store: what a name stands for survives a loss of power."""
+"""A folder as a store: files survive a loss of power."""
 
 from __future__ import annotations
 
@@ -51,13 +51,13 @@ class FileStore:
     def get(self, name: str) -> bytes:
         """See ``Store``."""
         path = self.root / name
-        with _explained("read", path):
+        with _translating_errors("read", path):
             return path.read_bytes()
 
     def fetch(self, name: str, target: Path) -> None:
         """See ``Store``."""
         with self.reading(name) as path, unfinished(target) as part:
-            with _explained("read", path):
+            with _translating_errors("read", path):
                 shutil.copyfile(path, part)
             os.replace(part, target)
 
@@ -67,7 +67,7 @@ class FileStore:
         for folder, _, files in os.walk(self.root / prefix):
             for file in files:
                 path = Path(folder, file)
-                # What vanishes meanwhile is deleted by another one.
+                # Files that vanish meanwhile are deleted by another process.
                 with contextlib.suppress(FileNotFoundError):
                     if not file.endswith(UNFINISHED) and not path.is_symlink():
                         name = path.relative_to(self.root).as_posix()
@@ -78,14 +78,14 @@ class FileStore:
         """See ``Store``; an empty folder is one too."""
         if not self.root.is_dir():
             return []
-        with _explained("list", self.root), os.scandir(self.root) as found:
+        with _translating_errors("list", self.root), os.scandir(self.root) as found:
             return sorted(x.name for x in found if x.is_dir(follow_symlinks=False))
 
     def delete(self, names: Iterable[str]) -> None:
         """See ``Store``."""
         for name in names:
             path = self.root / name
-            with _explained("delete", path):
+            with _translating_errors("delete", path):
                 path.unlink(missing_ok=True)
                 if path.parent.is_dir():
                     _sync_folder(path.parent)
@@ -93,7 +93,7 @@ class FileStore:
     def delete_folder(self, prefix: str) -> None:
         """See ``Store``."""
         path = self.root / prefix
-        with contextlib.suppress(MissingError), _explained("delete", path):
+        with contextlib.suppress(MissingError), _translating_errors("delete", path):
             shutil.rmtree(path)
 
     @contextlib.contextmanager
@@ -108,7 +108,7 @@ class FileStore:
     def reading(self, name: str) -> Iterator[Path]:
         """See ``Store``."""
         path = self.root / name
-        with _explained("read", path):
+        with _translating_errors("read", path):
             path.stat()
         yield path
 
@@ -116,9 +116,9 @@ class FileStore:
     def _new_file(
         self, name: str, publish: Callable[[Path, Path], None]
     ) -> Iterator[Path]:
-        """Give a path to write; then have it on disk, and under its name."""
+        """Yield a path to write; then sync it to disk and give it its name."""
         final = self.root / name
-        with _explained("write", final):
+        with _translating_errors("write", final):
             _make_folder(final.parent)
             with unfinished(final) as part:
                 yield part
@@ -134,8 +134,8 @@ class FileStore:
 def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
-    except FileExistsError:
-        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from None
+    except FileExistsError as error:
+        raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR)) from error
 
 
 def _copy(source: Path | bytes, target: Path) -> None:
@@ -146,15 +146,15 @@ def _copy(source: Path | bytes, target: Path) -> None:
 
 
 def _link_new(part: Path, final: Path) -> None:
-    """Give a file its name, unless that is taken."""
+    """Give a file its name, unless the name is taken."""
     try:
         os.link(part, final)
     except OSError as error:
         if error.errno not in _NO_LINKS:
             raise
-        # Mounted buckets have no links; two writers in one instant are not told apart.
+        # Mounted buckets have no links; two simultaneous writers are not detected.
         if final.exists():
-            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from None
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST)) from error
         os.replace(part, final)
 
 
@@ -168,7 +168,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _explained(verb: str, path: Path) -> Iterator[None]:
+def _translating_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

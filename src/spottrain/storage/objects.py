@@ -1,9 +1,9 @@
 """Buckets of S3, GCS and Azure through obstore: one compiled wheel serves all three.
 
-Imported when a URL is opened; obstore when a store is made. obstore starts threads: a
-process that forks must not open one before. Credentials are found as the clouds' own
-tools find them: the environment, then, where boto3 or azure-identity is installed, the
-profiles and logins they know, then the role of the machine.
+obstore is imported when a store is made. It starts threads: a process that forks must
+not open one before. Credentials are found as the clouds' own tools find them: the
+environment, then, where boto3 or azure-identity is installed, the profiles and logins
+they know, then the role of the machine.
 """
 
 from __future__ import annotations
@@ -60,8 +60,8 @@ def open_objects(place: StoreUrl, patience_s: float) -> ObjectStore:
     url = f"{place.scheme}://{place.bucket}/{place.prefix}".rstrip("/")
     try:
         importlib.import_module("obstore")
-    except ImportError:
-        raise StorageError(f"{url} needs obstore: run pip install obstore") from None
+    except ImportError as error:
+        raise StorageError(f"{url} needs obstore: run pip install obstore") from error
     endpoint = place.options.get("endpoint_url") or _endpoint(place.scheme)
     common = {
         "prefix": place.prefix or None,
@@ -73,7 +73,7 @@ def open_objects(place: StoreUrl, patience_s: float) -> ObjectStore:
         "retry_config": {"retry_timeout": timedelta(seconds=patience_s)},
     }
     make = {"s3": _open_s3, "gs": _open_gs, "az": _open_az}[place.scheme]
-    with _explained(url, "open"):
+    with _translating_errors(url, "open"):
         return ObjectStore(make(place, endpoint, common), url)
 
 
@@ -130,13 +130,13 @@ def _open_az(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
 
 
 def _has_login(folder: str, variables: Iterable[str] = ()) -> bool:
-    """Whether the cloud's own tool was set up here; VMs have roles instead."""
+    """Return whether the cloud's own tool was set up here; VMs have roles instead."""
     named = any(name in os.environ for name in variables)
     return named or Path(folder).expanduser().is_dir()
 
 
 def _boto3_credentials() -> tuple[Credentials | None, str | None]:
-    """Return what gives boto3's credentials, and the region of its profile, if any."""
+    """Return a provider of boto3's credentials, and its profile's region, if any."""
     try:
         import boto3
     except ImportError:
@@ -159,7 +159,7 @@ def _boto3_credentials() -> tuple[Credentials | None, str | None]:
 
 
 def _azure_credentials() -> Credentials | None:
-    """Return what gives azure-identity's tokens, if it is installed."""
+    """Return a provider of azure-identity's tokens, if it is installed."""
     try:
         from azure.identity import DefaultAzureCredential
     except ImportError:
@@ -175,9 +175,9 @@ def _azure_credentials() -> Credentials | None:
 
 
 class ObjectStore:
-    """What is below a prefix of a bucket.
+    """The objects below a prefix of a bucket.
 
-    Files on the way wait in the folder for temporary files (``TMPDIR``).
+    Files are up- and downloaded through the folder for temporary files (``TMPDIR``).
 
     Args:
         bucket: One of obstore's stores.
@@ -200,21 +200,21 @@ class ObjectStore:
         part_bytes = PART_BYTES
         if isinstance(source, Path):
             part_bytes = max(PART_BYTES, source.stat().st_size // MAX_PARTS)
-        with _explained(f"{self.place}/{name}", "write"):
+        with _translating_errors(f"{self.place}/{name}", "write"):
             obstore.put(self._bucket, name, source, chunk_size=part_bytes)
 
     def put_new(self, name: str, data: bytes) -> None:
         """See ``storage.Store``."""
         import obstore
 
-        with _explained(f"{self.place}/{name}", "write"):
+        with _translating_errors(f"{self.place}/{name}", "write"):
             obstore.put(self._bucket, name, data, mode="create")
 
     def get(self, name: str) -> bytes:
         """See ``storage.Store``."""
         import obstore
 
-        with _explained(f"{self.place}/{name}", "read"):
+        with _translating_errors(f"{self.place}/{name}", "read"):
             return bytes(obstore.get(self._bucket, name).bytes())
 
     def fetch(self, name: str, target: Path) -> None:
@@ -227,7 +227,7 @@ class ObjectStore:
         """See ``storage.Store``; asks once for every thousand names."""
         import obstore
 
-        with _explained(f"{self.place}/{prefix}", "list"):
+        with _translating_errors(f"{self.place}/{prefix}", "list"):
             pages = obstore.list(self._bucket, prefix or None, chunk_size=PAGE_KEYS)
             return sorted(
                 StoreEntry(x["path"], x["size"]) for page in pages for x in page
@@ -237,7 +237,7 @@ class ObjectStore:
         """Return the objects below a folder as ``list`` does, with their ETags."""
         import obstore
 
-        with _explained(f"{self.place}/{prefix}", "list"):
+        with _translating_errors(f"{self.place}/{prefix}", "list"):
             pages = obstore.list(self._bucket, prefix or None, chunk_size=PAGE_KEYS)
             return sorted(_version(x) for page in pages for x in page)
 
@@ -249,14 +249,14 @@ class ObjectStore:
         """
         import obstore
 
-        with _explained(f"{self.place}/{name}", "read"):
+        with _translating_errors(f"{self.place}/{name}", "read"):
             return _version(obstore.head(self._bucket, name))
 
     def folders(self) -> Names:
         """See ``storage.Store``."""
         import obstore
 
-        with _explained(self.place, "list"):
+        with _translating_errors(self.place, "list"):
             found = obstore.list_with_delimiter(self._bucket)
             return sorted(found["common_prefixes"])
 
@@ -266,10 +266,10 @@ class ObjectStore:
 
         chosen = tuple(names)
         try:
-            with _explained(self.place, "delete from"):
+            with _translating_errors(self.place, "delete from"):
                 obstore.delete(self._bucket, chosen)
         except MissingError:
-            # Some clouds call it an error that one is gone, and leave the others.
+            # Some clouds fail if one object is missing, and keep the others.
             if len(chosen) > 1:
                 for name in chosen:
                     self.delete([name])
@@ -284,10 +284,13 @@ class ObjectStore:
         import obstore
 
         with contextlib.suppress(MissingError):
-            with _explained(f"{self.place}/{name}", "read"):
+            with _translating_errors(f"{self.place}/{name}", "read"):
                 obstore.head(self._bucket, name)
             raise ExistsError(f"{self.place}/{name} exists: use a new name")
-        with _explained(f"{self.place}/{name}", "write"), _waiting(name) as path:
+        with (
+            _translating_errors(f"{self.place}/{name}", "write"),
+            _temporary_file(name) as path,
+        ):
             yield path
             self.put(name, path)
 
@@ -295,23 +298,23 @@ class ObjectStore:
     def reading(self, name: str) -> Iterator[Path]:
         """See ``storage.Store``."""
         with contextlib.ExitStack() as stack:
-            with _explained(f"{self.place}/{name}", "read"):
-                path = stack.enter_context(_waiting(name))
+            with _translating_errors(f"{self.place}/{name}", "read"):
+                path = stack.enter_context(_temporary_file(name))
             self._download(name, path)
             yield path
 
     def _download(self, name: str, target: Path) -> None:
         import obstore
 
-        with _explained(f"{self.place}/{name}", "read"):
+        with _translating_errors(f"{self.place}/{name}", "read"):
             found = obstore.get(self._bucket, name)
             with open(target, "xb") as stream:
                 stream.writelines(found.stream(min_chunk_size=PART_BYTES))
 
 
 @contextlib.contextmanager
-def _waiting(name: str) -> Iterator[Path]:
-    """Give a local path for what is on its way, gone after the block."""
+def _temporary_file(name: str) -> Iterator[Path]:
+    """Yield a temporary local path, removed after the block."""
     with tempfile.TemporaryDirectory(prefix="spottrain-") as folder:
         yield Path(folder, name.rpartition("/")[2])
 
@@ -321,8 +324,8 @@ def _version(found: Any) -> Version:
 
 
 @contextlib.contextmanager
-def _explained(place: str, verb: str) -> Iterator[None]:
-    """Raise obstore's errors as ours."""
+def _translating_errors(place: str, verb: str) -> Iterator[None]:
+    """Translate obstore's errors."""
     from obstore.exceptions import AlreadyExistsError, BaseError, PreconditionError
 
     try:
@@ -350,7 +353,7 @@ _DENIED = (
     "no such bucket",
     "the bucket is",
 )
-"""How the reasons begin that a person must mend."""
+"""Beginnings of the reasons that a person must fix."""
 _VARIABLES = {
     "s3": "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY",
     "gs": "GOOGLE_SERVICE_ACCOUNT_KEY",
@@ -365,7 +368,7 @@ def _missing(place: str, verb: str, text: str) -> StorageError:
 
 
 def _reason(place: str, error: Exception) -> str:
-    """Return what obstore's many lines say, and what to do, as one line."""
+    """Return the reason of obstore's error, and what to do, as one line."""
     variables = _VARIABLES[place.partition("://")[0]]
     login = f"set {variables}, log in with the cloud's tool, or give the machine a role"
     text = str(error).partition("\n\nDebug source")[0]

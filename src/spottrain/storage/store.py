@@ -1,12 +1,12 @@
-"""Where checkpoints are: a folder, or a bucket of S3, GCS or Azure, behind one contract.
+"""The protocol of checkpoint stores, their errors and the names of their places.
 
-Standard library only; what speaks to a cloud is imported when its URL is opened. Places::
+Standard library only. Places::
 
     /folder or file:///folder
     s3://bucket/prefix          gs://bucket/prefix
     az://container/prefix       abfs://container@account.dfs.core.windows.net/prefix
 
-A URL may carry what is no secret and no credential: ``?endpoint_url=…&region=…``
+A URL may carry options, but no secrets or credentials: ``?endpoint_url=…&region=…``
 (``OPTIONS``). Names in a store have slashes between their parts, as paths do.
 """
 
@@ -26,11 +26,11 @@ OBJECT_SCHEMES = ("s3", "gs", "az", "abfs", "abfss")
 """Schemes of URLs that name a bucket."""
 
 OPTIONS = ("endpoint_url", "region", "account")
-"""What a URL may carry: another server than the cloud's own, the region of an S3 bucket,
+"""Options of a URL: another server than the cloud's own, the region of an S3 bucket,
 the storage account of an Azure container."""
 
 PATIENCE_S = 60.0
-"""How long a request to a store that does not answer is tried again."""
+"""Time for which a request to a store that does not answer is retried."""
 
 UNFINISHED = ".unfinished"
 """Ends the name of a file that is being written; never in a listing."""
@@ -41,7 +41,7 @@ class StorageError(SpottrainError):
 
 
 class UnreachableError(StorageError):
-    """An object store cannot be used now; says nothing of what it holds."""
+    """An object store cannot be reached now; its contents are unknown."""
 
 
 class DeniedError(UnreachableError):
@@ -49,11 +49,11 @@ class DeniedError(UnreachableError):
 
 
 class MissingError(StorageError):
-    """There is nothing of that name."""
+    """There is no object of that name."""
 
 
 class ExistsError(StorageError):
-    """There is something of that name already."""
+    """There is an object of that name already."""
 
 
 class StoreEntry(NamedTuple):
@@ -78,9 +78,9 @@ class Version(NamedTuple):
 class Store(Protocol):
     """Named files below one place; every method but ``put_new`` is safe to repeat.
 
-    What has a name is whole: nothing half written is ever listed or read. All methods
-    may be called from any thread and raise ``StorageError``, one line that names the
-    place, when the store cannot be reached or refuses.
+    Everything that has a name is whole: nothing half written is ever listed or read.
+    All methods may be called from any thread and raise ``StorageError``, one line that
+    names the place, when the store cannot be reached or refuses.
     """
 
     @property
@@ -93,10 +93,10 @@ class Store(Protocol):
         ...
 
     def put_new(self, name: str, data: bytes) -> None:
-        """Keep ``data`` under ``name`` if nobody else has.
+        """Keep ``data`` under ``name`` if the name is free.
 
-        After a lost reply the store may have taken the data and yet be asked again:
-        who must know reads back whose data they are.
+        After a lost reply the request is repeated although the data were stored: a
+        caller who must know reads back whose data they are.
 
         Raises:
             ExistsError: The name is taken.
@@ -104,7 +104,7 @@ class Store(Protocol):
         ...
 
     def get(self, name: str) -> bytes:
-        """Return what is kept under ``name``.
+        """Return the data kept under ``name``.
 
         Raises:
             MissingError: Nothing is.
@@ -112,7 +112,7 @@ class Store(Protocol):
         ...
 
     def fetch(self, name: str, target: Path) -> None:
-        """Copy what is kept under ``name`` into a local file, which it replaces.
+        """Copy the data kept under ``name`` into a local file, which it replaces.
 
         Raises:
             MissingError: Nothing is.
@@ -128,7 +128,7 @@ class Store(Protocol):
         ...
 
     def delete(self, names: Iterable[str]) -> None:
-        """Delete them; what is gone already is fine."""
+        """Delete them; missing ones are fine."""
         ...
 
     def delete_folder(self, prefix: str) -> None:
@@ -136,7 +136,7 @@ class Store(Protocol):
         ...
 
     def writing(self, name: str) -> AbstractContextManager[Path]:
-        """Give a local path to write, kept under ``name`` when the block ends well.
+        """Yield a local path to write, kept under ``name`` when the block succeeds.
 
         Raises:
             ExistsError: The name is taken.
@@ -144,12 +144,12 @@ class Store(Protocol):
         ...
 
     def reading(self, name: str) -> AbstractContextManager[Path]:
-        """Give a local file to read within the block; never write to it.
+        """Yield a local file to read within the block; never write to it.
 
-        What was mapped into memory stays there after the block.
+        Memory mapped from it stays valid after the block.
 
         Raises:
-            MissingError: There is nothing of that name.
+            MissingError: There is no object of that name.
         """
         ...
 
@@ -166,36 +166,13 @@ class StoreUrl(NamedTuple):
 
 
 def is_url(place: str) -> bool:
-    """Whether ``place`` names a store by URL; any other text is a folder."""
+    """Return whether ``place`` names a store by URL; any other text is a folder."""
     return "://" in place
 
 
 def is_object_url(place: str) -> bool:
-    """Whether ``place`` is in a bucket, which takes obstore."""
+    """Return whether ``place`` is in a bucket, which takes obstore."""
     return is_url(place) and place.partition("://")[0] in OBJECT_SCHEMES
-
-
-def open_store(
-    place: str | Path,
-    options: Mapping[str, str] | None = None,
-    patience_s: float = PATIENCE_S,
-) -> Store:
-    """Return the store at a folder or URL; nothing is asked of it yet.
-
-    Args:
-        place: As in the module's text.
-        options: More ``OPTIONS``; they win over those in the URL.
-        patience_s: How long a request without an answer is tried again.
-
-    Raises:
-        StorageError: The URL is none of ours, or obstore is not installed.
-    """
-    from spottrain.storage import file, objects
-
-    folder = place if isinstance(place, Path) else local_folder(place)
-    if folder is not None:
-        return file.FileStore(folder)
-    return objects.open_objects(parse_url(str(place), options), patience_s)
 
 
 def local_folder(place: str) -> Path | None:
@@ -213,7 +190,7 @@ def parse_url(url: str, options: Mapping[str, str] | None = None) -> StoreUrl:
     """Return the parts of an object store's URL.
 
     Raises:
-        StorageError: Says what it must look like.
+        StorageError: Names the expected form.
     """
     parts = _split(url)
     scheme = "az" if parts.scheme.startswith("abfs") else parts.scheme
@@ -232,16 +209,16 @@ def parse_url(url: str, options: Mapping[str, str] | None = None) -> StoreUrl:
     if unknown := sorted(set(chosen) - set(OPTIONS)):
         raise StorageError(
             f"store {scheme}://{bucket} knows the options {', '.join(OPTIONS)}: got "
-            f"{unknown[0]!r}; credentials belong into the environment"
+            f"{unknown[0]!r}; put credentials into the environment"
         )
     return StoreUrl(scheme, bucket, unquote(parts.path).strip("/"), chosen)
 
 
 def check_writable(store: Store) -> None:
-    """Write, find taken, read back and delete one small file.
+    """Write, fail to overwrite, and delete one small file.
 
     Raises:
-        StorageError: Says what the store refuses, and what to do.
+        StorageError: Names what the store refuses, and what to do.
     """
     name, data = f".spottrain-probe-{secrets.token_hex(8)}", b"spottrain"
     store.put_new(name, data)
@@ -251,8 +228,8 @@ def check_writable(store: Store) -> None:
         pass
     else:
         raise StorageError(
-            f"{store.place} overwrites what must be written once: use a store that "
-            "knows conditional writes (If-None-Match)"
+            f"{store.place} overwrites existing objects: use a store that "
+            "supports conditional writes (If-None-Match)"
         )
     finally:
         store.delete([name])
@@ -260,7 +237,7 @@ def check_writable(store: Store) -> None:
 
 @contextlib.contextmanager
 def unfinished(final: Path) -> Iterator[Path]:
-    """Give a path beside ``final`` that is gone after the block, unless moved."""
+    """Yield a path beside ``final`` that is deleted after the block, unless moved."""
     part = final.with_name(f".{final.name}.{secrets.token_hex(4)}{UNFINISHED}")
     try:
         yield part
@@ -272,7 +249,7 @@ def _split(url: str) -> SplitResult:
     try:
         return urlsplit(url)
     except ValueError as error:
-        raise StorageError(f"store must be a URL: got {url!r}: {error}") from None
+        raise StorageError(f"store must be a URL: got {url!r}: {error}") from error
 
 
 def _local_path(url: str) -> Path:

@@ -1,4 +1,4 @@
-"""What manager, agent, supervisor and worker say to each other, as JSON.
+"""Messages between manager, agent, supervisor and worker, as JSON.
 
 Standard library only: this package is carried to machines as it is. Every message is a
 frozen dataclass; ``encode`` and ``decode`` turn it into JSON and back, strictly: an
@@ -33,7 +33,7 @@ from spottrain.wire.commands import (
     StopGeneration,
 )
 from spottrain.wire.model import (
-    MOST_CHUNKS,
+    MAX_CHUNKS,
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,
@@ -70,7 +70,7 @@ from spottrain.wire.reports import (
 )
 
 __all__ = [
-    "MOST_CHUNKS",
+    "MAX_CHUNKS",
     "SCHEMA_VERSION",
     "AbandonGeneration",
     "Calibrate",

@@ -1,4 +1,4 @@
-"""What agent and manager say over HTTPS."""
+"""Messages between agent and manager over HTTPS."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spottrain.wire.reports import Report
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """The first thing an agent says."""
+    """First message of an agent."""
 
     vm_id: str
     software_version: str

@@ -33,7 +33,7 @@ def decode(cls: Any, text: str | bytes) -> Any:
     try:
         data = json.loads(text)
     except ValueError as error:
-        raise WireError(f"message is not JSON: {error}") from None
+        raise WireError(f"message is not JSON: {error}") from error
     return from_data(cls, data)
 
 

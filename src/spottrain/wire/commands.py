@@ -1,4 +1,4 @@
-"""What the manager tells agents, supervisors and workers."""
+"""Commands of the manager to agents, supervisors and workers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spottrain.wire.model import Plan, Reduction, Slot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
-    """What a VM must know of the job; the same for its whole life."""
+    """Settings of the job that a VM needs; the same for its whole life."""
 
     name: str
     entrypoint: str
@@ -42,21 +42,23 @@ class Initialise:
 class Calibrate:
     """Measure sections, links and all-reduces, all participants together, once.
 
-    A round of measuring bears a negative number where training's generations bear
-    positive ones: in ``OpenStore``, and in all reports of it. A newer round, of a lower
-    number, ends the one before.
+    A calibration round has a negative number where training's generations have positive
+    ones: in ``OpenStore``, and in all reports of it. A newer round, of a lower number,
+    ends the one before.
     """
 
     generation: int = -1
     participants: tuple[Slot, ...] = ()
     """Ranks. A slot that comes twice computes once, but sends and receives as two. None
-    at all: the first slot of who is told so, alone and without a store."""
+    at all: the first slot of the VM that gets the command, alone and without a
+    store."""
     store_host: str = ""
     store_port: int = 0
     microbatch_sizes: tuple[int, ...] = ()
-    """What to measure, ascending; none: that of the job."""
+    """Sizes to measure, ascending; none: that of the job."""
     checkpoint: str = ""
-    """Where sections are read from; without it every rank builds the whole model."""
+    """Checkpoint that sections are read from; without it every rank builds the whole
+    model."""
     kind: Literal["calibrate"] = "calibrate"
 
 
@@ -84,7 +86,7 @@ class RunGeneration:
     checkpoint: str
     """Newest complete checkpoint, for sections that no participant holds."""
     evaluate_first: bool
-    """Whether the held-out loss of the very first weights is still to be measured."""
+    """True if the held-out loss of the very first weights is still to be measured."""
     kind: Literal["run_generation"] = "run_generation"
 
 
@@ -100,10 +102,10 @@ class StopGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShareMinibatch:
-    """Share the mini-batch anew over the replicas of a generation, without a morph.
+    """Rebalance the mini-batch over the replicas of a generation, without a morph.
 
-    All ranks change over before the same mini-batch, once all of them know the same
-    newest share; one for a generation that does not run is ignored.
+    All ranks switch before the same mini-batch, once all of them know the same newest
+    share; one for a generation that does not run is ignored.
     """
 
     generation: int

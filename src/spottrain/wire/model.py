@@ -12,13 +12,13 @@ from spottrain.wire.codec import SCHEMA_VERSION
 
 ScheduleKind = Literal["varuna", "1f1b", "gpipe", "interleaved"]
 Reduction = Literal["fast", "exact"]
-MOST_CHUNKS = 42
+MAX_CHUNKS = 42
 """Runs of sections a stage; codes of more do not fit into a schedule's bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionFacts:
-    """What is known of one section without running it."""
+    """Facts about one section that are known without running it."""
 
     index: int
     param_bytes: int
@@ -44,7 +44,7 @@ class TiedParameter:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelFacts:
-    """What the tracer found out about the user's model."""
+    """Facts about the user's model, from the tracer."""
 
     fingerprint: str
     """Changes when parameters, shapes, optimizer or sections change."""
@@ -61,7 +61,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionProfile:
-    """What calibration measured of one section at one micro-batch size: medians."""
+    """Measurements of one section at one micro-batch size: medians."""
 
     index: int
     forward_s: float
@@ -79,20 +79,20 @@ class SectionProfile:
     batch_bytes: int = 0
     """The micro-batch itself, as the user's data come, which every stage holds."""
     forward_bytes: int = 0
-    """At the highest moment of a forward that keeps nothing for the backward, beyond the
-    micro-batch and the section's input; so are the next two."""
+    """Peak of a forward that keeps nothing for the backward, beyond the micro-batch and
+    the section's input; so are the next two."""
     recompute_bytes: int = 0
-    """At the highest moment of a forward that keeps what the backward needs."""
+    """Peak of a forward that keeps what the backward needs."""
     backward_bytes: int = 0
-    """At the highest moment of the backward, beyond also what the forward has left and
-    the gradient of what goes out."""
+    """Peak of the backward, beyond also what the forward has left and the gradient of
+    the output."""
     update_bytes: int = 0
-    """At the highest moment of the optimizer's first step, its new state included."""
+    """Peak of the optimizer's first step, its new state included."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TaskOverheads:
-    """What a task takes beyond its sections' own time, on any stage.
+    """Overhead of a task beyond its sections' own time, on any stage.
 
     Kinds of tasks differ: forwards alone fetch examples.
     """
@@ -132,7 +132,7 @@ class RingProfile:
 
     ranks: int
     rings: int
-    """How many such rings were busy at once, over the same VMs."""
+    """Number of such rings that were busy at once, over the same VMs."""
     between_vms: bool
     latency_s: float
     """Of the whole all-reduce, without its bytes."""
@@ -147,7 +147,7 @@ class Profile:
     fingerprint: str
     """Of the model, as in ``ModelFacts``."""
     device: str
-    """What was measured, such as the name of the GPU."""
+    """Device that was measured, such as the name of the GPU."""
     software: str
     """Versions that the times depend on."""
     microbatches: tuple[MicrobatchProfile, ...]
@@ -157,14 +157,15 @@ class Profile:
     within_vm: LinkProfile
     between_vms: LinkProfile
     rings: tuple[RingProfile, ...] = ()
-    """Empty: all-reduces are reckoned from the links."""
+    """Empty: all-reduces are computed from the links."""
     task_overhead_s: float = 0.0
-    """What a task takes beyond its sections' own time, fetching examples and posting
-    messages included, where ``MicrobatchProfile.overheads`` does not say it by kind."""
+    """Overhead of a task beyond its sections' own time, fetching examples and posting
+    messages included, where ``MicrobatchProfile.overheads`` does not give it by
+    kind."""
     origin: Literal["measured", "derived", "written"] = "measured"
     """``derived``: from a measured one by a declared ratio; ``written``: by hand."""
     sources: tuple[str, ...] = ()
-    """Where the numbers of a derived or written profile are from."""
+    """Sources of the numbers of a derived or written profile."""
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -211,15 +212,15 @@ class Slot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """The immutable answer: who computes what (design: the words).
+    """An immutable plan: assigns the computation to slots (design: the words).
 
     Rank ``replica * pipeline_depth + stage`` runs on ``slots[rank]``. The model is cut
-    into ``pipeline_depth * chunks`` runs of sections, run ``k`` from ``stage_bounds[k]``
-    up to ``stage_bounds[k + 1]``; stage ``p`` owns runs ``p``, ``p + pipeline_depth``
-    and so on. Replica ``d`` computes virtual nodes ``replica_bounds[d]`` up to
-    ``replica_bounds[d + 1]``. An interleaved plan has two stages and more, follows its
-    lists to the letter, hence without a bound of its own, and gives every replica a
-    multiple of ``pipeline_depth`` virtual nodes.
+    into ``pipeline_depth * chunks`` runs of sections, run ``k`` from
+    ``stage_bounds[k]`` up to ``stage_bounds[k + 1]``; stage ``p`` owns runs ``p``, ``p
+    + pipeline_depth`` and so on. Replica ``d`` computes virtual nodes
+    ``replica_bounds[d]`` up to ``replica_bounds[d + 1]``. An interleaved plan has two
+    stages and more, follows its lists exactly, hence without a bound of its own, and
+    gives every replica a multiple of ``pipeline_depth`` virtual nodes.
     """
 
     pipeline_depth: int
@@ -233,7 +234,7 @@ class Plan:
     slots: tuple[Slot, ...]
     predicted_step_s: float
     in_flight_bound: int | None = None
-    """Most micro-batches in flight on any stage; ``None``: what its schedule needs."""
+    """Maximum micro-batches in flight on any stage; ``None``: as its schedule needs."""
     chunks: int = 1
     """Runs of sections that each stage has; more than one if interleaved."""
     devices_per_stage_replica: int = 1
@@ -259,9 +260,9 @@ class Plan:
             raise WireError(f"plan does not add up: {self}")
 
     def _interleaves(self) -> bool:
-        """Whether stages of several runs of sections can be run."""
+        """Return whether stages of several runs of sections can be run."""
         return (
-            self.chunks <= MOST_CHUNKS
+            self.chunks <= MAX_CHUNKS
             and self.pipeline_depth > 1
             and self.in_flight_bound is None
             and all(nodes % self.pipeline_depth == 0 for nodes in self.replica_bounds)
@@ -301,6 +302,6 @@ class Plan:
 
 
 def _is_cover(bounds: tuple[int, ...], parts: int) -> bool:
-    """Whether ``bounds`` cut 0…bounds[-1] into ``parts`` runs, none of them empty."""
+    """Return whether ``bounds`` cut 0…bounds[-1] into ``parts`` non-empty runs."""
     rising = all(a < b for a, b in itertools.pairwise(bounds))
     return len(bounds) == parts + 1 and bounds[0] == 0 and rising

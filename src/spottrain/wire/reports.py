@@ -1,4 +1,4 @@
-"""What workers, supervisors and agents tell the manager."""
+"""Reports of workers, supervisors and agents to the manager."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class SupervisorReady:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CalibrationProgress:
-    """A round of measuring has come so far, as its first rank sees it."""
+    """Progress of a calibration round, as its first rank sees it."""
 
     generation: int
     done: int
     total: int
     what: str
-    """What was measured last."""
+    """Last measurement."""
     kind: Literal["calibration_progress"] = "calibration_progress"
 
 
@@ -66,7 +66,7 @@ class GenerationStarted:
     step: int
     """Mini-batches applied so far."""
     outcome: Literal["same", "adopted", "dropped", "restored"]
-    """What the first exchange decided about the mini-batch that was in the air."""
+    """Decision of the first exchange about the mini-batch that was in flight."""
     sections_moved: int
     """Sections this slot received from another slot's memory."""
     sections_loaded: int
@@ -91,7 +91,7 @@ class MinibatchCommitted:
     busy_s: float = 0.0
     """Time inside forwards, recomputes and backwards of this mini-batch."""
     microbatches: int = 0
-    """Micro-batches that the slot computed in this mini-batch; 0: not told."""
+    """Micro-batches that the slot computed in this mini-batch; 0: not reported."""
     recomputes: int = 0
     """Recomputes among its tasks: those whose graph was kept are left out."""
     tasks_s: float = 0.0
@@ -111,14 +111,14 @@ class Evaluated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerationStopped:
-    """A slot stopped as asked, or because all steps are done, or because it is a donor
-    that has handed its sections over; its memory stays."""
+    """A slot stopped: asked to, done, or a donor after the handover; its memory
+    stays."""
 
     generation: int
     slot: int
     step: int
     done: bool
-    """Whether all steps of the job are committed."""
+    """True if all steps of the job are committed."""
     kind: Literal["generation_stopped"] = "generation_stopped"
 
 
@@ -136,8 +136,8 @@ class GenerationBroken:
 class WorkerDied:
     """A worker process ended; the memory that the supervisor holds stays.
 
-    A process that initialises is told as slot 0 of generation 0, one that calibrates
-    with the number of its round.
+    A process that initialises is reported as slot 0 of generation 0, one that
+    calibrates with the number of its round.
     """
 
     generation: int
@@ -184,7 +184,7 @@ class CheckpointDamaged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptionNoticed:
-    """The cloud announced that this VM goes away in ``lead_s`` seconds."""
+    """The cloud announced that this VM will be preempted in ``lead_s`` seconds."""
 
     lead_s: float
     kind: Literal["interruption_noticed"] = "interruption_noticed"
@@ -192,14 +192,14 @@ class InterruptionNoticed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptionCancelled:
-    """What the cloud announced does not stand any more: this VM stays."""
+    """The cloud withdrew its announcement: this VM stays."""
 
     kind: Literal["interruption_cancelled"] = "interruption_cancelled"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InterruptionLikely:
-    """The cloud says that this VM is likelier than others to be taken."""
+    """The cloud says that this VM is likelier than others to be preempted."""
 
     kind: Literal["interruption_likely"] = "interruption_likely"
 

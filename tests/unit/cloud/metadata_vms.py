@@ -25,16 +25,16 @@ class Ears:
     def __init__(self, name: str, source: NoticeSource) -> None:
         self.name = name
         self.source = source
-        self.heard: queue.Queue[hear.News] = queue.Queue()
+        self.heard: queue.Queue[hear.NoticeChange] = queue.Queue()
 
-    def next(self) -> hear.News:
+    def next(self) -> hear.NoticeChange:
         """Return what is heard next."""
         return self.heard.get(timeout=TIMEOUT_S)
 
     def lead_s(self) -> float:
         """Return the time left by the notice that is heard next."""
         said = self.next()
-        assert isinstance(said, hear.Taken)
+        assert isinstance(said, hear.PreemptionAnnounced)
         return said.lead_s
 
 
@@ -51,7 +51,7 @@ class Vms:
     def source(self, name: str) -> NoticeSource:
         """Return what a VM asks."""
         self._patch.setenv(hear.URL_VARIABLE, self.fake.url(name))
-        made = hear.source({"kind": self.cloud})
+        made = hear.open_source({"kind": self.cloud})
         made.every_s = 0.02
         return made
 

@@ -15,9 +15,9 @@ from spottrain.cloud import multi
 from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider, split_vm_id
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.provider import (
-    CarriesCalls,
     CloudProvider,
     FindsOrphans,
+    ForwardsCalls,
     HasParts,
     LaunchRequest,
     Offer,
@@ -99,7 +99,13 @@ def test_it_has_the_abilities_of_its_clouds_and_no_others(
     aws: ToyCloud, gcp: CountedCloud
 ) -> None:
     one: Any = both(aws, gcp)
-    shared: set[Any] = {CarriesCalls, FindsOrphans, HasParts, ReachedBySsh, ReleasesJob}
+    shared: set[Any] = {
+        ForwardsCalls,
+        FindsOrphans,
+        HasParts,
+        ReachedBySsh,
+        ReleasesJob,
+    }
     every = {*shared, CloudProvider, ReportsPriceHistory, ReportsQuota}
     assert abilities(one, every) == {*shared, CloudProvider, ReportsQuota}
     assert abilities(both(aws), every) == {*shared, CloudProvider}
@@ -111,7 +117,7 @@ def test_it_has_the_abilities_of_its_clouds_and_no_others(
     one.close()
     assert aws.closed
     assert gcp.closed
-    with pytest.raises(CloudError, match="closed already"):
+    with pytest.raises(CloudError, match="already closed"):
         one.offers()
 
 
@@ -178,10 +184,10 @@ def test_a_cloud_that_cannot_be_opened_is_tried_again(
     with pytest.raises(CloudError):
         one.launch(wish(offer_of(gcp)))  # not every time: opening takes seconds
     one._parts["gcp"]._again_at_s = 0.0
-    assert one.out_of_reach() == ()
+    assert one.unreachable_vms() == ()
     one.launch(wish(offer_of(gcp)))
     assert gcp.serving == "https://manager"
-    assert one.out_of_reach() == ("gcp.v.1",)
+    assert one.unreachable_vms() == ("gcp.v.1",)
     one.close()
 
 

@@ -118,5 +118,5 @@ class CountedCloud(ToyCloud):
     def serve(self, manager_url: str) -> None:
         self.serving = manager_url
 
-    def out_of_reach(self) -> Collection[str]:
+    def unreachable_vms(self) -> Collection[str]:
         return ("gcp.v.1",)

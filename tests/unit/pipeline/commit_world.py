@@ -1,4 +1,4 @@
-"""A world of slots, workers and generations, in steps nobody can see halves of.
+"""A world of slots, workers and generations, in steps that are atomic.
 
 The world is a pool of slots whose memory outlives their workers. Each slot takes one
 atomic step at a time: of a mini-batch (send its share of the reduction, mark prepared
@@ -10,7 +10,7 @@ generation (silent VMs); they wake, run on in the old one as far as messages alr
 sent carry them, are fenced, and may come back later. A spare slot is a donor.
 
 Content is modelled as the tuple of (generation of the gradients, step) applied so far.
-Atomic here, since nobody can see the difference: marking prepared and offering;
+Atomic here, since the difference is not visible: marking prepared and offering;
 flipping the last section and reporting.
 """
 
@@ -174,7 +174,7 @@ def flip(slot: Slot, section: int) -> Slot:
 
 
 Judge = Callable[[World, Mapping[int, Slot], Agreement], Content]
-"""Is shown who is present when an agreement is made; returns the content agreed on."""
+"""Gets the participants of an agreement; returns the content agreed on."""
 
 
 # --- One step of one slot ---------------------------------------------------------------

@@ -19,7 +19,7 @@ def test_a_dataset_is_found_by_its_name() -> None:
     assert spottrain.data_path("corpus") == Path("/cache/corpus")
 
 
-def test_what_is_not_here_is_told_with_what_to_do() -> None:
+def test_missing_data_are_reported_with_what_to_do() -> None:
     with pytest.raises(
         UserCodeError,
         match=r"^data images: is not on this machine, which has corpus; name it under "

@@ -105,7 +105,7 @@ def test_every_message_reads_back_as_it_was(cls: Any) -> None:
 
 
 @pytest.mark.parametrize("union", [wire.Command, wire.Report])
-def test_the_kind_tells_which_member_of_a_union_it_is(union: Any) -> None:
+def test_the_kind_selects_the_member_of_a_union(union: Any) -> None:
     kinds = [codec._hints(cls)["kind"] for cls in get_args(union)]
     names = [name for kind in kinds for name in get_args(kind)]
     assert len(names) == len(set(names))
@@ -132,7 +132,7 @@ HEARTBEAT = {"vm_id": "vm-1", "sequence": 3, "received": 0}
         (wire.Heartbeat, {"schema_version": 2}, "schema_version must be 1: got 2"),
     ],
 )
-def test_what_does_not_fit_is_refused_and_named(
+def test_a_wrong_field_is_refused_and_named(
     cls: Any, change: dict[str, Any], message: str
 ) -> None:
     wire.from_data(cls, HEARTBEAT)
@@ -150,7 +150,7 @@ def test_a_missing_field_is_refused_and_named(field: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "{", "\x00", b"\xff\xfe", "[1", "nul"])
-def test_what_is_not_json_is_refused(text: str | bytes) -> None:
+def test_text_other_than_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(WireError, match="message is not JSON"):
         wire.decode(wire.Heartbeat, text)
 
@@ -201,7 +201,7 @@ def a_plan(**changes: Any) -> wire.Plan:
     return dataclasses.replace(plan, **changes)
 
 
-def test_a_plan_says_who_computes_what() -> None:
+def test_a_plan_assigns_sections_and_virtual_nodes_to_ranks() -> None:
     plan = a_plan()
     assert plan.shape == "2x2"
     assert plan.num_sections == 4
@@ -265,7 +265,7 @@ def test_a_stage_of_an_interleaved_plan_has_several_runs_of_sections() -> None:
         {"schedule": "varuna", "chunks": 0, "stage_bounds": (0,)},
     ],
 )
-def test_an_interleaved_plan_that_nobody_can_run_is_refused(
+def test_an_interleaved_plan_that_cannot_run_is_refused(
     changes: dict[str, Any],
 ) -> None:
     with pytest.raises(WireError, match="plan does not add up"):

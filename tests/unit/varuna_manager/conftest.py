@@ -41,7 +41,7 @@ SPEC = wire.JobSpec(
 )
 
 
-class Desk:
+class RecordingHandler:
     """A manager's side of the channel that keeps what it hears."""
 
     def __init__(self) -> None:
@@ -86,14 +86,14 @@ class Manager:
     def __init__(self, job_dir: Path, spec: wire.JobSpec = SPEC) -> None:
         self.job_dir = job_dir
         self.identity: Identity = ensure_identity(job_dir, ("127.0.0.1",))
-        self.desk = Desk()
+        self.handler = RecordingHandler()
         self.heard: list[str] = []
-        self.links = AgentSessions(time.monotonic, self.heard.append)
+        self.sessions = AgentSessions(time.monotonic, self.heard.append)
         archive = job_dir / "workdir.tar.gz"
         if not archive.exists():
             write_workdir(archive, {"train.py": "x = 1\n"})
         self.channel = ControlChannel(
-            self.desk, self.links, spec, archive, self.identity.admin_token()
+            self.handler, self.sessions, spec, archive, self.identity.admin_token()
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None
@@ -135,7 +135,7 @@ class Manager:
         assert self._server is not None
         assert self._listener is not None
         self._server.should_exit = True
-        self.on_loop(self.links.release)
+        self.on_loop(self.sessions.release)
         self._thread.join()
         self._thread = None
         self._listener.close()
@@ -155,11 +155,11 @@ class Manager:
     def admit(self, vm_id: str) -> str:
         """Let a VM in; return its token."""
         token = self.identity.vm_token(vm_id)
-        self.on_loop(lambda: self.links.admit(vm_id, token_sha256(token)))
+        self.on_loop(lambda: self.sessions.admit(vm_id, token_sha256(token)))
         return token
 
     def send(self, vm_id: str, command: wire.Command) -> None:
-        self.on_loop(lambda: self.links.send(vm_id, command))
+        self.on_loop(lambda: self.sessions.send(vm_id, command))
 
     def client(self, token: str) -> ManagerClient:
         client = ManagerClient(self.url, self.identity.ca_pem, token)

@@ -1,9 +1,11 @@
-"""Tells the core a story, event by event, and keeps what it wished for."""
+"""Feeds the core a story, event by event, and keeps the commands that it emits."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 from typing import Any, TypeVar
+
+from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain import wire
 from spottrain.cloud.port.provider import Offer, Vm, VmState
@@ -12,11 +14,11 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration, Generation
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State, check_invariants
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire import Plan, Slot
 
-Wish = TypeVar("Wish")
-Order = TypeVar("Order")
+Emitted = TypeVar("Emitted")
+Sent = TypeVar("Sent")
 
 SPEC = wire.JobSpec(
     name="job",
@@ -114,19 +116,19 @@ class Story:
         self.now_s = 1000.0
         self.state = State()
         self.events: list[e.Event] = []
-        self.wishes: tuple[c.Command, ...] = ()
+        self.commands: tuple[c.Command, ...] = ()
         self.reports: dict[str, int] = {}
         self.tell(e.JobSubmitted, settings=replace(SETTINGS, **settings))
 
     # --- Telling ------------------------------------------------------------------------
 
     def tell(self, cls: type[e.Event], **fields: Any) -> tuple[c.Command, ...]:
-        """Feed one event; return all that the core wishes for."""
+        """Feed one event; return the commands that the core emits."""
         event = cls(at_s=self.now_s, **fields)
         self.events.append(event)
-        self.state, self.wishes = core.step(self.state, event)
+        self.state, self.commands = core.step(self.state, event)
         check_invariants(self.state)
-        return self.wishes
+        return self.commands
 
     def report(self, vm_id: str, report: wire.Report) -> tuple[c.Command, ...]:
         number = self.reports.get(vm_id, 0)
@@ -142,16 +144,16 @@ class Story:
 
     # --- Asking -------------------------------------------------------------------------
 
-    def wished(self, cls: type[Wish]) -> list[Wish]:
-        """All wishes of one kind after the newest event."""
-        return [wish for wish in self.wishes if isinstance(wish, cls)]
+    def emitted(self, cls: type[Emitted]) -> list[Emitted]:
+        """Commands of one kind after the newest event."""
+        return [command for command in self.commands if isinstance(command, cls)]
 
-    def sent(self, cls: type[Order]) -> dict[str, Order]:
-        """Orders of one kind after the newest event, by VM."""
+    def sent(self, cls: type[Sent]) -> dict[str, Sent]:
+        """Commands of one kind that were sent after the newest event, by VM."""
         return {
-            wish.vm_id: wish.command
-            for wish in self.wished(c.Send)
-            if isinstance(wish.command, cls)
+            command.vm_id: command.command
+            for command in self.emitted(c.Send)
+            if isinstance(command.command, cls)
         }
 
     @property
@@ -181,16 +183,16 @@ class Story:
         return replace(vm, **changes)
 
     def intend(self) -> c.IntendLaunch:
-        """Journal the launch that the core wishes for."""
-        (wish,) = self.wished(c.IntendLaunch)
+        """Journal the launch that the core asks for."""
+        (command,) = self.emitted(c.IntendLaunch)
         self.tell(
             e.LaunchIntended,
-            intent=wish.intent,
-            token=wish.token,
-            offer=wish.offer,
-            count=wish.count,
+            intent=command.intent,
+            token=command.token,
+            offer=command.offer,
+            count=command.count,
         )
-        return wish
+        return command
 
     def boot(self, *ids: str) -> None:
         """Launch VMs for the open intent and bring their supervisors up."""
@@ -211,7 +213,7 @@ class Story:
         self.report(vm_id, wire.SupervisorReady(num_slots=slots, torch_version="2"))
 
     def prepare(self) -> None:
-        """Write the first weights and measure, once nobody boots any more."""
+        """Write the first weights and measure, once no VM boots any more."""
         (initialiser,) = self.sent(wire.Initialise) or [self.state.initialiser]
         assert initialiser is not None
         self.report(initialiser, wire.CheckpointSaved(name="step-0", step=0))

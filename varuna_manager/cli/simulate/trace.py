@@ -192,13 +192,13 @@ def _document(
     cost_model: CostModel,
     comparison: Comparison,
 ) -> dict[str, Any]:
-    profile, most = workload.profile, comparison.most_examples
+    profile, most = workload.profile, comparison.max_examples
     return {
         "trace": name,
         "notices": list(played.notices),
         "trace_s": played.end_s,
         "vm_hours": played.vm_s() / HOUR_S,
-        "most_vms": played.most_vms(),
+        "most_vms": played.max_vms(),
         "model": workload.facts.fingerprint,
         "device": profile.device,
         "profile_origin": profile.origin,

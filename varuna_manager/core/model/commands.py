@@ -1,6 +1,6 @@
-"""What the core wishes for; the shell performs it and feeds the outcome back.
+"""The commands that the core emits; the daemon performs them and feeds outcomes back.
 
-Every command is safe to perform twice: after a restart the core issues again what its
+Every command is safe to perform twice: after a restart the core emits again what its
 state still needs. A command that fails comes back as an event.
 """
 
@@ -11,7 +11,7 @@ from typing import Literal
 
 from spottrain import wire
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.plan.choose import PlanInputs
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.wire import Profile
 
 
@@ -30,7 +30,7 @@ class IntendLaunch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchVms:
-    """Rent; answered by ``VmsLaunched`` or ``LaunchRefused``."""
+    """Rent VMs; answered by ``VmsLaunched`` or ``LaunchRefused``."""
 
     intent: str
     token: str
@@ -63,7 +63,7 @@ class ReleaseJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskProvider:
-    """Ask the provider what it knows of a VM; answered by ``ProviderAnswered``."""
+    """Ask the provider for a VM's state; answered by ``ProviderAnswered``."""
 
     vm_id: str
 
@@ -80,8 +80,8 @@ class Send:
 class ComputePlan:
     """Choose a plan; answered by ``PlanComputed``, or by ``CommandFailed``.
 
-    A plan can take a second to compute: a newer ``ComputePlan`` overtakes an older one,
-    whose answer is ignored for its hash.
+    A plan can take a second to compute: a newer ``ComputePlan`` supersedes an older one,
+    whose answer has another hash and is ignored.
     """
 
     inputs_hash: str
@@ -90,7 +90,7 @@ class ComputePlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeepProfile:
-    """Keep what was measured for later jobs on this machine; nothing comes back."""
+    """Keep a measured profile for later jobs on this machine; not answered."""
 
     profile: Profile
 
@@ -99,7 +99,7 @@ class KeepProfile:
 class SetTimer:
     """Feed ``TimerFired`` at this time; replaces every earlier timer.
 
-    A moment in the past fires at once; ``None`` cancels.
+    A time in the past fires at once; ``None`` cancels.
     """
 
     at_s: float | None

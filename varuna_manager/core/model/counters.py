@@ -1,4 +1,4 @@
-"""What the report tells: commits, losses, interruptions and what they cost."""
+"""The numbers of the report: commits, losses, interruptions and what they cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def keep(items: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
 def interrupted(
     transition: Transition, kind: InterruptionKind, vm_id: str, reason: str
 ) -> None:
-    """Count an interruption; it cost nothing if the VM had no part in training."""
+    """Count an interruption; it costs nothing if the VM did not train."""
     state = transition.state
     generation = state.generation
     hit = generation is not None and any(
@@ -62,7 +62,7 @@ def interrupted(
 
 
 def cancelled(transition: Transition, vm_id: str) -> None:
-    """Take back that a VM was noticed; what has been done about it stays done."""
+    """Take back a notice; what was done about it stays done."""
     state, tally = transition.state, transition.state.tally
     transition.state = replace(
         state,
@@ -76,7 +76,7 @@ def cancelled(transition: Transition, vm_id: str) -> None:
             for hit in state.interruptions
         ),
     )
-    transition.log(f"{vm_id}: stays, its notice was cancelled")
+    transition.log(f"{vm_id}: stays, as its notice was cancelled")
 
 
 def _cancelled(transition: Transition, hit: Interruption) -> Interruption:
@@ -90,14 +90,14 @@ def _cancelled(transition: Transition, hit: Interruption) -> Interruption:
 
 
 def _trainers(generation: Generation) -> Iterable[Slot]:
-    """Slots whose loss stops the generation; donors only while sections move."""
+    """Return slots whose loss stops the generation; donors only while sections move."""
     if generation.phase is GenerationPhase.STARTING:
         return generation.participants
     return generation.ranks
 
 
 def replaced(transition: Transition, slow: SlowVm) -> None:
-    """Count a slow VM that others do without now."""
+    """Count a slow VM that has been replaced."""
     state, tally = transition.state, transition.state.tally
     transition.state = replace(
         state,
@@ -106,14 +106,14 @@ def replaced(transition: Transition, slow: SlowVm) -> None:
     )
 
 
-def committed(
-    transition: Transition, generation: Generation, report: MinibatchCommitted
-) -> None:
-    """Note a rank's mini-batch; it counts once every section has been reported.
+def committed(transition: Transition, report: MinibatchCommitted) -> None:
+    """Fold a rank's mini-batch; it counts once every section has been reported.
 
     Varuna's design section 6 (e): committed means reported by a live rank of every
     section.
     """
+    generation = transition.state.generation
+    assert generation is not None
     steps = list(generation.section_steps)
     for section in report.sections:
         if 0 <= section < len(steps):
@@ -161,7 +161,7 @@ def _progress(
 
 
 def _settle_interruptions(transition: Transition, cost_s: float) -> None:
-    """Training has gone on: the interruptions since the last commit are over."""
+    """Training continues: settle the cost of the interruptions since the last commit."""
     transition.state = replace(
         transition.state,
         interruptions=tuple(
@@ -172,7 +172,7 @@ def _settle_interruptions(transition: Transition, cost_s: float) -> None:
 
 
 def evaluated(transition: Transition, report: Evaluated) -> None:
-    """Note a held-out loss."""
+    """Fold a held-out loss."""
     progress = transition.state.progress
     first = progress.heldout_first
     if first is None and report.step == 0:

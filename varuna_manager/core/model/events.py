@@ -1,7 +1,7 @@
 """What happened: the facts that the manager's core folds into its state.
 
 Every event is journalled before the commands that follow from it run, and carries
-``at_s``, the time at which the shell learned it (seconds since the epoch): the core
+``at_s``, the time at which the daemon learned it (seconds since the epoch): the core
 itself has no clock. A journal entry is the class name and the fields as JSON
 (``pydantic.TypeAdapter`` of the class reads them back).
 """
@@ -47,7 +47,7 @@ class JobSubmitted:
 class ManagerStarted:
     """A manager process took the job over, for the first time or by ``resume``.
 
-    The shell feeds ``CheckpointsListed`` and ``VmsListed`` right after it.
+    The daemon feeds ``CheckpointsListed`` and ``VmsListed`` right after it.
     """
 
     at_s: float
@@ -59,7 +59,7 @@ class ManagerStarted:
 class JobMoved:
     """The job was taken over from its checkpoint store, on a machine without its keys.
 
-    Nobody can talk to VMs rented before any more, and what happened last may be unknown.
+    VMs rented before cannot be reached any more, and the last events may be missing.
     """
 
     at_s: float
@@ -78,7 +78,7 @@ class StopRequested:
     checkpoint: bool = True
     """Write a checkpoint first."""
     now: bool = False
-    """Return the VMs at once, whatever they do."""
+    """Return the VMs at once, without a checkpoint."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class LimitsChanged:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClockSet:
-    """The wall clock of the manager's machine was set; times of events go on steadily."""
+    """The wall clock of the manager's machine was set; times of events do not jump."""
 
     at_s: float
     by_s: float
@@ -101,7 +101,7 @@ class ClockSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired:
-    """The moment of the newest ``SetTimer`` has come."""
+    """The time of the newest ``SetTimer`` has come."""
 
     at_s: float
 
@@ -127,7 +127,7 @@ class KnownProfile:
 class ProfilesListed:
     """The profiles of the job's model that this machine keeps, newest first.
 
-    The shell feeds it right after ``ManagerStarted``.
+    The daemon feeds it right after ``ManagerStarted``.
     """
 
     at_s: float
@@ -139,7 +139,7 @@ class ProfilesListed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffersSeen:
-    """What can be rented now, all of it; fed only when it differs from before."""
+    """All offers that can be rented now; fed only when they have changed."""
 
     at_s: float
     offers: tuple[Offer, ...]
@@ -147,7 +147,7 @@ class OffersSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffersRanked:
-    """What the offers are worth to the job; fed before those that it is about."""
+    """The worth of the offers to the job; fed before the offers themselves."""
 
     at_s: float
     worths: tuple[OfferWorth, ...]
@@ -155,7 +155,7 @@ class OffersRanked:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FleetRated:
-    """What fleets do for the job; fed where it has a deadline or a least throughput."""
+    """What fleets do for the job; fed if it has a deadline or a minimum throughput."""
 
     at_s: float
     terms: FleetTerms
@@ -163,7 +163,7 @@ class FleetRated:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchIntended:
-    """The answer of the shell to ``IntendLaunch``: the intent is in the journal."""
+    """The daemon's answer to ``IntendLaunch``: the intent is in the journal."""
 
     at_s: float
     intent: str
@@ -189,8 +189,8 @@ RefusalKind = Refusal | Literal["throttled", "unknown"]
 class LaunchRefused:
     """No VM came for an intent.
 
-    ``throttled`` and ``unknown`` leave it open whether VMs were rented: the core tries
-    again with the same token. The others close the intent.
+    After ``throttled`` and ``unknown`` VMs may have been rented all the same: the core
+    tries again with the same token. The others close the intent.
     """
 
     at_s: float
@@ -202,19 +202,19 @@ class LaunchRefused:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmsListed:
-    """The provider's truth; fed after ``ManagerStarted`` and whenever it differs."""
+    """The provider's list of VMs; fed after ``ManagerStarted`` and when it has changed."""
 
     at_s: float
     asked_at_s: float
-    """When the call began: a VM that we learned of later may be missing from it."""
+    """When the call began: a VM that became known later may be missing."""
     vms: tuple[Vm, ...]
     cloud: str = ""
-    """Whose truth it is; empty: of all that the job rents from."""
+    """The cloud that was asked; empty: all that the job rents from."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProviderAnswered:
-    """What the provider says of one VM that we asked for with ``AskProvider``."""
+    """The provider's answer to ``AskProvider``."""
 
     at_s: float
     vm_id: str
@@ -229,12 +229,12 @@ class VmsReturned:
     at_s: float
     vm_ids: tuple[str, ...]
     vms: tuple[Vm, ...] = ()
-    """Of this job, as the cloud lists them afterwards, where it could be asked."""
+    """VMs of this job, as the cloud lists them afterwards, if it could be asked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmLost:
-    """A VM is gone for good, as something other than ``VmsListed`` has shown."""
+    """A VM is gone for good, as learned from something other than ``VmsListed``."""
 
     at_s: float
     vm_id: str
@@ -262,7 +262,7 @@ class AgentStarting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRegistered:
-    """The agent of a VM called for the first time, or again after a while."""
+    """The agent of a VM has called for the first time, or again after a while."""
 
     at_s: float
     vm_id: str
@@ -278,7 +278,7 @@ class ReportReceived:
     vm_id: str
     number: int
     report: Annotated[wire.Report, Field(discriminator="kind")]
-    """Told apart by their kind: trying each takes ten times as long to read."""
+    """Discriminated by kind: trying each class takes ten times as long."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -308,13 +308,12 @@ class PlanComputed:
     inputs_hash: str
     plan: Plan | None
     candidates: tuple[Candidate, ...] = ()
-    """The chosen one and the two best that were rejected, with their numbers; without a
-    plan, those that came nearest to one."""
+    """The chosen one and the two best rejected ones; without a plan, the nearest misses."""
     why_not: str = ""
     """One line: why there is no plan; empty if there is one."""
     question: PlanQuestion | None = None
-    """What was asked; facts are in the journal's first event, the profile in its newest
-    ``Calibrated``."""
+    """The planner's inputs, without facts (in the journal's first event) and profile (in
+    its newest ``Calibrated``)."""
 
 
 FailedCommand = Literal[

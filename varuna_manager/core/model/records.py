@@ -22,7 +22,7 @@ KEPT = 1000
 
 
 class VmPhase(StrEnum):
-    """Where one VM stands in its life; a VM that is gone leaves the state."""
+    """The phase of a VM; a VM that is gone leaves the state."""
 
     STARTING = "starting"
     """Rented; the cloud does not call it running yet."""
@@ -33,11 +33,11 @@ class VmPhase(StrEnum):
     READY = "ready"
     """Its slots can train."""
     RETURNING = "returning"
-    """We have asked the cloud to take it back."""
+    """The cloud was asked to take it back."""
 
 
 class GenerationPhase(StrEnum):
-    """Where a generation stands; there is never more than one."""
+    """The phase of a generation; there is never more than one."""
 
     OPENING = "opening"
     """The rendezvous store is being forked."""
@@ -51,7 +51,7 @@ class GenerationPhase(StrEnum):
 
 
 class RankPhase(StrEnum):
-    """Where one slot of a generation's plan stands."""
+    """The phase of one slot of a generation's plan."""
 
     INVITED = "invited"
     STARTED = "started"
@@ -73,9 +73,9 @@ class Intent:
     arrived: int = 0
     """VMs that the provider listed before it answered."""
     asked_at_s: float = 0.0
-    """When it was asked for first, by the manager that runs now."""
+    """When the manager that runs now asked for it first."""
     retry_at_s: float | None = None
-    """When to ask again, after an answer that left it open."""
+    """When to ask again, after an answer that did not say whether VMs were rented."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,19 +84,19 @@ class Release:
 
     tries: int
     done: bool = False
-    """Whether nothing is left, or we have given up."""
+    """Whether nothing is left, or the manager has given up."""
     retry_at_s: float | None = None
     """When to ask again, after a try that failed; None: one is under way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlowVm:
-    """A VM that was found slow, and what became of it."""
+    """A VM that was found slow, and its replacement."""
 
     vm_id: str
     found_at_s: float
     slowness: float
-    """Time over that of its peers; 2: it takes twice as long."""
+    """Its time relative to that of its peers: 2 means twice as long."""
     evidence: str
     """One line for people."""
     replaced_by: str = ""
@@ -105,14 +105,14 @@ class SlowVm:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VmRecord:
-    """One VM that costs money."""
+    """A VM that is billed."""
 
     vm_id: str
     intent: str
     offer: Offer
-    """As it was at launch: its price is what we pay."""
+    """As it was at launch, with the price that is billed."""
     on_demand_usd_per_hour: float
-    """What the same machine cost on demand in its zone at launch."""
+    """On-demand price of the same machine in its zone at launch."""
     launched_at_s: float
     known_at_s: float
     phase: VmPhase
@@ -120,7 +120,7 @@ class VmRecord:
     token_sha256s: tuple[str, ...] = ()
     num_slots: int = 0
     device: str = ""
-    """As in ``Profile``, once its supervisor has told; so are the next three."""
+    """As in ``Profile``, once its supervisor has reported; so are the next three."""
     software: str = ""
     machine: str = ""
     """The computer that it is on."""
@@ -132,43 +132,43 @@ class VmRecord:
     silent_since_s: float | None = None
     noticed_at_s: float | None = None
     leaves_at_s: float | None = None
-    """When the cloud takes it away, as announced."""
+    """When the cloud takes it, as announced, or when it is returned if it is drained."""
     slow: SlowVm | None = None
-    """Set once it was found so slow that another one in its place pays."""
+    """Set once it was found so slow that replacing it pays."""
     return_reason: str = ""
-    """Why it was returned: what the loss counts as."""
-    shed: str = ""
-    """Why it is let go though nobody takes it: the hourly cap does not bear it."""
+    """Why it was returned."""
+    drain_reason: str = ""
+    """Why it is being drained; empty: it is not."""
     retry_at_s: float | None = None
     """When to repeat a command for this VM that failed."""
 
     @property
     def is_usable(self) -> bool:
-        """Whether a new plan may use its slots."""
+        """True if a new plan may use its slots."""
         staying = self.leaves_at_s is None and self.silent_since_s is None
         return self.phase is VmPhase.READY and staying and not self.is_replaced
 
     @property
     def is_replaced(self) -> bool:
-        """Whether another VM takes its place because it is slow."""
+        """True if another VM replaces it because it is slow."""
         return self.slow is not None and bool(self.slow.replaced_by)
 
     @property
     def counts(self) -> bool:
-        """Whether it is one of the most VMs that a job may have: one that leaves, or is
-        to be replaced, makes room for another before it is gone."""
+        """True if it counts towards the VMs that the job may have: one that leaves or is to
+        be replaced makes room for another before it is gone."""
         going = self.phase is VmPhase.RETURNING or self.leaves_at_s is not None
         return not going and self.slow is None
 
     @property
     def is_coming(self) -> bool:
-        """Whether it is expected to become usable."""
+        """True if it is expected to become usable."""
         return self.phase in (VmPhase.STARTING, VmPhase.BOOTING, VmPhase.REGISTERED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Enough:
-    """So many VMs do the most for their money; more would stand idle."""
+    """The number of VMs that is best for the money; more would stand idle."""
 
     vms: int
     usd_per_hour: float
@@ -177,7 +177,7 @@ class Enough:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Calibration:
-    """A round of measuring that runs now."""
+    """A calibration round that runs now."""
 
     number: int
     """Negative, see ``wire.Calibrate``."""
@@ -194,12 +194,12 @@ class RankTimings:
     """How fast the ranks of a generation are, mini-batch by mini-batch."""
 
     watch: StragglerWatch
-    controller: ShareBalancer | None
-    """Shares the mini-batch; None where there is nothing to share."""
+    balancer: ShareBalancer | None
+    """Balances the mini-batch; None if there is nothing to balance."""
     pending: Mapping[int, Mapping[Slot, MinibatchCommitted]]
-    """Reports of mini-batches that some ranks have not told of, by step."""
-    told: frozenset[str] = frozenset()
-    """VMs of which people were told that they are slow."""
+    """Reports of mini-batches that some ranks have yet to report, by step."""
+    reported: frozenset[str] = frozenset()
+    """VMs that were reported to people as slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,13 +221,13 @@ class Generation:
     section_steps: tuple[int, ...]
     """Newest mini-batch that a live rank has reported, for every section."""
     egress: Money = NOTHING
-    """What a mini-batch's data between zones, regions and clouds costs, by the plan."""
+    """Egress cost of a mini-batch between zones, regions and clouds, by the plan."""
     inputs_hash: str = ""
     """The planner's inputs that ``plan`` answers."""
     decision_hash: str = ""
     """The planner's inputs when ``plan`` was chosen; later ones may have changed nothing."""
     candidates: tuple[Candidate, ...] = ()
-    """The plan as it was predicted, and the two best that were rejected for it."""
+    """The plan as it was predicted, and the two best rejected ones."""
     from_step: int | None = None
     store_host: str = ""
     store_port: int = 0
@@ -240,12 +240,12 @@ class Generation:
     """Whether its stop includes a checkpoint."""
     break_reason: str = ""
     abandoned: bool = False
-    """Whether its last ranks have been told to give up."""
+    """Whether its last ranks were told to give up."""
     step_times_s: tuple[float, ...] = ()
     timings: RankTimings | None = None
-    """How fast its ranks are; None until the first of them has told."""
+    """How fast its ranks are; None until the first of them has reported."""
     share: ShareMinibatch | None = None
-    """The newest share of the mini-batch that its ranks were told, if any."""
+    """The newest share of the mini-batch that its ranks were sent, if any."""
 
     @property
     def measured_step_s(self) -> float | None:
@@ -282,7 +282,7 @@ InterruptionKind = Literal["notice", "kill", "silence", "worker_death"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """Something that the cloud or chance did to the job."""
+    """A preemption, a silent VM or a dead worker."""
 
     interruption: InterruptionKind
     vm_id: str
@@ -295,7 +295,7 @@ class Interruption:
     one normal step; 0 if it hit no training; None while training has not gone on."""
     minibatches_recomputed: int = 0
     cancelled_at_s: float | None = None
-    """When its notice was taken back: the VM stays."""
+    """When its notice was cancelled: the VM stays."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -312,7 +312,7 @@ class PriceChange:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BudgetAlert:
-    """A share of the budget that was spent, and told of."""
+    """A share of the budget that was spent and alerted to."""
 
     share: float
     at_s: float
@@ -334,10 +334,10 @@ class PlanAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
-    """How far training has come."""
+    """The progress of training."""
 
     step: int = 0
-    """Mini-batches committed, in the history that goes on."""
+    """Mini-batches committed, in the history that continues."""
     highest_step: int = 0
     """Mini-batches ever committed; above ``step`` after a restore."""
     loss_first: float | None = None
@@ -346,7 +346,7 @@ class Progress:
     heldout_last: float | None = None
     heldout_step: int | None = None
     minibatches_recomputed: int = 0
-    """Committed mini-batches that a restore made us compute again."""
+    """Committed mini-batches that were computed again after a restore."""
     first_commit_at_s: float | None = None
     last_commit_at_s: float | None = None
     paused_since_s: float | None = None
@@ -358,13 +358,13 @@ class Progress:
 
     @property
     def minibatches_lost(self) -> int:
-        """Committed mini-batches that are missing from the history that goes on."""
+        """Committed mini-batches that are missing from the history that continues."""
         return max(0, self.highest_step - self.step)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tally:
-    """What the job has been through, counted over its whole life."""
+    """Counters over the whole life of the job."""
 
     preemptions_noticed: int = 0
     preemptions_unnoticed: int = 0
@@ -374,4 +374,4 @@ class Tally:
     slow_vms_replaced: int = 0
     vms_launched: int = 0
     egress: Money = NOTHING
-    """What mini-batches' data between zones, regions and clouds has cost, by their plans."""
+    """Egress cost of the mini-batches so far, by their plans."""

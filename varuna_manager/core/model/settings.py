@@ -17,7 +17,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from spottrain.morphing.plan.choose import Objective
+from spottrain.morphing.plan.inputs import Objective
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.wire import JobSpec, ModelFacts, Profile, ScheduleKind
 

@@ -1,6 +1,6 @@
 """Everything the manager knows of one job: a fold of ``core.step`` over the journal.
 
-All of it is frozen, mappings included (they are replaced, never changed). Per-step
+All of it is immutable, mappings included: they are replaced, never changed. Per-step
 history stays in the journal; here are only totals and bounded recent windows.
 """
 
@@ -21,19 +21,18 @@ from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
 from spottrain.varuna_manager.core.model.events import CheckpointRef, KnownProfile
+from spottrain.varuna_manager.core.model.recent import RecentEvent
 from spottrain.varuna_manager.core.model.records import (
     BudgetAlert,
     Calibration,
     Enough,
     Generation,
-    GenerationPhase,
     GenerationSummary,
     Intent,
     Interruption,
     PlanAnswer,
     PriceChange,
     Progress,
-    RankPhase,
     Release,
     SlowVm,
     Tally,
@@ -45,12 +44,12 @@ from spottrain.wire import Plan, Profile
 
 
 class JobPhase(StrEnum):
-    """Where the job stands in its life."""
+    """The phase of the job."""
 
     NEW = "new"
     ACTIVE = "active"
     ENDING = "ending"
-    """The outcome is known; a checkpoint is written if wished, VMs are returned."""
+    """The outcome is known; a last checkpoint may be written, VMs are returned."""
     ENDED = "ended"
 
 
@@ -66,7 +65,9 @@ class State:
     activity: str = "new"
     """One line for people: what the job does or waits for, and why."""
     last_news: str = ""
-    """One line: the newest thing that happened, with its reason."""
+    """One line for people: the newest thing that happened, with its reason."""
+    recent: tuple[RecentEvent, ...] = field(default=(), compare=False)
+    """The newest events, oldest first: they explain errors, and decide nothing."""
     outcome: Outcome | None = None
     ending_since_s: float | None = None
     ending_checkpoint: bool = False
@@ -75,32 +76,32 @@ class State:
     """Removing what the VMs shared in the cloud, once it has begun."""
     # The fleet
     reconciled: bool = False
-    """Whether the provider's truth has been heard since the manager started."""
+    """Whether the provider has listed its VMs since the manager started."""
     offers: tuple[Offer, ...] = ()
     offers_seen_at_s: float = 0.0
     worths: Mapping[str, OfferWorth] = field(default_factory=dict)
-    """What offers (by ``offer_key``) are worth to the job, as far as that is known."""
+    """The worth of offers to the job by ``offer_key``, as far as it is known."""
     deadline: DeadlineState = field(default_factory=DeadlineState)
-    """What deadline or throughput ask for."""
+    """What the deadline or the minimum throughput asks for."""
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
-    """What refused of late, by scope (``pricing.scopes``): it is left alone."""
+    """What refused lately, by scope (``pricing.ranking.cooldowns``): it is not asked."""
     intents: Mapping[str, Intent] = field(default_factory=dict)
     asked_clouds: frozenset[str] = frozenset()
-    """Clouds that were ever asked for VMs: something of the job may be there."""
+    """Clouds that were ever asked for VMs: they may hold something of the job."""
     given_up: frozenset[str] = frozenset()
-    """Intents that a cloud did not answer, met elsewhere since: what may still come of
-    them is paid for and sent back."""
+    """Intents that a cloud did not answer and that were launched elsewhere since: VMs that
+    may still come of them are billed, and returned."""
     next_intent: int = 0
-    moved_in: int = 0
-    """Epoch in which the job came to this machine; 0: it began here."""
-    launch_wished: bool = False
+    takeover_epoch: int = 0
+    """Epoch of the takeover by this machine; 0: the job began here."""
+    launch_pending: bool = False
     """Whether ``LaunchIntended`` for the next intent is on its way."""
     vms: Mapping[str, VmRecord] = field(default_factory=dict)
     enough: Enough | None = None
-    """Set when VMs were returned that the plan did not use; ``None``: as many as allowed."""
+    """Set when VMs were returned that the plan did not use; None: as many as allowed."""
     fleet_changed_at_s: float = 0.0
     """When usable slots last came or went."""
-    vmless_since_s: float | None = None
+    no_vms_since_s: float | None = None
     # What training needs
     profile: Profile | None = None
     known_profiles: tuple[KnownProfile, ...] = ()
@@ -136,7 +137,7 @@ class State:
     ledger: Ledger = field(default_factory=Ledger)
     """All that was spent."""
     alerts: tuple[BudgetAlert, ...] = ()
-    """Shares of the budget that were spent and told of, the smallest first."""
+    """Shares of the budget that were spent and alerted to, the smallest first."""
     generations: tuple[GenerationSummary, ...] = ()
     """Finished ones, oldest first."""
     interruptions: tuple[Interruption, ...] = ()
@@ -147,14 +148,14 @@ class State:
 
     @property
     def job(self) -> JobSettings:
-        """The settings; only asked for after ``JobSubmitted``."""
+        """The settings; known from ``JobSubmitted`` on."""
         assert self.settings is not None, "the journal does not begin with JobSubmitted"
         return self.settings
 
     @property
     def most_vms(self) -> int:
-        """The most VMs to have at once: more than the job may have for as long as VMs
-        that are being replaced, for the sake of a promise, train on."""
+        """The maximum number of VMs at once. It exceeds the job's while VMs that the
+        deadline policy replaces train on."""
         decision = self.deadline.decision
         wanted = sum(count for _, count in decision.wanted) if decision else 0
         return max(self.job.max_vms, wanted)
@@ -167,12 +168,12 @@ class State:
 
 
 def rate_usd_per_hour(state: State) -> float:
-    """Return what the fleet costs per hour now, to be shown."""
+    """Return what the fleet costs per hour now, for display."""
     return state.ledger.rate.usd_per_hour
 
 
 def spent_usd(state: State, at_s: float) -> float:
-    """Return the money spent until ``at_s``, to be shown.
+    """Return the money spent until ``at_s``, for display.
 
     A wall clock that was set back does not make it less.
     """
@@ -180,12 +181,12 @@ def spent_usd(state: State, at_s: float) -> float:
 
 
 def on_demand_usd(state: State, at_s: float) -> float:
-    """Return what the same VM seconds would have cost on demand, where they ran."""
+    """Return what the same VM seconds would have cost on demand in their zones."""
     return state.ledger.spending(max(at_s, state.now_s)).if_on_demand.usd
 
 
 def budget(state: State) -> Budget:
-    """Return the caps and where the job stands under them, launches under way added."""
+    """Return the caps and the spending under them, open launches included."""
     job = state.job
     coming = total_rate(
         Rate.of(intent.offer.usd_per_hour) * (intent.count - intent.arrived)
@@ -204,7 +205,7 @@ def budget(state: State) -> Budget:
 
 
 def _side(state: State) -> Rate:
-    """Return what storage, and the traffic of the plan that runs, cost."""
+    """Return the cost rate of storage and of the running plan's egress."""
     generation = state.generation
     if generation is None:
         return state.ledger.storage_rate
@@ -213,7 +214,7 @@ def _side(state: State) -> Rate:
 
 
 def _coming(state: State) -> Money:
-    """Return what VMs that have yet to boot will fetch from other clouds."""
+    """Return the cost of what VMs that have yet to boot will fetch from other clouds."""
     early = (VmPhase.STARTING, VmPhase.BOOTING)
     booting = Counter(vm.offer.cloud for vm in state.vms.values() if vm.phase in early)
     for intent in state.intents.values():
@@ -225,7 +226,7 @@ def _coming(state: State) -> Money:
 def summary_of(
     generation: Generation, step: int, ended_at_s: float | None, ended_by: str = ""
 ) -> GenerationSummary:
-    """Return the line of the report for ``generation``, which has come to ``step``."""
+    """Return the report's entry for ``generation``, which has reached ``step``."""
     plan = generation.plan
     return GenerationSummary(
         generation=generation.number,
@@ -243,47 +244,3 @@ def summary_of(
         inputs_hash=generation.decision_hash,
         candidates=generation.candidates,
     )
-
-
-def check_invariants(state: State) -> None:
-    """Assert what must hold after every step; a broken one is a bug of ours."""
-    if state.phase is JobPhase.NEW:
-        return
-    assert state.settings is not None
-    _check_fleet(state)
-    if state.generation is not None:
-        _check_generation(state, state.generation)
-    ending = state.phase in (JobPhase.ENDING, JobPhase.ENDED)
-    assert (state.outcome is not None) == ending, "an end has a reason"
-    if state.phase is JobPhase.ENDED:
-        assert not state.vms, "a job that is over rents nothing"
-        assert not state.intents, "a job that is over wants nothing"
-        assert state.generation is None, "a job that is over does not train"
-    assert 0 <= state.progress.step <= state.progress.highest_step
-    assert state.progress.highest_step <= state.job.spec.steps
-
-
-def _check_fleet(state: State) -> None:
-    staying = sum(vm.counts for vm in state.vms.values())
-    wanted = sum(intent.count - intent.arrived for intent in state.intents.values())
-    swaps = state.deadline.decision is not None
-    most = 2 * state.job.max_vms if swaps else state.job.max_vms
-    assert staying + wanted <= most, "never more VMs than allowed"
-    for vm_id, vm in state.vms.items():
-        assert vm.vm_id == vm_id
-        assert all(0 <= slot < vm.num_slots for slot in vm.used_slots)
-
-
-def _check_generation(state: State, generation: Generation) -> None:
-    plan = generation.plan
-    assert generation.number < state.next_generation, "generations only grow"
-    assert generation.participants[: len(plan.slots)] == plan.slots
-    assert len(set(generation.participants)) == len(generation.participants)
-    assert set(generation.ranks) == set(plan.slots)
-    assert len(generation.section_steps) == plan.num_sections
-    for slot, rank in generation.ranks.items():
-        here = slot.vm_id in state.vms
-        assert here or rank is RankPhase.GONE, "a rank lives on a VM"
-    if generation.phase is GenerationPhase.RUNNING:
-        dead = (RankPhase.INVITED, RankPhase.OUT)
-        assert not any(rank in dead for rank in generation.ranks.values())

@@ -1,57 +1,80 @@
-"""One event at work: the state it leads to, and the commands it calls for."""
+"""The transition for one event: the state it leads to, the commands it calls for."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import replace
+from enum import StrEnum
 
 from spottrain import wire
+from spottrain.varuna_manager.core.model import machines
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, Send
-from spottrain.varuna_manager.core.model.records import Generation, VmRecord
+from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent
+from spottrain.varuna_manager.core.model.records import Generation, RankPhase, VmRecord
 from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.wire import Slot
 
 
 class Transition:
-    """A scratch pad that lives for one ``core.step``; states themselves are frozen.
+    """The mutable working state of one ``core.step``; states themselves are immutable.
 
     Args:
         state: The state before the event.
-        at_s: When the shell learned of the event, in seconds since the epoch. A clock
-            that was set back makes time stand still.
+        at_s: When the daemon learned of the event, in seconds since the epoch. If it is
+            before ``state.now_s``, time stands still.
+        recent: The newest events, this one last.
     """
 
-    def __init__(self, state: State, at_s: float) -> None:
-        self.state = replace(state, now_s=max(state.now_s, at_s))
+    def __init__(
+        self, state: State, at_s: float, recent: tuple[RecentEvent, ...] = ()
+    ) -> None:
+        self.state = replace(state, now_s=max(state.now_s, at_s), recent=recent)
         self.commands: list[Command] = []
         self.wake_at_s: float | None = None
         self.decides = False
-        """Whether a commit, which seldom does, calls for decisions."""
+        """Whether a commit calls for decisions, which it seldom does."""
+        self.is_settling = False
+        """Whether the event has been folded in: what changes now is a decision."""
 
     @property
     def now_s(self) -> float:
-        """Seconds since the epoch, as the events tell it."""
+        """Seconds since the epoch, as the events report it."""
         return self.state.now_s
 
     def emit(self, command: Command) -> None:
-        """Wish for ``command``."""
+        """Ask the daemon to perform ``command``."""
         self.commands.append(command)
 
     def send(self, vm_ids: Iterable[str], command: wire.Command) -> None:
-        """Wish to send ``command`` to every VM of ``vm_ids`` that still exists, once."""
+        """Send ``command`` to every VM of ``vm_ids`` that still exists, once."""
         for vm_id in dict.fromkeys(vm_ids):
             if vm_id in self.state.vms:
                 self.emit(Send(vm_id=vm_id, command=command))
 
     def log(self, news: str) -> None:
-        """Note what happened, in one line for people."""
-        self.state = replace(self.state, last_news=news)
+        """Record what happened, in one line for people."""
+        recent = self.state.recent
+        if recent:
+            recent = (*recent[:-1], replace(recent[-1], news=news))
+        self.state = replace(self.state, last_news=news, recent=recent)
 
     def is_due(self, at_s: float) -> bool:
-        """Whether ``at_s`` has come; if not, the core will be woken then."""
+        """Return whether ``at_s`` has come; if not, the core is woken then."""
         if self.now_s >= at_s:
             return True
         self.wake(at_s)
         return False
+
+    def note_phase(self, before: StrEnum | None, after: StrEnum | None) -> None:
+        """Record a change of phase; refuse one that no table has."""
+        recent = self.state.recent
+        if before is after:
+            return
+        machines.entry_of(before, after)
+        if recent:
+            change = PhaseChange(before, after, self.is_settling)
+            last = replace(recent[-1], changes=(*recent[-1].changes, change))
+            self.state = replace(self.state, recent=(*recent[:-1], last))
 
     def wake(self, at_s: float | None) -> None:
         """Have the core decide again at ``at_s`` at the latest, if that is a time."""
@@ -60,14 +83,28 @@ class Transition:
 
     def put_vm(self, vm: VmRecord) -> None:
         """Add or replace a VM."""
+        before = self.state.vms.get(vm.vm_id)
         self.state = replace(self.state, vms={**self.state.vms, vm.vm_id: vm})
+        self.note_phase(before.phase if before else None, vm.phase)
 
     def put_generation(self, generation: Generation) -> None:
-        """Replace the generation that runs now."""
+        """Open a generation, or replace the one that runs now."""
+        before = self.state.generation
         self.state = replace(self.state, generation=generation)
+        self.note_phase(before.phase if before else None, generation.phase)
+
+    def put_rank(self, slot: Slot, phase: RankPhase) -> Generation:
+        """Change the phase of a rank; return its generation."""
+        generation = self.state.generation
+        assert generation is not None
+        before, ranks = generation.ranks[slot], {**generation.ranks, slot: phase}
+        generation = replace(generation, ranks=ranks)
+        self.put_generation(generation)
+        self.note_phase(before, phase)
+        return generation
 
     def end(self, outcome: Outcome, *, checkpoint: bool = False) -> None:
-        """Begin to end the job, unless it ends already.
+        """Begin to end the job, unless it is ending already.
 
         Success and failure overrule a weaker reason to end, but not each other.
         """
@@ -84,12 +121,13 @@ class Transition:
                 ending_since_s=self.now_s,
                 ending_checkpoint=checkpoint and _has_unsaved(state),
             )
+            self.note_phase(JobPhase.ACTIVE, JobPhase.ENDING)
         else:
             return
         self.log(f"ending: {outcome.reason}")
 
 
 def _has_unsaved(state: State) -> bool:
-    """Whether the VMs hold committed mini-batches that no checkpoint has."""
+    """Return whether the VMs hold committed mini-batches that no checkpoint has."""
     saved = state.newest_checkpoint.step if state.newest_checkpoint else 0
     return state.progress.step > saved

@@ -10,18 +10,19 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from spottrain.cloud.port.provider import Offer
 from spottrain.varuna_manager.format import dollars, duration, step_time
-from spottrain.varuna_manager.reporting.history import JobHistory, PriceLine
-from spottrain.varuna_manager.reporting.html import lines, plot
-from spottrain.varuna_manager.reporting.html.plot import Frame
-from spottrain.varuna_manager.reporting.series import thinned
+from spottrain.varuna_manager.reporting.history import JobHistory, PriceSeries
+from spottrain.varuna_manager.reporting.html import plot
+from spottrain.varuna_manager.reporting.html.plot import Frame, Point
+from spottrain.varuna_manager.reporting.series import downsampled
 from spottrain.varuna_manager.reporting.time_split import Interval, Rental
 from spottrain.varuna_manager.reporting.timeline import LANES
 
-MOST_MARKS = 400
+MAX_MARKS = 400
 """Marks of one lane with a hover title; more are drawn without."""
-MOST_PLANS = 1500
-MOST_HITS = 150
+MAX_PLANS = 1500
+MAX_HITS = 150
 """Interruptions that are drawn through all pictures; they have a lane of their own."""
 _THIN = 3.0
 """Boxes narrower than this have no border, which would hide them."""
@@ -30,6 +31,10 @@ COLOURS = 6
 """Of lines that differ: classes c0 … c5, with a dash pattern each."""
 _LABEL_WIDTH = 9.0
 """Of a character, at most."""
+MAX_POINTS = 1024
+"""Of one line."""
+Bin = tuple[float, float, float, float]
+"""When it begins, mean, lowest, highest: see ``series.Bins.means``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +43,9 @@ class Scene:
 
     report: Mapping[str, Any]
     """As ``views.report`` gives it."""
-    past: JobHistory
+    history: JobHistory
     rented: Sequence[Rental]
-    stretches: Sequence[Interval]
+    intervals: Sequence[Interval]
     from_s: float
     to_s: float
 
@@ -54,12 +59,12 @@ class Scene:
     @property
     def plans(self) -> Sequence[Mapping[str, Any]]:
         """The plans that ran, the newest where they are very many."""
-        plans: Sequence[Mapping[str, Any]] = self.report["plans"][-MOST_PLANS:]
+        plans: Sequence[Mapping[str, Any]] = self.report["plans"][-MAX_PLANS:]
         return plans
 
     def hits(self, frame: Frame) -> str:
         """Return a faint line for every interruption, unless they would hide the rest."""
-        if len(self.report["interruptions"]) > MOST_HITS:
+        if len(self.report["interruptions"]) > MAX_HITS:
             return ""
         drawn = (
             f"M{frame.x(self.from_s + hit['at_s']):.1f} {frame.above}V{frame.base}"
@@ -70,15 +75,15 @@ class Scene:
 
 def throughput(scene: Scene) -> str:
     """Examples per second, with its range, and what each plan was predicted to do."""
-    bins = scene.past.throughput.means()
-    width_s = scene.past.throughput.width_s
+    bins = scene.history.throughput.means()
+    width_s = scene.history.throughput.width_s
     plans = [(plan, _predicted(scene, plan)) for plan in scene.plans]
     top = max((mean for _, mean, _, _ in bins), default=1.0)
     top = plot.nice_top(1.05 * max([top, *(speed for _, speed in plans)]))
     frame = scene.frame(top, height=190, above=26)
-    means = lines.with_gaps(lines.whole(bins, width_s, scene.to_s), width_s)
+    means = _with_gaps(_means(bins, width_s, scene.to_s), width_s)
     parts = [plot.axes(frame, _halves(top, _plain)), scene.hits(frame)]
-    parts.append(plot.path(lines.band(frame, bins, width_s), "band"))
+    parts.append(plot.path(_band(frame, bins, width_s), "band"))
     for plan, speed in plans:
         begin_s = scene.from_s + _since(scene, plan)
         y = frame.y(speed)
@@ -100,8 +105,8 @@ def throughput(scene: Scene) -> str:
 
 def fleet(scene: Scene) -> str:
     """VMs held, and how many of them trained; plans as boxes with their shape."""
-    held = lines.held(scene.rented)
-    working = lines.working(scene.stretches)
+    held = _held(scene.rented)
+    working = _working(scene.intervals)
     top = plot.nice_top(max((count for _, count in held), default=1.0))
     frame = scene.frame(top, height=140)
     what = f"VMs held and VMs at work over time, at most {top:g}."
@@ -140,7 +145,9 @@ def shapes(scene: Scene) -> str:
 
 def prices(scene: Scene) -> tuple[str, list[str]]:
     """Prices of the offers that mattered, and their names in order of colour."""
-    offered = lines.price_lines(scene.rented, scene.past.prices.values(), PRICE_LINES)
+    offered = _main_price_lines(
+        scene.rented, scene.history.prices.values(), PRICE_LINES
+    )
     spend = [usd for line in offered for _, usd in line.points]
     top = plot.nice_top(max(spend, default=1.0))
     frame = scene.frame(top)
@@ -148,9 +155,7 @@ def prices(scene: Scene) -> tuple[str, list[str]]:
     names = []
     for number, line in enumerate(offered):
         name = _offer_name(line)
-        data = plot.step_path(
-            frame, thinned(line.points, lines.MOST_POINTS), scene.to_s
-        )
+        data = plot.step_path(frame, downsampled(line.points, MAX_POINTS), scene.to_s)
         parts.append(plot.path(data, f"line c{number}", name))
         names.append(name)
     what = "USD per hour of one VM over time: " + ("; ".join(names) or "none was seen")
@@ -162,19 +167,19 @@ def money(scene: Scene) -> str:
     cost = scene.report["cost"]
     kinds = cost["usd_by_kind"]
     beside = kinds["storage"] + kinds["egress"]
-    spent = lines.spent(
+    spent = _spent_over_time(
         scene.rented, lambda one: one.cost.usd, beside, scene.from_s, scene.to_s
     )
-    dear = lines.spent(
+    on_demand = _spent_over_time(
         scene.rented, lambda one: one.if_on_demand.usd, beside, scene.from_s, scene.to_s
     )
-    budgets = [(at_s, usd) for at_s, usd in scene.past.budgets if math.isfinite(usd)]
-    most = max(value for line in (spent, dear, [(0, 0)]) for _, value in line)
+    budgets = [(at_s, usd) for at_s, usd in scene.history.budgets if math.isfinite(usd)]
+    most = max(value for line in (spent, on_demand, [(0, 0)]) for _, value in line)
     caps = max((usd for _, usd in budgets), default=0.0)
     top = plot.nice_top(max(most, caps if caps < 4 * most else 0.0))
     frame = scene.frame(top, height=150)
     parts = [plot.axes(frame, _halves(top, _price)), scene.hits(frame)]
-    parts.append(plot.path(plot.line_path(frame, dear), "line c2", "on demand"))
+    parts.append(plot.path(plot.line_path(frame, on_demand), "line c2", "on demand"))
     if caps <= top:
         data = plot.step_path(frame, budgets, scene.to_s)
         parts.append(plot.path(data, "budget", f"budget {dollars(caps)}"))
@@ -200,14 +205,14 @@ SHAPES = {
 """What marks a moment, drawn from its middle; no two alike, whatever the colour."""
 
 
-def happenings(scene: Scene) -> str:
+def events(scene: Scene) -> str:
     """Events in lanes, each with a hover title."""
     lanes: dict[str, list[tuple[float, str]]] = {}
     for entry in scene.report["timeline"]:
         kind = entry["kind"] if entry["kind"] in SHAPES else "other"
         if entry["kind"] != "price":
             lanes.setdefault(kind, []).append((entry["at_s"], _told(entry)))
-    for at_s, step in scene.past.checkpoints:
+    for at_s, step in scene.history.checkpoints:
         told = f"checkpoint of step {step:g}"
         lanes.setdefault("checkpoint", []).append((at_s - scene.from_s, told))
     names = [kind for kind in SHAPES if kind in lanes]
@@ -227,15 +232,131 @@ def _marks(
     frame: Frame, from_s: float, y: float, kind: str, marks: list[tuple[float, str]]
 ) -> Iterable[str]:
     shape = SHAPES[kind]
-    for at_s, told in marks[-MOST_MARKS:]:
+    for at_s, told in marks[-MAX_MARKS:]:
         yield plot.path(
             f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", told
         )
     rest = (
         f"M{frame.x(from_s + at_s):.0f} {y:.1f}{shape}"
-        for at_s, _ in marks[:-MOST_MARKS]
+        for at_s, _ in marks[:-MAX_MARKS]
     )
     yield plot.path("".join(dict.fromkeys(rest)), f"mark k-{kind}")
+
+
+# --- Lines: what was measured and billed, as points over time -------------------------
+
+
+def _means(bins: Sequence[Bin], width_s: float, to_s: float) -> list[Point]:
+    """Return the means; that of the last bin over the time that has passed of it."""
+    points = [(at_s, mean) for at_s, mean, _, _ in bins]
+    if points and (passed_s := to_s - points[-1][0]) < width_s:
+        at_s, mean = points[-1]
+        top = bins[-1][3]
+        points[-1] = (at_s, min(top, mean * width_s / max(passed_s, 1e-6)))
+    return points
+
+
+def _with_gaps(points: Sequence[Point], width_s: float) -> list[Point]:
+    """Let a line fall to 0 where nothing is known."""
+    filled: list[Point] = []
+    for at_s, value in points:
+        if filled and at_s - filled[-1][0] > 1.5 * width_s:
+            filled.append((filled[-1][0] + width_s, 0.0))
+        filled.append((at_s, value))
+    return filled
+
+
+def _band(frame: Frame, bins: Sequence[Bin], width_s: float) -> str:
+    """Return boxes from the slowest to the fastest mini-batch of each bin."""
+    return "".join(
+        f"M{frame.x(at_s):.1f} {frame.y(low):.1f}V{frame.y(high):.1f}"
+        f"H{frame.x(at_s + width_s):.1f}V{frame.y(low):.1f}Z"
+        for at_s, _, low, high in bins
+        if high > low
+    )
+
+
+def _counted(changes: Iterable[tuple[float, float]]) -> list[Point]:
+    """Return the running sum of changes, one point a moment."""
+    points: list[Point] = []
+    level = 0.0
+    for at_s, change in sorted(changes):
+        level += change
+        if points and points[-1][0] == at_s:
+            points[-1] = (at_s, level)
+        else:
+            points.append((at_s, level))
+    return downsampled(points, MAX_POINTS)
+
+
+def _held(rented: Iterable[Rental]) -> list[Point]:
+    """Return how many VMs were rented from when on."""
+    return _counted(
+        change
+        for one in rented
+        for change in ((one.launched_s, 1.0), (one.end_s, -1.0))
+    )
+
+
+def _working(intervals: Iterable[Interval]) -> list[Point]:
+    """Return on how many VMs a generation trained from when on."""
+    return _counted(
+        change
+        for one in intervals
+        if one.activity == "training"
+        for change in (
+            (one.from_s, float(len(one.slots))),
+            (one.to_s, -float(len(one.slots))),
+        )
+    )
+
+
+def _spent_over_time(
+    rented: Iterable[Rental],
+    usd: Callable[[Rental], float],
+    beside: float,
+    from_s: float,
+    to_s: float,
+) -> list[Point]:
+    """Return dollars over time; each VM's money flows evenly while it is billed, and
+    what storage and traffic cost, over the whole job."""
+    changes: list[tuple[float, float]] = []
+    for one in rented:
+        if one.billed_s > 0:
+            rate = usd(one) / one.billed_s
+            changes.append((one.launched_s, rate))
+            changes.append((one.launched_s + one.billed_s, -rate))
+    span_s = max(to_s - from_s, 1.0)
+    changes += [(from_s, beside / span_s), (to_s, -beside / span_s)]
+    points: list[Point] = []
+    level = rate = 0.0
+    before_s = from_s
+    for at_s, change in sorted(changes):
+        level += rate * (at_s - before_s)
+        rate, before_s = rate + change, at_s
+        points.append((at_s, level))
+    return downsampled(points, MAX_POINTS)
+
+
+def _main_price_lines(
+    rented: Iterable[Rental], prices: Iterable[PriceSeries], most: int
+) -> list[PriceSeries]:
+    """Return the offers on which most was spent, then the cheapest spot offers."""
+    dollars: dict[tuple[str, str, str, bool], float] = {}
+    for one in rented:
+        key = _place(one.offer)
+        dollars[key] = dollars.get(key, 0.0) + one.cost.usd
+
+    def rank(line: PriceSeries) -> tuple[float, bool, float]:
+        usd = dollars.get(_place(line.offer), 0.0)
+        return -usd, not line.offer.spot, line.points[-1][1]
+
+    lines = [line for line in prices if line.points]
+    return sorted(lines, key=rank)[:most]
+
+
+def _place(offer: Offer) -> tuple[str, str, str, bool]:
+    return offer.cloud, offer.zone, offer.instance_type, offer.spot
 
 
 # --- Words and numbers ----------------------------------------------------------------
@@ -276,7 +397,7 @@ def _told(entry: Mapping[str, Any]) -> str:
     )
 
 
-def _offer_name(line: PriceLine) -> str:
+def _offer_name(line: PriceSeries) -> str:
     offer = line.offer
     market = "" if offer.spot else " on demand"
     return f"{offer.instance_type} in {offer.zone}{market}"

@@ -19,21 +19,21 @@ from spottrain.varuna_manager.reporting.costs import rentals
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.html import charts as pictures
 from spottrain.varuna_manager.reporting.html.style import STYLE
-from spottrain.varuna_manager.reporting.html.text import (
+from spottrain.varuna_manager.reporting.text import (
     Row,
     events_rows,
     interruption_rows,
-    kinds_of,
     money_rows,
     plan_rows,
     summary,
     tiles,
+    time_kinds,
     zone_rows,
 )
 
-MOST_ROWS = 300
+MAX_ROWS = 300
 """Of one table."""
-MOST_OPEN = 40
+MAX_OPEN_ROWS = 40
 """Longer tables are folded up."""
 _POLICY = (
     '<meta http-equiv="Content-Security-Policy" '
@@ -47,7 +47,7 @@ class PageError(SpottrainError):
 
 
 def write_page(
-    path: Path, report: dict[str, Any], state: State, past: JobHistory
+    path: Path, report: dict[str, Any], state: State, history: JobHistory
 ) -> None:
     """Write a job's page, whole or not at all.
 
@@ -55,29 +55,31 @@ def write_page(
         path: Of the HTML file; its folder must exist.
         report: As ``views.report`` gives it.
         state: What it was made of; so is past.
-        past: The job's past.
+        history: The job's past.
 
     Raises:
         PageError: The file cannot be written.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_text(page(report, state, past), encoding="utf-8", errors="replace")
+        draft.write_text(
+            page(report, state, history), encoding="utf-8", errors="replace"
+        )
         draft.replace(path)
     except OSError as error:
         raise PageError(
             f"{path}: cannot write the report: {error.strerror}; name another file"
-        ) from None
+        ) from error
 
 
-def page(report: dict[str, Any], state: State, past: JobHistory) -> str:
+def page(report: dict[str, Any], state: State, history: JobHistory) -> str:
     """Return a job's report as HTML; the arguments are those of ``write_page``."""
     at_s = state.submitted_at_s + report["wall_s"]
     scene = pictures.Scene(
         report=report,
-        past=past,
-        rented=rentals(state, past, at_s),
-        stretches=past.stretches(at_s),
+        history=history,
+        rented=rentals(state, history, at_s),
+        intervals=history.intervals(at_s),
         from_s=state.submitted_at_s,
         to_s=at_s,
     )
@@ -127,7 +129,7 @@ def _spending(report: Mapping[str, Any]) -> str:
     seconds = cost["vm_seconds"]
     billed_s = seconds["billed"]
     bar, rows = "", []
-    for kind, words in kinds_of(cost).items():
+    for kind, words in time_kinds(cost).items():
         css = "morph-time" if kind == "morph" else kind
         share = seconds[kind] / billed_s if billed_s else 0.0
         if share > 0:
@@ -183,7 +185,7 @@ def _pictures(scene: pictures.Scene) -> str:
             pictures.money(scene),
             [("line c0", "spent"), ("line c2", "on demand"), ("budget", "budget")],
         ),
-        _figure("Events", pictures.happenings(scene), [("", "hover to read")]),
+        _figure("Events", pictures.events(scene), [("", "hover to read")]),
     ]
     return "<h2>Over time</h2>" + "".join(keys)
 
@@ -236,7 +238,7 @@ def _tables(report: Mapping[str, Any]) -> str:
 def _section(
     title: str, names: Sequence[str], rows: Sequence[Row], is_open: bool
 ) -> str:
-    opened = " open" if is_open and len(rows) <= MOST_OPEN else ""
+    opened = " open" if is_open and len(rows) <= MAX_OPEN_ROWS else ""
     return (
         f"<details{opened}><summary>{title} ({len(rows)})</summary>"
         f"{_table(names, rows) if rows else '<p>None.</p>'}</details>"
@@ -248,8 +250,8 @@ def _table(names: Sequence[str], rows: Sequence[Row]) -> str:
     css = [' class="r"' if name.startswith("r:") else "" for name in names]
     shown = rows
     note = ""
-    if len(rows) > MOST_ROWS:
-        half = MOST_ROWS // 2
+    if len(rows) > MAX_ROWS:
+        half = MAX_ROWS // 2
         shown = [*rows[:half], *rows[-half:]]
         left_out = len(rows) - len(shown)
         note = f"<caption>{left_out} rows in the middle are left out</caption>"

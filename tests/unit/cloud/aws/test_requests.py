@@ -14,6 +14,7 @@ from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.requests import AwsPlacement
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.facts import make_offer
 from spottrain.cloud.port.provider import LaunchRequest, VmState
 
 FACTS = FakeFacts()
@@ -22,8 +23,10 @@ PLACE = AwsPlacement("subnet-1", ("sg-1",), "key", "ami-1", "/dev/sda1")
 
 
 def wish(spot: bool = True, token: str = "t", usd: float = 0.4) -> LaunchRequest:
-    offer = requests.offer_of(
+    offer = make_offer(
         FACTS,
+        cloud="aws",
+        family="G and VT",
         region="us-east-1",
         zone="us-east-1a",
         instance_type="g5.xlarge",
@@ -92,14 +95,14 @@ def test_everything_rented_is_tagged_and_on_demand_is_no_spot_request() -> None:
 
 def test_a_role_and_a_missing_key_are_said_or_not_said() -> None:
     settings = AwsSettings(instance_types=(), instance_profile="role")
-    place = AwsPlacement("subnet-1", ("sg-1",), "", "ami-1", "/dev/sda1")
-    asked = requests.run_instances(wish(), place, settings)
+    placement = AwsPlacement("subnet-1", ("sg-1",), "", "ami-1", "/dev/sda1")
+    asked = requests.run_instances(wish(), placement, settings)
     assert asked["IamInstanceProfile"] == {"Name": "role"}
     assert "KeyName" not in asked
 
 
 @pytest.mark.parametrize(
-    ("text", "ended_at"),
+    ("text", "ended_at_s"),
     [
         ("User initiated (2026-11-20 07:49:24 GMT)", 1795160964.0),
         ("Service initiated (2026-11-20 07:49:24 UTC)", 1795160964.0),

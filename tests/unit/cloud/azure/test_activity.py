@@ -10,7 +10,12 @@ from hypothesis import strategies as st
 from tests.fakes.azure import ZONE, FakeAzure
 from tests.unit.cloud.azure.renting import offer_in, rent, sent, wish
 
-from spottrain.cloud.azure.activity import ActivityEvent, VmLifetime, event_of, lives
+from spottrain.cloud.azure.activity import (
+    ActivityEvent,
+    VmLifetime,
+    event_of,
+    lifetimes,
+)
 from spottrain.cloud.azure.provider import AzureProvider
 from spottrain.cloud.port.errors import CloudError, NoCapacityError
 from spottrain.cloud.port.provider import Vm, VmState
@@ -61,13 +66,13 @@ def step(at_s: float, what: str, change: str = "a", vm_id: str = "vm") -> Activi
 def test_a_life_is_from_the_launch_to_the_first_end(
     steps: tuple[str, ...], life: VmLifetime | None
 ) -> None:
-    found = lives(step(at_s, what) for at_s, what in enumerate(steps))
+    found = lifetimes(step(at_s, what) for at_s, what in enumerate(steps))
     assert found == ({} if life is None else {"vm": life})
 
 
 def test_a_launch_that_is_repeated_and_refused_does_not_undo_the_first() -> None:
     again = (step(1, "+Started", "b"), step(2, "+Failed", "b"))
-    assert lives((step(0, "+Accepted"), *again, step(3, "-Succeeded"))) == {
+    assert lifetimes((step(0, "+Accepted"), *again, step(3, "-Succeeded"))) == {
         "vm": VmLifetime(0, 3)
     }
 
@@ -92,9 +97,9 @@ def test_lives_do_not_depend_on_the_order_of_the_answer_or_on_other_vms(
 ) -> None:
     shuffled = [*events, *events]
     chance.shuffle(shuffled)
-    found = lives(events)
-    assert lives(shuffled) == found
-    alone = lives(event for event in events if event.vm_id == "vm")
+    found = lifetimes(events)
+    assert lifetimes(shuffled) == found
+    alone = lifetimes(event for event in events if event.vm_id == "vm")
     assert alone.get("vm") == found.get("vm")
     for life in found.values():
         assert life.from_s is None or life.from_s <= life.until_s

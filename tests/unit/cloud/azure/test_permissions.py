@@ -72,7 +72,7 @@ def test_all_that_is_asked_of_azure_is_on_the_lists(azure: FakeAzure) -> None:
         provider.list_all()
         provider.check()
         provider.ssh_target(vm.vm_id)
-        azure.ask("paces", evict_s=600)
+        azure.ask("delays", evict_s=600)
         provider.interrupt(vm.vm_id)
         provider.terminate([vm.vm_id])
         provider.release("job")

@@ -106,7 +106,7 @@ def test_a_stock_out_is_no_capacity_and_leaves_no_vm(
 
 def test_machines_that_are_undecided_count_until_they_fail(azure: FakeAzure) -> None:
     azure.ask("moods", late=True)
-    azure.ask("paces", create_s=30)
+    azure.ask("delays", create_s=30)
     provider = azure.provider(allocation_s=0.05)
     vms = rent(provider, 4)
     assert {vm.state for vm in vms} == {VmState.STARTING}

@@ -17,8 +17,9 @@ from spottrain.cloud.azure import answers, requests
 from spottrain.cloud.azure.requests import AzurePlacement
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.facts import make_offer
 from spottrain.cloud.port.provider import LaunchRequest
-from spottrain.cloud.ssh.transport.host_keys import new_host_key
+from spottrain.cloud.ssh_keys import new_host_key
 from spottrain.pricing.prices.catalogue import catalogue
 
 KIND = "Standard_NC4as_T4_v3"
@@ -31,8 +32,10 @@ FACTS = catalogue()
 def wish(
     spot: bool = True, token: str = "t", usd: float = 0.4, zone: str = "eastus-2"
 ) -> LaunchRequest:
-    offer = answers.offer_of(
+    offer = make_offer(
         FACTS,
+        cloud="azure",
+        family="",
         region="eastus",
         zone=zone,
         instance_type=KIND,
@@ -47,10 +50,10 @@ def wish(
 
 def vm(
     asked: LaunchRequest | None = None,
-    place: AzurePlacement = PLACE,
+    placement: AzurePlacement = PLACE,
     settings: AzureSettings = SETTINGS,
 ) -> dict[str, Any]:
-    return requests.virtual_machine(asked or wish(), "vm-0", place, KEY, settings)
+    return requests.virtual_machine(asked or wish(), "vm-0", placement, KEY, settings)
 
 
 def boot_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -141,7 +144,7 @@ def test_a_vm_boots_with_one_host_key_and_a_lease() -> None:
 
 
 def test_without_an_identity_a_vm_can_only_switch_itself_off() -> None:
-    body = vm(place=AzurePlacement("/net", "", accelerated=False))
+    body = vm(placement=AzurePlacement("/net", "", accelerated=False))
     assert "identity" not in body
     assert boot_of(body)["runcmd"][0][2] == lease.boot_script(600.5)
 

@@ -15,10 +15,9 @@ from tests.fakes.sshd import WHY_NOT
 from tests.unit.cloud.azure.renting import rent
 
 from spottrain.cloud.port.provider import SshTarget
-from spottrain.cloud.ssh.transport.host_keys import new_host_key
 from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError, UnreachableHostError
-from spottrain.cloud.ssh.transport.keys import ensure_key
 from spottrain.cloud.ssh.transport.session import Session
+from spottrain.cloud.ssh_keys import ensure_key, new_host_key
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 

@@ -16,8 +16,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.cloud.data.cache import Cache, missing, num_bytes
-from spottrain.cloud.data.request import DataAwayError, DataError, DataRequest
+from spottrain.cloud.data.cache import Cache, missing_files, num_bytes
+from spottrain.cloud.data.request import DataError, DataRequest, DataUnavailableError
 from spottrain.cloud.data.sources import SourceFile
 
 WISH = DataRequest(name="corpus", url="s3://bucket/corpus/")
@@ -42,14 +42,14 @@ class Shelf:
 
     def fetch(self, file: SourceFile, target: Path) -> None:
         if file.name in self.away:
-            raise DataAwayError(f"{file.name} is away")
+            raise DataUnavailableError(f"{file.name} is away")
         target.parent.mkdir(parents=True, exist_ok=True)
         target.write_bytes(self.content[file.name])
         self.fetched.append(file.name)
 
 
-def bring(cache: Cache, shelf: Shelf, request: DataRequest = WISH) -> Path:
-    return cache.bring(request, shelf, lambda line: None)
+def ensure(cache: Cache, shelf: Shelf, request: DataRequest = WISH) -> Path:
+    return cache.ensure(request, shelf, lambda line: None)
 
 
 def read(folder: Path) -> dict[str, bytes]:
@@ -62,48 +62,48 @@ def read(folder: Path) -> dict[str, bytes]:
 
 def test_what_was_fetched_is_not_fetched_again(tmp_path: Path) -> None:
     shelf = Shelf({"a": b"1", "below/b": b"22"})
-    first = bring(Cache(tmp_path), shelf)
+    first = ensure(Cache(tmp_path), shelf)
     assert read(first) == shelf.content
-    assert bring(Cache(tmp_path), shelf) == first
+    assert ensure(Cache(tmp_path), shelf) == first
     assert sorted(shelf.fetched) == ["a", "below/b"]
 
 
 def test_one_object_is_a_file(tmp_path: Path) -> None:
     shelf = Shelf({"words.bin": b"123"}, is_folder=False)
-    path = bring(Cache(tmp_path), shelf)
+    path = ensure(Cache(tmp_path), shelf)
     assert (path.name, path.read_bytes()) == ("words.bin", b"123")
 
 
 def test_another_version_lies_beside_the_first(tmp_path: Path) -> None:
-    old = bring(Cache(tmp_path), Shelf({"a": b"1"}))
-    new = bring(Cache(tmp_path), Shelf({"a": b"2"}, version="2"))
+    old = ensure(Cache(tmp_path), Shelf({"a": b"1"}))
+    new = ensure(Cache(tmp_path), Shelf({"a": b"2"}, version="2"))
     assert (read(old), read(new)) == ({"a": b"1"}, {"a": b"2"})
 
 
 def test_what_has_arrived_is_kept_when_the_rest_does_not(tmp_path: Path) -> None:
     shelf = Shelf({"a": b"1", "b": b"2"}, away={"b"})
-    with pytest.raises(DataAwayError, match="b is away"):
-        bring(Cache(tmp_path), shelf)
+    with pytest.raises(DataUnavailableError, match="b is away"):
+        ensure(Cache(tmp_path), shelf)
     assert not [p for p in tmp_path.iterdir() if p.is_dir() and p.suffix != ".part"]
     shelf.away.clear()
     shelf.fetched.clear()
-    assert read(bring(Cache(tmp_path), shelf)) == shelf.content
+    assert read(ensure(Cache(tmp_path), shelf)) == shelf.content
     assert shelf.fetched == ["b"]
 
 
 def test_a_file_that_was_taken_away_is_fetched_again(tmp_path: Path) -> None:
     shelf = Shelf({"a": b"1", "b": b"22"})
-    path = bring(Cache(tmp_path), shelf)
+    path = ensure(Cache(tmp_path), shelf)
     (path / "b").write_bytes(b"2")
     shelf.fetched.clear()
-    assert read(bring(Cache(tmp_path), shelf)) == shelf.content
+    assert read(ensure(Cache(tmp_path), shelf)) == shelf.content
     assert shelf.fetched == ["b"]
 
 
 def test_two_at_the_same_time_fetch_once(tmp_path: Path) -> None:
     shelf = Shelf({f"{n}": b"x" * n for n in range(20)})
     with ThreadPoolExecutor() as pool:
-        paths = set(pool.map(lambda _: bring(Cache(tmp_path), shelf), range(4)))
+        paths = set(pool.map(lambda _: ensure(Cache(tmp_path), shelf), range(4)))
     assert len(paths) == 1
     assert len(shelf.fetched) == 20
 
@@ -118,7 +118,7 @@ def test_a_disk_that_is_too_small_is_told_with_both_figures(tmp_path: Path) -> N
     with pytest.raises(
         DataError, match=r"needs 1,000,000\.0 TB, [\d,.]+ [GMT]B are free in"
     ):
-        bring(Cache(tmp_path), Huge({}))
+        ensure(Cache(tmp_path), Huge({}))
 
 
 def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
@@ -127,8 +127,8 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
         def fetch(self, file: SourceFile, target: Path) -> None:
             raise OSError(28, "No space left on device")
 
-    with pytest.raises(DataError, match=r"s3://bucket/corpus/.*is full; make room"):
-        bring(Cache(tmp_path), Full({"a": b"1"}))
+    with pytest.raises(DataError, match=r"s3://bucket/corpus/.*is full; free space"):
+        ensure(Cache(tmp_path), Full({"a": b"1"}))
 
 
 @pytest.mark.parametrize(
@@ -137,8 +137,8 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
 def test_names_that_no_files_can_have_are_told(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
-    with pytest.raises(DataError, match=r"cannot be kept under its names: .*rename it"):
-        bring(Cache(tmp_path), Shelf(dict.fromkeys(names, b"1")))
+    with pytest.raises(DataError, match=r"a name cannot be used here: .*rename it"):
+        ensure(Cache(tmp_path), Shelf(dict.fromkeys(names, b"1")))
 
 
 class Usage(NamedTuple):
@@ -158,16 +158,16 @@ def test_room_is_made_by_what_was_unused_for_longest(
     paths = []
     for n, name in enumerate(("first", "second")):
         request = DataRequest(name=name, url=f"s3://bucket/{name}/")
-        paths.append(bring(Cache(tmp_path), Shelf({name: b"x" * 40}), request))
+        paths.append(ensure(Cache(tmp_path), Shelf({name: b"x" * 40}), request))
         os.utime(paths[-1], (n, n))
     cache = Cache(tmp_path, may_evict=may_evict)
     if may_evict:
-        third = bring(cache, Shelf({"third": b"x" * 50}))
+        third = ensure(cache, Shelf({"third": b"x" * 50}))
         assert [p.exists() for p in (*paths, third)] == [False, True, True]
         assert (tmp_path / "not-ours").exists()
     else:
-        with pytest.raises(DataError, match="make room"):
-            bring(cache, Shelf({"third": b"x" * 50}))
+        with pytest.raises(DataError, match="free space"):
+            ensure(cache, Shelf({"third": b"x" * 50}))
         assert all(p.exists() for p in paths)
 
 
@@ -175,10 +175,10 @@ def test_what_the_job_uses_itself_makes_no_room(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path, may_evict=True)
-    bring(cache, Shelf({"a": b"1"}), DataRequest(name="a", url="s3://bucket/a/"))
+    ensure(cache, Shelf({"a": b"1"}), DataRequest(name="a", url="s3://bucket/a/"))
     monkeypatch.setattr(shutil, "disk_usage", lambda _: Usage(0))
-    with pytest.raises(DataError, match="make room"):
-        bring(cache, Shelf({"b": b"1"}))
+    with pytest.raises(DataError, match="free space"):
+        ensure(cache, Shelf({"b": b"1"}))
     assert len([p for p in tmp_path.iterdir() if p.is_dir()]) == 2
 
 
@@ -203,24 +203,24 @@ UNPACKED = DataRequest(name="images", url="s3://bucket/images.tar", unpack=True)
 def test_an_archive_is_found_unpacked(tmp_path: Path, kind: str) -> None:
     shelf = Shelf({"images.tar": archive(tmp_path, kind)}, is_folder=False)
     cache = Cache(tmp_path / "cache")
-    path = bring(cache, shelf, UNPACKED)
+    path = ensure(cache, shelf, UNPACKED)
     assert read(path) == {"folder/a.txt": b"one"}
-    assert bring(cache, shelf, UNPACKED) == path
+    assert ensure(cache, shelf, UNPACKED) == path
     assert shelf.fetched == ["images.tar"]
     assert not list((tmp_path / "cache").glob("*.archive"))
 
 
 def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
     shelf = Shelf({"images.tar": b"hello"}, is_folder=False)
-    with pytest.raises(DataError, match="is no tar or zip archive"):
-        bring(Cache(tmp_path), shelf, UNPACKED)
+    with pytest.raises(DataError, match="is not a tar or zip archive"):
+        ensure(Cache(tmp_path), shelf, UNPACKED)
 
 
 def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
     data = archive(tmp_path, "gz")
     shelf = Shelf({"images.tar": data[: len(data) // 2]}, is_folder=False)
-    with pytest.raises(DataError, match=r"no tar or zip archive|cannot be unpacked"):
-        bring(Cache(tmp_path), shelf, UNPACKED)
+    with pytest.raises(DataError, match=r"not a tar or zip archive|cannot be unpacked"):
+        ensure(Cache(tmp_path), shelf, UNPACKED)
 
 
 def test_an_archive_cannot_leave_its_folder(tmp_path: Path) -> None:
@@ -228,7 +228,7 @@ def test_an_archive_cannot_leave_its_folder(tmp_path: Path) -> None:
         tar.addfile(tarfile.TarInfo("../../outside"))
     shelf = Shelf({"images.tar": (tmp_path / "made").read_bytes()}, is_folder=False)
     with pytest.raises(DataError, match="cannot be unpacked"):
-        bring(Cache(tmp_path / "cache"), shelf, UNPACKED)
+        ensure(Cache(tmp_path / "cache"), shelf, UNPACKED)
     assert not list(tmp_path.rglob("outside"))
 
 
@@ -244,9 +244,9 @@ def test_who_waits_for_the_lock_finds_what_the_other_brought(tmp_path: Path) -> 
 
     slow, other = Slow({"a": b"1"}), Shelf({"a": b"1"})
     with ThreadPoolExecutor() as pool:
-        first = pool.submit(bring, Cache(tmp_path), slow)
+        first = pool.submit(ensure, Cache(tmp_path), slow)
         assert reached.wait(20)
-        second = pool.submit(bring, Cache(tmp_path), other)
+        second = pool.submit(ensure, Cache(tmp_path), other)
         may_go.set()
         assert first.result(20) == second.result(20)
     assert other.fetched == []
@@ -275,5 +275,5 @@ def test_missing_is_what_is_not_there_in_full(
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             (folder / name).write_bytes(data)
     expected = {name for name, (_, is_there) in wanted.items() if not is_there}
-    assert {file.name for file in missing(folder, files)} == expected
+    assert {file.name for file in missing_files(folder, files)} == expected
     assert num_bytes(files) == sum(len(data) for data, _ in wanted.values())

@@ -13,13 +13,14 @@ from tests.fakes.object_store import S3
 from tests.fakes.web import Web, serve_web
 
 from spottrain.cloud.data.request import (
-    DataAwayError,
     DataError,
+    DataMissingError,
     DataRequest,
-    NothingThereError,
+    DataUnavailableError,
 )
-from spottrain.cloud.data.sources import SourceFile, files_of, look
-from spottrain.storage.store import Version, open_store
+from spottrain.cloud.data.sources import SourceFile, files_of, open_source
+from spottrain.storage.open import open_store
+from spottrain.storage.store import Version
 
 
 @pytest.fixture
@@ -40,7 +41,7 @@ def put(s3: S3, **content: bytes) -> None:
 
 def test_a_prefix_is_a_folder_of_all_below_it(s3: S3, tmp_path: Path) -> None:
     put(s3, a=b"1", below__b=b"22")
-    source = look(request(s3.url("corpus/")))
+    source = open_source(request(s3.url("corpus/")))
     assert source.is_folder
     assert [(f.name, f.num_bytes) for f in source.files] == [("a", 1), ("below/b", 2)]
     assert len({f.etag for f in source.files} - {""}) == 2
@@ -50,7 +51,7 @@ def test_a_prefix_is_a_folder_of_all_below_it(s3: S3, tmp_path: Path) -> None:
 
 def test_without_a_slash_it_is_one_object(s3: S3, tmp_path: Path) -> None:
     put(s3, a=b"1", below__b=b"22")
-    source = look(request(s3.url("corpus/below/b")))
+    source = open_source(request(s3.url("corpus/below/b")))
     assert not source.is_folder
     assert [(f.name, f.num_bytes) for f in source.files] == [("b", 2)]
     source.fetch(source.files[0], tmp_path / "b")
@@ -59,31 +60,33 @@ def test_without_a_slash_it_is_one_object(s3: S3, tmp_path: Path) -> None:
 
 def test_an_object_that_changes_has_another_etag(s3: S3) -> None:
     put(s3, a=b"1")
-    before = look(request(s3.url("corpus/a"))).files
+    before = open_source(request(s3.url("corpus/a"))).files
     put(s3, a=b"2")
-    assert look(request(s3.url("corpus/a"))).files != before
+    assert open_source(request(s3.url("corpus/a"))).files != before
 
 
 @pytest.mark.parametrize("prefix", ["nothing/", "nothing"])
 def test_nothing_is_told_as_nothing(s3: S3, prefix: str) -> None:
-    with pytest.raises(NothingThereError, match=r"^data corpus \(s3://.*check the URL"):
-        look(request(s3.url(prefix)))
+    with pytest.raises(DataMissingError, match=r"^data corpus \(s3://.*check the URL"):
+        open_source(request(s3.url(prefix)))
 
 
 def test_a_bucket_that_does_not_exist_is_the_authors(s3: S3) -> None:
     with pytest.raises(DataError, match="no such bucket"):
-        look(request(s3.url("corpus/").replace(s3.bucket, "no-such-bucket")))
+        open_source(request(s3.url("corpus/").replace(s3.bucket, "no-such-bucket")))
 
 
 def test_a_server_that_is_not_there_may_come_back(s3: S3) -> None:
-    with pytest.raises(DataAwayError, match=r"^data corpus \(s3://"):
-        look(request("s3://bucket/a?endpoint_url=http://127.0.0.1:1"), patience_s=0.1)
+    with pytest.raises(DataUnavailableError, match=r"^data corpus \(s3://"):
+        open_source(
+            request("s3://bucket/a?endpoint_url=http://127.0.0.1:1"), patience_s=0.1
+        )
 
 
 def test_the_wrong_hash_is_told_and_the_file_removed(s3: S3, tmp_path: Path) -> None:
     put(s3, a=b"1")
-    source = look(request(s3.url("corpus/a"), sha256="0" * 64))
-    with pytest.raises(DataError, match="not that of the job file"):
+    source = open_source(request(s3.url("corpus/a"), sha256="0" * 64))
+    with pytest.raises(DataError, match="differs from the job file"):
         source.fetch(source.files[0], tmp_path / "a")
     assert not (tmp_path / "a").exists()
 
@@ -91,7 +94,7 @@ def test_the_wrong_hash_is_told_and_the_file_removed(s3: S3, tmp_path: Path) -> 
 def test_a_web_servers_file_is_fetched(web: Web, tmp_path: Path) -> None:
     web.files["/below/words.bin"] = b"x" * 5000
     sha256 = hashlib.sha256(b"x" * 5000).hexdigest()
-    source = look(request(f"{web.url}/below/words.bin", sha256=sha256))
+    source = open_source(request(f"{web.url}/below/words.bin", sha256=sha256))
     (file,) = source.files
     assert (file.name, file.num_bytes, bool(file.etag)) == ("words.bin", 5000, True)
     source.fetch(file, tmp_path / "words.bin")
@@ -106,9 +109,11 @@ def test_a_connection_that_breaks_is_gone_on_from(
     content = bytes(range(256)) * 20_000
     web.files["/a"], web.breaks_after = content, 3_000_000
     web.knows_ranges = knows_ranges
-    source = look(request(f"{web.url}/a"))
+    source = open_source(request(f"{web.url}/a"))
     (file,) = source.files
-    with pytest.raises(DataAwayError, match=r"connection lost|got 3000000 of 5120000"):
+    with pytest.raises(
+        DataUnavailableError, match=r"connection lost|got 3000000 of 5120000"
+    ):
         source.fetch(file, tmp_path / "a")
     assert not (tmp_path / "a").exists()
     source.fetch(file, tmp_path / "a")
@@ -118,11 +123,11 @@ def test_a_connection_that_breaks_is_gone_on_from(
 
 def test_half_of_another_version_is_not_gone_on_from(web: Web, tmp_path: Path) -> None:
     web.files["/a"], web.breaks_after = b"1" * 4_000_000, 3_000_000
-    source = look(request(f"{web.url}/a"))
-    with pytest.raises(DataAwayError):
+    source = open_source(request(f"{web.url}/a"))
+    with pytest.raises(DataUnavailableError):
         source.fetch(source.files[0], tmp_path / "a")
     web.files["/a"] = b"2" * 4_000_000
-    source = look(request(f"{web.url}/a"))
+    source = open_source(request(f"{web.url}/a"))
     source.fetch(source.files[0], tmp_path / "a")
     assert (tmp_path / "a").read_bytes() == b"2" * 4_000_000
 
@@ -130,25 +135,25 @@ def test_half_of_another_version_is_not_gone_on_from(web: Web, tmp_path: Path) -
 @pytest.mark.parametrize(
     ("says", "kind"),
     [
-        (404, NothingThereError),
+        (404, DataMissingError),
         (403, DataError),
         (401, DataError),
-        (429, DataAwayError),
-        (503, DataAwayError),
+        (429, DataUnavailableError),
+        (503, DataUnavailableError),
     ],
 )
 def test_what_a_web_server_says_decides_whose_it_is(
     web: Web, says: int, kind: type[Exception]
 ) -> None:
     web.files["/a"], web.says = b"1", says
-    with pytest.raises(kind, match=f"its server says {says}") as caught:
-        look(request(f"{web.url}/a"))
+    with pytest.raises(kind, match=f"its server answered {says}") as caught:
+        open_source(request(f"{web.url}/a"))
     assert type(caught.value) is kind
 
 
 def test_a_web_server_that_is_not_there_may_come_back() -> None:
-    with pytest.raises(DataAwayError, match=r"no answer: .*refused"):
-        look(request("http://127.0.0.1:1/a"))
+    with pytest.raises(DataUnavailableError, match=r"no answer: .*refused"):
+        open_source(request("http://127.0.0.1:1/a"))
 
 
 def versions(*names: str, num_bytes: int = 0) -> list[Version]:
@@ -165,8 +170,8 @@ def test_an_object_that_is_a_folder_too_is_refused_before_anything_is_fetched(
     s3: S3,
 ) -> None:
     put(s3, a=b"1", a__b=b"2")
-    with pytest.raises(DataError, match="'a' is an object and, by the names of others"):
-        look(request(s3.url("corpus/")))
+    with pytest.raises(DataError, match="'a' is both an object and a folder"):
+        open_source(request(s3.url("corpus/")))
 
 
 @pytest.mark.parametrize("last", ["..", "%2e%2e", "a%00b"])
@@ -176,26 +181,26 @@ def test_a_url_that_ends_in_no_files_name_is_refused(
 ) -> None:
     web.files[f"/{last}"] = b"1"
     above = {"s3": "s3://bucket", "http": web.url}[scheme]
-    with pytest.raises(DataError, match="an object has the name"):
-        look(request(f"{above}/{last}"), patience_s=0.1)
+    with pytest.raises(DataError, match=r"object name .* is not allowed"):
+        open_source(request(f"{above}/{last}"), patience_s=0.1)
 
 
 @pytest.mark.parametrize("last", ["two words", "gr\u00f6\u00dfe", "line\nline", "a\0b"])
 def test_what_is_no_url_is_the_authors(web: Web, last: str) -> None:
-    with pytest.raises(DataError, match=r"is no URL: .*check it"):
-        look(request(f"{web.url}/{last}"))
+    with pytest.raises(DataError, match=r"invalid URL: .*check it"):
+        open_source(request(f"{web.url}/{last}"))
 
 
 @pytest.mark.parametrize("claims", ["many", "-1", "1e3", ""])
 def test_a_size_that_is_no_number_is_none(web: Web, claims: str) -> None:
     web.files["/a"], web.claims = b"1", claims
-    with pytest.raises(DataError, match="does not tell its size"):
-        look(request(f"{web.url}/a"))
+    with pytest.raises(DataError, match="does not report its size"):
+        open_source(request(f"{web.url}/a"))
 
 
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "a/\0"])
 def test_a_name_that_leads_out_is_refused(name: str) -> None:
-    with pytest.raises(DataError, match="an object has the name"):
+    with pytest.raises(DataError, match=r"object name .* is not allowed"):
         list(files_of(request("s3://b/"), versions(name, num_bytes=1)))
 
 

@@ -16,6 +16,7 @@ from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.requests import GcpPlacement
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port import lease, tags
+from spottrain.cloud.port.facts import make_offer
 from spottrain.cloud.port.provider import LaunchRequest
 
 SETTINGS = GcpSettings(
@@ -36,8 +37,11 @@ def wish(
     job: str = "job",
     intent: str = "intent-1",
 ) -> LaunchRequest:
-    offer = answers.offer_of(
+    offer = make_offer(
         FakeFacts(),
+        cloud="gcp",
+        region=requests.region_of(ZONE),
+        family=answers.family_of(kind),
         zone=ZONE,
         instance_type=kind,
         spot=spot,

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.cloud.gcp.translate import (
-    may_pass,
+    is_transient,
     raise_failed,
     translate,
     translating_errors,
@@ -176,4 +176,4 @@ def test_a_call_that_got_no_answer_is_explained(
     ],
 )
 def test_what_may_pass_is_tried_again(error: Exception, again: bool) -> None:
-    assert may_pass(error) is again
+    assert is_transient(error) is again

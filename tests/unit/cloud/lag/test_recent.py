@@ -44,13 +44,13 @@ def test_what_was_launched_is_listed_until_the_cloud_had_its_time() -> None:
     clock = Clock()
     recent = RecentCalls(10, clock)
     recent.launched([vm("a")])
-    assert recent.amend("j", []) == (vm("a"),)
-    assert recent.amend("another", []) == ()
+    assert recent.reconcile("j", []) == (vm("a"),)
+    assert recent.reconcile("another", []) == ()
     assert recent.expects("a")
     running = vm("a", VmState.RUNNING)
-    assert recent.amend("j", [running]) == (running,)
+    assert recent.reconcile("j", [running]) == (running,)
     clock.now_s = 11
-    assert recent.amend("j", []) == ()
+    assert recent.reconcile("j", []) == ()
     assert not recent.expects("a")
 
 
@@ -59,10 +59,10 @@ def test_what_was_terminated_never_runs_again() -> None:
     recent = RecentCalls(10, clock)
     recent.launched([vm("a"), vm("b")])
     recent.terminated(["a", "b"])
-    (listed,) = recent.amend("j", [vm("a", VmState.RUNNING)])
+    (listed,) = recent.reconcile("j", [vm("a", VmState.RUNNING)])
     assert listed.state is VmState.STOPPING
     gone = vm("a", VmState.TERMINATED)
-    assert recent.amend("j", [gone]) == (gone,)
+    assert recent.reconcile("j", [gone]) == (gone,)
     assert not recent.expects("b")
 
 
@@ -77,7 +77,7 @@ def test_nothing_is_doubled_and_only_the_dead_are_left_out(
     recent = RecentCalls(10, Clock())
     recent.launched(vm(name) for name in sorted(launched))
     recent.terminated(sorted(terminated))
-    seen = recent.amend("j", [vm(name, VmState.RUNNING) for name in sorted(listed)])
+    seen = recent.reconcile("j", [vm(name, VmState.RUNNING) for name in sorted(listed)])
     ids = [each.vm_id for each in seen]
     assert len(ids) == len(set(ids))
     assert set(ids) == listed | (launched - terminated)
@@ -96,5 +96,5 @@ def test_what_is_not_listed_is_looked_at_where_that_can_be_done() -> None:
         asked.append(unlisted.vm_id)
         return vm("a", VmState.RUNNING) if unlisted.vm_id == "a" else None
 
-    assert recent.amend("j", [], look) == (vm("a", VmState.RUNNING),)
+    assert recent.reconcile("j", [], look) == (vm("a", VmState.RUNNING),)
     assert asked == ["a", "b"]

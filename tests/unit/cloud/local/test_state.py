@@ -110,7 +110,7 @@ def test_what_takes_a_vm_away_keeps_its_capacity(kind: EventKind) -> None:
     assert driver.available() == 1
     driver.cloud.ended(victim, 300.0)
     assert driver.available() == 1
-    driver.cloud.give_back(victim)
+    driver.cloud.restore_capacity(victim)
     assert driver.available() == 2
     driver.apply("capacity", zone="a", count=6)
     assert driver.available() == 5

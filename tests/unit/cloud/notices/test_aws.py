@@ -11,7 +11,7 @@ from tests.fakes.metadata import FakeMetadata, running
 from tests.unit.cloud.metadata_vms import Vms
 
 from spottrain.cloud.notices.aws import read_action
-from spottrain.cloud.notices.hear import AtRisk, Taken
+from spottrain.cloud.notices.hear import AtRisk, PreemptionAnnounced
 from spottrain.cloud.notices.source import NoAnswerError
 
 
@@ -50,7 +50,7 @@ def test_a_rebalance_recommendation_is_told_once_and_is_no_notice(vms: Vms) -> N
 def test_whatever_is_done_to_a_vm_it_is_taken(vms: Vms, action: str) -> None:
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=-5.0, action=action)
-        assert one.next() == Taken(0.0)
+        assert one.next() == PreemptionAnnounced(0.0)
 
 
 def test_a_token_that_cannot_be_sent_back_is_not_used(vms: Vms) -> None:

@@ -13,8 +13,8 @@ from tests.fakes.metadata import FakeMetadata, running
 from tests.unit.cloud.metadata_vms import Vms
 
 from spottrain.cloud.notices import hear
-from spottrain.cloud.notices.azure import endings
-from spottrain.cloud.notices.hear import Taken
+from spottrain.cloud.notices.azure import ending_events
+from spottrain.cloud.notices.hear import PreemptionAnnounced
 from spottrain.cloud.notices.source import NoAnswerError
 
 
@@ -60,7 +60,7 @@ def test_an_event_that_begins_leaves_no_time(vms: Vms) -> None:
         event_id = vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
         assert one.lead_s() > 20
         vms.fake.ask("begin", event_id=event_id)
-        assert one.next() == Taken(0.0)
+        assert one.next() == PreemptionAnnounced(0.0)
 
 
 def test_what_concerns_this_vm_is_acknowledged_once(vms: Vms) -> None:
@@ -127,13 +127,13 @@ ODD: list[Any] = [
 @pytest.mark.parametrize("odd", ODD)
 def test_an_odd_event_hides_no_other(odd: Any) -> None:
     text = json.dumps({"Events": [odd, event("a", 30, "Preempt"), odd]})
-    assert [one.lead_s for one in endings(text, "a", 1e9)] == [30.0]
+    assert [one.lead_s for one in ending_events(text, "a", 1e9)] == [30.0]
 
 
 @pytest.mark.parametrize("at", ["soon", 5, None, ["x"]])
 def test_an_event_whose_time_cannot_be_read_leaves_none(at: Any) -> None:
     odd = {**event("a", 30, "Preempt"), "NotBefore": at}
-    (ending,) = endings(json.dumps({"Events": [odd]}), "a", 1e9)
+    (ending,) = ending_events(json.dumps({"Events": [odd]}), "a", 1e9)
     assert (ending.event_id, ending.lead_s) == ("a30", 0.0)
 
 
@@ -141,7 +141,7 @@ def test_an_event_whose_time_cannot_be_read_leaves_none(at: Any) -> None:
 def test_the_endings_of_this_vm_are_found_whatever_stands_beside(
     events: list[dict[str, Any]],
 ) -> None:
-    found = endings(json.dumps({"Events": events}), "a", 1e9)
+    found = ending_events(json.dumps({"Events": events}), "a", 1e9)
     mine = [one for one in events if one["Resources"] in (["a"], ["A"])]
     mine = [one for one in mine if one["EventType"] != "Freeze"]
     assert [one.event_id for one in found] == [one["EventId"] for one in mine]
@@ -163,4 +163,4 @@ JSON = st.recursive(
 @given(st.one_of(st.text(), JSON.map(lambda x: json.dumps({"Events": x}))))
 def test_any_other_document_is_no_answer_or_no_event(text: str) -> None:
     with contextlib.suppress(NoAnswerError):
-        assert all(one.lead_s >= 0 for one in endings(text, "a", 0.0))
+        assert all(one.lead_s >= 0 for one in ending_events(text, "a", 0.0))

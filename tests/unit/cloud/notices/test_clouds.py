@@ -12,7 +12,7 @@ from tests.fakes.metadata import FakeMetadata, running
 from tests.unit.cloud.metadata_vms import Vms
 
 from spottrain.cloud.notices import hear
-from spottrain.cloud.notices.hear import AtRisk, Kept, Taken
+from spottrain.cloud.notices.hear import AtRisk, NoticeWithdrawn, PreemptionAnnounced
 from spottrain.cloud.notices.source import PreemptionNotice, VmOutlook
 from spottrain.cloud.port.errors import CloudError
 
@@ -58,9 +58,9 @@ def test_a_notice_given_before_anyone_listened_is_heard(vms: Vms) -> None:
 def test_a_cancelled_notice_is_told_and_another_one_too(vms: Vms) -> None:
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
-        assert isinstance(one.next(), Taken)
+        assert isinstance(one.next(), PreemptionAnnounced)
         vms.fake.ask("withdraw", vm=one.name)
-        assert one.next() == Kept()
+        assert one.next() == NoticeWithdrawn()
         vms.fake.ask("preempt", vm=one.name, lead_s=20.5)
         assert one.lead_s() > 15
 
@@ -92,7 +92,7 @@ def test_listening_survives_what_a_service_does_wrong(
     vms.fake.ask("fail", operation=MAIN[vms.cloud], **fault)
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
-        assert isinstance(one.next(), Taken)
+        assert isinstance(one.next(), PreemptionAnnounced)
         done = vms.operations(one.name)
     assert done.count(MAIN[vms.cloud]) >= 3
     assert one.heard.empty()
@@ -101,7 +101,7 @@ def test_listening_survives_what_a_service_does_wrong(
 def test_a_failure_after_a_notice_takes_nothing_back(vms: Vms) -> None:
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
-        assert isinstance(one.next(), Taken)
+        assert isinstance(one.next(), PreemptionAnnounced)
         vms.fake.ask("fail", operation="*", kind="error", status=500, times=2)
         vms.wait_for_answers(one.name)
     assert one.heard.empty()
@@ -141,7 +141,7 @@ def test_an_absent_service_is_asked_ever_more_rarely(
     vms: Vms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(hear.URL_VARIABLE, "http://127.0.0.1:1")
-    source, stop = hear.source({"kind": vms.cloud}), Impatient(9)
+    source, stop = hear.open_source({"kind": vms.cloud}), Impatient(9)
     hear.listen(source, lambda _: pytest.fail("nobody said anything"), stop)
     assert stop.waited_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
 
@@ -155,7 +155,7 @@ def test_listening_takes_less_than_a_hundredth_of_a_core(vms: Vms) -> None:
             vms.fake.ask("nudge", vm="cost_optimal")
         source.ask()
     spent_s = (time.thread_time() - began_s) / questions
-    every_s = hear.source({"kind": vms.cloud}).every_s
+    every_s = hear.open_source({"kind": vms.cloud}).every_s
     assert every_s >= 1.0
     assert spent_s < SHARE * every_s
 
@@ -163,7 +163,7 @@ def test_listening_takes_less_than_a_hundredth_of_a_core(vms: Vms) -> None:
 def test_every_request_is_one_that_the_service_takes(vms: Vms) -> None:
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
-        assert isinstance(one.next(), Taken)
+        assert isinstance(one.next(), PreemptionAnnounced)
         hear.acknowledge(one.source)
     assert vms.fake.ask("drifts") == []
 
@@ -218,15 +218,19 @@ def test_news_are_what_has_changed() -> None:
     early, late = PreemptionNotice("a", 30.0), PreemptionNotice("b", 9.0)
     for before, now, told in (
         (VmOutlook(), VmOutlook(), ()),
-        (VmOutlook(), VmOutlook(early), (Taken(30.0),)),
+        (VmOutlook(), VmOutlook(early), (PreemptionAnnounced(30.0),)),
         (VmOutlook(early), VmOutlook(PreemptionNotice("a", 20.0)), ()),
-        (VmOutlook(early), VmOutlook(late), (Taken(9.0),)),
-        (VmOutlook(early), VmOutlook(), (Kept(),)),
+        (VmOutlook(early), VmOutlook(late), (PreemptionAnnounced(9.0),)),
+        (VmOutlook(early), VmOutlook(), (NoticeWithdrawn(),)),
         (VmOutlook(), VmOutlook(at_risk=True), (AtRisk(),)),
-        (VmOutlook(at_risk=True), VmOutlook(early, at_risk=True), (Taken(30.0),)),
-        (VmOutlook(early, at_risk=True), VmOutlook(), (Kept(),)),
+        (
+            VmOutlook(at_risk=True),
+            VmOutlook(early, at_risk=True),
+            (PreemptionAnnounced(30.0),),
+        ),
+        (VmOutlook(early, at_risk=True), VmOutlook(), (NoticeWithdrawn(),)),
     ):
-        assert hear.news(before, now) == told
+        assert hear.changes_between(before, now) == told
 
 
 @pytest.mark.parametrize(
@@ -237,4 +241,4 @@ def test_an_address_that_is_none_is_refused(
 ) -> None:
     monkeypatch.setenv(hear.URL_VARIABLE, url)
     with pytest.raises(CloudError, match="metadata service"):
-        hear.source({"kind": "aws"})
+        hear.open_source({"kind": "aws"})

@@ -7,7 +7,7 @@ from tests.fakes.metadata import FakeMetadata, running
 from tests.unit.cloud.metadata_vms import Vms
 
 from spottrain.cloud.notices.gcp import LEAD_S
-from spottrain.cloud.notices.hear import Kept, Taken
+from spottrain.cloud.notices.hear import NoticeWithdrawn, PreemptionAnnounced
 from spottrain.cloud.notices.source import NoAnswerError
 
 
@@ -28,7 +28,7 @@ def test_one_question_stays_open_until_the_notice_comes(vms: Vms) -> None:
         assert vms.fake.ask("wait_for_question", vm=one.name)
         assert vms.operations(one.name) == ["preempted"] * 2
         vms.fake.ask("preempt", vm=one.name)
-        assert one.next() == Taken(LEAD_S)
+        assert one.next() == PreemptionAnnounced(LEAD_S)
 
 
 def test_a_change_between_two_questions_is_heard(vms: Vms) -> None:
@@ -52,9 +52,9 @@ def test_an_answer_without_news_is_not_told(vms: Vms) -> None:
         assert vms.fake.ask("wait_for_question", vm=one.name)
         vms.fake.ask("nudge", vm=one.name)
         vms.fake.ask("preempt", vm=one.name)
-        assert one.next() == Taken(LEAD_S)
+        assert one.next() == PreemptionAnnounced(LEAD_S)
         vms.fake.ask("withdraw", vm=one.name)
-        assert one.next() == Kept()
+        assert one.next() == NoticeWithdrawn()
     assert one.heard.empty()
 
 

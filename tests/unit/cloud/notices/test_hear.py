@@ -23,16 +23,16 @@ TIMEOUT_S = 20
 
 
 @contextmanager
-def watching(cloud: Cloud, vm: Vm) -> Iterator[queue.Queue[hear.News]]:
+def watching(cloud: Cloud, vm: Vm) -> Iterator[queue.Queue[hear.NoticeChange]]:
     """Listens for the VM's notices in a thread, as an agent does."""
-    heard: queue.Queue[hear.News] = queue.Queue()
+    heard: queue.Queue[hear.NoticeChange] = queue.Queue()
     stop = threading.Event()
     source = {
         "kind": "local",
         "socket": str(cloud.folder / "cloud.sock"),
         "vm_id": vm.vm_id,
     }
-    ears = hear.source(source)
+    ears = hear.open_source(source)
     thread = threading.Thread(target=hear.listen, args=(ears, heard.put, stop))
     thread.start()
     try:
@@ -44,9 +44,9 @@ def watching(cloud: Cloud, vm: Vm) -> Iterator[queue.Queue[hear.News]]:
         assert not thread.is_alive()
 
 
-def lead_s(heard: queue.Queue[hear.News]) -> float:
+def lead_s(heard: queue.Queue[hear.NoticeChange]) -> float:
     said = heard.get(timeout=TIMEOUT_S)
-    assert isinstance(said, hear.Taken)
+    assert isinstance(said, hear.PreemptionAnnounced)
     return said.lead_s
 
 
@@ -78,10 +78,10 @@ def test_a_notice_given_before_anyone_listened_is_heard(cloud: Cloud) -> None:
 
 
 def test_listening_survives_that_nobody_answers(cloud: Cloud) -> None:
-    heard: list[hear.News] = []
+    heard: list[hear.NoticeChange] = []
     stop = threading.Event()
     source = {"kind": "local", "socket": str(cloud.folder / "none"), "vm_id": "vm"}
-    ears = hear.source(source)
+    ears = hear.open_source(source)
     thread = threading.Thread(target=hear.listen, args=(ears, heard.append, stop))
     thread.start()
     stop.set()
@@ -92,11 +92,11 @@ def test_listening_survives_that_nobody_answers(cloud: Cloud) -> None:
 
 def test_an_unknown_kind_is_refused() -> None:
     with pytest.raises(CloudError, match="got 'moon'"):
-        hear.source({"kind": "moon"})
+        hear.open_source({"kind": "moon"})
 
 
 def test_nobody_gives_notice_where_nobody_rents_out() -> None:
-    source = hear.source({"kind": "none"})
+    source = hear.open_source({"kind": "none"})
     assert source.ask() == VmOutlook()
     hear.acknowledge(source)
 

@@ -50,11 +50,11 @@ def test_a_vm_whose_agent_gave_up_the_lease_ends_itself(tmp_path: Path) -> None:
 
 def test_an_answer_of_the_manager_renews_the_lease(tmp_path: Path) -> None:
     file = tmp_path / "lease"
-    lease.heard(file)
+    lease.renew(file)
     assert not file.exists()
     file.touch()
     os.utime(file, (0, 0))
-    lease.heard(file)
+    lease.renew(file)
     assert time.time() - file.stat().st_mtime < 60
 
 

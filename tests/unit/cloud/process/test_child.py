@@ -18,9 +18,11 @@ import pytest
 from tests.unit.cloud.child_provider import OFFER
 
 from spottrain.cloud.port import errors
+from spottrain.cloud.port.abilities import ABILITIES
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, ThrottledError
 from spottrain.cloud.port.provider import (
     AgentBootstrap,
+    CloudProvider,
     LaunchRequest,
     Quota,
     ReachedBySsh,
@@ -29,7 +31,6 @@ from spottrain.cloud.port.provider import (
     StartsAgents,
     VmState,
 )
-from spottrain.cloud.process.calls import ABILITIES, PORT
 from spottrain.cloud.process.child import ChildProvider, in_child
 from spottrain.errors import UserCodeError
 
@@ -77,7 +78,7 @@ def _await_end(pid: int) -> None:
 def test_it_has_the_abilities_of_the_provider_inside_and_no_others(make: Make) -> None:
     child = make()
     assert child.name == "odd"
-    assert isinstance(child, PORT)
+    assert isinstance(child, CloudProvider)
     able = {name for name, kind in ABILITIES.items() if isinstance(child, kind)}
     assert able == {"ReportsQuota", "ReachedBySsh", "StartsAgents"}
 
@@ -141,7 +142,10 @@ def test_a_bug_of_the_provider_is_an_error_of_one_line(make: Make) -> None:
     child = make()
     with pytest.raises(CloudError) as caught:
         child.terminate(["bug"])
-    assert str(caught.value) == "odd: terminate failed inside: ZeroDivisionError: 1/0"
+    assert (
+        str(caught.value)
+        == "odd: terminate failed unexpectedly: ZeroDivisionError: 1/0"
+    )
     assert child.pid is not None
 
 
@@ -216,7 +220,7 @@ def test_after_close_every_call_fails(make: Make) -> None:
     child.close()
     child.close()
     _gone(pid)
-    with pytest.raises(CloudError, match="is closed already"):
+    with pytest.raises(CloudError, match="is already closed"):
         child.offers()
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spottrain.morphing.adapt.balance import LEAST_OBSERVATIONS, ShareBalancer, start
+from spottrain.morphing.adapt.balance import MIN_OBSERVATIONS, ShareBalancer, start
 from spottrain.morphing.errors import PlanError
 
 Cluster = Callable[[Sequence[int]], list[float]]
@@ -39,7 +39,7 @@ def run(
     return controller, changes
 
 
-def test_one_change_finds_the_shares_of_unlike_machines() -> None:
+def test_one_change_finds_the_shares_of_different_machines() -> None:
     controller, changes = run(start([20, 20, 20]), cores(3, 5, 12), 50)
     assert changes == [(9, 15, 36)]
     assert controller.replica_bounds == (0, 9, 24, 60)
@@ -47,7 +47,9 @@ def test_one_change_finds_the_shares_of_unlike_machines() -> None:
 
 @pytest.mark.parametrize("total", [20, 60, 200, 5000])
 @pytest.mark.parametrize("fixed_s", [0.0, 0.5])
-def test_unlike_machines_settle_within_two_changes(total: int, fixed_s: float) -> None:
+def test_different_machines_settle_within_two_changes(
+    total: int, fixed_s: float
+) -> None:
     even = [total // 3 + (k < total % 3) for k in range(3)]
     cluster = cores(3, 5, 12, fixed_s=fixed_s)
     controller, changes = run(start(even), cluster, 300)
@@ -114,18 +116,18 @@ def test_a_machine_that_became_slow_is_noticed_in_a_few_minibatches() -> None:
     st.lists(st.floats(1e-3, 1e3), min_size=6, max_size=6),
     st.integers(1, 30),
 )
-def test_the_sum_stays_and_nobody_is_left_without_whatever_is_observed(
+def test_for_any_observations_the_sum_stays_and_every_replica_keeps_a_share(
     shares: list[int], times_s: list[float], minibatches: int
 ) -> None:
-    controller = start(shares, most=[b + 3 for b in shares])
+    controller = start(shares, limits=[b + 3 for b in shares])
     for turn in range(minibatches):
         seen = [times_s[(k + turn) % 6] for k in range(len(shares))]
         controller = controller.observe(seen)
         assert sum(controller.shares) == sum(shares)
-        for b, most, limit in zip(
-            controller.shares, controller.most, shares, strict=True
+        for b, limits, limit in zip(
+            controller.shares, controller.limits, shares, strict=True
         ):
-            assert 1 <= b <= most <= limit + 3
+            assert 1 <= b <= limits <= limit + 3
 
 
 def cliff(shares: Sequence[int]) -> list[float]:
@@ -136,7 +138,7 @@ def cliff(shares: Sequence[int]) -> list[float]:
 
 def test_a_share_that_slowed_its_replica_down_is_not_given_again() -> None:
     controller, changes = run(start([15, 9]), cliff, 400)
-    assert controller.most[1] == 9
+    assert controller.limits[1] == 9
     assert len(changes) <= 4
     assert max(cliff(controller.shares)) <= 15 / 2
     # Without what was learned it would go there again and again.
@@ -149,18 +151,18 @@ def test_a_share_that_slowed_its_replica_down_is_not_given_again() -> None:
 
 
 def test_no_bound_is_learned_that_leaves_no_room() -> None:
-    controller, _ = run(start([15, 9], most=[14 + 1, 24]), cliff, 5)
-    tight = start([15, 9], most=[15, 9])
+    controller, _ = run(start([15, 9], limits=[14 + 1, 24]), cliff, 5)
+    tight = start([15, 9], limits=[15, 9])
     ended, changes = run(tight, cliff, 50)
     assert not changes
-    assert sum(ended.most) >= 24
-    assert sum(controller.most) >= 24
+    assert sum(ended.limits) >= 24
+    assert sum(controller.limits) >= 24
 
 
-def test_what_fits_is_never_exceeded() -> None:
-    controller, changes = run(start([10, 10], most=[20, 12]), cores(1, 4), 50)
+def test_limits_are_never_exceeded() -> None:
+    controller, changes = run(start([10, 10], limits=[20, 12]), cores(1, 4), 50)
     assert changes == [(8, 12)]
-    assert controller.most == (20, 12)
+    assert controller.limits == (20, 12)
 
 
 def test_a_change_below_the_dead_band_is_not_made() -> None:
@@ -177,9 +179,9 @@ def test_one_outlier_changes_nothing() -> None:
         assert controller.shares == (10, 10, 10)
 
 
-def test_what_slows_all_alike_is_not_taken_for_noise() -> None:
+def test_a_slowdown_of_all_replicas_is_not_taken_for_noise() -> None:
     controller = start([15, 15])
-    for turn in range(LEAST_OBSERVATIONS):
+    for turn in range(MIN_OBSERVATIONS):
         factor = 1.0 + turn
         controller = controller.observe([1.0 * factor, 2.0 * factor])
     assert controller.shares == (20, 10)
@@ -198,7 +200,7 @@ def test_times_that_cannot_be_are_refused(times_s: list[float]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("shares", "most", "dead_band", "smoothing"),
+    ("shares", "limits", "dead_band", "smoothing"),
     [
         ([], None, 0.05, 0.1),
         ([0, 1], None, 0.05, 0.1),
@@ -209,7 +211,7 @@ def test_times_that_cannot_be_are_refused(times_s: list[float]) -> None:
     ],
 )
 def test_a_controller_that_cannot_be_is_refused(
-    shares: list[int], most: list[int] | None, dead_band: float, smoothing: float
+    shares: list[int], limits: list[int] | None, dead_band: float, smoothing: float
 ) -> None:
     with pytest.raises(PlanError, match="shares must be"):
-        start(shares, most=most, dead_band=dead_band, smoothing=smoothing)
+        start(shares, limits=limits, dead_band=dead_band, smoothing=smoothing)

@@ -1,4 +1,4 @@
-"""When to morph: what pays, what waits, and what is mended at once."""
+"""The morph policy: what pays, what waits, and what is replaced at once."""
 
 from __future__ import annotations
 
@@ -108,14 +108,14 @@ def test_there_is_no_earlier_time_from_which_so_much_quiet_can_be_expected(
 
 
 @given(moments, rates, rates, st.floats(0.1, 1e4), st.floats(1.0, 10.0))
-def test_what_costs_more_never_pays_sooner(
+def test_a_more_expensive_morph_never_pays_sooner(
     losses_at_s: list[float], slow: float, more: float, cost: float, factor: float
 ) -> None:
     seen, present = outlook(losses_at_s), MorphOption(examples_per_s=slow)
     cheap = MorphOption(examples_per_s=slow + more, cost_s=cost)
-    dear = replace(cheap, cost_s=cost * factor)
+    costly = replace(cheap, cost_s=cost * factor)
     assert morph_at_s(present, cheap, seen, math.inf) <= morph_at_s(
-        present, dear, seen, math.inf
+        present, costly, seen, math.inf
     )
 
 
@@ -152,7 +152,7 @@ def test_where_losses_are_frequent_a_plan_that_survives_them_is_chosen() -> None
     assert rough.data_parallel_width >= fastest.data_parallel_width
 
 
-def test_a_warm_spare_takes_the_place_of_what_was_lost() -> None:
+def test_a_warm_spare_takes_the_lost_vm_s_place() -> None:
     fleet = inputs(vms=5, sections=4, virtual_nodes=16, memory_bytes=112 * 2**20)
     before = choose_plan(fleet).plan
     assert before is not None

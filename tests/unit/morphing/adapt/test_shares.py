@@ -42,17 +42,17 @@ def test_no_other_shares_end_sooner(seconds: list[float], data: st.DataObject) -
     count = len(seconds)
     total = data.draw(st.integers(count, 12))
     one_each = st.lists(st.integers(1, 12), min_size=count, max_size=count)
-    most = data.draw(one_each.filter(lambda limits: sum(limits) >= total))
+    limits = data.draw(one_each.filter(lambda limits: sum(limits) >= total))
     fixed_s = data.draw(
         st.lists(st.sampled_from([0.0, 0.5, 40.0]), min_size=count, max_size=count)
     )
-    bounds = share_virtual_nodes(total, seconds, most, fixed_s=fixed_s)
+    bounds = share_virtual_nodes(total, seconds, limits, fixed_s=fixed_s)
     shares = tuple(sizes(bounds))
-    every = list(splits(total, most))
+    every = list(splits(total, limits))
     assert shares in every
     best_s = min(slowest_s(one, seconds, fixed_s) for one in every)
     assert slowest_s(shares, seconds, fixed_s) == best_s
-    assert share_virtual_nodes(total, seconds, most, fixed_s=fixed_s) == bounds
+    assert share_virtual_nodes(total, seconds, limits, fixed_s=fixed_s) == bounds
 
 
 @given(
@@ -88,12 +88,12 @@ def test_a_replica_four_times_as_fast_gets_four_times_as_much() -> None:
     assert sizes(share_virtual_nodes(64, seconds)) == [16, 16, *[4] * 8]
 
 
-def test_what_does_not_fit_goes_to_the_others() -> None:
+def test_virtual_nodes_that_do_not_fit_go_to_the_other_replicas() -> None:
     assert sizes(share_virtual_nodes(20, [1.0, 4.0, 4.0], [6, 20, 20])) == [6, 7, 7]
 
 
 @pytest.mark.parametrize(
-    ("total", "seconds", "most", "fixed_s", "message"),
+    ("total", "seconds", "limits", "fixed_s", "message"),
     [
         (2, [1.0] * 3, None, None, "got 3 replicas for 2"),
         (2, [], None, None, "got 0 replicas"),
@@ -103,18 +103,18 @@ def test_what_does_not_fit_goes_to_the_others() -> None:
         (4, [1.0, 1.0], None, [0.0, -1.0], "fixed times must be 0 or more"),
         (4, [1.0, 1.0], None, [0.0], "2 replicas need as many"),
         (4, [1.0, 1.0], [1, 2], None, "can hold 3 virtual nodes"),
-        (4, [1.0, 1.0], [0, 9], None, "0 the one with least room"),
+        (4, [1.0, 1.0], [0, 9], None, "the smallest 0: got"),
     ],
 )
-def test_what_cannot_be_shared_is_refused(
+def test_impossible_shares_are_refused(
     total: int,
     seconds: list[float],
-    most: list[int] | None,
+    limits: list[int] | None,
     fixed_s: list[float] | None,
     message: str,
 ) -> None:
     with pytest.raises(PlanError, match=message):
-        share_virtual_nodes(total, seconds, most, fixed_s=fixed_s)
+        share_virtual_nodes(total, seconds, limits, fixed_s=fixed_s)
 
 
 @pytest.mark.parametrize("speeds", [(1.0, 1.0, 1.0), (1.0, 0.5, 2.0)])

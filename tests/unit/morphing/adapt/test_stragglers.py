@@ -178,7 +178,7 @@ def steady(busy_s: list[float], shares: list[int], depth: int) -> StragglerWatch
     return watch
 
 
-def test_what_a_replacement_saves_is_what_the_others_wait_now() -> None:
+def test_a_replacement_saves_the_time_that_the_others_wait_now() -> None:
     # Replica 0 takes 4 micro-batches of 1 s, replica 1 as many of 2 s in one stage.
     watch = steady([4.0, 4.0, 4.0, 8.0], [4, 4], 2)
     assert watch.saved_s(watch.stragglers()) == pytest.approx(4.0)
@@ -192,7 +192,7 @@ def test_a_replacement_saves_also_where_the_others_have_taken_work_over() -> Non
     assert watch.saved_s((straggler,)) == pytest.approx(1.5)
 
 
-def test_nothing_is_said_before_enough_was_seen() -> None:
+def test_no_straggler_is_reported_before_enough_observations() -> None:
     watch = StragglerWatch(pipeline_depth=1)
     assert watch.stragglers() == ()
     samples = [RankSample(busy_s=b, expected_s=1.0, microbatches=1) for b in (1.0, 5.0)]

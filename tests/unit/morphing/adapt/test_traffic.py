@@ -32,7 +32,7 @@ MODEL = replace(
         ("aaab", 8 * 10 + 2 * 400),  # half the examples leave the first replica's zone
     ],
 )
-def test_what_goes_from_place_to_place_is_counted_there_and_back(
+def test_traffic_between_places_is_counted_in_both_directions(
     zones: str, num_bytes: int
 ) -> None:
     plan = plan_over(tuple("1234"))
@@ -41,7 +41,7 @@ def test_what_goes_from_place_to_place_is_counted_there_and_back(
     assert sent_bytes(plan, MODEL, where).total() == num_bytes
 
 
-def test_it_is_told_by_the_places_that_it_goes_between() -> None:
+def test_traffic_is_counted_between_the_places_of_the_vms() -> None:
     plan = replace(plan_over(tuple("1234")), replica_bounds=(0, 4, 8))
     where = dict(zip("1234", ("a", "a", "b", "c"), strict=True))
     assert sent_bytes(plan, MODEL, where) == {

@@ -5,16 +5,16 @@ from dataclasses import replace
 from tests.unit.morphing.plan.test_choose import MIB, inputs, linked, plan_of
 from tests.unit.morphing.steps import FACTS, plan
 
-from spottrain.morphing.memory.handover import handover_bytes
-from spottrain.morphing.memory.memory import PAGE_BYTES, megabytes
-from spottrain.morphing.plan.choose import PlanInputs, choose_plan
+from spottrain.morphing.memory.memory import PAGE_BYTES, handover_bytes, megabytes
+from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet
 from spottrain.wire import Plan
 
 SECTION_BYTES = 800 + 800 + 1600 + PAGE_BYTES
 
 
-def test_a_hand_over_holds_what_was_and_what_is_to_be() -> None:
+def test_a_handover_holds_the_old_and_the_new_sections() -> None:
     halves = plan(2, 1, 4)
     uneven = replace(halves, stage_bounds=(0, 1, 4))
     assert handover_bytes(FACTS, halves, halves) == (3 * SECTION_BYTES,) * 2
@@ -36,7 +36,7 @@ def test_room_to_undo_is_for_the_largest_of_both() -> None:
     assert handover_bytes(facts, swapped, first) == (both + 101_600 + PAGE_BYTES,) * 2
 
 
-def test_who_is_new_has_nothing_to_hold_on_to() -> None:
+def test_a_new_worker_holds_no_old_sections() -> None:
     first, other = plan(2, 1, 4, ["a", "b"]), plan(1, 1, 4, ["c"])
     assert handover_bytes(FACTS, other, first) == (5 * SECTION_BYTES,)
 
@@ -56,7 +56,7 @@ def running(depth: int, width: int, stage_bounds: tuple[int, ...]) -> Plan:
     return replace(some, microbatch_size=4, minibatch_size=64)
 
 
-def test_a_plan_that_leaves_no_room_for_the_one_before_is_not_gone_over_to() -> None:
+def test_a_plan_that_leaves_no_room_for_the_handover_is_not_chosen() -> None:
     case, before = heavy(8, 2800), running(3, 3, (0, 3, 6, 8))
     free = plan_of(case)
     assert free.shape == "2x4"
@@ -69,8 +69,8 @@ def test_a_plan_that_leaves_no_room_for_the_one_before_is_not_gone_over_to() -> 
     assert row.step_s is None
     assert "its sections and those of 3x3 at once need" in row.why_not
     assert f"a device has {megabytes(2800 * MIB)}" in row.why_not
-    roomy = replace(heavy(8, 3500), previous=before)
-    assert plan_of(roomy).shape == plan_of(replace(roomy, previous=None)).shape
+    large = replace(heavy(8, 3500), previous=before)
+    assert plan_of(large).shape == plan_of(replace(large, previous=None)).shape
 
 
 def test_a_plan_that_can_go_on_is_not_left_for_one_that_finds_no_room() -> None:
@@ -87,7 +87,7 @@ def test_a_plan_that_cannot_go_on_is_left_all_the_same() -> None:
     assert plan_of(replace(case, previous=lost_one)).shape == plan_of(case).shape
 
 
-def test_the_shape_that_runs_is_always_weighed() -> None:
+def test_the_running_shape_is_always_considered() -> None:
     case = replace(inputs(vms=7, virtual_nodes=32), schedule="varuna", recompute=True)
     before = running(1, 6, (0, 8))
     assert 6 not in DeviceFleet(case).widths(1, 32)

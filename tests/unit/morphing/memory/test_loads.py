@@ -51,7 +51,7 @@ def counts_at_most(tasks: StageSchedule, chunks: int) -> tuple[int, ...]:
     st.integers(2, 4),
     st.booleans(),
 )
-def test_lists_in_little_room_tell_what_lists_at_length_do(
+def test_run_length_encoded_lists_expand_to_the_full_lists(
     kind: ScheduleKind, depth: int, count: int, chunks: int, recompute: bool
 ) -> None:
     if kind == "interleaved":

@@ -6,11 +6,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain.morphing.memory.loads import StageLoad
 from spottrain.morphing.memory.memory import (
     HELDOUT_FACTOR,
     PAGE_BYTES,
     PENDING_SENDS,
-    StageLoad,
     StageMemory,
     plan_bytes,
     rank_bytes,
@@ -104,12 +104,12 @@ def plan(
 
 
 def test_constants_are_those_of_the_runtime() -> None:
-    from spottrain.pipeline.comm import links
+    from spottrain.pipeline.comm import p2p
     from spottrain.pipeline.model import data
     from spottrain.pipeline.state import arena
 
     assert PAGE_BYTES == arena.HEADER_BYTES
-    assert 2 * PENDING_SENDS == links._MAX_PENDING_SENDS  # a header goes before each
+    assert 2 * PENDING_SENDS == p2p._MAX_PENDING_SENDS  # a header goes before each
     assert HELDOUT_FACTOR == data.HELDOUT_FACTOR
 
 
@@ -166,7 +166,7 @@ def test_the_ends_of_the_pipeline_have_no_neighbour_to_hold_anything_for() -> No
     assert (whole.stash_bytes, whole.buffers_bytes) == (0, 0)
 
 
-def test_several_runs_of_sections_each_hold_what_is_theirs() -> None:
+def test_several_runs_of_sections_each_hold_their_own_tensors() -> None:
     load = StageLoad(
         in_flight=3, inputs_held=4, recomputes=0, by_chunk=(2, 1), keeps=(True, True)
     )
@@ -178,7 +178,7 @@ def test_several_runs_of_sections_each_hold_what_is_theirs() -> None:
     assert memory.activations_bytes == 2 * 1010 + 1012 + 510
 
 
-def test_only_gradients_of_what_is_trained_are_held() -> None:
+def test_only_gradients_of_trained_parameters_are_held() -> None:
     frozen = tuple(
         replace(section, gradient_bytes=0 if section.index < 2 else None)
         for section in FACTS.sections
@@ -188,7 +188,7 @@ def test_only_gradients_of_what_is_trained_are_held() -> None:
     assert (memory.parameters_bytes, memory.gradients_bytes) == (600, 300)
 
 
-def test_an_optimizer_s_first_step_counts_where_it_takes_most() -> None:
+def test_an_optimizer_s_first_step_counts_where_it_is_the_peak() -> None:
     greedy = [replace(section, update_bytes=10**6) for section in MEASURED]
     load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
     memory = stage_bytes(FACTS, greedy, (range(2),), load)
@@ -264,12 +264,12 @@ def test_a_plan_is_measured_by_its_busiest_replica() -> None:
 def test_a_bound_of_the_plan_s_own_saves_memory() -> None:
     free = plan((0, 2, 4), (0, 8), "gpipe", recompute=False)
     bounded = replace(free, in_flight_bound=2)
-    for roomy, tight in zip(
+    for large, tight in zip(
         plan_bytes(FACTS, PROFILE, free, "fast"),
         plan_bytes(FACTS, PROFILE, bounded, "fast"),
         strict=True,
     ):
-        assert tight.training_bytes < roomy.training_bytes / 2
+        assert tight.training_bytes < large.training_bytes / 2
 
 
 @given(st.integers(1, 4), st.integers(1, 12))

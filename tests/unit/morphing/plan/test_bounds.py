@@ -88,11 +88,11 @@ def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) 
     if mode.chunks == 1:
         bound = data.draw(st.integers(0, 5))
         mode = replace(mode, in_flight_bound=bound)
-    elif layouts.virtual_nodes % depth:
+    elif layouts.cuts.virtual_nodes % depth:
         return
     group = depth if mode.chunks > 1 else 1
-    widths = layouts.fleet.widths(depth, layouts.virtual_nodes // group)
-    bounds_s = layouts.least_steps_s(depth, mode, widths)
+    widths = layouts.cuts.fleet.widths(depth, layouts.cuts.virtual_nodes // group)
+    bounds_s = layouts.cuts.min_steps_s(depth, mode, widths)
     for width, bound_s in zip(widths, bounds_s, strict=True):
         layout = layouts.lay_out(Draft(depth, width, mode))
         if isinstance(layout, PlanLayout):
@@ -104,7 +104,7 @@ def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) 
     st.integers(1, 40),
     st.sampled_from([kind for kind in RUNNABLE if kind != "interleaved"]),
 )
-def test_a_stage_is_spared_one_recompute_at_most(
+def test_a_stage_skips_one_recompute_at_most(
     depth: int, count: int, schedule: ScheduleKind
 ) -> None:
     """As the bound takes for granted."""
@@ -118,7 +118,7 @@ def test_1f1b_has_no_more_in_flight_than_the_bound_takes_for_granted(
     depth: int, count: int
 ) -> None:
     case = inputs(sections=depth, vms=depth, virtual_nodes=count)
-    places = Layouts(case, 4).places(depth, ExecutionMode(1, 1, 0, False))
+    places = Layouts(case, 4).cuts.places(depth, ExecutionMode(1, 1, 0, False))
     assert places is not None
     loads = stage_loads("1f1b", depth, count, False)
     assert [load.in_flight for load in loads] == [min(p, count) for p in places]

@@ -7,14 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_choose import MIB, inputs
 
-from spottrain.morphing.plan.canonical import by_what_they_are, with_slots
-from spottrain.morphing.plan.choose import Device, PlanInputs, choose_plan
+from spottrain.morphing.plan.choose import canonical, choose_plan, rename_vms
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.wire import Plan, Slot
 
 
 @st.composite
 def fleets(draw: st.DrawFn) -> PlanInputs:
-    """Any fleet of unlike VMs, with or without a plan that runs on some of it."""
+    """Any fleet of different VMs, with or without a plan that runs on some of it."""
     vms = draw(st.integers(1, 5))
     devices: list[Device] = []
     for number in range(vms):
@@ -54,13 +55,13 @@ def renamed(case: PlanInputs, names: dict[str, str]) -> PlanInputs:
     slots = tuple(
         replace(d, slot=replace(d.slot, vm_id=names[d.slot.vm_id])) for d in case.slots
     )
-    previous = None if case.previous is None else with_slots(case.previous, names)
+    previous = None if case.previous is None else rename_vms(case.previous, names)
     return replace(case, slots=slots, previous=previous)
 
 
 @settings(max_examples=60)
 @given(fleets(), st.permutations(range(5)))
-def test_names_of_vms_do_not_matter_but_between_those_that_are_alike(
+def test_names_of_vms_matter_only_between_equal_vms(
     case: PlanInputs, order: list[int]
 ) -> None:
     names = {f"vm{i}": f"vm{order[i]}" for i in range(5)}
@@ -77,18 +78,18 @@ def nameless(plan: Plan | None) -> Plan | None:
     names: dict[str, str] = {}
     for slot in plan.slots:
         names.setdefault(slot.vm_id, str(len(names)))
-    return with_slots(plan, names)
+    return rename_vms(plan, names)
 
 
-def test_who_has_a_part_in_the_present_plan_comes_first() -> None:
+def test_vms_of_the_present_plan_come_first() -> None:
     case = inputs(vms=4)
     running = choose_plan(replace(case, slots=case.slots[2:])).plan
     assert running is not None
-    neutral, theirs = by_what_they_are(replace(case, previous=running))
+    neutral, theirs = canonical(replace(case, previous=running))
     assert [theirs[d.slot.vm_id] for d in neutral.slots] == [
         *(slot.vm_id for slot in running.slots),
         "vm00",
         "vm01",
     ]
     assert neutral.previous is not None
-    assert with_slots(neutral.previous, theirs) == running
+    assert rename_vms(neutral.previous, theirs) == running

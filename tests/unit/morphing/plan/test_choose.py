@@ -8,23 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.morphing.memory.memory import plan_bytes
-from spottrain.morphing.plan.choose import (
-    NOISE,
-    Candidate,
-    Choice,
-    Device,
-    PlanInputs,
-    choose_plan,
-)
+from spottrain.morphing.plan.choose import NOISE, Candidate, Choice, choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout
 from spottrain.morphing.plan.modes import RUNNABLE, Draft, execution_modes
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.schedules.lists import compact_schedule
-from spottrain.morphing.simulate.simulator import (
-    Link,
-    StageTimes,
-    simulate_pipeline,
-    simulate_step,
-)
+from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
+from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire import (
     LinkProfile,
     MicrobatchProfile,
@@ -137,7 +128,7 @@ def linked(profile: Profile, **changes: float) -> Profile:
     return replace(profile, within_vm=link, between_vms=link)
 
 
-def test_the_best_comes_first_and_the_others_say_by_how_much_they_lose() -> None:
+def test_the_best_is_first_and_the_others_say_how_much_worse_they_are() -> None:
     choice = choose_plan(inputs(virtual_nodes=64))
     plan, (best, *others) = choice.plan, choice.candidates
     assert plan is not None
@@ -165,10 +156,10 @@ def test_a_slow_network_makes_pipelines_deep() -> None:
 
 
 def test_a_small_device_makes_pipelines_deep_and_recompute() -> None:
-    roomy, small = choose_plan(inputs()), choose_plan(inputs(memory_bytes=130 * MIB))
-    assert roomy.plan is not None
+    large, small = choose_plan(inputs()), choose_plan(inputs(memory_bytes=130 * MIB))
+    assert large.plan is not None
     assert small.plan is not None
-    assert small.plan.pipeline_depth > roomy.plan.pipeline_depth
+    assert small.plan.pipeline_depth > large.plan.pipeline_depth
     assert "a device has" in row(small, 1).why_not
     assert row(small, 1).step_s is None
     assert row(small, 1).stage_bytes is not None
@@ -204,7 +195,9 @@ def test_a_bound_is_put_on_micro_batches_in_flight_where_memory_binds() -> None:
 
 @pytest.mark.parametrize("schedule", ["varuna", "1f1b", "gpipe"])
 @pytest.mark.parametrize("recompute", [True, False])
-def test_what_is_asked_for_is_chosen(schedule: ScheduleKind, recompute: bool) -> None:
+def test_a_requested_schedule_is_chosen(
+    schedule: ScheduleKind, recompute: bool
+) -> None:
     case = replace(inputs(), schedule=schedule, recompute=recompute)
     choice = choose_plan(case)
     assert {(c.schedule, c.recompute) for c in choice.candidates} == {
@@ -224,7 +217,7 @@ def test_of_equally_good_plans_the_one_that_runs_stays() -> None:
     assert plan_of(replace(case, previous=first)) == first
 
 
-def test_a_cut_gives_up_evenness_for_what_fits() -> None:
+def test_a_cut_gives_up_evenness_to_fit() -> None:
     heavy = varuna(inputs(vms=2, sections=4))
     sections = list(heavy.facts.sections)
     sections[0] = replace(sections[0], optimizer_bytes=100 * MIB)
@@ -248,7 +241,7 @@ def read_bytes(megabytes: str) -> int:
 
 
 @pytest.mark.parametrize("mib", [75, 90, 110, 140, 180])
-def test_where_nothing_fits_it_says_how_many_devices_of_which_size_are_needed(
+def test_if_nothing_fits_the_message_says_how_many_devices_of_which_size_are_needed(
     mib: int,
 ) -> None:
     choice = choose_plan(inputs(vms=1, memory_bytes=mib * MIB))
@@ -261,7 +254,9 @@ def test_where_nothing_fits_it_says_how_many_devices_of_which_size_are_needed(
     assert choose_plan(inputs(vms=count - 1, memory_bytes=mib * MIB)).plan is None
 
 
-def test_where_no_number_of_devices_is_enough_it_says_how_large_they_must_be() -> None:
+def test_if_no_number_of_devices_is_enough_the_message_says_how_large_they_must_be() -> (
+    None
+):
     choice = choose_plan(inputs(memory_bytes=MIB))
     needed = re.search(r"needs 8 devices of (.+) MB each", choice.why_not)
     assert needed is not None
@@ -269,7 +264,7 @@ def test_where_no_number_of_devices_is_enough_it_says_how_large_they_must_be() -
     assert choose_plan(enough).plan is not None
 
 
-def test_what_is_the_same_under_another_name_is_weighed_once() -> None:
+def test_equal_plans_under_different_names_are_considered_once() -> None:
     choice = choose_plan(inputs(vms=4, virtual_nodes=2))
     wide = [c for c in choice.candidates if c.shape == "2x2"]
     assert {c.schedule for c in wide} <= {"varuna"}
@@ -278,7 +273,7 @@ def test_what_is_the_same_under_another_name_is_weighed_once() -> None:
 
 
 @given(st.integers(2, 5), st.integers(1, 6), st.integers(0, 9))
-def test_one_micro_batch_at_a_time_goes_the_same_way_whatever_the_list(
+def test_with_one_micro_batch_at_a_time_all_lists_give_the_same_plan(
     depth: int, count: int, forward_s: int
 ) -> None:
     stages = [
@@ -341,7 +336,7 @@ cases = st.builds(
 
 @settings(deadline=None, max_examples=40)
 @given(cases, st.booleans(), st.sampled_from([1e7, 1e9]))
-def test_whatever_is_chosen_fits_and_takes_what_was_predicted(
+def test_a_chosen_plan_fits_and_takes_the_predicted_time(
     case: PlanInputs, exact: bool, bandwidth: float
 ) -> None:
     profile = linked(case.profile, bandwidth_bytes_per_s=bandwidth)
@@ -378,11 +373,11 @@ def test_nothing_that_was_ruled_out_by_its_bound_is_better(
     layouts = Layouts(case, 4)
     steps_s = []
     for depth in range(1, min(len(case.facts.sections), len(case.slots)) + 1):
-        widest = layouts.fleet.widest(depth, layouts.virtual_nodes)
+        widest = layouts.cuts.fleet.widest(depth, layouts.cuts.virtual_nodes)
         for width in range(1, widest + 1):
             for mode in execution_modes(case, depth):
                 draft = Draft(depth, width, mode)
-                groups, rest = divmod(layouts.virtual_nodes, depth)
+                groups, rest = divmod(layouts.cuts.virtual_nodes, depth)
                 if mode.chunks > 1 and (rest or groups < width):
                     continue
                 layout = layouts.lay_out(draft)

@@ -1,4 +1,4 @@
-"""Which devices a plan takes where they are not alike."""
+"""Choosing devices where they differ."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from spottrain.morphing.plan.choose import choose_plan
 from spottrain.wire import Slot
 
 
-def test_the_roomy_devices_are_taken_where_the_fast_ones_are_too_small() -> None:
+def test_large_devices_are_taken_where_the_fast_ones_are_too_small() -> None:
     small = inputs(vms=4)
     slots = tuple(
         replace(d, memory_bytes=2**40 if i < 2 else 1, speed=1.0 if i < 2 else 4.0)
@@ -44,7 +44,7 @@ def test_a_device_too_slow_to_help_is_left_out() -> None:
     assert len(plan.slots) == 4
 
 
-def test_replicas_never_lie_on_one_vm_alone() -> None:
+def test_replicas_of_a_stage_are_never_all_on_one_vm() -> None:
     choice = choose_plan(inputs(vms=1, slots_per_vm=4))
     assert choice.plan is not None
     assert choice.plan.shape == "4x1"

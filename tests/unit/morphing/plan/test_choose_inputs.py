@@ -18,8 +18,9 @@ from tests.unit.morphing.plan.test_choose import (
 )
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.choose import Choice, Device, PlanInputs, choose_plan
-from spottrain.morphing.plan.inputs import PlanQuestion, question_of
+from spottrain.morphing.plan.choose import Choice, choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs, PlanQuestion, question_of
+from spottrain.morphing.plan.placement import Device
 from spottrain.wire import MicrobatchProfile, Profile, Slot, decode, encode
 
 

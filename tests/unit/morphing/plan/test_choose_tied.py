@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.morphing.plan.test_choose import MIB, inputs, plan_of
 
-from spottrain.morphing.plan.choose import PlanInputs
+from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire import ModelFacts, TiedParameter, decode, encode
 
@@ -44,7 +44,7 @@ def test_tied_sections_stay_apart_where_an_even_cut_saves_more(
     assert plan_of(light).stage_bounds == (0, 4, 8)
 
 
-def test_what_cannot_be_in_one_stage_stays_apart() -> None:
+def test_tied_sections_that_cannot_be_in_one_stage_stay_apart() -> None:
     ends = tied(two_stages(2), 0, 7, 100)
     assert plan_of(ends).stage_bounds == (0, 4, 8)
 

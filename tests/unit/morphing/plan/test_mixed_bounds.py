@@ -9,8 +9,12 @@ from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_placement import FACTS, device, even_bounds
 
 from spottrain.morphing.adapt.shares import share_virtual_nodes
-from spottrain.morphing.plan.bounds import Times, make_pipe
-from spottrain.morphing.plan.mixed_bounds import least_finish_s, replica_counts
+from spottrain.morphing.plan.bounds import (
+    Times,
+    make_pipe,
+    min_finish_s,
+    replica_counts,
+)
 from spottrain.morphing.plan.placement import place
 from spottrain.wire import (
     LinkProfile,
@@ -81,7 +85,7 @@ def test_replicas_that_never_wait_are_done_just_then(
         for speed in each
     ]
     pure = np.array([list(each.values())])
-    finish_s = least_finish_s(pipes, pure, np.zeros_like(pure), virtual_nodes)
+    finish_s = min_finish_s(pipes, pure, np.zeros_like(pure), virtual_nodes)
     # A stage takes 3 s a section; the first micro-batch passes all, one after the other.
     stage_s = 18 / depth
     by_replica = [speed for speed, count in each.items() for _ in range(count)]
@@ -108,5 +112,5 @@ def test_more_replicas_are_never_done_later() -> None:
         for speed in (4.0, 2.0, 1.0)
     ]
     pure, mixed = replica_counts(fleet, 2, [1, 2, 3])
-    finish_s = least_finish_s(pipes, pure, mixed, 50).tolist()
+    finish_s = min_finish_s(pipes, pure, mixed, 50).tolist()
     assert finish_s == sorted(finish_s, reverse=True)

@@ -212,7 +212,7 @@ def test_fast_devices_leave_their_sections_to_share_a_replica() -> None:
     assert len(moved) == 2
 
 
-def test_a_slow_spare_takes_the_lost_ones_stage_if_stages_are_alike() -> None:
+def test_a_slow_spare_takes_the_lost_ones_stage_if_stages_are_equal() -> None:
     for lost in range(4):
         first = place([device(i) for i in range(4)], even_bounds(4), 1, FACTS, None)
         left = [d for i, d in enumerate(first) if i != lost]

@@ -224,7 +224,7 @@ def test_micro_batch_sizes_must_ascend(
         check_profile(replace(PROFILE, microbatches=microbatches))
 
 
-def test_what_was_not_measured_must_say_where_it_is_from() -> None:
+def test_a_profile_that_was_not_measured_must_name_its_sources() -> None:
     with pytest.raises(PlanError, match="sources must say"):
         check_profile(replace(PROFILE, origin="written"))
     check_profile(replace(PROFILE, origin="written", sources=("a book",)))

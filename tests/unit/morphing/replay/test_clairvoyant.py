@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.morphing.replay import clairvoyant
-from spottrain.morphing.replay.clairvoyant import most_minibatches
+from spottrain.morphing.replay.clairvoyant import max_minibatches
 
 Lives = tuple[tuple[int, int], ...]
 
@@ -47,10 +47,10 @@ small_steps = st.dictionaries(st.integers(1, 4), st.integers(1, 6), max_size=3)
 
 
 @given(small_lives, small_steps, st.integers(0, 3), st.integers(1, 16))
-def test_the_bound_is_what_trying_everything_finds(
+def test_the_bound_equals_an_exhaustive_search(
     lives: Lives, step_s: dict[int, int], pause_s: int, end_s: int
 ) -> None:
-    assert most_minibatches(lives, step_s, pause_s, end_s) == by_trying_everything(
+    assert max_minibatches(lives, step_s, pause_s, end_s) == by_trying_everything(
         lives, step_s, pause_s, end_s
     )
 
@@ -63,31 +63,31 @@ def test_parts_of_mini_batches_make_the_bound_a_little_larger(
     split = 8
     fine = {slots: step / split for slots, step in step_s.items()}
     with pytest.MonkeyPatch.context() as patch:
-        whole = most_minibatches(lives, fine, pause_s, end_s)
-        patch.setattr(clairvoyant, "MOST_COUNTED", 0)
-        parts = most_minibatches(lives, fine, pause_s, end_s)
+        whole = max_minibatches(lives, fine, pause_s, end_s)
+        patch.setattr(clairvoyant, "MAX_COUNTED", 0)
+        parts = max_minibatches(lives, fine, pause_s, end_s)
     assert whole <= parts
     if pause_s:
         assert parts <= whole + 1 + end_s / pause_s  # one a run
 
 
-def test_one_who_knows_leaves_a_vm_out_that_goes_too_soon() -> None:
+def test_a_clairvoyant_leaves_out_a_vm_that_is_lost_too_soon() -> None:
     lives = [(0.0, 100.0), (0.0, 100.0), (0.0, 15.0)]
     step_s = {2: 10.0, 3: 8.0}
-    assert most_minibatches(lives, step_s, 0.0, 100.0) == 10
-    assert most_minibatches(lives[:2], step_s, 0.0, 100.0) == 10
+    assert max_minibatches(lives, step_s, 0.0, 100.0) == 10
+    assert max_minibatches(lives[:2], step_s, 0.0, 100.0) == 10
 
 
 def test_nothing_is_possible_without_vms_or_plans() -> None:
-    assert most_minibatches([], {1: 1.0}, 0.0, 10.0) == 0
-    assert most_minibatches([(0.0, math.inf)], {}, 0.0, 10.0) == 0
-    assert most_minibatches([(0.0, math.inf)], {2: 1.0}, 0.0, 10.0) == 0
+    assert max_minibatches([], {1: 1.0}, 0.0, 10.0) == 0
+    assert max_minibatches([(0.0, math.inf)], {}, 0.0, 10.0) == 0
+    assert max_minibatches([(0.0, math.inf)], {2: 1.0}, 0.0, 10.0) == 0
 
 
 def test_a_million_mini_batches_take_no_longer() -> None:
     lives = [(float(i), 9_000.0 + i) for i in range(50)]
     step_s = {n: 0.3 / n for n in range(1, 51)}
     began_s = time.perf_counter()
-    most = most_minibatches(lives, step_s, 5.0, 9_000.0)
+    most = max_minibatches(lives, step_s, 5.0, 9_000.0)
     assert time.perf_counter() - began_s < 5
     assert 1_450_000 < most <= 9_000 * 50 / 0.3

@@ -171,7 +171,7 @@ def test_the_type_alone_may_be_unable_where_together_they_are_able() -> None:
         (7, [worker("a", 2, 1)], "measure smaller ones"),
     ],
 )
-def test_what_cannot_be_split_is_refused(
+def test_an_impossible_split_is_refused(
     minibatch_size: int, types: list[WorkerType], message: str
 ) -> None:
     with pytest.raises(PlanError, match=message):

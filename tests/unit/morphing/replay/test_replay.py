@@ -152,8 +152,8 @@ def test_width_only_keeps_the_first_depth() -> None:
     depths = set()
 
     class Seen(WidthOnly):
-        def mend(self, view: FleetView) -> Shape | None:
-            shape = super().mend(view)
+        def recover(self, view: FleetView) -> Shape | None:
+            shape = super().recover(view)
             depths.add(shape.depth if shape else None)
             return shape
 
@@ -197,7 +197,7 @@ def test_books_add_up_and_no_rule_beats_the_bound(
     seed: int, depth_at_least: int, notice_s: float, morph_s: float
 ) -> None:
     trace, known = spot_group(seed), shapes(depth_at_least)
-    if known.best(trace.most_vms()) is None:
+    if known.best(trace.max_vms()) is None:
         return
     room = replace(QUICK, notice_s=notice_s, morph_s=morph_s, join_s=3.0)
     comparison = compare(trace, known, room)
@@ -205,7 +205,7 @@ def test_books_add_up_and_no_rule_beats_the_bound(
     for outcome in comparison.outcomes:
         assert sum(outcome.seconds.values()) == pytest.approx(trace.end_s)
         assert min(outcome.seconds.values()) >= -1e-6
-        assert outcome.examples <= comparison.most_examples
+        assert outcome.examples <= comparison.max_examples
     assert comparison == compare(trace, known, room)
 
 
@@ -218,7 +218,7 @@ def test_over_many_groups_ours_is_the_best_rule(fewest: int, at_least: float) ->
         trace = spot_group(seed)
         comparison = compare(trace, known, room)
         for i, outcome in enumerate(comparison.outcomes):
-            totals[i] += outcome.examples / max(1, comparison.most_examples)
+            totals[i] += outcome.examples / max(1, comparison.max_examples)
     ours, *others = totals
     assert ours >= at_least * max(others)
 
@@ -242,7 +242,7 @@ def real(name: str) -> Trace:
 
 def test_real_traces_are_read_whole() -> None:
     events, counts = real("aws-p3-us-east.csv"), real("gcp-a100-us-east1-b.txt")
-    assert (events.most_vms(), counts.most_vms()) == (32, 64)
+    assert (events.max_vms(), counts.max_vms()) == (32, 64)
     assert events.end_s == pytest.approx(11.37 * 3600, rel=1e-3)
     assert counts.end_s == pytest.approx(27.0 * 3600, rel=1e-3)
     assert events.notices == counts.notices == ()
@@ -255,7 +255,7 @@ def test_on_real_traces_ours_is_within_a_tenth_of_the_bound_on_the_mean(
     for name in ("aws-p3-us-east.csv", "gcp-a100-us-east1-b.txt"):
         comparison = compare(real(name), large, CostModel())
         ours, *others = (o.examples for o in comparison.outcomes)
-        shares.append(ours / comparison.most_examples)
+        shares.append(ours / comparison.max_examples)
         # On the calm trace a morph at every change does as well.
         assert ours >= 0.998 * max(others)
     assert sum(shares) / len(shares) >= 0.9

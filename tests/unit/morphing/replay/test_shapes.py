@@ -12,7 +12,9 @@ from tests.unit.morphing.spot import GIB, workload
 
 from spottrain.morphing.adapt.policy import handicap
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.choose import NOISE, Device, PlanInputs, choose_plan
+from spottrain.morphing.plan.choose import NOISE, choose_plan
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.replay.shapes import Shapes, Workload
 from spottrain.wire import SectionProfile, Slot
 
@@ -40,7 +42,7 @@ def planned(load: Workload, vms: int, share: float = 0.0) -> PlanInputs:
 
 @pytest.mark.parametrize("memory_bytes", [GIB, 110 * MIB])
 @pytest.mark.parametrize("share", [0.0, 0.3])
-def test_the_best_shape_is_what_the_planner_chooses(
+def test_the_best_shape_is_the_planner_s_choice(
     memory_bytes: int, share: float
 ) -> None:
     load = replace(workload(minibatch_size=240), gpu_memory_bytes=memory_bytes)
@@ -84,7 +86,7 @@ def test_a_worker_new_to_a_stage_fetches_its_state() -> None:
     assert shape.move_bytes == 2 * 12 * MIB, "two sections, parameters and optimizer"
 
 
-def test_what_does_not_fit_one_gpu_takes_several() -> None:
+def test_a_model_that_does_not_fit_one_gpu_takes_several() -> None:
     assert Shapes(workload()).fewest() == 1
     small = Shapes(replace(workload(), gpu_memory_bytes=110 * MIB))
     fewest = small.fewest()

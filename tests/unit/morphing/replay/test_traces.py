@@ -26,7 +26,7 @@ def test_events_become_lives_from_the_first_row_on() -> None:
     )
     assert trace.end_s == 10.0
     assert trace.notices == ()
-    assert trace.most_vms() == 2
+    assert trace.max_vms() == 2
     assert trace.vm_s() == 3 + 10 + 6
 
 
@@ -44,7 +44,7 @@ def test_a_seed_draws_which_vms_go() -> None:
 
 
 @given(st.integers(0, 99))
-def test_rows_in_disorder_are_sorted_and_it_is_said(seed: int) -> None:
+def test_rows_out_of_order_are_sorted_with_a_notice(seed: int) -> None:
     rows = COUNTS.splitlines()
     random.Random(seed).shuffle(rows)
     trace = parse_trace("\n".join(rows))
@@ -54,19 +54,19 @@ def test_rows_in_disorder_are_sorted_and_it_is_said(seed: int) -> None:
     assert bool(trace.notices) == disordered
 
 
-def test_rows_that_occur_twice_are_left_out_and_it_is_said() -> None:
+def test_duplicate_rows_are_left_out_with_a_notice() -> None:
     trace = parse_trace(EVENTS + "11000,remove,c\n\n")
     assert trace.lives == parse_trace(EVENTS).lives
     assert trace.notices == ("1 duplicate rows left out",)
 
 
-def test_rows_that_change_nothing_are_left_out_and_it_is_said() -> None:
+def test_rows_that_change_nothing_are_left_out_with_a_notice() -> None:
     trace = parse_trace(EVENTS + "12000,remove,stranger\n13000,add,b\n")
     assert len(trace.lives) == 3
     assert trace.notices[0].startswith("2 rows changed nothing")
 
 
-def test_a_name_may_come_back() -> None:
+def test_a_name_may_be_used_again() -> None:
     trace = parse_trace("0,add,a\n1000,remove,a\n2000,add,a\n3000,remove,a\n")
     assert [(vm.from_s, vm.until_s) for vm in trace.lives] == [(0.0, 1.0), (2.0, 3.0)]
 
@@ -86,7 +86,7 @@ def test_a_name_may_come_back() -> None:
         ("at,what,who\n" + EVENTS, "row 1"),
     ],
 )
-def test_what_makes_no_sense_is_refused(text: str, message: str) -> None:
+def test_nonsense_is_refused(text: str, message: str) -> None:
     with pytest.raises(PlanError, match=message):
         parse_trace(text)
 

@@ -1,4 +1,4 @@
-"""Lists in little room, and the interleaved schedule."""
+"""Run-length-encoded schedules, and the interleaved schedule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from spottrain.morphing.schedules.schedule import (
     Work,
     expand,
     format_schedule,
-    format_stage,
     max_in_flight,
 )
 from spottrain.wire import ScheduleKind
@@ -30,7 +29,7 @@ def test_facts_of_a_compact_list_are_those_of_the_list_at_length(
     assert schedule.pipeline_depth == len(lists) == depth
     assert schedule.num_tasks == sum(map(len, lists))
     assert schedule.max_in_flight == tuple(map(max_in_flight, lists))
-    assert format_schedule(schedule) == [format_stage(tasks) for tasks in lists]
+    assert format_schedule(schedule) == [" ".join(map(str, tasks)) for tasks in lists]
 
 
 def test_a_billion_micro_batches_take_little_room() -> None:
@@ -43,7 +42,7 @@ def test_a_billion_micro_batches_take_little_room() -> None:
         assert schedule.codes.nbytes < 10_000
 
 
-def test_varunas_rule_goes_on_after_a_leap_as_it_began() -> None:
+def test_varunas_rule_goes_on_after_a_fast_forward_as_it_began() -> None:
     """Begin and end of a long list are those of a shorter one of the same phase."""
     long, short = (
         format_schedule(compact_schedule("varuna", 5, count, recompute=True))
@@ -99,10 +98,15 @@ def test_interleaved_goes_through_the_chunks_in_groups() -> None:
     [
         ("interleaved", 6, 2, "multiples of the stages: got 6 for 4; take 4 or 8"),
         ("interleaved", 3, 2, "got 3 for 4; take 4"),
-        ("interleaved", 4, 0, "needs 1 to 42 chunks a stage: got 0"),
-        ("interleaved", 4, 43, "needs 1 to 42 chunks a stage: got 43"),
+        ("interleaved", 4, 0, "needs 1 to 42 chunks per stage: got 0"),
+        ("interleaved", 4, 43, "needs 1 to 42 chunks per stage: got 43"),
         ("varuna", 10**40, 1, "at most 5e.18 tasks: got 1000"),
-        ("1f1b", 4, 2, "only interleaved has several chunks a stage: got 2 for 1f1b"),
+        (
+            "1f1b",
+            4,
+            2,
+            "only interleaved schedules have several chunks per stage: got 2 for 1f1b",
+        ),
     ],
 )
 def test_chunks_that_do_not_fit_are_refused(

@@ -15,7 +15,6 @@ from spottrain.morphing.schedules.schedule import (
     StageSchedule,
     Task,
     Work,
-    format_stage,
     make_schedule,
     max_in_flight,
     next_task,
@@ -31,7 +30,7 @@ def schedule(
     kind: ScheduleKind, depth: int, count: int, *, recompute: bool
 ) -> list[str]:
     lists = make_schedule(kind, depth, count, recompute=recompute)
-    return [format_stage(tasks) for tasks in lists]
+    return [" ".join(map(str, tasks)) for tasks in lists]
 
 
 def tasks(text: str) -> StageSchedule:

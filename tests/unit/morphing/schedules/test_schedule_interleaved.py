@@ -77,7 +77,7 @@ class Stage:
 
 
 @given(interleaved(), st.randoms(use_true_random=False))
-def test_with_any_delays_all_lists_are_followed_and_arrivals_come_as_foretold(
+def test_with_any_delays_all_lists_are_followed_and_arrivals_come_as_predicted(
     lists: tuple[StageSchedule, ...], random: Random
 ) -> None:
     depth = len(lists)

@@ -10,9 +10,9 @@ from tests.unit.morphing.steps import BYTES_PER_S, LATENCY_S, PROFILE, plan
 from spottrain.morphing.simulate.reducing import (
     Hop,
     Reducer,
+    fastest_hop,
     gather_s,
     hop_of,
-    least_hop,
 )
 from spottrain.wire import Profile, RingProfile
 
@@ -37,7 +37,7 @@ def test_without_measured_rings_links_are_reckoned_with() -> None:
     assert hop_of(PROFILE, 4, True, 1) == Hop(2 * LATENCY_S, 2 / BYTES_PER_S)
 
 
-def test_a_ring_of_the_size_measured_takes_what_was_measured() -> None:
+def test_a_ring_of_the_measured_size_takes_the_measured_time() -> None:
     profile = with_rings(ring(2, 1, 1.0), ring(4, 1, 6.0), ring(8, 1, 21.0))
     hop = hop_of(profile, 4, True, 1)
     assert 3 * (hop.latency_s + 500 / 4 * hop.s_per_byte) == pytest.approx(6.0 + 0.5)
@@ -69,11 +69,11 @@ rings = st.builds(
 @given(
     st.lists(rings, max_size=4), st.integers(2, 40), st.booleans(), st.integers(1, 8)
 )
-def test_no_ring_beats_the_least_hop(
+def test_no_ring_beats_the_fastest_hop(
     known: list[RingProfile], ranks: int, between_vms: bool, count: int
 ) -> None:
     profile = with_rings(*known)
-    hop, least = hop_of(profile, ranks, between_vms, count), least_hop(profile)
+    hop, least = hop_of(profile, ranks, between_vms, count), fastest_hop(profile)
     assert least.latency_s <= hop.latency_s
     assert least.s_per_byte <= hop.s_per_byte * (1 + 1e-9)
 

@@ -50,7 +50,7 @@ def _compiled() -> None:
 
 
 @given(pipelines(), st.none() | st.integers(1, 4))
-def test_what_is_simulated_is_what_next_task_says(
+def test_the_simulation_follows_next_task(
     pipeline: tuple[Schedule, list[StageTimes], list[Link]], bound: int | None
 ) -> None:
     schedule, stages, links = pipeline
@@ -177,7 +177,7 @@ def test_nothing_beats_the_critical_path(
 
 
 @given(pipelines(), st.data())
-def test_in_order_nothing_that_takes_longer_makes_the_end_come_sooner(
+def test_in_order_a_slower_task_never_makes_the_mini_batch_finish_earlier(
     pipeline: tuple[Schedule, list[StageTimes], list[Link]], data: st.DataObject
 ) -> None:
     schedule, stages, links = pipeline
@@ -287,7 +287,7 @@ def test_the_original_knows_neither_jitter_nor_chunks() -> None:
         )
 
 
-def test_what_is_compiled_is_what_is_written() -> None:
+def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
     schedule = compact_schedule("varuna", 3, 40, recompute=True)
     times = np.array([[[3], [4], [7]]] * 3) * 1000
     arguments = (

@@ -68,7 +68,7 @@ def test_beyond_the_originals_end_a_closed_form_holds_in_its_conditions() -> Non
         assert max(got.finish_s) == pytest.approx((count + depth - 1) * 0.003)
 
 
-# --- Leaps ------------------------------------------------------------------------------
+# --- Fast-forward ------------------------------------------------------------------------------
 
 
 @given(pipelines(longest=400), st.sampled_from([Conditions.RUNTIME, Conditions.STRICT]))
@@ -77,11 +77,11 @@ def test_a_leap_ends_where_the_whole_way_ends(
     pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions
 ) -> None:
     schedule, stages, links = pipeline
-    leapt = simulate_pipeline(schedule, stages, links, conditions=conditions)
+    short = simulate_pipeline(schedule, stages, links, conditions=conditions)
     whole = simulate_pipeline(
-        schedule, stages, links, conditions=conditions, to_the_end=True
+        schedule, stages, links, conditions=conditions, fast_forward=False
     )
-    assert leapt == whole
+    assert short == whole
 
 
 @given(
@@ -96,8 +96,8 @@ def test_so_it_does_where_chunks_are_interleaved(
     schedule = compact_schedule(
         "interleaved", depth, depth * groups, recompute=recompute, chunks=chunks
     )
-    leapt = simulate_pipeline(schedule, stages, links)
-    assert leapt == simulate_pipeline(schedule, stages, links, to_the_end=True)
+    short = simulate_pipeline(schedule, stages, links)
+    assert short == simulate_pipeline(schedule, stages, links, fast_forward=False)
 
 
 @pytest.mark.parametrize("kind", ["varuna", "1f1b", "gpipe", "interleaved"])
@@ -119,7 +119,7 @@ def test_ten_million_micro_batches_take_as_many_instants_as_a_few(
                 compact_schedule(kind, depth, some, recompute=True, chunks=chunks),
                 stages,
                 [Link(latency_s=0.001)] * 3,
-                to_the_end=True,
+                fast_forward=False,
             ).finish_s
         )
         for some in (6000, 12_000)

@@ -16,13 +16,15 @@ from tests.unit.morphing.steps import (
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.schedule import Task, Work, make_schedule
-from spottrain.morphing.simulate.simulator import (
-    MOST_PLAYED,
+from spottrain.morphing.simulate.replica import (
     Link,
     PipelineRun,
     StageTimes,
-    expect_step,
     simulate_pipeline,
+)
+from spottrain.morphing.simulate.simulator import (
+    MAX_PLAYED_MICROBATCHES,
+    expect_step,
     simulate_step,
 )
 from spottrain.wire import LinkProfile, ScheduleKind, TaskOverheads, TiedParameter
@@ -188,9 +190,7 @@ def test_tied_parameters_are_summed_once_their_stages_have_reduced() -> None:
     assert together == simulate_step(plan(1, 1, 2), PROFILE, FACTS, reduction="fast")
 
 
-def test_what_facts_say_of_a_tied_parameter_s_size_counts_before_what_is_inferred() -> (
-    None
-):
+def test_a_tied_parameter_s_size_in_the_facts_counts_before_an_inferred_one() -> None:
     tied = TiedParameter(name="embedding", sections=(0, 3), param_bytes=600)
     facts = replace(FACTS, tied=(tied,))
     apart = simulate_step(plan(2, 1, 2), PROFILE, facts, reduction="fast")
@@ -231,7 +231,7 @@ def test_kinds_of_tasks_have_overheads_of_their_own() -> None:
     bare = simulate_step(case, PROFILE, FACTS, reduction="fast")
     step = simulate_step(case, profile, FACTS, reduction="fast")
     more_s = [a - b for a, b in zip(step.busy_s, bare.busy_s, strict=True)]
-    # Of one micro-batch nobody recomputes; the stage in the middle sends both ways.
+    # Of one micro-batch no stage recomputes; the stage in the middle sends both ways.
     assert more_s == [0.6875, 0.75, 0.6875]
 
 
@@ -276,9 +276,11 @@ def test_links_out_of_one_vm_carry_one_message_at_a_time() -> None:
         max(simulate_pipeline(lists, stages, links).finish_s) for links in (own, shared)
     )
     assert together > apart
-    assert max(simulate_pipeline(lists, stages, own, to_the_end=True).finish_s) == apart
     assert (
-        max(simulate_pipeline(lists, stages, shared, to_the_end=True).finish_s)
+        max(simulate_pipeline(lists, stages, own, fast_forward=False).finish_s) == apart
+    )
+    assert (
+        max(simulate_pipeline(lists, stages, shared, fast_forward=False).finish_s)
         == together
     )
 
@@ -309,7 +311,7 @@ def test_the_same_seed_gives_the_same_step() -> None:
     assert once == again != other
 
 
-def test_replicas_that_are_alike_have_luck_of_their_own() -> None:
+def test_equal_replicas_have_random_numbers_of_their_own() -> None:
     sections = [replace(s, forward_spread=0.3) for s in PROFILE.sections_at(1)]
     measured = replace(PROFILE.microbatches[0], sections=tuple(sections))
     profile = replace(PROFILE, microbatches=(measured,))
@@ -322,7 +324,7 @@ def test_a_very_long_mini_batch_is_slowed_down_as_a_long_one_is() -> None:
     shaky = LinkProfile(latency_s=0.5, bandwidth_bytes_per_s=1e3, jitter=0.6)
     profile = profile_of(PROFILE, output_bytes=500, between_vms=shaky)
     ratios = []
-    for count in (MOST_PLAYED, 400 * MOST_PLAYED):
+    for count in (MAX_PLAYED_MICROBATCHES, 400 * MAX_PLAYED_MICROBATCHES):
         some = plan(2, 1, count, schedule="1f1b")
         still, shaken = (
             simulate_step(some, profile, FACTS, reduction="fast", seed=seed)

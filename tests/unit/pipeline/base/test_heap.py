@@ -17,7 +17,7 @@ from pathlib import Path
 
 import torch
 
-from spottrain.pipeline.base.heap import blocks_apart, give_back, suit_activations
+from spottrain.pipeline.base.heap import mmap_large_blocks, trim_heap, tune_for_activations
 
 BLOCK_BYTES, BLOCKS = 4 * 1024**2, 32
 
@@ -38,7 +38,7 @@ def small_things_left_behind(building):
 
 {prepare}
 gc.collect()
-give_back()
+trim_heap()
 before = resident_bytes()
 small = small_things_left_behind({building})
 {finish}
@@ -57,14 +57,14 @@ def blocks_kept(prepare: str, building: str, finish: str = "") -> float:
 
 
 def test_blocks_of_a_model_that_was_built_and_dropped_leave_no_holes() -> None:
-    assert blocks_kept("", "blocks_apart") < 2
+    assert blocks_kept("", "mmap_large_blocks") < 2
 
 
-def test_in_training_what_is_larger_than_activations_leaves_no_holes() -> None:
-    assert blocks_kept("suit_activations(BLOCK_BYTES // 4)", "nullcontext") < 2
+def test_in_training_blocks_larger_than_activations_leave_no_holes() -> None:
+    assert blocks_kept("tune_for_activations(BLOCK_BYTES // 4)", "nullcontext") < 2
 
 
-def test_what_is_free_between_things_in_use_is_given_back() -> None:
-    once = "with blocks_apart(): pass"
+def test_free_memory_between_blocks_in_use_is_returned() -> None:
+    once = "with mmap_large_blocks(): pass"
     assert blocks_kept(once, "nullcontext") > 16
-    assert blocks_kept(once, "nullcontext", finish="give_back()") < 2
+    assert blocks_kept(once, "nullcontext", finish="trim_heap()") < 2

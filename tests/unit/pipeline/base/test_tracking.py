@@ -41,7 +41,7 @@ def test_a_tensor_counts_until_it_is_freed_in_whatever_thread() -> None:
     assert live.peak_bytes == 20
 
 
-def test_what_operations_make_counts_and_what_they_were_given_does_not() -> None:
+def test_tensors_that_operations_make_count_and_their_inputs_do_not() -> None:
     given = torch.ones(10)
     live = LiveBytes()
     with live:
@@ -64,7 +64,7 @@ def test_a_backward_s_own_tensors_count_and_then_vanish() -> None:
     assert live.peak_bytes >= 8 * 8 * 4 + 2 * 4 * 8 * 4
 
 
-def test_a_section_s_bytes_are_what_it_saves_and_what_it_takes_for_a_moment() -> None:
+def test_a_section_s_bytes_are_its_saved_tensors_and_its_peak() -> None:
     linear = layer()
     activation = torch.randn(4, 8, requires_grad=True)
     one = 4 * 8 * 4
@@ -83,7 +83,7 @@ def test_a_section_s_bytes_are_what_it_saves_and_what_it_takes_for_a_moment() ->
     assert found.backward_bytes >= 2 * one
 
 
-def test_a_loss_is_not_sent_and_what_is_frozen_has_no_backward() -> None:
+def test_a_loss_is_not_sent_and_a_frozen_section_has_no_backward() -> None:
     linear = nn.Linear(8, 8).requires_grad_(False)
     given = torch.randn(4, 8)
     found, sent = section_bytes(
@@ -113,7 +113,7 @@ def train_one(tracker: TensorTracker, number: int, linear: nn.Linear) -> None:
     tracker.backward(unit, lambda: out.sum().backward())  # type: ignore[no-untyped-call]
 
 
-def test_tasks_that_are_not_watched_take_what_watched_ones_took() -> None:
+def test_unwatched_tasks_count_like_watched_ones() -> None:
     tracker, linear = TensorTracker(100), layer()
     train_one(tracker, 0, linear)
     peak = tracker.peak_bytes
@@ -156,7 +156,7 @@ def test_a_forward_without_a_graph_leaves_its_output_only() -> None:
     assert tracker.largest_saved_bytes == 0
 
 
-def test_what_is_watched_beside_tasks_counts_in_the_first_mini_batch() -> None:
+def test_tensors_made_outside_of_tasks_count_in_the_first_mini_batch() -> None:
     tracker = TensorTracker(0)
     with tracker.watch():
         torch.zeros(10)

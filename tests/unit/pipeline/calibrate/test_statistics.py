@@ -47,7 +47,7 @@ def test_a_line_never_gives_messages_for_nothing(
     assert s_per_byte > 0
 
 
-def test_a_single_size_tells_bandwidth_alone() -> None:
+def test_a_single_size_gives_the_bandwidth_only() -> None:
     latency_s, s_per_byte = fit_line({1000: [2.0]})
 
     assert latency_s == 0.0

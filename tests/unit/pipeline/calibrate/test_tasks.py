@@ -6,10 +6,10 @@ from hypothesis import strategies as st
 
 from spottrain.pipeline.calibrate.tasks import (
     BUDGET_S,
-    MOST_S,
+    MAX_S,
     Chain,
     microbatches_for,
-    summed_up,
+    summarise_overheads,
 )
 
 
@@ -17,7 +17,7 @@ from spottrain.pipeline.calibrate.tasks import (
 def test_timing_tasks_stays_within_its_bound(depth: int, slowest_s: float) -> None:
     count = microbatches_for(depth, slowest_s)
     took_s = 2 * (count + depth - 1) * slowest_s
-    assert count == 0 or took_s <= MOST_S
+    assert count == 0 or took_s <= MAX_S
     if count > 2:
         assert took_s <= BUDGET_S * (1 + 1e-9)
 
@@ -48,7 +48,7 @@ def test_kinds_of_tasks_are_summed_up_over_stages_by_medians() -> None:
         {"forward": [4e-4], "recompute": [], "backward": [2e-4], "posting": [4e-5]},
         {},
     ]
-    beside = summed_up(stages, reaching_s=1e-5)
+    beside = summarise_overheads(stages, reaching_s=1e-5)
     assert beside is not None
     assert beside.forward_s == pytest.approx(4.5e-4 + 1e-5)
     assert beside.recompute_s == pytest.approx(1e-4 + 1e-5)
@@ -57,13 +57,13 @@ def test_kinds_of_tasks_are_summed_up_over_stages_by_medians() -> None:
     assert 0 < beside.deviation_s < 1e-3
 
 
-def test_where_nobody_recomputes_a_recompute_is_taken_for_a_backward() -> None:
+def test_without_recomputes_a_recompute_is_taken_for_a_backward() -> None:
     alone = {"forward": [3e-4], "recompute": [], "backward": [2e-4], "posting": []}
-    beside = summed_up([alone], reaching_s=1e-5)
+    beside = summarise_overheads([alone], reaching_s=1e-5)
     assert beside is not None
     assert beside.recompute_s == pytest.approx(2e-4 + 1e-5)
     assert beside.posting_s == 0.0
 
 
 def test_nothing_measured_is_nothing_known() -> None:
-    assert summed_up([{}, {}], reaching_s=1e-5) is None
+    assert summarise_overheads([{}, {}], reaching_s=1e-5) is None

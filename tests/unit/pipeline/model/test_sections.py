@@ -69,7 +69,7 @@ def test_cut_points_win_over_blocks() -> None:
         Model(h=nn.ModuleList([nn.Linear(2, 2), nn.LayerNorm(2)])),
         Model(h=nn.ModuleList([nn.Dropout(), nn.Dropout()])),
     ],
-    ids=["no list", "one block", "unlike blocks", "blocks without parameters"],
+    ids=["no list", "one block", "different blocks", "blocks without parameters"],
 )
 def test_a_model_without_repeated_blocks_is_refused(model: nn.Module) -> None:
     with pytest.raises(UserCodeError, match="no repeated blocks and no CutPoint: got"):

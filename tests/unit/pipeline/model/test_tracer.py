@@ -180,7 +180,7 @@ def test_a_skip_is_refused_just_when_it_passes_over_a_cut(
         assert torch.equal(loss_in_stages(job, trace(job)), loss_as_a_whole(job))
 
 
-def test_what_depends_on_inputs_and_buffers_alone_may_cross() -> None:
+def test_values_that_depend_on_inputs_and_buffers_alone_may_cross() -> None:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         mask = (x > 1).float() * self.table
         x = self.embed(x)
@@ -192,7 +192,7 @@ def test_what_depends_on_inputs_and_buffers_alone_may_cross() -> None:
     assert torch.equal(loss_in_stages(job, trace(job)), loss_as_a_whole(job))
 
 
-def test_what_is_made_from_an_activations_shape_alone_may_cross() -> None:
+def test_values_made_from_an_activations_shape_alone_may_cross() -> None:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         ones = torch.ones_like(self.embed(x))
         return plain(self, x) + ones
@@ -311,7 +311,7 @@ def test_a_tuple_with_the_activation_first_is_cut() -> None:
     assert torch.equal(loss_in_stages(job, layout), loss_as_a_whole(job))
 
 
-def test_what_follows_the_activation_in_the_tuple_may_not_be_used_later() -> None:
+def test_values_after_the_activation_in_the_tuple_may_not_be_used_later() -> None:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         sides = []
         for block in self.blocks:

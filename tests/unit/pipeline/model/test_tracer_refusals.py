@@ -158,7 +158,7 @@ def test_random_buffers_are_refused_since_stages_build_their_own() -> None:
 # --- The user's code --------------------------------------------------------------------
 
 
-def test_code_that_looks_at_values_is_traced_on_the_cpu() -> None:
+def test_code_that_reads_values_is_traced_on_the_cpu() -> None:
     def body(self: Any, x: torch.Tensor) -> torch.Tensor:
         return plain(self, x) if x.sum() > 0 else x
 

@@ -16,7 +16,7 @@ from spottrain.pipeline.process.worker import (
     reason_of,
     user_code_failed,
 )
-from spottrain.pipeline.train.generation import StopWish
+from spottrain.pipeline.state.context import StopRequest
 from spottrain.wire import Slot
 
 SLOT = Slot(vm_id="a", index=0)
@@ -67,7 +67,7 @@ def said(supervisor: socket.socket) -> str:
         text += message["piece"]
 
 
-def test_a_wish_to_stop_that_comes_while_a_worker_starts_is_kept(
+def test_a_stop_request_that_arrives_while_a_worker_starts_is_kept(
     ends: tuple[socket.socket, SupervisorLink],
 ) -> None:
     supervisor, link = ends
@@ -80,10 +80,10 @@ def test_a_wish_to_stop_that_comes_while_a_worker_starts_is_kept(
     os.close(link.open("control", 8))
 
     assert link.next_command().generation == 3
-    assert link.stop_wish() == StopWish.STOP_AND_CHECKPOINT
+    assert link.stop_request() == StopRequest.STOP_AND_CHECKPOINT
 
 
-def test_the_strongest_wish_to_stop_the_generation_that_runs_counts(
+def test_the_strongest_stop_request_for_the_running_generation_counts(
     ends: tuple[socket.socket, SupervisorLink],
 ) -> None:
     supervisor, link = ends
@@ -92,10 +92,10 @@ def test_the_strongest_wish_to_stop_the_generation_that_runs_counts(
     assert link.next_command().generation == 1
     say(supervisor, wire.StopGeneration(generation=1, checkpoint=True))
     say(supervisor, wire.StopGeneration(generation=1, checkpoint=False))
-    assert link.stop_wish() == StopWish.STOP_AND_CHECKPOINT
+    assert link.stop_request() == StopRequest.STOP_AND_CHECKPOINT
 
     assert link.next_command().generation == 2
-    assert link.stop_wish() == StopWish.NONE
+    assert link.stop_request() == StopRequest.NONE
 
 
 def test_the_newest_share_of_the_generation_that_runs_counts(
@@ -110,7 +110,7 @@ def test_the_newest_share_of_the_generation_that_runs_counts(
         say(supervisor, share)
     assert link.next_command().generation == 3
     assert link.newest_share() is None  # nothing is taken in while it is not asked for
-    assert link.stop_wish() == StopWish.NONE
+    assert link.stop_request() == StopRequest.NONE
     newest = link.newest_share()
     assert newest is not None
     assert (newest.number, newest.replica_bounds) == (2, (0, 2, 10))

@@ -73,7 +73,7 @@ def test_a_decision_found_anywhere_is_adopted_as_it_was_written() -> None:
     assert agree(2, records, GENERATION, 3) == Agreement("adopted", 6, 0, decision)
 
 
-def test_who_lags_behind_an_applied_step_applies_it_too() -> None:
+def test_a_rank_that_lags_behind_an_applied_step_applies_it_too() -> None:
     records = [
         rank(0, copy(0, 6, mark=(0, 5)), decision=decided(0, 5)),
         rank(1, copy(1, 5, mark=(0, 5))),
@@ -161,7 +161,7 @@ def test_load_is_spread_over_replicas() -> None:
     assert sources.count(0) == sources.count(1) == 4
 
 
-def test_who_has_a_section_already_receives_nothing() -> None:
+def test_a_rank_that_has_a_section_receives_nothing() -> None:
     records = [rank(0, copy(0, 5), copy(1, 5)), rank(1, copy(1, 4))]
     agreement = agree(2, records, GENERATION, 0)
     assert moves(2, records, agreement, {0: (0,), 1: (1,)}) == (Move(1, 0, 1),)

@@ -9,13 +9,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pipeline.memory import LocalHolder
 
+from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import (
     ALIGNMENT_BYTES,
     UNUSABLE,
     ControlBlock,
-    ParameterSpec,
     SectionArena,
     UndoSlot,
 )
@@ -68,7 +68,7 @@ def test_a_successor_finds_all_that_was_written(holder: LocalHolder) -> None:
     arena.parameters["weight"].fill_(1.25)
     arena.gradients["half"].fill_(0.5)
     arena.state["weight"]["count"].fill_(3)
-    arena.become(7, 2)
+    arena.set_version(7, 2)
     arena.prepare(3, 7, CONTRIBUTION)
     before = arena.record()
     del arena
@@ -94,7 +94,7 @@ def test_gradients_of_a_type_lie_side_by_side(holder: LocalHolder) -> None:
     assert arena.parameters["weight"].eq(0).all()
 
 
-def test_what_moves_to_a_replica_leaves_gradients_out(holder: LocalHolder) -> None:
+def test_gradients_do_not_move_to_a_replica(holder: LocalHolder) -> None:
     arena, other = SectionArena(holder, 0, SPECS), SectionArena(holder, 1, SPECS)
     for tensor in (
         *arena.parameters.values(),
@@ -113,26 +113,26 @@ def test_what_moves_to_a_replica_leaves_gradients_out(holder: LocalHolder) -> No
 
 def test_spoiling_takes_version_and_mark_away(holder: LocalHolder) -> None:
     arena = SectionArena(holder, 0, SPECS)
-    arena.become(7, 2)
+    arena.set_version(7, 2)
     arena.prepare(3, 7, CONTRIBUTION)
 
-    arena.spoil()
+    arena.invalidate()
 
     assert (arena.version, arena.record().prepared_step) == (UNUSABLE, None)
 
 
 @pytest.mark.parametrize("flipped", [False, True])
-def test_undo_takes_back_what_was_not_flipped_and_nothing_else(
+def test_undo_restores_sections_that_were_not_flipped_and_nothing_else(
     holder: LocalHolder, flipped: bool
 ) -> None:
     arena = SectionArena(holder, 0, SPECS)
     arena.parameters["weight"].fill_(1)
-    arena.become(7, 2)
+    arena.set_version(7, 2)
     undo = UndoSlot(holder, arena.contents.numel())
     undo.save(arena)
     arena.parameters["weight"].fill_(5)
     if flipped:
-        arena.become(8, 3)
+        arena.set_version(8, 3)
 
     undo.restore(arena)
 
@@ -146,7 +146,7 @@ def test_undo_of_the_first_update_takes_back_that_there_is_state(
     arena = SectionArena(holder, 0, SPECS)
     arena.contents.fill_(1)
     arena.has_state = False
-    arena.become(0, 1)
+    arena.set_version(0, 1)
     undo = UndoSlot(holder, arena.contents.numel())
     undo.save(arena)
     arena.contents.fill_(5)

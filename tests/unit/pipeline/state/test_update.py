@@ -18,10 +18,11 @@ from spottrain.pipeline.base.faults import (
     InjectedFaultError,
 )
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
+from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.model.optimizer import optimizer_state_spec
 from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision
-from spottrain.pipeline.state.arena import ParameterSpec, SectionArena
+from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
 from spottrain.wire import TiedParameter
@@ -116,13 +117,13 @@ def decision(step: int, **changes: Any) -> MinibatchDecision:
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_an_optimizer_taken_up_from_memory_goes_on_as_if_it_had_never_stopped(
+def test_an_optimizer_restored_from_memory_goes_on_as_if_it_had_never_stopped(
     holder: LocalHolder, optimizer: str
 ) -> None:
     job = make_job(optimizer)
     arena = open_memory(holder, job).arenas[0]
     fill(arena, 0, arena.parameters)
-    arena.become(0, 1)
+    arena.set_version(0, 1)
     plain = {n: nn.Parameter(p.clone()) for n, p in arena.parameters.items()}
     plain_optimizer = job.optimizer(list(plain.items()))
 
@@ -149,7 +150,7 @@ def test_an_optimizer_whose_first_minibatch_changed_nothing_begins_at_the_next(
     job = make_job(optimizer, lr_schedule=None)
     arena = open_memory(holder, job).arenas[0]
     fill(arena, 0, arena.parameters)
-    arena.become(0, 1)
+    arena.set_version(0, 1)
     plain = {n: nn.Parameter(p.clone()) for n, p in arena.parameters.items()}
     plain_optimizer = job.optimizer(list(plain.items()))
 
@@ -181,7 +182,7 @@ def test_state_that_an_optimizer_makes_later_is_refused_not_lost(
 ) -> None:
     job = make_job(optimizer=Late)
     memory = open_memory(holder, job)
-    memory.arenas[0].become(0, 1)
+    memory.arenas[0].set_version(0, 1)
     memory.apply(decision(0), [0], FaultScript())
 
     with pytest.raises(UserCodeError, match=r"weight .*\['count', 'late'\]"):
@@ -200,7 +201,7 @@ def test_gradients_are_clipped_as_torch_clips_them(holder: LocalHolder) -> None:
     job = make_job("plain", clip_grad_norm=0.5)
     memory = open_memory(holder, job)
     arena = memory.arenas[0]
-    arena.become(0, 1)
+    arena.set_version(0, 1)
     fill(arena, 3, arena.gradients)
     plain = {n: nn.Parameter(torch.zeros(s)) for n, s in SHAPES.items()}
     for name, parameter in plain.items():
@@ -225,7 +226,7 @@ def test_a_minibatch_without_a_usable_gradient_counts_but_changes_nothing(
     arena = memory.arenas[0]
     fill(arena, 0, arena.parameters)
     before = arena.parameters["weight"].clone()
-    arena.become(0, 1)
+    arena.set_version(0, 1)
     arena.gradients["weight"].fill_(math.inf)
 
     memory.apply(decision(0, **change), [0], FaultScript())
@@ -243,7 +244,7 @@ def test_a_successor_finds_a_section_before_or_after_an_update_never_within(
     memory = open_memory(holder, job)
     arena = memory.arenas[0]
     fill(arena, 0, arena.parameters)
-    arena.become(0, 1)
+    arena.set_version(0, 1)
     for step in range(version):
         fill(arena, step, arena.gradients)
         memory.apply(decision(step), [0], FaultScript())

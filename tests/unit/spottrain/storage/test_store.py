@@ -15,6 +15,7 @@ from tests.fakes.buckets import BUCKET, serve, write_key
 from tests.fakes.object_store import CREDENTIALS, S3
 
 from spottrain.storage import objects
+from spottrain.storage.open import open_store
 from spottrain.storage.store import (
     DeniedError,
     ExistsError,
@@ -25,14 +26,13 @@ from spottrain.storage.store import (
     check_writable,
     is_url,
     local_folder,
-    open_store,
     parse_url,
 )
 
 # --- what every store keeps to ---------------------------------------------------------
 
 
-def test_what_is_put_is_got_listed_and_deleted(store: Store) -> None:
+def test_an_object_that_is_put_can_be_read_listed_and_deleted(store: Store) -> None:
     store.put("a/one", b"1")
     store.put("a/deep/two + 50%é", b"22")
     store.put("b", b"")
@@ -50,7 +50,7 @@ def test_what_is_put_is_got_listed_and_deleted(store: Store) -> None:
     assert store.list() == []
 
 
-def test_a_folder_is_told_by_its_whole_name(store: Store) -> None:
+def test_a_folder_is_matched_by_its_whole_name(store: Store) -> None:
     store.put("step-1/x", b"")
     store.put("step-10/x", b"")
     assert store.list("step-1") == [("step-1/x", 0)]
@@ -67,7 +67,7 @@ def test_put_overwrites_but_put_new_never_does(store: Store) -> None:
     assert (store.get("x"), store.get("y")) == (b"new", b"first")
 
 
-def test_what_is_missing_is_named(store: Store, tmp_path: Path) -> None:
+def test_a_missing_object_is_named(store: Store, tmp_path: Path) -> None:
     with pytest.raises(MissingError, match=f"cannot read {store.place}/some/thing: "):
         store.get("some/thing")
     with pytest.raises(MissingError, match="some/thing"):
@@ -157,9 +157,9 @@ def test_buckets_of_the_other_clouds_keep_to_it_too(
 # --- folders ---------------------------------------------------------------------------
 
 
-def test_what_was_never_finished_goes_with_its_folder(tmp_path: Path) -> None:
+def test_unfinished_files_are_deleted_with_their_folder(tmp_path: Path) -> None:
     killed = (
-        "import os, signal, sys; from spottrain.storage.store import open_store\n"
+        "import os, signal, sys; from spottrain.storage.open import open_store\n"
         "with open_store(sys.argv[1]).writing('f/x') as path:\n"
         "    path.write_bytes(b'half'); os.kill(os.getpid(), signal.SIGKILL)"
     )
@@ -172,7 +172,7 @@ def test_what_was_never_finished_goes_with_its_folder(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_folder_without_links_still_keeps_what_is_there(
+def test_a_folder_without_links_still_refuses_to_overwrite(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def link(*_: object) -> None:
@@ -252,7 +252,7 @@ def test_azure_is_known_by_all_its_names() -> None:
         ("file://host/x", "must be file:///<folder>"),
     ],
 )
-def test_a_wrong_url_is_told_in_one_line(url: str, message: str) -> None:
+def test_a_wrong_url_is_reported_in_one_line(url: str, message: str) -> None:
     with pytest.raises(StorageError, match=message) as caught:
         open_store(url)
     assert "key:secret" not in str(caught.value)
@@ -280,7 +280,7 @@ def test_a_bucket_that_is_not_there_is_no_missing_object(s3: S3) -> None:
 
 
 @pytest.mark.usefixtures("s3")
-def test_a_server_that_does_not_answer_is_asked_again_then_told() -> None:
+def test_requests_to_a_server_that_does_not_answer_are_retried_then_reported() -> None:
     down = open_store("s3://b/x?endpoint_url=http://127.0.0.1:9", patience_s=0.2)
     with pytest.raises(
         UnreachableError, match="no answer: check the network"
@@ -290,7 +290,7 @@ def test_a_server_that_does_not_answer_is_asked_again_then_told() -> None:
 
 
 @pytest.mark.parametrize("place", ["s3://b/x", "gs://b/x", "az://b/x?account=a"])
-def test_without_credentials_it_is_said_where_they_may_come_from(
+def test_without_credentials_the_message_says_where_they_may_come_from(
     place: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     for name in tuple(os.environ):  # of other tests' clouds too
@@ -355,7 +355,7 @@ def test_without_obstore_a_bucket_says_what_to_install(
         ("something\nnew\n\nDebug source:\nX {\n}", UnreachableError, "something new$"),
     ],
 )
-def test_what_a_cloud_says_becomes_one_line_with_what_to_do(
+def test_a_cloud_s_error_becomes_one_line_with_what_to_do(
     said: str, kind: type[StorageError], message: str
 ) -> None:
     from obstore.exceptions import GenericError
@@ -366,13 +366,13 @@ def test_what_a_cloud_says_becomes_one_line_with_what_to_do(
     assert "\n" not in str(caught.value)
 
 
-explained = objects._explained
+explained = objects._translating_errors
 
 
 def test_nothing_but_the_standard_library_is_imported_before_a_url_is_opened() -> None:
     code = (
-        "import sys, spottrain.manifest, spottrain.storage.store; "
-        "spottrain.storage.store.open_store('/tmp/x'); "
+        "import sys, spottrain.manifest, spottrain.storage.open; "
+        "spottrain.storage.open.open_store('/tmp/x'); "
         "sys.exit(bool({'obstore', 'boto3', 'azure', 'torch'} & set(sys.modules)))"
     )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

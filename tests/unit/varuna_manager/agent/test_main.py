@@ -138,7 +138,7 @@ def start_vm(manager: Manager, tmp_path: Path) -> Iterator[Callable[[], VmUnderT
 @pytest.fixture
 def vm(manager: Manager, start_vm: Callable[[], VmUnderTest]) -> VmUnderTest:
     started = start_vm()
-    manager.desk.wait_for(lambda: manager.desk.reports)
+    manager.handler.wait_for(lambda: manager.handler.reports)
     return started
 
 
@@ -151,18 +151,18 @@ def test_agent_goes_where_its_calls_are_taken_from_now_on(
     draft.replace(vm.folder / main.MANAGER_ADDRESS)
     until("a call by way of the relay", lambda: connections_to(relay.port))
     manager.send("vm-1", wire.Initialise())
-    manager.desk.wait_for(lambda: len(manager.desk.reports) > 1)
+    manager.handler.wait_for(lambda: len(manager.handler.reports) > 1)
 
 
 def test_agent_joins_with_the_users_code_and_a_ready_supervisor(
     manager: Manager, vm: VmUnderTest
 ) -> None:
-    registered = manager.desk.registrations
+    registered = manager.handler.registrations
     assert [(r.vm_id, r.num_slots, r.private_address) for r in registered] == [
         ("vm-1", 2, "10.1.2.3")
     ]
     ready = wire.SupervisorReady(num_slots=2, torch_version="none")
-    assert manager.desk.reports == [ready]
+    assert manager.handler.reports == [ready]
     greeting = json.loads(vm.heard()[0])
     assert greeting["spec"]["name"] == "job"
     assert greeting["vm_id"] == "vm-1"
@@ -177,8 +177,8 @@ def test_commands_go_down_and_reports_come_up_in_order_and_once(
     for command in sent:
         manager.send("vm-1", command)
     manager.send("vm-1", wire.StopGeneration(generation=4, checkpoint=False))
-    manager.desk.wait_for(lambda: len(manager.desk.reports) == 1002)
-    assert [r.step for r in manager.desk.reports[1:-1]] == list(range(1000))
+    manager.handler.wait_for(lambda: len(manager.handler.reports) == 1002)
+    assert [r.step for r in manager.handler.reports[1:-1]] == list(range(1000))
     assert vm.heard()[1:4] == sent
 
 
@@ -186,12 +186,12 @@ def test_nothing_is_lost_or_repeated_while_the_manager_is_away(
     manager: Manager, vm: VmUnderTest
 ) -> None:
     manager.send("vm-1", wire.Initialise())
-    manager.desk.wait_for(lambda: len(manager.desk.reports) > 1)
+    manager.handler.wait_for(lambda: len(manager.handler.reports) > 1)
     manager.stop()
     manager.start()
     manager.send("vm-1", wire.StopGeneration(generation=1, checkpoint=False))
-    manager.desk.wait_for(lambda: len(manager.desk.reports) == 1002)
-    assert [r.step for r in manager.desk.reports[1:-1]] == list(range(1000))
+    manager.handler.wait_for(lambda: len(manager.handler.reports) == 1002)
+    assert [r.step for r in manager.handler.reports[1:-1]] == list(range(1000))
     kinds = [command.kind for command in vm.heard()[1:]]
     assert kinds == ["initialise", "stop_generation"]
 
@@ -201,14 +201,14 @@ def test_a_retired_vm_delivers_its_last_reports_and_ends(
 ) -> None:
     manager.send("vm-1", wire.Retire())
     assert vm.process.wait(20) == main.RETIRED
-    assert manager.desk.reports[-1] == wire.CheckpointSaved(name="last", step=7)
+    assert manager.handler.reports[-1] == wire.CheckpointSaved(name="last", step=7)
     assert vm.worker_is_gone()
 
 
 def test_a_fenced_vm_ends_at_once_and_takes_its_workers_along(
     manager: Manager, vm: VmUnderTest
 ) -> None:
-    manager.on_loop(lambda: manager.links.revoke("vm-1"))
+    manager.on_loop(lambda: manager.sessions.revoke("vm-1"))
     assert vm.process.wait(20) == main.FENCED
     assert vm.worker_is_gone()
 
@@ -217,7 +217,7 @@ def test_a_vm_that_was_silent_and_wakes_is_fenced(
     manager: Manager, vm: VmUnderTest
 ) -> None:
     vm.process.send_signal(signal.SIGSTOP)
-    manager.on_loop(lambda: manager.links.revoke("vm-1"))
+    manager.on_loop(lambda: manager.sessions.revoke("vm-1"))
     vm.process.send_signal(signal.SIGCONT)
     assert vm.process.wait(20) == main.FENCED
     assert vm.worker_is_gone()
@@ -235,7 +235,7 @@ def test_when_the_supervisor_dies_its_last_words_arrive_and_the_vm_ends(
     manager.send("vm-1", wire.OpenStore(generation=1))
     assert vm.process.wait(20) == main.FAILED
     failed = wire.UserCodeFailed(message="boom", traceback="tb")
-    assert manager.desk.reports[-1] == failed
+    assert manager.handler.reports[-1] == failed
     assert vm.worker_is_gone()
 
 
@@ -254,7 +254,7 @@ def test_without_a_manager_a_vm_checkpoints_and_returns_itself(
     vm = start_vm()
     manager.send("vm-1", RUN)
     manager.send("vm-1", wire.Initialise())
-    manager.desk.wait_for(lambda: len(manager.desk.reports) == 1001)
+    manager.handler.wait_for(lambda: len(manager.handler.reports) == 1001)
     manager.stop()
     assert vm.process.wait(30) == main.RETIRED
     assert vm.heard()[-1] == wire.StopGeneration(generation=4, checkpoint=True)
@@ -276,17 +276,17 @@ def test_a_notice_reaches_the_manager_and_is_acknowledged_once_nothing_is_left(
         monkeypatch.setenv(URL_VARIABLE, service.url("x"))
         vm = VmUnderTest(manager, tmp_path / "vm", {"kind": "azure"})
         try:
-            manager.desk.wait_for(lambda: manager.desk.reports)
+            manager.handler.wait_for(lambda: manager.handler.reports)
             service.ask("preempt", vm="x", lead_s=29.5)
-            manager.desk.wait_for(lambda: len(manager.desk.reports) == 2)
-            noticed = manager.desk.reports[1]
+            manager.handler.wait_for(lambda: len(manager.handler.reports) == 2)
+            noticed = manager.handler.reports[1]
             assert noticed.kind == "interruption_noticed"
             assert 20 < noticed.lead_s < 30
             service.ask("withdraw", vm="x")
-            manager.desk.wait_for(lambda: len(manager.desk.reports) == 3)
-            assert manager.desk.reports[2] == wire.InterruptionCancelled()
+            manager.handler.wait_for(lambda: len(manager.handler.reports) == 3)
+            assert manager.handler.reports[2] == wire.InterruptionCancelled()
             event_id = service.ask("preempt", vm="x", lead_s=29.5)
-            manager.desk.wait_for(lambda: len(manager.desk.reports) == 4)
+            manager.handler.wait_for(lambda: len(manager.handler.reports) == 4)
             assert service.ask("acknowledged") == []
             vm.process.terminate()
             assert vm.process.wait(20) == main.TERMINATED

@@ -227,12 +227,46 @@ def test_a_cap_below_what_enough_machines_cost_exits_with_4(
         assert "budget.max_usd_per_hour: 7.0 does not pay for 4" in answer.error
 
 
-def test_debug_shows_our_own_traceback(
-    monkeypatch: pytest.MonkeyPatch, run: Run
+def test_debug_shows_what_the_yaml_parser_said(run: Run, tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text("name: [")
+    told = run("launch", path)
+    assert "caused by" not in told.err
+    assert "Traceback" not in told.err
+    debugged = run("--debug", "launch", path)
+    assert (debugged.code, debugged.error) == (told.code, told.error)
+    assert "\ncaused by: yaml.parser.ParserError: while parsing" in debugged.err
+    assert "\nTraceback (most recent call last):" in debugged.err
+
+
+def test_debug_shows_what_sqlite_said_of_a_damaged_journal(
+    run: Run, tmp_path: Path
 ) -> None:
-    monkeypatch.setattr(sys, "argv", ["spottrain", "--debug", "report", "nobody"])
-    with pytest.raises(Exception, match="no job nobody"):
-        main()
+    path = tmp_path / "home" / "jobs" / "broken"
+    path.mkdir(parents=True)
+    (path / "journal.sqlite").write_bytes(b"no database, " * 100)
+    answer = run("--debug", "report", "broken")
+    assert answer.code == 1
+    assert "journal is damaged" in answer.error
+    cause = "caused by: sqlite3.DatabaseError: file is not a database"
+    assert answer.err.splitlines()[1] == cause
+    everything = run("--debug", "status")
+    assert cause in everything.err.splitlines()
+
+
+def test_debug_shows_the_traceback_of_an_internal_error(
+    run: Run, tmp_path: Path
+) -> None:
+    path = tmp_path / "home" / "jobs" / "odd"
+    path.mkdir(parents=True)
+    (path / "away.json").write_text("{}")
+    told = run("report", "odd")
+    assert told.code == 1
+    assert told.error.startswith("error: internal: ValidationError: ")
+    assert told.error.endswith("run it again with --debug and report it")
+    debugged = run("--debug", "report", "odd")
+    assert debugged.code == 1
+    assert "Traceback (most recent call last):" in debugged.err
 
 
 def test_a_machine_without_jobs_has_an_empty_status(run: Run) -> None:

@@ -20,12 +20,13 @@ from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredErro
 from spottrain.cloud.port.provider import LaunchRequest, SshTarget
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.varuna_manager.cli.main import main
-from spottrain.varuna_manager.cli.ssh import argv_to, choose, ssh_argv
+from spottrain.varuna_manager.cli.ssh import choose_vm, ssh_argv
 from spottrain.varuna_manager.config.clouds import BastionConfig
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.daemon.main import only_manager
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.launch import control
+from spottrain.varuna_manager.launch.ssh_command import argv_to
 from spottrain.varuna_manager.launch.submit import submit
 
 Run = Callable[..., tuple[int, str, str]]
@@ -344,7 +345,7 @@ def test_ssh_goes_through_the_bastion_with_the_keys_of_the_job_file(
 def test_ssh_asks_which_vm_is_meant(aws: FakeAws, tmp_path: Path) -> None:
     job = submitted(aws, tmp_path)
     with pytest.raises(ConfigError, match="job job has no VMs now"):
-        choose(job, None)
+        choose_vm(job, None)
 
 
 def test_an_unknown_profile_of_credentials_is_told_in_one_line(

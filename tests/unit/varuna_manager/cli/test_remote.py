@@ -129,7 +129,7 @@ def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
     assert (code, out) == (1, "")
     assert "the VM of its manager (i-" in err
     assert "does not answer, though it runs" in err
-    assert job.away.exists()
+    assert job.remote_manager_file.exists()
 
 
 def test_when_its_vm_is_gone_it_is_told_once_how_to_go_on(
@@ -142,7 +142,7 @@ def test_when_its_vm_is_gone_it_is_told_once_how_to_go_on(
     assert json.loads(out)["state"] == "unmanaged"
     (line,) = (x for x in err.splitlines() if "is gone" in x)
     assert f"'spottrain resume {(tmp_path / 'store').as_uri()}' on any machine" in line
-    assert not job.away.exists()
+    assert not job.remote_manager_file.exists()
     journal = Journal(job.journal, read_only=True)
     assert journal.last_seq() == 2  # what it wrote down there
     journal.close()
@@ -191,7 +191,7 @@ def test_a_vm_that_cannot_be_used_is_returned_and_its_job_can_be_launched_anew(
         raise UnfitHostError("host i-1: needs Python 3.11 or newer")
     assert "job job: its VM cannot be used and was returned" in capfd.readouterr().err
     assert aws.ask("left") == []
-    assert (job.is_down, job.away.exists()) == (True, False)
+    assert (job.is_down, job.remote_manager_file.exists()) == (True, False)
     check_name("job")
 
 
@@ -207,7 +207,7 @@ def test_a_launch_that_fails_half_way_says_how_to_go_on_and_how_to_end(
     told, error = err.splitlines()[-2:]
     assert "'spottrain resume job' goes on with it, 'spottrain down job' ret" in told
     assert error.startswith("error: ")
-    assert (job.is_down, job.away.exists()) == (False, True)
+    assert (job.is_down, job.remote_manager_file.exists()) == (False, True)
 
 
 def test_gc_says_that_a_vm_is_a_manager_and_returns_it_only_by_name(

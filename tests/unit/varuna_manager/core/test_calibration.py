@@ -73,11 +73,11 @@ def test_no_more_slots_of_a_computer_take_part_than_it_has_cores() -> None:
     ]
 
 
-def test_a_slot_that_is_alone_has_itself_to_talk_to() -> None:
+def test_a_single_slot_measures_a_link_to_itself() -> None:
     assert taking_part(booted("a")) == [("a", 0), ("a", 0)]
 
 
-def test_all_are_told_where_to_meet_and_what_to_measure() -> None:
+def test_every_participant_gets_the_store_and_the_sizes_to_measure() -> None:
     story = booted("a", "b")
     assert list(story.sent(wire.OpenStore)) == ["a"]
 
@@ -95,7 +95,7 @@ def test_all_are_told_where_to_meet_and_what_to_measure() -> None:
     }
 
 
-def test_progress_is_told() -> None:
+def test_progress_is_logged() -> None:
     story = booted("a", "b")
     story.open_round()
 
@@ -114,8 +114,8 @@ def test_what_was_measured_is_kept_for_later_jobs() -> None:
     story.measure()
 
     assert story.state.profile == PROFILE
-    assert story.wished(c.KeepProfile) == [c.KeepProfile(profile=PROFILE)]
-    assert len(story.wished(c.ComputePlan)) == 1
+    assert story.emitted(c.KeepProfile) == [c.KeepProfile(profile=PROFILE)]
+    assert len(story.emitted(c.ComputePlan)) == 1
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_participant_that_dies_ends_the_round_and_another_begins(
     assert story.state.profile == PROFILE
 
 
-def test_a_vm_that_is_lost_ends_the_round_by_no_ones_fault() -> None:
+def test_a_lost_vm_abandons_the_round_without_counting_a_failure() -> None:
     story = booted("a", "b", "c")
     story.open_round()
 
@@ -154,7 +154,7 @@ def test_a_vm_that_is_lost_ends_the_round_by_no_ones_fault() -> None:
     assert story.state.failed_preparations == 0
 
 
-def test_measuring_that_fails_thrice_fails_the_job() -> None:
+def test_a_calibration_that_fails_three_times_fails_the_job() -> None:
     story = booted("a", "b")
     for number in (-1, -2, -3):
         story.report("a", wire.WorkerDied(generation=number, slot=0, reason="SIGKILL"))
@@ -185,14 +185,14 @@ def test_a_restarted_manager_repeats_what_the_round_waits_for() -> None:
     assert set(story.sent(wire.Calibrate)) == {"a", "b"}
 
 
-def test_a_profile_that_was_kept_makes_measuring_needless() -> None:
+def test_a_kept_profile_is_reused_without_measuring() -> None:
     story = booted("a", "b", known=(KNOWN,))
 
     assert story.state.profile == PROFILE
     assert story.state.calibration is None
     news = f"profile of {PROFILE.device} reused, measured 10 min 00 s ago"
     assert story.state.last_news == news
-    assert len(story.wished(c.ComputePlan)) == 1
+    assert len(story.emitted(c.ComputePlan)) == 1
 
 
 @pytest.mark.parametrize(
@@ -216,7 +216,7 @@ def test_a_profile_that_does_not_fit_is_measured_again(
     assert round_of(story).number == -1
 
 
-def test_links_that_were_assumed_do_for_a_single_vm() -> None:
+def test_a_profile_with_assumed_links_is_reused_on_a_single_vm() -> None:
     assumed = replace(PROFILE, sources=(BETWEEN_AS_WITHIN,))
 
     story = booted("a", known=(replace(KNOWN, profile=assumed),))
@@ -233,6 +233,6 @@ def test_a_profile_that_the_user_gives_is_taken() -> None:
     story.report("a", wire.CheckpointSaved(name="step-0", step=0))
 
     assert story.state.calibration is None
-    (wish,) = story.wished(c.ComputePlan)
+    (wish,) = story.emitted(c.ComputePlan)
     assert wish.inputs.profile == given
     assert wish.inputs.facts == FACTS

@@ -66,7 +66,7 @@ def test_with_time_to_spare_there_are_spot_vms_only() -> None:
     decision = job.state.deadline.decision
     assert decision is not None
     assert dict(decision.wanted) == {SPOT_KEY: 4}
-    assert job.wished(c.IntendLaunch) == []
+    assert job.emitted(c.IntendLaunch) == []
 
 
 def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
@@ -82,7 +82,7 @@ def test_what_spot_does_not_give_is_not_rented_on_demand_with_time_to_spare() ->
     rate(job)
     job.tell(e.OffersSeen, offers=(replace(OFFER, available=0), ON_DEMAND))
     job.tell(e.VmLost, vm_id="a", reason="taken")
-    assert job.wished(c.IntendLaunch) == []
+    assert job.emitted(c.IntendLaunch) == []
 
 
 def test_an_on_demand_vm_is_rented_where_spot_is_as_expensive() -> None:
@@ -101,7 +101,7 @@ def test_a_cost_optimal_job_rents_no_spot_vm_at_the_on_demand_price() -> None:
     expensive = replace(OFFER, usd_per_hour=ON_DEMAND.usd_per_hour)
     job.tell(e.OffersSeen, offers=(expensive, ON_DEMAND))
     job.tell(e.VmLost, vm_id="a", reason="taken")
-    assert not any(wish.offer.spot for wish in job.wished(c.IntendLaunch))
+    assert not any(wish.offer.spot for wish in job.emitted(c.IntendLaunch))
 
 
 def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> None:
@@ -168,7 +168,7 @@ def test_a_job_below_its_minimum_throughput_gets_on_demand_vms() -> None:
     job.plan("a", "b")
     job.open()
     job.begin(3)
-    assert job.wished(c.IntendLaunch) == [], "nothing was measured yet"
+    assert job.emitted(c.IntendLaunch) == [], "nothing was measured yet"
     for step in range(4, 10):
         job.now_s += 4.0
         for slot in job.generation.plan.slots:
@@ -186,7 +186,7 @@ def test_a_job_below_its_minimum_throughput_gets_on_demand_vms() -> None:
                 ),
             )
     job.wait(120.0)
-    (wish,) = job.wished(c.IntendLaunch)
+    (wish,) = job.emitted(c.IntendLaunch)
     assert not wish.offer.spot
 
 

@@ -1,4 +1,4 @@
-"""Renting, reconciling, notices and growth: what the core wishes for."""
+"""Renting, reconciling, notices and growth: the commands that the core emits."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ FOUR = ("a", "b", "c", "d")
 def test_an_intent_is_journalled_before_anything_is_rented() -> None:
     story = Story()
     story.start()
-    assert story.wished(c.LaunchVms) == []
+    assert story.emitted(c.LaunchVms) == []
     wish = story.intend()
     launch = c.LaunchVms(intent="intent-0", token="uid-intent-0", offer=OFFER, count=4)
-    assert story.wished(c.LaunchVms) == [launch]
+    assert story.emitted(c.LaunchVms) == [launch]
     assert wish.token == launch.token
 
 
@@ -41,7 +41,7 @@ def test_an_intent_that_is_journalled_twice_rents_once() -> None:
         offer=wish.offer,
         count=wish.count,
     )
-    assert story.wished(c.LaunchVms) == []
+    assert story.emitted(c.LaunchVms) == []
     assert len(story.state.intents) == 1
 
 
@@ -49,14 +49,14 @@ def test_the_cheapest_work_comes_first_and_on_demand_only_if_allowed() -> None:
     fast = replace(OFFER, zone="fast", usd_per_hour=1.5, gpu_speed=2.0)
     story = Story(allow_on_demand=True)
     story.start(OFFER, fast, replace(ON_DEMAND, usd_per_hour=0.1))
-    assert story.wished(c.IntendLaunch)[0].offer.zone == "fast"
+    assert story.emitted(c.IntendLaunch)[0].offer.zone == "fast"
     none_left = (replace(OFFER, available=0), ON_DEMAND)
     story = Story(allow_on_demand=True)
     story.start(*none_left)
-    assert not story.wished(c.IntendLaunch)[0].offer.spot
+    assert not story.emitted(c.IntendLaunch)[0].offer.spot
     story = Story()
     story.start(*none_left)
-    assert story.wished(c.IntendLaunch) == []
+    assert story.emitted(c.IntendLaunch) == []
     assert story.state.activity == "waiting for capacity"
 
 
@@ -73,34 +73,34 @@ def test_a_vm_that_is_not_ready_in_time_goes_back_data_and_setup_aside() -> None
     (intent,) = story.state.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("a"),))
     story.wait(BOOT_BOUND_S + 3599.0)
-    assert story.wished(c.TerminateVms) == []
+    assert story.emitted(c.TerminateVms) == []
     story.wait(1.0)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("a",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("a",))]
     assert story.state.vms["a"].return_reason == "not ready in 4500 s"
 
 
-def test_nothing_new_is_rented_before_the_truth_is_known() -> None:
+def test_nothing_is_rented_before_the_provider_has_listed_its_vms() -> None:
     story = Story()
     story.tell(e.ManagerStarted, software_version="1", pid=1)
     story.tell(e.OffersSeen, offers=(OFFER,))
-    assert story.wished(c.IntendLaunch) == []
+    assert story.emitted(c.IntendLaunch) == []
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert len(story.wished(c.IntendLaunch)) == 1
+    assert len(story.emitted(c.IntendLaunch)) == 1
 
 
-def test_a_refused_offer_cools_down() -> None:
+def test_a_refused_offer_is_in_cooldown() -> None:
     story = Story(cooldown_s=30.0)
     story.start()
     story.intend()
     story.tell(
         e.LaunchRefused, intent="intent-0", reason="sold out", refusal="no_capacity"
     )
-    assert story.wished(c.IntendLaunch) == []
+    assert story.emitted(c.IntendLaunch) == []
     story.wait(30.0)
     assert story.intend().intent == "intent-1"
 
 
-def test_capacity_that_returns_ends_the_cool_down() -> None:
+def test_capacity_that_returns_ends_the_cooldown() -> None:
     story = Story()
     story.start()
     story.intend()
@@ -116,9 +116,9 @@ def test_an_answer_that_leaves_it_open_is_asked_again_with_the_same_token() -> N
     story.start()
     story.intend()
     story.tell(e.LaunchRefused, intent="intent-0", reason="timeout", refusal="unknown")
-    assert story.wished(c.LaunchVms) == []
+    assert story.emitted(c.LaunchVms) == []
     story.wait(5.0)
-    (again,) = story.wished(c.LaunchVms)
+    (again,) = story.emitted(c.LaunchVms)
     assert again.token == "uid-intent-0"
 
 
@@ -139,13 +139,13 @@ def test_a_crash_after_the_create_call_adopts_the_vms_and_rents_no_more() -> Non
     story.start()
     story.intend()
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    assert [wish.token for wish in story.wished(c.LaunchVms)] == ["uid-intent-0"]
+    assert [wish.token for wish in story.emitted(c.LaunchVms)] == ["uid-intent-0"]
     vms = tuple(story.vm(vm_id) for vm_id in FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
-    assert [wish.vm_id for wish in story.wished(c.StartAgent)] == list(FOUR)
+    assert [wish.vm_id for wish in story.emitted(c.StartAgent)] == list(FOUR)
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
-    assert story.wished(c.StartAgent) == []
-    assert story.wished(c.IntendLaunch) == []
+    assert story.emitted(c.StartAgent) == []
+    assert story.emitted(c.IntendLaunch) == []
     assert len(story.state.vms) == 4
 
 
@@ -154,7 +154,7 @@ def test_a_vm_that_nobody_asked_for_is_returned() -> None:
     story.start()
     orphan = story.vm("x", intent="somebody's")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(orphan,))
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
 
 
 def test_a_vm_that_the_list_does_not_have_yet_is_not_lost() -> None:
@@ -177,7 +177,7 @@ def test_a_vm_that_never_gets_ready_is_returned() -> None:
     story.intend()
     story.tell(e.VmsLaunched, intent="intent-0", vms=(story.vm("a"),))
     story.wait(900.0)
-    assert c.TerminateVms(vm_ids=("a",)) in story.wishes
+    assert c.TerminateVms(vm_ids=("a",)) in story.commands
 
 
 def test_a_failed_return_is_repeated_until_it_works() -> None:
@@ -188,7 +188,7 @@ def test_a_failed_return_is_repeated_until_it_works() -> None:
         e.CommandFailed, command="terminate_vms", vm_ids=FOUR, reason="throttled"
     )
     story.wait(5.0)
-    returned = [wish.vm_ids for wish in story.wished(c.TerminateVms)]
+    returned = [wish.vm_ids for wish in story.emitted(c.TerminateVms)]
     assert returned == [("a",), ("b",), ("c",), ("d",)]
 
 
@@ -198,9 +198,9 @@ def test_a_vm_that_starts_slowly_gets_its_agent_once_it_runs() -> None:
     story.intend()
     slow = story.vm("a", state=VmState.STARTING)
     story.tell(e.VmsLaunched, intent="intent-0", vms=(slow,))
-    assert story.wished(c.StartAgent) == []
+    assert story.emitted(c.StartAgent) == []
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(story.vm("a"),))
-    assert story.wished(c.StartAgent) == [c.StartAgent(vm_id="a")]
+    assert story.emitted(c.StartAgent) == [c.StartAgent(vm_id="a")]
     assert story.state.vms["a"].phase is VmPhase.BOOTING
 
 
@@ -210,7 +210,7 @@ def test_a_vm_that_starts_slowly_gets_its_agent_once_it_runs() -> None:
 def test_a_noticed_vm_hands_over_and_is_returned() -> None:
     story = Story(debounce_s=2.0).training(*FOUR)
     story.notice("d", lead_s=120.0)
-    assert len(story.wished(c.IntendLaunch)) == 1, "a replacement is rented at once"
+    assert len(story.emitted(c.IntendLaunch)) == 1, "a replacement is rented at once"
     story.wait(2.0)
     story.plan("a", "b")
     stop = wire.StopGeneration(generation=1, checkpoint=False)
@@ -220,7 +220,7 @@ def test_a_noticed_vm_hands_over_and_is_returned() -> None:
     order = story.sent(wire.RunGeneration)["d"]
     assert {s.vm_id for s in order.participants[2:]} == {"c", "d"}
     story.begin(4)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("d",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("d",))]
     story.now_s += 3.0
     story.commit(5)
     assert story.state.interruptions[0].interruption == "notice"
@@ -232,7 +232,7 @@ def test_a_notice_with_little_time_is_acted_on_at_once() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
     story.notice("d", lead_s=2.0)
     story.wait(0.5)
-    assert len(story.wished(c.ComputePlan)) == 1
+    assert len(story.emitted(c.ComputePlan)) == 1
 
 
 def test_without_a_plan_for_the_rest_a_notice_leads_to_a_checkpoint() -> None:
@@ -245,14 +245,14 @@ def test_without_a_plan_for_the_rest_a_notice_leads_to_a_checkpoint() -> None:
     story.commit(4)
     story.stopped(4)
     assert story.state.generation is None
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("b",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("b",))]
 
 
 def test_a_spare_that_is_noticed_is_returned_at_once() -> None:
     story = Story()
     story.training("a", "b", "c")
     story.notice("c", lead_s=120.0)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
     assert story.state.interruptions[0].cost_s == 0.0
     assert story.generation.phase is GenerationPhase.RUNNING
 
@@ -265,7 +265,7 @@ def test_a_vm_whose_notice_is_cancelled_in_time_goes_on_as_before() -> None:
     assert vm.is_usable
     assert vm.counts
     story.wait(120.0)
-    assert story.wished(c.TerminateVms) == []
+    assert story.emitted(c.TerminateVms) == []
     assert story.generation.phase is GenerationPhase.RUNNING
     assert story.state.tally.preemptions_noticed == 0
     (notice,) = story.state.interruptions
@@ -280,9 +280,9 @@ def test_a_vm_whose_notice_is_cancelled_late_is_planned_with_again() -> None:
     story.plan("a", "b")
     story.report("d", wire.InterruptionCancelled())
     story.stopped(4)
-    asked = story.wished(c.ComputePlan)[-1]
+    asked = story.emitted(c.ComputePlan)[-1]
     assert {one.slot.vm_id for one in asked.inputs.slots} == set(FOUR)
-    assert story.wished(c.TerminateVms) == []
+    assert story.emitted(c.TerminateVms) == []
 
 
 def test_a_cancelled_notice_may_come_again_and_only_once_is_one_cancelled() -> None:
@@ -309,12 +309,12 @@ def test_a_notice_that_changes_is_one_notice_with_another_end() -> None:
     assert len(story.state.interruptions) == 1
 
 
-def test_a_vm_that_is_likelier_to_be_taken_is_named_and_goes_on() -> None:
+def test_a_vm_that_is_likely_to_be_preempted_is_logged_and_trains_on() -> None:
     story = Story(debounce_s=2.0).training(*FOUR)
     story.report("d", wire.InterruptionLikely())
     assert story.state.vms["d"].is_usable
     assert story.state.interruptions == ()
-    assert "likelier" in story.state.last_news
+    assert "more likely" in story.state.last_news
 
 
 def _grow(story: Story, *, to: tuple[str, ...], step_s: float) -> None:

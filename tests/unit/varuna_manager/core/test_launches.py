@@ -13,7 +13,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import JobPhase
-from spottrain.varuna_manager.core.release import FIRST_PAUSE_S, TRIES
+from spottrain.varuna_manager.core.shutdown import FIRST_PAUSE_S, TRIES
 
 BIG = replace(OFFER, instance_type="big", family="G", usd_per_hour=1.1)
 SMALL = replace(BIG, instance_type="small", usd_per_hour=1.0)
@@ -70,7 +70,7 @@ def test_the_cool_down_grows_with_repeats_and_success_forgets_it() -> None:
         story.intend()
         refuse(story, "no_capacity")
         story.wait(pause_s - 1.0)
-        assert story.wished(c.IntendLaunch) == []
+        assert story.emitted(c.IntendLaunch) == []
         story.wait(1.0)
     wish = story.intend()
     vms = (story.vm("a", wish.intent, offer=SMALL),)
@@ -91,12 +91,12 @@ def test_vms_come_from_the_region_where_the_others_are() -> None:
     near = replace(SMALL, usd_per_hour=3.0)
     story = begun(near, replace(FAR, usd_per_hour=2.0, available=1))
     assert story.intend().offer.region == "far"
-    assert story.wished(c.IntendLaunch) == []  # it is enough to train
+    assert story.emitted(c.IntendLaunch) == []  # it is enough to train
     story.now_s += 1.0
     story.tell(
         e.VmsLaunched, intent="intent-0", vms=(story.vm("a", "intent-0", offer=FAR),)
     )
-    assert story.wished(c.IntendLaunch) == []
+    assert story.emitted(c.IntendLaunch) == []
 
 
 def test_with_a_wider_span_they_may_come_from_anywhere() -> None:
@@ -127,7 +127,7 @@ def test_a_region_that_cannot_give_enough_is_left_for_another() -> None:
 def test_none_are_rented_where_the_caps_leave_too_few_to_train() -> None:
     dear = replace(SMALL, zone="dear", usd_per_hour=3.0)
     story = begun(dear, min_vms=4, max_usd_per_hour=7.0)
-    assert story.wished(c.IntendLaunch) == []
+    assert story.emitted(c.IntendLaunch) == []
     assert story.state.activity == "waiting for a price within the caps"
     story.tell(e.OffersSeen, offers=(replace(dear, usd_per_hour=1.75),))
     assert story.intend().count == 4
@@ -162,15 +162,15 @@ def over(**settings: Any) -> Story:
 
 
 def test_a_job_that_shares_nothing_ends_at_once() -> None:
-    assert len(over().wished(c.Finish)) == 1
+    assert len(over().emitted(c.Finish)) == 1
 
 
 def test_what_vms_shared_is_removed_before_the_job_is_over() -> None:
     story = over(shares=True)
-    assert story.wished(c.ReleaseJob) == [c.ReleaseJob()]
-    assert story.wished(c.Finish) == []
+    assert story.emitted(c.ReleaseJob) == [c.ReleaseJob()]
+    assert story.emitted(c.Finish) == []
     story.tell(e.JobReleased)
-    assert len(story.wished(c.Finish)) == 1
+    assert len(story.emitted(c.Finish)) == 1
     assert story.state.phase is JobPhase.ENDED
 
 
@@ -178,11 +178,11 @@ def test_a_removal_that_fails_is_tried_again_with_growing_pauses() -> None:
     story = over(shares=True)
     for number in range(TRIES - 1):
         fail_release(story)
-        assert story.wished(c.ReleaseJob) == []
+        assert story.emitted(c.ReleaseJob) == []
         story.wait(FIRST_PAUSE_S * 2**number)
-        assert story.wished(c.ReleaseJob) == [c.ReleaseJob()]
+        assert story.emitted(c.ReleaseJob) == [c.ReleaseJob()]
     fail_release(story)
-    assert len(story.wished(c.Finish)) == 1
+    assert len(story.emitted(c.Finish)) == 1
     assert story.state.last_news.endswith("run 'spottrain down job' to remove it")
 
 
@@ -194,7 +194,7 @@ def test_a_new_manager_asks_for_the_removal_again() -> None:
     story = over(shares=True)
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     story.tell(e.StopRequested, by="x", now=True, checkpoint=False)
-    assert story.wished(c.ReleaseJob) == [c.ReleaseJob()]
+    assert story.emitted(c.ReleaseJob) == [c.ReleaseJob()]
 
 
 @pytest.mark.parametrize("refusal", ["throttled", "unknown"])

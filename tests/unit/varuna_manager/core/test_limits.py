@@ -10,7 +10,7 @@ from tests.unit.varuna_manager.story import OFFER, Story
 
 from spottrain import wire
 from spottrain.varuna_manager.core import step
-from spottrain.varuna_manager.core.limits import SHED_S
+from spottrain.varuna_manager.core.limits import DRAIN_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.settings import Limit
@@ -35,7 +35,7 @@ def run_out(story: Story) -> None:
         story.wait(story.state.timer_at_s - story.now_s)
 
 
-def test_new_limits_are_true_from_now_on_and_told() -> None:
+def test_new_limits_hold_from_now_on_and_are_logged() -> None:
     story = Story(max_usd=10.0).training(*FOUR)
     change(story, max_usd=20.0, deadline_s=1.9e9, min_examples_per_s=5.0)
     job = story.state.job
@@ -49,7 +49,7 @@ def test_new_limits_are_true_from_now_on_and_told() -> None:
     assert story.state.last_news == "a person: budget.max_usd is now none"
 
 
-def test_the_same_change_told_twice_changes_nothing() -> None:
+def test_the_same_change_twice_changes_nothing() -> None:
     story = Story(max_usd=10.0).training(*FOUR)
     change(story, max_usd=20.0)
     once = story.state
@@ -57,7 +57,7 @@ def test_the_same_change_told_twice_changes_nothing() -> None:
     assert story.state == once
 
 
-def test_a_higher_budget_lets_the_job_go_on_for_longer() -> None:
+def test_a_higher_budget_lets_the_job_train_for_longer() -> None:
     poor, rich = (Story(max_usd=3.0).training(*FOUR) for _ in range(2))
     change(rich, max_usd=5.0)
     run_out(poor)
@@ -73,7 +73,7 @@ def test_a_budget_below_what_is_spent_ends_the_job_with_a_checkpoint() -> None:
     assert (story.state.outcome.kind, story.state.outcome.exit_code) == ("budget", 4)
 
 
-def test_a_job_whose_budget_was_used_up_goes_on_with_a_higher_one() -> None:
+def test_a_job_whose_budget_was_used_up_continues_with_a_higher_one() -> None:
     story = Story(max_usd=3.0).training(*FOUR)
     run_out(story)
     story.report("a", wire.CheckpointSaved(name="step-3", step=3))
@@ -103,13 +103,13 @@ def test_a_deadline_that_is_moved_away_is_kept() -> None:
 # --- The hourly cap -------------------------------------------------------------------------
 
 
-def test_a_lower_hourly_cap_lets_vms_go_once_the_others_have_what_they_hold() -> None:
+def test_a_lower_hourly_cap_drains_vms_once_others_have_their_sections() -> None:
     story = Story().training(*FOUR)
     change(story, max_usd_per_hour=2.0)
     going = {k for k, vm in story.state.vms.items() if vm.leaves_at_s is not None}
     assert going == {"a", "b"}
-    assert story.wished(c.TerminateVms) == []
-    assert story.wished(c.IntendLaunch) == [], "nothing is rented in their place"
+    assert story.emitted(c.TerminateVms) == []
+    assert story.emitted(c.IntendLaunch) == [], "nothing is rented in their place"
     while story.state.plan_asked is None:
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
@@ -118,10 +118,10 @@ def test_a_lower_hourly_cap_lets_vms_go_once_the_others_have_what_they_hold() ->
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
     assert set(story.sent(wire.StopGeneration)) == set(FOUR)
-    assert story.now_s < 1003.0 + SHED_S
-    story.now_s = 1003.0 + SHED_S
+    assert story.now_s < 1003.0 + DRAIN_S
+    story.now_s = 1003.0 + DRAIN_S
     story.tell(e.TimerFired)
-    assert story.wished(c.TerminateVms) == [
+    assert story.emitted(c.TerminateVms) == [
         c.TerminateVms(vm_ids=("a",)),
         c.TerminateVms(vm_ids=("b",)),
     ]
@@ -130,7 +130,7 @@ def test_a_lower_hourly_cap_lets_vms_go_once_the_others_have_what_they_hold() ->
     assert story.state.tally.preemptions_unnoticed == 0, "nobody took them"
 
 
-def test_what_does_not_train_goes_first_and_at_once() -> None:
+def test_vms_that_do_not_train_are_returned_first_and_at_once() -> None:
     story = Story(max_vms=5).training(*FOUR)
     offer = replace(OFFER, usd_per_hour=0.5)
     story.now_s += story.state.job.cooldown_s
@@ -139,13 +139,13 @@ def test_what_does_not_train_goes_first_and_at_once() -> None:
     (intent,) = story.state.intents
     story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("e", intent, offer=offer),))
     change(story, max_usd_per_hour=4.2)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("e",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("e",))]
 
 
 # --- Alerts -----------------------------------------------------------------------------------
 
 
-def test_shares_of_the_budget_are_told_once_each() -> None:
+def test_each_budget_alert_is_given_once() -> None:
     story = Story(max_usd=10.0, alerts=SHARES).training(*FOUR)
     news = []
     while story.state.phase is JobPhase.ACTIVE:
@@ -162,7 +162,7 @@ def test_shares_of_the_budget_are_told_once_each() -> None:
     assert [alert.spent_usd for alert in alerts] == pytest.approx([5.0, 8.0])
 
 
-def test_a_raised_budget_is_told_of_again() -> None:
+def test_alerts_of_a_raised_budget_are_given_again() -> None:
     story = Story(max_usd=20.0, alerts=SHARES).training(*FOUR)
     while len(story.state.alerts) < 2:
         assert story.state.timer_at_s is not None
@@ -175,7 +175,7 @@ def test_a_raised_budget_is_told_of_again() -> None:
     assert story.state.alerts[-1].spent_usd == pytest.approx(24.0)
 
 
-def test_a_job_without_a_budget_is_told_nothing() -> None:
+def test_a_job_without_a_budget_gets_no_alert() -> None:
     story = Story(alerts=SHARES).training(*FOUR)
     story.now_s += 1e6
     story.tell(e.TimerFired)
@@ -186,13 +186,13 @@ def test_a_job_without_a_budget_is_told_nothing() -> None:
 
 
 @pytest.mark.parametrize(("by_s", "words"), [(7200.0, "forward"), (-90.0, "back")])
-def test_a_clock_that_was_set_is_told(by_s: float, words: str) -> None:
+def test_a_clock_that_was_set_is_logged(by_s: float, words: str) -> None:
     story = Story().training(*FOUR)
     story.tell(e.ClockSet, by_s=by_s)
     assert f"was set {abs(by_s):.0f} s {words}" in story.state.last_news
 
 
-def test_time_that_goes_back_takes_nothing_off_what_is_spent() -> None:
+def test_time_that_goes_back_does_not_reduce_spending() -> None:
     story = Story(max_usd=10.0).training(*FOUR)
     story.now_s += 1000.0
     story.tell(e.TimerFired)

@@ -43,7 +43,7 @@ def test_a_job_that_runs_asks_with_its_fleet_and_its_plan() -> None:
     story.tell(e.VmLost, vm_id="d", reason="taken")
     story.broken("a", "b", "c")
     state = story.state
-    (asked,) = story.wished(c.ComputePlan)
+    (asked,) = story.emitted(c.ComputePlan)
     own = plan_inputs(
         state.job,
         PROFILE,

@@ -59,8 +59,8 @@ def test_a_budget_ends_the_job_while_the_lease_is_still_paid_for() -> None:
 def test_a_budget_below_one_lease_ends_the_job_before_anything_is_rented() -> None:
     story = Story(max_usd=0.01)
     story.start()
-    assert story.wished(c.IntendLaunch) == []
-    (finish,) = story.wished(c.Finish)
+    assert story.emitted(c.IntendLaunch) == []
+    (finish,) = story.emitted(c.Finish)
     assert finish.outcome.exit_code == 4
 
 
@@ -72,11 +72,11 @@ def test_a_deadline_saves_and_ends_the_job() -> None:
     assert story.state.outcome.exit_code == 4
 
 
-def test_a_job_without_capacity_gives_up_after_its_patience() -> None:
+def test_a_job_without_capacity_gives_up_after_its_wait() -> None:
     story = Story(capacity_wait_s=60.0)
     story.start(replace(OFFER, available=0))
     story.wait(60.0)
-    (finish,) = story.wished(c.Finish)
+    (finish,) = story.emitted(c.Finish)
     assert (finish.outcome.kind, finish.outcome.exit_code) == ("capacity", 5)
 
 
@@ -98,12 +98,12 @@ def test_a_stop_saves_before_it_returns_the_vms() -> None:
     story = Story().training(*FOUR)
     story.tell(e.StopRequested, by="a person")
     assert story.sent(wire.StopGeneration)["a"].checkpoint
-    assert story.wished(c.TerminateVms) == []
+    assert story.emitted(c.TerminateVms) == []
     story.report("a", wire.CheckpointSaved(name="step-4", step=4))
     story.stopped(4)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     story.tell(e.VmsReturned, vm_ids=FOUR)
-    (finish,) = story.wished(c.Finish)
+    (finish,) = story.emitted(c.Finish)
     assert (finish.outcome.kind, finish.outcome.exit_code) == ("stopped", 130)
 
 
@@ -111,21 +111,21 @@ def test_a_stop_at_once_does_not_wait_for_a_checkpoint() -> None:
     story = Story().training(*FOUR)
     story.tell(e.StopRequested, by="a person")
     story.tell(e.StopRequested, by="a person", now=True)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
 
 
 def test_a_stop_gives_up_its_checkpoint_after_a_while() -> None:
     story = Story().training(*FOUR)
     story.tell(e.StopRequested, by="a person")
     story.wait(120.0)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
 
 
 def test_a_stopped_job_resumes_from_its_newest_checkpoint() -> None:
     story = Story().training(*FOUR)
     story.tell(e.StopRequested, by="a person", now=True)
     story.tell(e.VmsReturned, vm_ids=FOUR)
-    assert len(story.wished(c.Finish)) == 1
+    assert len(story.emitted(c.Finish)) == 1
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     assert story.state.phase is JobPhase.ACTIVE
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
@@ -138,7 +138,7 @@ def test_a_job_whose_last_weights_were_not_written_has_failed() -> None:
     story.report("a", wire.CheckpointFailed(step=100, reason="no space left"))
     story.stopped(100, done=True)
     story.tell(e.VmsReturned, vm_ids=FOUR)
-    (finish,) = story.wished(c.Finish)
+    (finish,) = story.emitted(c.Finish)
     assert (finish.outcome.kind, finish.outcome.exit_code) == ("failed", 1)
     assert "no space left" in finish.outcome.reason
 
@@ -150,18 +150,18 @@ def test_a_job_that_has_succeeded_stays_so() -> None:
     story.stopped(100, done=True)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    (finish,) = story.wished(c.Finish)
+    (finish,) = story.emitted(c.Finish)
     assert finish.outcome.kind == "succeeded"
 
 
 def test_a_manager_that_comes_back_in_mid_run_changes_nothing() -> None:
     story = Story().training(*FOUR)
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    assert [w for w in story.wishes if not isinstance(w, c.SetTimer)] == []
+    assert [w for w in story.commands if not isinstance(w, c.SetTimer)] == []
     vms = tuple(story.vm(vm_id) for vm_id in FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
     assert story.generation.phase is GenerationPhase.RUNNING
-    assert story.wished(c.LaunchVms) == []
+    assert story.emitted(c.LaunchVms) == []
 
 
 @pytest.mark.parametrize(

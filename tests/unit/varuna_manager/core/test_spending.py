@@ -20,7 +20,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase, budget, spent_us
 FOUR = ("a", "b", "c", "d")
 
 
-def test_boot_is_told_apart() -> None:
+def test_boot_time_is_billed_apart() -> None:
     story = Story()
     story.start()
     story.intend()
@@ -33,7 +33,7 @@ def test_boot_is_told_apart() -> None:
     assert (spending.boot.usd, spending.spot.usd) == (0.01, 0.02)
 
 
-def test_the_cloud_has_the_last_word_on_when_a_vm_ended() -> None:
+def test_the_cloud_decides_when_the_billing_of_a_vm_ended() -> None:
     story = Story().training(*FOUR)
     launched_s = story.state.vms["a"].launched_at_s
     story.now_s = launched_s + 3600.0
@@ -69,7 +69,7 @@ def test_what_is_returned_is_billed_until_the_cloud_ended_it() -> None:
     assert spent_usd(story.state, story.now_s) == 2.0
 
 
-def test_a_vm_that_lived_and_died_between_two_looks_is_paid() -> None:
+def test_a_vm_that_started_and_ended_between_two_polls_is_billed() -> None:
     story = Story()
     story.start()
     story.intend()
@@ -83,7 +83,7 @@ def test_a_vm_that_lived_and_died_between_two_looks_is_paid() -> None:
     assert story.state.vms == {}
 
 
-def test_an_orphan_is_paid_from_its_launch_but_not_from_before_the_job() -> None:
+def test_an_orphan_is_billed_from_its_launch_but_not_from_before_the_job() -> None:
     story = Story()
     story.start()
     story.now_s += 3600.0
@@ -92,7 +92,7 @@ def test_an_orphan_is_paid_from_its_launch_but_not_from_before_the_job() -> None
     assert spent_usd(story.state, story.now_s) == 1.0
 
 
-def test_a_vm_that_was_believed_gone_is_never_paid_twice() -> None:
+def test_a_vm_that_was_believed_gone_is_never_billed_twice() -> None:
     story = Story().training(*FOUR)
     story.now_s = 1000.0 + 1800.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
@@ -104,7 +104,7 @@ def test_a_vm_that_was_believed_gone_is_never_paid_twice() -> None:
 
 
 @pytest.mark.parametrize("price", [math.nan, -1.0, math.inf])
-def test_a_vm_without_a_price_is_counted_at_the_dearest_known(price: float) -> None:
+def test_a_vm_without_a_price_is_billed_at_the_highest_known(price: float) -> None:
     story = Story()
     story.start()
     story.intend()
@@ -120,10 +120,10 @@ def test_an_offer_without_a_price_is_not_rented(price: float) -> None:
     story = Story()
     story.start(replace(OFFER, usd_per_hour=price))
     assert story.state.intents == {}
-    assert not story.state.launch_wished
+    assert not story.state.launch_pending
 
 
-def test_a_price_that_moves_is_paid_where_the_cloud_follows_the_market() -> None:
+def test_a_price_change_is_billed_where_the_cloud_follows_the_market() -> None:
     offer = replace(OFFER, cloud="aws")
     story = Story()
     story.start(offer)
@@ -137,7 +137,7 @@ def test_a_price_that_moves_is_paid_where_the_cloud_follows_the_market() -> None
     assert story.state.ledger.rate.usd_per_hour == 2.0
 
 
-def test_a_price_that_moved_while_a_launch_was_open_is_paid() -> None:
+def test_a_price_change_while_a_launch_was_open_is_billed() -> None:
     offer = replace(OFFER, cloud="aws")
     story = Story()
     story.start(offer)
@@ -240,7 +240,7 @@ def apart(here: Offer, there: Offer, **settings: Any) -> Story:
         ({"cloud": "aws"}, {"cloud": "azure", "zone": "y", "region": "s"}, 0.09),
     ],
 )
-def test_traffic_costs_by_where_it_goes_between(
+def test_egress_costs_depend_on_both_ends(
     here: dict[str, Any], there: dict[str, Any], usd_per_gb: float
 ) -> None:
     story = apart(replace(OFFER, **here), replace(OFFER, **there))
@@ -258,7 +258,7 @@ def test_the_price_between_zones_that_is_given_counts_within_a_region_alone() ->
         assert story.generation.egress.usd == usd
 
 
-def test_the_traffic_of_the_plan_is_kept_back_and_ends_the_job_in_time() -> None:
+def test_the_egress_of_the_plan_is_reserved_and_ends_the_job_in_time() -> None:
     aws = replace(OFFER, cloud="aws")
     spec = replace(SPEC, lease_s=60.0, steps=1000)
     story = apart(aws, replace(aws, zone="y"), max_usd=60.0, spec=spec)
@@ -287,7 +287,7 @@ CORPUS = {"aws": 1e12, "gcp": 5e11}
 @pytest.mark.parametrize(
     ("cloud", "usd"), [("aws", 45.0), ("azure", 135.0), ("local", 0.0)]
 )
-def test_what_a_vm_fetches_from_other_clouds_is_paid_when_it_boots(
+def test_what_a_vm_fetches_from_other_clouds_is_billed_when_it_boots(
     cloud: str, usd: float
 ) -> None:
     story = Story(data_bytes=CORPUS, max_usd=1000.0)
@@ -307,7 +307,7 @@ def test_what_a_vm_fetches_from_other_clouds_is_paid_when_it_boots(
     assert story.state.ledger.spending(story.now_s).egress.usd == 2 * usd
 
 
-def test_no_more_vms_are_rented_than_the_budget_bears_the_data_of() -> None:
+def test_no_more_vms_are_rented_than_the_budget_can_fetch_data_for() -> None:
     story = Story(data_bytes=CORPUS, max_usd=300.0)
     story.start(replace(OFFER, cloud="azure"))
     assert story.intend().count == 2
@@ -318,13 +318,13 @@ def manager_vm(story: Story, **what: Any) -> Vm:
     return story.vm("m", tags.MANAGER, launched_at_s=1000.0, offer=offer, **what)
 
 
-def test_the_vm_of_the_manager_is_paid_for_but_never_trains_or_goes_back() -> None:
+def test_the_managers_vm_is_billed_but_never_trains_or_is_returned() -> None:
     story = Story().training("a", "b")
     own = manager_vm(story)
     rest = tuple(story.vm(vm_id) for vm_id in "ab")
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(own, *rest))
     assert set(story.state.vms) == {"a", "b"}
-    assert not story.wished(c.TerminateVms)
+    assert not story.emitted(c.TerminateVms)
     line = story.state.ledger.open["m"]
     assert not line.trains
     assert line.cost(ceil_us(1000.0 + 3600)).usd == 0.5
@@ -338,7 +338,7 @@ def test_the_vm_of_the_manager_is_paid_for_but_never_trains_or_goes_back() -> No
     assert "m" in story.state.ledger.open
 
 
-def test_the_vm_of_the_manager_ends_with_the_job_as_its_cloud_says_later() -> None:
+def test_the_managers_vm_ends_with_the_job_as_its_cloud_reports_later() -> None:
     story = Story().training("a", "b")
     rest = tuple(story.vm(vm_id) for vm_id in "ab")
     own = (manager_vm(story), *rest)

@@ -1,4 +1,4 @@
-"""The life of a job, told event by event: what the core wishes for in return."""
+"""The life of a job, event by event, and the commands that the core emits."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def test_preparation_moves_to_another_vm_when_its_vm_is_lost() -> None:
     assert list(story.sent(wire.Initialise)) == ["b"]
 
 
-def test_preparation_that_fails_thrice_fails_the_job() -> None:
+def test_a_preparation_that_fails_three_times_fails_the_job() -> None:
     story = Story()
     story.start()
     story.intend()
@@ -57,10 +57,10 @@ def test_preparation_that_fails_thrice_fails_the_job() -> None:
 def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
     story = Story()
     story.start()
-    launch = story.wished(c.IntendLaunch)
+    launch = story.emitted(c.IntendLaunch)
     found = (e.CheckpointRef(name="step-7", step=7),)
     story.tell(e.CheckpointsListed, checkpoints=found)
-    story.wishes = tuple(launch)
+    story.commands = tuple(launch)
     story.intend()
     story.boot("a", "b")
     assert story.state.initialiser is None
@@ -84,14 +84,14 @@ def test_measuring_and_the_first_plan_wait_for_vms_that_boot_but_not_for_ever() 
     assert story.state.calibration is None
     story.wait(30.0)
     story.measure()
-    assert len(story.wished(c.ComputePlan)) == 1
+    assert len(story.emitted(c.ComputePlan)) == 1
 
 
 def test_measuring_and_the_first_plan_begin_when_nobody_boots_any_more() -> None:
     story = three_of_four_ready()
     story.ready("d")
     story.measure()
-    assert len(story.wished(c.ComputePlan)) == 1
+    assert len(story.emitted(c.ComputePlan)) == 1
 
 
 def test_a_generation_goes_through_store_and_hand_over_to_training() -> None:
@@ -150,7 +150,7 @@ def test_a_report_that_comes_twice_counts_once() -> None:
     assert story.state == state
 
 
-def test_what_a_generation_that_is_over_reports_is_ignored() -> None:
+def test_reports_of_a_closed_generation_are_ignored() -> None:
     story = Story().training(*FOUR)
     phase = story.generation.phase
     story.report("a", wire.GenerationBroken(generation=0, slot=0, reason="stale"))
@@ -163,10 +163,10 @@ def test_success_returns_all_vms_and_finishes_once_they_are_gone() -> None:
     story.report("a", wire.Evaluated(generation=1, step=100, loss=2.5))
     story.report("a", wire.CheckpointSaved(name="step-100", step=100))
     story.stopped(100, done=True)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
-    assert story.wished(c.Finish) == []
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    assert story.emitted(c.Finish) == []
     story.tell(e.VmsReturned, vm_ids=FOUR)
-    (finish,) = story.wished(c.Finish)
+    (finish,) = story.emitted(c.Finish)
     assert (finish.outcome.kind, finish.outcome.exit_code) == ("succeeded", 0)
     assert story.state.phase is JobPhase.ENDED
     assert story.state.progress.heldout_last == 2.5
@@ -184,7 +184,7 @@ def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
     assert story.generation.phase is GenerationPhase.BREAKING
     story.broken("a", "b", "c")
     assert story.state.generation is None
-    (question,) = story.wished(c.ComputePlan)
+    (question,) = story.emitted(c.ComputePlan)
     assert [d.slot.vm_id for d in question.inputs.slots] == ["a", "b", "c"]
     story.plan("a", "b")
     story.open()
@@ -208,9 +208,9 @@ def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
     story.report("b", wire.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
     assert story.state.tally.worker_deaths == 0, "we had it killed"
     story.wait(20.0)
-    assert story.wished(c.AskProvider) == [c.AskProvider(vm_id="c")]
+    assert story.emitted(c.AskProvider) == [c.AskProvider(vm_id="c")]
     story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
     assert story.state.generation is None
 
 
@@ -226,9 +226,9 @@ def test_a_dead_worker_whose_vm_lives_keeps_its_slot() -> None:
 def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
     story = Story().training(*FOUR)
     story.tell(e.VmSilent, vm_id="c")
-    assert story.wished(c.AskProvider) == [c.AskProvider(vm_id="c")]
+    assert story.emitted(c.AskProvider) == [c.AskProvider(vm_id="c")]
     story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
     assert story.state.tally.silent_losses == 1
     assert story.generation.phase is GenerationPhase.BREAKING
     woken = wire.MinibatchCommitted(
@@ -250,7 +250,7 @@ def test_a_vm_that_wakes_before_the_answer_is_kept() -> None:
     story.tell(e.VmSilent, vm_id="c")
     story.tell(e.VmHeard, vm_id="c")
     story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
-    assert story.wished(c.TerminateVms) == []
+    assert story.emitted(c.TerminateVms) == []
     assert story.generation.phase is GenerationPhase.RUNNING
 
 
@@ -297,7 +297,7 @@ def test_breaks_without_progress_fail_the_job_with_the_last_reason() -> None:
 def test_user_code_that_raises_ends_the_job_with_its_traceback() -> None:
     story = Story().training(*FOUR)
     story.report("a", wire.UserCodeFailed(message="boom", traceback="line 7"))
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     assert story.state.outcome == c.Outcome(
         kind="failed", exit_code=3, reason="boom", traceback="line 7"
     )

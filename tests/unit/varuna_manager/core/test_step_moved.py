@@ -1,4 +1,4 @@
-"""A job that goes on on another machine: what the core wishes for."""
+"""A job that continues on another machine: the commands that the core emits."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ def test_vms_that_trust_keys_of_another_machine_are_returned() -> None:
     story.intend()
     story.boot(*FOUR)
     move(story)
-    asked = [vm_id for wish in story.wished(c.TerminateVms) for vm_id in wish.vm_ids]
+    asked = [vm_id for wish in story.emitted(c.TerminateVms) for vm_id in wish.vm_ids]
     assert sorted(asked) == list(FOUR)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
     assert story.state.vms == {}
     assert story.state.tally.preemptions_unnoticed == 0
-    assert story.wished(c.IntendLaunch)[0].count == 4
+    assert story.emitted(c.IntendLaunch)[0].count == 4
 
 
 def test_a_launch_begun_on_another_machine_is_not_repeated_but_its_vms_returned() -> (
@@ -39,9 +39,9 @@ def test_a_launch_begun_on_another_machine_is_not_repeated_but_its_vms_returned(
     story.start()
     lost = story.intend()
     move(story)
-    assert story.wished(c.LaunchVms) == []
+    assert story.emitted(c.LaunchVms) == []
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(story.vm("x", lost.intent),))
-    assert story.wished(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("x",))]
 
 
 def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not() -> (
@@ -60,7 +60,7 @@ def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not
     assert again.state.vms["x"].phase is VmPhase.RETURNING
 
 
-def test_a_stopped_job_that_has_moved_goes_on_under_new_names() -> None:
+def test_a_stopped_job_that_has_moved_continues_under_new_names() -> None:
     story = Story()
     story.start()
     story.tell(e.StopRequested, by="a person", now=True)

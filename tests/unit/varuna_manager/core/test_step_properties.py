@@ -1,4 +1,4 @@
-"""Whatever happens, in whatever order: the core keeps its promises."""
+"""The core's invariants under any events in any order."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def play(story: Story, history: list[tuple[e.Event, float]]) -> None:
             fields = {name: getattr(event, name) for name in event.__slots__}
             del fields["at_s"]
             story.tell(type(event), **fields)
-        check_wishes(before, story)
+        check_commands(before, story)
 
 
 def aimed(story: Story, report: wire.Report) -> wire.Report:
@@ -218,12 +218,12 @@ def aimed(story: Story, report: wire.Report) -> wire.Report:
     return replace(report, generation=generation.number)  # type: ignore[arg-type]
 
 
-def check_wishes(before: State, story: Story) -> None:
+def check_commands(before: State, story: Story) -> None:
     state = story.state
     assert state.next_generation >= before.next_generation
     assert state.progress.highest_step >= before.progress.highest_step
-    for wish in story.wishes:
-        match wish:
+    for command in story.commands:
+        match command:
             case c.Send(vm_id=vm_id, command=wire.RunGeneration() as order):
                 generation = state.generation
                 assert generation is not None
@@ -242,16 +242,19 @@ def check_wishes(before: State, story: Story) -> None:
 def behave(story: Story) -> None:
     """From now on the cloud does what it is asked to."""
     for _ in range(200):
-        wishes, pending = story.wishes, list[tuple[type[e.Event], dict[str, object]]]()
-        for wish in wishes:
-            if isinstance(wish, c.TerminateVms):
-                pending.append((e.VmsReturned, {"vm_ids": wish.vm_ids}))
-            elif isinstance(wish, c.LaunchVms):
-                pending.append((e.VmsLaunched, {"intent": wish.intent, "vms": ()}))
+        commands, pending = (
+            story.commands,
+            list[tuple[type[e.Event], dict[str, object]]](),
+        )
+        for command in commands:
+            if isinstance(command, c.TerminateVms):
+                pending.append((e.VmsReturned, {"vm_ids": command.vm_ids}))
+            elif isinstance(command, c.LaunchVms):
+                pending.append((e.VmsLaunched, {"intent": command.intent, "vms": ()}))
         collected: list[c.Command] = []
         for event_type, fields in pending:
             collected += story.tell(event_type, **fields)
-        story.wishes = tuple(collected)
+        story.commands = tuple(collected)
         if story.state.phase is JobPhase.ENDED:
             return
         if not pending:
@@ -290,9 +293,9 @@ def test_after_any_history_a_stop_returns_every_vm(
     play(story, history)
     if story.state.phase is not JobPhase.ENDED:
         story.tell(e.ManagerStarted, software_version="1", pid=2)
-        repeated = story.wishes
+        repeated = story.commands
         story.tell(e.StopRequested, by="x", now=True)
-        story.wishes = (*repeated, *story.wishes)
+        story.commands = (*repeated, *story.commands)
         behave(story)
     assert story.state.phase is JobPhase.ENDED
     assert not story.state.vms

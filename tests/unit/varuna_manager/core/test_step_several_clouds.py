@@ -41,7 +41,7 @@ def unanswered(story: Story) -> str:
     intent = story.intend().intent
     no_answer(story, intent)
     story.wait(RETRY_S)
-    assert [wish.intent for wish in story.wished(c.LaunchVms)] == [intent]
+    assert [wish.intent for wish in story.emitted(c.LaunchVms)] == [intent]
     story.wait(UNANSWERED_S)
     no_answer(story, intent)
     return intent
@@ -68,7 +68,7 @@ def test_a_list_of_one_cloud_says_nothing_of_another() -> None:
     assert story.state.vms == {}
 
 
-def test_a_launch_that_a_cloud_leaves_open_is_met_elsewhere() -> None:
+def test_a_launch_that_a_cloud_does_not_answer_is_launched_elsewhere() -> None:
     story = begun(EAST, WEST)
     unanswered(story)
     assert story.state.intents == {}
@@ -84,7 +84,7 @@ def test_a_launch_that_a_cloud_leaves_open_is_met_elsewhere() -> None:
         (({"available": 0},), {}),
     ],
 )
-def test_where_no_other_cloud_is_it_is_asked_again_and_again(
+def test_a_single_cloud_is_asked_again_until_it_answers(
     others: tuple[dict[str, Any], ...], settings: dict[str, Any]
 ) -> None:
     more = (replace(EAST, zone="east-y", **changes) for changes in others)
@@ -92,10 +92,10 @@ def test_where_no_other_cloud_is_it_is_asked_again_and_again(
     intent = unanswered(story)
     assert set(story.state.intents) == {intent}
     story.wait(RETRY_S)
-    assert [wish.intent for wish in story.wished(c.LaunchVms)] == [intent]
+    assert [wish.intent for wish in story.emitted(c.LaunchVms)] == [intent]
 
 
-def test_what_comes_late_of_a_launch_that_was_given_up_is_paid_and_sent_back() -> None:
+def test_late_vms_of_a_launch_that_was_given_up_are_billed_and_returned() -> None:
     story = begun(EAST, WEST)
     intent = unanswered(story)
     alive = story.vm("east.0", intent, offer=EAST)
@@ -108,7 +108,7 @@ def test_what_comes_late_of_a_launch_that_was_given_up_is_paid_and_sent_back() -
     listed = (alive, ended)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=listed, cloud="east")
     assert story.state.vms["east.0"].phase is VmPhase.RETURNING
-    assert {"east.0"} == {i for w in story.wished(c.TerminateVms) for i in w.vm_ids}
+    assert {"east.0"} == {i for w in story.emitted(c.TerminateVms) for i in w.vm_ids}
     assert set(story.state.ledger.open) == {"east.0"}
     assert set(story.state.ledger.closed) == {"east.1"}
 
@@ -132,7 +132,7 @@ def test_a_silent_vm_of_a_silent_cloud_is_waited_for_until_it_must_have_ended() 
         assert story.state.vms[ids[0]].phase is phase
 
 
-def test_too_few_in_each_of_two_places_make_way_where_no_more_can_be_had() -> None:
+def test_too_few_vms_in_two_places_are_given_up_for_one_place() -> None:
     story = begun(EAST, WEST, min_vms=2, max_vms=2)
     first, second = trained(story, EAST)
     story.tell(e.VmLost, vm_id=first, reason="killed")
@@ -164,7 +164,7 @@ def test_the_span_says_whether_clouds_mix(span: str, clouds: int) -> None:
     story = begun(replace(EAST, available=1), near, WEST, span=span)
     regions, asked = set(), set()
     for _ in range(3):
-        if not story.wished(c.IntendLaunch):
+        if not story.emitted(c.IntendLaunch):
             break
         wish = story.intend()
         regions.add(wish.offer.region)

@@ -1,4 +1,4 @@
-"""Slow machines, as the core is told of them report by report."""
+"""Slow machines, as the core learns of them report by report."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def sample(
     shares: tuple[int, ...] = (4, 4),
     only: tuple[str, ...] = FOUR,
 ) -> None:
-    """Ranks report a mini-batch of which the busiest part is told."""
+    """Ranks report a mini-batch with these busy times."""
     story.now_s += 1.0
     plan = story.generation.plan
     for rank, slot in enumerate(plan.slots):
@@ -81,7 +81,7 @@ def timings(story: Story) -> RankTimings:
     return found
 
 
-def test_a_minibatch_is_looked_at_once_all_ranks_have_told_of_it() -> None:
+def test_a_minibatch_is_evaluated_once_all_ranks_have_reported_it() -> None:
     story = training()
     sample(story, 2, {}, only=("a", "b", "c"))
     sample(story, 3, {}, only=FOUR)
@@ -96,7 +96,7 @@ def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
     told = []
     for step in range(2, 2 + WINDOW // 2):
         sample(story, step, {"d": 3.0})
-        told += [w.command for w in story.wished(c.Send)]
+        told += [w.command for w in story.emitted(c.Send)]
     shares = {share for share in told if isinstance(share, wire.ShareMinibatch)}
     assert {(s.generation, s.number, s.replica_bounds) for s in shares} == {
         (1, 1, (0, 6, 8))
@@ -105,7 +105,7 @@ def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
     assert "6+2 (were 4+4)" in story.state.last_news
 
 
-def test_no_further_share_is_told_before_the_last_one_came_into_force() -> None:
+def test_no_new_share_is_sent_before_the_last_one_is_in_force() -> None:
     story = training()
     for step in range(2, 40):
         sample(story, step, {"d": 3.0})
@@ -116,7 +116,7 @@ def test_no_further_share_is_told_before_the_last_one_came_into_force() -> None:
     assert story.generation.share.number == 2
 
 
-def test_a_restarted_manager_tells_the_newest_share_again() -> None:
+def test_a_restarted_manager_sends_the_newest_share_again() -> None:
     story = training()
     for step in range(2, 12):
         sample(story, step, {"d": 3.0})
@@ -135,7 +135,7 @@ def test_a_share_keeps_within_the_memory_of_the_devices() -> None:
     story.state = replace(state, vms=vms)
     for step in range(2, 40):
         sample(story, step, {"d": 3.0})
-    assert timings(story).controller is None
+    assert timings(story).balancer is None
     assert story.generation.share is None
 
 
@@ -145,18 +145,18 @@ def found_slow(story: Story, factor: float = 3.0) -> None:
 
 
 @pytest.mark.parametrize("available", [0, 1])
-def test_a_vm_is_only_found_wanting_if_another_one_can_be_had(available: int) -> None:
+def test_a_slow_vm_is_only_marked_if_a_replacement_can_be_had(available: int) -> None:
     story = training()
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=available),))
     found_slow(story)
     slow = story.state.vms["d"].slow
     assert (slow is not None) == bool(available)
-    news = "another one is wanted" if available else "kept, as another one"
+    news = "a replacement is wanted" if available else "kept, as replacing it"
     evidence = f"d is 3.0x slower than the others of its stage in {OUTLYING} of "
     assert evidence in story.state.last_news
     assert news in story.state.last_news
-    assert bool(story.wished(c.IntendLaunch)) == bool(available)
+    assert bool(story.emitted(c.IntendLaunch)) == bool(available)
 
 
 def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
@@ -172,20 +172,20 @@ def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
     assert slow.replaced_by == "e"
     story.plan("a", "b", "c", "e")
     assert set(story.sent(wire.StopGeneration)) == set(FOUR)
-    assert story.wished(c.TerminateVms) == []
+    assert story.emitted(c.TerminateVms) == []
     story.stopped(2 + OUTLYING)
     assert story.generation.reason == "slow: d by e"
     story.open()
-    assert story.wished(c.TerminateVms) == []
+    assert story.emitted(c.TerminateVms) == []
     story.begin(2 + OUTLYING)
-    assert [wish.vm_ids for wish in story.wished(c.TerminateVms)] == [("d",)]
+    assert [wish.vm_ids for wish in story.emitted(c.TerminateVms)] == [("d",)]
     assert story.state.tally.slow_vms_replaced == 1
     story.tell(e.VmsReturned, vm_ids=("d",))
     assert story.state.tally.preemptions_unnoticed == 0
     assert [slow.vm_id for slow in story.state.slow_vms] == ["d"]
 
 
-def test_a_fleet_never_falls_below_the_least_for_a_slow_vm() -> None:
+def test_a_fleet_never_falls_below_its_minimum_for_a_slow_vm() -> None:
     story = training(min_vms=4)
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
@@ -221,12 +221,12 @@ def interleaved() -> Story:
     return story
 
 
-def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_given_less() -> None:
+def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_rebalanced() -> None:
     story = interleaved()
     story.now_s += 100.0
     story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
     found_slow(story)
-    assert timings(story).controller is None
+    assert timings(story).balancer is None
     assert story.generation.share is None
     slow = story.state.vms["d"].slow
     assert slow is not None

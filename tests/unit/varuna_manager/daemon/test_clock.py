@@ -14,14 +14,14 @@ def set_wall(monkeypatch: pytest.MonkeyPatch, by_s: float) -> None:
     monkeypatch.setattr(time, "time", lambda: true_time() + by_s)
 
 
-def test_it_tells_the_time_of_the_wall() -> None:
+def test_it_starts_at_the_wall_clocks_time() -> None:
     clock = Clock()
     assert abs(clock.now_s() - time.time()) < 1.0
     assert clock.set_by_s() == 0.0
 
 
 @pytest.mark.parametrize("by_s", [3600.0, -3600.0])
-def test_a_wall_clock_that_is_set_is_told_once_and_not_followed(
+def test_a_change_of_the_wall_clock_is_reported_once_and_not_followed(
     monkeypatch: pytest.MonkeyPatch, by_s: float
 ) -> None:
     clock = Clock()
@@ -34,7 +34,7 @@ def test_a_wall_clock_that_is_set_is_told_once_and_not_followed(
     assert clock.set_by_s() == pytest.approx(-by_s, abs=1.0)
 
 
-def test_it_begins_no_earlier_than_what_is_known_to_have_been() -> None:
+def test_it_starts_no_earlier_than_the_newest_event() -> None:
     known_s = time.time() + 7200.0
     clock = Clock(known_s)
     assert known_s <= clock.now_s() < known_s + 1.0

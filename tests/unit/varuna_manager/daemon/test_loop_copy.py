@@ -1,4 +1,4 @@
-"""The manager's shell where its journal is copied: what waits for the store, and what ends."""
+"""The manager's loop with a copied journal: what waits for the store, and what ends."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ async def run(
     replaced: bool = False,
     story: Callable[[ManagerLoop], Awaitable[None]] | None = None,
 ) -> None:
-    """Manage until the cloud has been asked for VMs, or the shell gives up.
+    """Manage until the cloud has been asked for VMs, or the loop gives up.
 
     Args:
         job: A job that was just submitted.
@@ -111,7 +111,7 @@ async def run(
         journal.close()
 
 
-def test_where_a_checkpoint_cannot_be_read_the_store_is_looked_through_again(
+def test_checkpoints_are_listed_again_when_one_cannot_be_read(
     job: JobDir,
 ) -> None:
     cloud = Cloud(job)
@@ -133,7 +133,7 @@ def test_an_intent_is_in_the_store_before_the_cloud_is_asked(job: JobDir) -> Non
     assert 0 < cloud.journalled <= cloud.copied
 
 
-def test_a_manager_that_was_replaced_asks_the_cloud_for_nothing(job: JobDir) -> None:
+def test_a_manager_that_was_replaced_sends_the_cloud_nothing(job: JobDir) -> None:
     cloud = Cloud(job)
     with pytest.raises(FencedError, match="goes on elsewhere"):
         asyncio.run(run(job, cloud, replaced=True))

@@ -82,7 +82,7 @@ def looking(
     asyncio.run(run())
 
 
-def test_first_offers_are_told_together_and_vms_cloud_by_cloud() -> None:
+def test_first_offers_are_fed_together_and_vms_cloud_by_cloud() -> None:
     async def story(sink: Sink, _: CloudPoller) -> None:
         await sink.until(lambda: len(sink.of(e.VmsListed)) == 2)
         await sink.until(lambda: sink.of(e.OffersSeen))
@@ -93,7 +93,7 @@ def test_first_offers_are_told_together_and_vms_cloud_by_cloud() -> None:
     looking([ToyCloud("aws"), ToyCloud("gcp")], story)
 
 
-def test_a_cloud_that_fails_keeps_the_news_of_no_other() -> None:
+def test_a_cloud_that_fails_does_not_delay_the_others() -> None:
     aws, gcp = ToyCloud("aws"), ToyCloud("gcp")
     aws.down = True
 
@@ -106,7 +106,7 @@ def test_a_cloud_that_fails_keeps_the_news_of_no_other() -> None:
                 token="t", job="job", intent="i", offer=offer, count=1, lease_s=60.0
             )
         )
-        poller.hurry()
+        poller.poll_now()
         await sink.until(lambda: len(sink.of(e.VmsListed)) == 2)
         assert [vm.vm_id for vm in sink.of(e.VmsListed)[1].vms] == ["gcp.v.0"]
         aws.down = False
@@ -116,7 +116,7 @@ def test_a_cloud_that_fails_keeps_the_news_of_no_other() -> None:
     looking([aws, gcp], story)
 
 
-def test_a_cloud_that_hangs_holds_up_the_first_offers_for_a_while_only(
+def test_a_cloud_that_hangs_delays_the_first_offers_for_a_while_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     aws, gcp = ToyCloud("aws"), ToyCloud("gcp")
@@ -132,15 +132,17 @@ def test_a_cloud_that_hangs_holds_up_the_first_offers_for_a_while_only(
         await asked.wait()
         await sink.until(lambda: sink.of(e.VmsListed))
         assert sink.of(e.OffersSeen) == []
-        monkeypatch.setattr("spottrain.varuna_manager.daemon.poller.PATIENCE_S", 0.0)
-        poller.hurry()
+        monkeypatch.setattr(
+            "spottrain.varuna_manager.daemon.poller.FIRST_OFFERS_WAIT_S", 0.0
+        )
+        poller.poll_now()
         await sink.until(lambda: sink.of(e.OffersSeen))
         assert [o.cloud for o in sink.of(e.OffersSeen)[0].offers] == ["gcp"]
 
     looking([aws, gcp], story, ask)
 
 
-def test_one_look_fails_as_its_cloud_does() -> None:
+def test_a_single_poll_raises_its_clouds_error() -> None:
     cloud = ToyCloud("aws")
     cloud.down = True
 
@@ -148,9 +150,9 @@ def test_one_look_fails_as_its_cloud_does() -> None:
         sink = Sink()
         poller = CloudPoller(sink, {"": cloud}, call, MarketWatch(sink))
         with pytest.raises(CloudError, match="does not answer"):
-            await poller.at_vms()
+            await poller.poll_vms()
         cloud.down = False
-        await poller.at_vms()
+        await poller.poll_vms()
         (listed,) = sink.of(e.VmsListed)
         assert (listed.vms, listed.cloud) == ((), "")
 

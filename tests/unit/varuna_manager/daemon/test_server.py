@@ -49,7 +49,7 @@ def registration(**changes: Any) -> str:
 
 def test_registration_reaches_the_manager(manager: Manager) -> None:
     manager.client(manager.admit("vm-1")).call("POST", "/v1/register", registration())
-    assert [r.num_slots for r in manager.sink.registrations] == [2]
+    assert [r.num_slots for r in manager.handler.registrations] == [2]
 
 
 def test_another_software_version_is_refused_with_what_to_do(manager: Manager) -> None:
@@ -59,7 +59,7 @@ def test_another_software_version_is_refused_with_what_to_do(manager: Manager) -
     unknown = json.dumps({"software_version": "9", "news": True})
     with pytest.raises(RefusedError, match="install"):
         client.call("POST", "/v1/register", unknown)
-    assert manager.sink.registrations == []
+    assert manager.handler.registrations == []
 
 
 @pytest.mark.parametrize(
@@ -88,31 +88,33 @@ def test_a_vm_cannot_speak_for_another(manager: Manager) -> None:
     batch = wire.ReportBatch(vm_id="vm-2", first=0, reports=(READY,))
     with pytest.raises(VmFencedError, match="another VM"):
         client.call("POST", "/v1/reports", wire.encode(batch))
-    assert manager.sink.reports == []
+    assert manager.handler.reports == []
 
 
-def test_a_vms_token_opens_no_admin_door(manager: Manager) -> None:
+def test_a_vms_token_is_refused_by_admin_requests(manager: Manager) -> None:
     client = manager.client(manager.admit("vm-1"))
     with pytest.raises(VmFencedError):
         client.call("POST", "/v1/admin/stop", '{"checkpoint":true,"now":false}')
-    assert manager.sink.stops == []
+    assert manager.handler.stops == []
 
 
 def test_admin_asks_the_manager_to_stop(manager: Manager) -> None:
     client = manager.client(manager.identity.admin_token())
     body = '{"checkpoint":true,"now":false,"by":"ctrl-c"}'
     client.call("POST", "/v1/admin/stop", body)
-    assert manager.sink.stops == [("ctrl-c", True, False)]
+    assert manager.handler.stops == [("ctrl-c", True, False)]
 
 
-def test_admin_changes_limits_and_hears_when_that_is_refused(manager: Manager) -> None:
+def test_admin_changes_limits_and_is_told_when_that_is_refused(
+    manager: Manager,
+) -> None:
     client = manager.client(manager.identity.admin_token())
     limits = '[{"name":"max_usd","value":60},{"name":"deadline_s","value":null}]'
     client.call(
         "POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":true,"by":"me"}}'
     )
     told = (Limit(name="max_usd", value=60.0), Limit(name="deadline_s", value=None))
-    assert manager.sink.limits == [("me", told)]
+    assert manager.handler.limits == [("me", told)]
     with pytest.raises(VmFencedError, match="would end the job"):
         client.call("POST", "/v1/admin/limits", f'{{"limits":{limits},"sure":false}}')
     unknown = limits.replace("max_usd", "steps")
@@ -155,7 +157,7 @@ def test_reports_are_taken_once_however_often_they_are_sent(manager: Manager) ->
         batch = wire.ReportBatch(vm_id="vm-1", first=0, reports=(READY,))
         answer = client.call("POST", "/v1/reports", wire.encode(batch))
         assert json.loads(answer) == {"received": 1}
-    assert manager.sink.reports == [READY]
+    assert manager.handler.reports == [READY]
 
 
 def test_heartbeat_waits_for_a_command_and_is_answered_at_once(
@@ -183,7 +185,7 @@ def test_commands_are_sent_again_until_the_agent_says_it_has_them(
     assert beat(client, 2, 2) == ()
 
 
-def test_a_restarted_manager_goes_on_counting_where_the_agent_is(
+def test_a_restarted_manager_takes_over_the_agents_count(
     manager: Manager,
 ) -> None:
     client = manager.client(manager.admit("vm-1"))
@@ -212,7 +214,7 @@ def test_a_fenced_vm_is_refused_even_in_the_middle_of_a_poll(manager: Manager) -
 
     thread = threading.Thread(target=poll)
     thread.start()
-    manager.on_loop(lambda: manager.links.revoke("vm-1"))
+    manager.on_loop(lambda: manager.sessions.revoke("vm-1"))
     thread.join()
     assert len(refused) == 1
     with pytest.raises(VmFencedError):

@@ -26,123 +26,123 @@ class Line:
     def __init__(self, *vm_ids: str) -> None:
         self.clock = Clock()
         self.heard: list[str] = []
-        self.links = AgentSessions(self.clock, self.heard.append)
+        self.sessions = AgentSessions(self.clock, self.heard.append)
         self.sequence = 0
         for vm_id in vm_ids:
-            self.links.admit(vm_id, token_sha256(f"token of {vm_id}"))
+            self.sessions.admit(vm_id, token_sha256(f"token of {vm_id}"))
 
     def beat(self, vm_id: str, received: int = 0) -> tuple[wire.Command, ...]:
         self.sequence += 1
         beat = wire.Heartbeat(vm_id=vm_id, sequence=self.sequence, received=received)
-        return asyncio.run(self.links.heartbeat(beat, 0.0)).commands
+        return asyncio.run(self.sessions.heartbeat(beat, 0.0)).commands
 
 
 def stop(generation: int) -> wire.Command:
     return wire.StopGeneration(generation=generation, checkpoint=False)
 
 
-def test_only_the_bearer_of_a_vms_token_speaks_for_it() -> None:
-    links = Line("a", "b").links
-    assert links.vm_of("token of a") == "a"
-    assert links.vm_of("token of b") == "b"
-    assert links.vm_of("token of c") is None
-    assert links.vm_of("") is None
-    links.revoke("a")
-    assert links.vm_of("token of a") is None
-    assert links.admitted == {"b"}
+def test_only_the_holder_of_a_vms_token_speaks_for_it() -> None:
+    sessions = Line("a", "b").sessions
+    assert sessions.vm_of("token of a") == "a"
+    assert sessions.vm_of("token of b") == "b"
+    assert sessions.vm_of("token of c") is None
+    assert sessions.vm_of("") is None
+    sessions.revoke("a")
+    assert sessions.vm_of("token of a") is None
+    assert sessions.admitted == {"b"}
 
 
 def test_admitting_twice_keeps_what_waits_and_a_new_token_replaces_the_old() -> None:
     line = Line("a")
-    line.links.send("a", stop(1))
-    line.links.admit("a", token_sha256("token of a"))
+    line.sessions.send("a", stop(1))
+    line.sessions.admit("a", token_sha256("token of a"))
     assert line.beat("a") == (stop(1),)
-    line.links.admit("a", token_sha256("another"))
-    assert line.links.vm_of("token of a") is None
-    assert line.links.vm_of("another") == "a"
+    line.sessions.admit("a", token_sha256("another"))
+    assert line.sessions.vm_of("token of a") is None
+    assert line.sessions.vm_of("another") == "a"
 
 
 def test_a_fenced_vm_gets_no_commands() -> None:
     line = Line("a")
-    line.links.revoke("a")
-    line.links.send("a", stop(1))
-    line.links.admit("a", token_sha256("token of a"))
+    line.sessions.revoke("a")
+    line.sessions.send("a", stop(1))
+    line.sessions.admit("a", token_sha256("token of a"))
     assert line.beat("a") == ()
 
 
-def test_silence_is_told_once_and_its_end_too() -> None:
+def test_silence_is_reported_once_and_so_is_its_end() -> None:
     line = Line("a", "b")
-    line.links.watch("a")
+    line.sessions.watch("a")
     line.clock.now_s += 3
-    line.links.watch("b")
-    assert line.links.silent(5.0) == []
+    line.sessions.watch("b")
+    assert line.sessions.silent(5.0) == []
     line.clock.now_s += 3
-    assert line.links.silent(5.0) == ["a"]
-    assert line.links.silent(5.0) == []
+    assert line.sessions.silent(5.0) == ["a"]
+    assert line.sessions.silent(5.0) == []
     line.beat("a")
     assert line.heard == ["a"]
     line.clock.now_s += 4
-    assert line.links.silent(5.0) == ["b"]
+    assert line.sessions.silent(5.0) == ["b"]
     assert line.heard == ["a"]
 
 
 def test_a_vm_that_never_registered_or_is_gone_is_not_silent() -> None:
     line = Line("a", "b")
-    line.links.watch("stranger")
-    line.links.watch("b")
-    line.links.revoke("b")
+    line.sessions.watch("stranger")
+    line.sessions.watch("b")
+    line.sessions.revoke("b")
     line.clock.now_s += 100
-    assert line.links.silent(5.0) == []
+    assert line.sessions.silent(5.0) == []
 
 
 def test_after_a_restart_agents_have_time_to_find_the_manager() -> None:
     line = Line("a")
-    line.links.watch("a", grace_s=5.0)
+    line.sessions.watch("a", grace_s=5.0)
     line.clock.now_s += 9
-    assert line.links.silent(5.0) == []
+    assert line.sessions.silent(5.0) == []
     line.clock.now_s += 2
-    assert line.links.silent(5.0) == ["a"]
+    assert line.sessions.silent(5.0) == ["a"]
 
 
-def test_nobody_is_blamed_while_the_manager_itself_did_not_listen() -> None:
+def test_no_vm_is_silent_while_the_manager_itself_did_not_listen() -> None:
     line = Line("a", "b")
-    line.links.watch("a")
-    line.links.watch("b")
+    line.sessions.watch("a")
+    line.sessions.watch("b")
     line.clock.now_s += 100
-    line.links.forgive()
-    assert line.links.silent(5.0) == []
+    line.sessions.forgive()
+    assert line.sessions.silent(5.0) == []
     line.clock.now_s += 6
-    assert line.links.silent(5.0) == ["a", "b"]
+    assert line.sessions.silent(5.0) == ["a", "b"]
 
 
 def test_a_vm_that_cannot_call_is_not_silent_as_long_as_that_lasts() -> None:
     line = Line("a", "b")
-    line.links.watch("a")
-    line.links.watch("b")
+    line.sessions.watch("a")
+    line.sessions.watch("b")
     line.clock.now_s += 4
-    line.links.excuse(["a", "stranger"])
+    line.sessions.excuse(["a", "stranger"])
     line.clock.now_s += 4
-    assert line.links.silent(5.0) == ["b"]
+    assert line.sessions.silent(5.0) == ["b"]
     line.clock.now_s += 4
-    assert line.links.silent(5.0) == ["a"]
+    assert line.sessions.silent(5.0) == ["a"]
 
 
 def test_stale_heartbeat_is_refused_and_a_repeated_one_is_not() -> None:
-    links = Line("a").links
+    sessions = Line("a").sessions
     for sequence in (3, 3, 4):
         beat = wire.Heartbeat(vm_id="a", sequence=sequence, received=0)
-        asyncio.run(links.heartbeat(beat, 0.0))
+        asyncio.run(sessions.heartbeat(beat, 0.0))
     stale = wire.Heartbeat(vm_id="a", sequence=3, received=0)
     with pytest.raises(OutOfStepError, match="got sequence 3 after 4"):
-        asyncio.run(links.heartbeat(stale, 0.0))
+        asyncio.run(sessions.heartbeat(stale, 0.0))
 
 
 def test_a_second_poll_of_one_vm_ends_the_first() -> None:
     async def both() -> list[tuple[wire.Command, ...]]:
-        links = Line("a").links
+        sessions = Line("a").sessions
         polls = [
             asyncio.create_task(
-                links.heartbeat(wire.Heartbeat(vm_id="a", sequence=i, received=0), s)
+                sessions.heartbeat(wire.Heartbeat(vm_id="a", sequence=i, received=0), s)
             )
             for i, s in enumerate((60.0, 0.0))
         ]
@@ -164,7 +164,7 @@ def test_commands_arrive_in_order_and_once_whatever_is_lost(
     for number, action in enumerate(actions):
         if action == "send":
             sent.append(stop(number))
-            line.links.send("a", sent[-1])
+            line.sessions.send("a", sent[-1])
         elif action == "restart":
             line = Line("a")
             sent = list(received)  # the core sends again what is still needed
@@ -175,19 +175,19 @@ def test_commands_arrive_in_order_and_once_whatever_is_lost(
     assert received == sent
 
 
-def test_a_heartbeat_costs_the_same_in_a_large_fleet() -> None:
+def test_a_heartbeat_takes_the_same_time_in_a_large_fleet() -> None:
     def cost_s(num_vms: int) -> float:
         line = Line(*(f"vm-{i}" for i in range(num_vms)))
         for i in range(num_vms):
-            line.links.watch(f"vm-{i}")
+            line.sessions.watch(f"vm-{i}")
 
         async def beats() -> float:
             start = time.process_time()
             for i in range(2000):
                 beat = wire.Heartbeat(vm_id=f"vm-{i % num_vms}", sequence=i, received=0)
-                line.links.send(beat.vm_id, stop(i))
-                await line.links.heartbeat(beat, 0.0)
-                line.links.silent(5.0)
+                line.sessions.send(beat.vm_id, stop(i))
+                await line.sessions.heartbeat(beat, 0.0)
+                line.sessions.silent(5.0)
             return time.process_time() - start
 
         return asyncio.run(beats())

@@ -25,7 +25,7 @@ def job(tmp_path: Path) -> JobDir:
     return job
 
 
-def test_a_job_that_is_over_needs_no_manager(job: JobDir) -> None:
+def test_a_job_that_has_ended_needs_no_manager(job: JobDir) -> None:
     journal = Journal(job.journal)
     journal.append(
         e.StopRequested(at_s=2.0, by="x", now=True),
@@ -36,8 +36,8 @@ def test_a_job_that_is_over_needs_no_manager(job: JobDir) -> None:
     assert not job.log.exists()
 
 
-def test_a_manager_that_cannot_live_is_given_up_after_the_lease(job: JobDir) -> None:
-    assert keep(job, 0.5) == "no manager could live for 0.5 s"
+def test_a_manager_that_cannot_run_is_given_up_after_the_lease(job: JobDir) -> None:
+    assert keep(job, 0.5) == "no manager could run for 0.5 s"
     assert "config.json is missing" in job.log.read_text()
 
 

@@ -15,7 +15,7 @@ from tests.fakes.object_store import S3
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 from spottrain.pricing.billing.money import Money, Rate
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.core.model.events import JobSubmitted
 from spottrain.varuna_manager.jobs import folder as folders
@@ -114,7 +114,7 @@ def test_a_link_out_of_the_workdir_is_refused(workdir: Path, target: str) -> Non
 
 def test_a_workdir_with_data_in_it_is_refused(workdir: Path) -> None:
     with open(workdir / "data.bin", "wb") as file:
-        file.truncate(workdirs.LARGEST_BYTES)
+        file.truncate(workdirs.MAX_BYTES)
     with pytest.raises(ConfigError, match="keep data outside of it"):
         workdirs.packed_files(workdir)
 

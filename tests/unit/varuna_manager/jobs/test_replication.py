@@ -12,17 +12,18 @@ from pathlib import Path
 import pytest
 from tests.unit.varuna_manager.stored_jobs import append, copied, stored, submit
 
-from spottrain.varuna_manager.jobs import replication, replication_status, segments
+from spottrain.varuna_manager.jobs import replication, segments
 from spottrain.varuna_manager.jobs.bucket import FencedError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.replication import (
     JournalReplication,
     ReplicationError,
+    ReplicationStatus,
     begin_replication,
     check_here,
     end_replication,
+    lag_line,
 )
-from spottrain.varuna_manager.jobs.replication_status import ReplicationStatus, told_of
 
 LONG_S = 30.0
 
@@ -74,7 +75,7 @@ def test_a_job_whose_checkpoints_are_in_a_folder_is_not_copied(
     assert begin_replication(job) is None
     check_here(job)
     end_replication(job)
-    assert told_of(job, time.time()) == ""
+    assert lag_line(job, time.time()) == ""
 
 
 def test_whatever_is_journalled_comes_to_the_store(job: JobDir) -> None:
@@ -144,12 +145,12 @@ def test_a_store_that_is_down_is_told_once_and_asked_until_it_is_back(
             copy.wake()
             assert not await copy.reach(3, 2.5)
             an_hour_later_s = time.time() + 3600
-            told = told_of(job, an_hour_later_s)
+            told = lag_line(job, an_hour_later_s)
             assert told.startswith("journal copied up to event 1, 2 events behind: ")
-            assert told_of(job, time.time()) == ""
+            assert lag_line(job, time.time()) == ""
             mend_store(store)
             assert await copy.reach(3, LONG_S)
-            assert told_of(job, an_hour_later_s) == ""
+            assert lag_line(job, an_hour_later_s) == ""
 
     asyncio.run(story())
     told = [x for x in caplog.messages if x.startswith("the journal is not copied")]
@@ -173,7 +174,7 @@ def test_a_manager_that_was_replaced_ends_and_says_who_has_the_job(
             append(job, 1)
 
     asyncio.run(story())
-    assert "goes on elsewhere" in told_of(job, time.time())
+    assert "goes on elsewhere" in lag_line(job, time.time())
     assert copied(job) == 1
     for start in (begin, check_here, end_replication):
         with pytest.raises(FencedError, match="spottrain resume file://"):
@@ -266,15 +267,15 @@ def test_a_job_that_is_ended_is_ended_in_the_store_too(job: JobDir) -> None:
     assert copied(job) == 3
 
 
-def test_only_a_copy_that_is_behind_for_long_is_told_of() -> None:
+def test_only_a_copy_that_is_behind_for_long_is_lag_line() -> None:
     note = ReplicationStatus(seq=5, at_s=100.0)
     soon_s, later_s = (
-        100.0 + replication_status.BEHIND_S / 2,
-        100.0 + replication_status.BEHIND_S,
+        100.0 + replication.BEHIND_S / 2,
+        100.0 + replication.BEHIND_S,
     )
-    assert note.told(5, later_s) == ""
-    assert note.told(7, soon_s) == ""
-    assert note.told(7, later_s) == "journal copied up to event 5, 2 events behind"
+    assert note.line(5, later_s) == ""
+    assert note.line(7, soon_s) == ""
+    assert note.line(7, later_s) == "journal copied up to event 5, 2 events behind"
 
 
 def test_the_note_is_plain_json(job: JobDir) -> None:

@@ -16,8 +16,8 @@ from spottrain.varuna_manager.jobs.folder import home
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.vm_history import (
     ingest_journals,
-    lives,
     open_history,
+    vm_lives,
 )
 
 PLACE = Place(OFFER.cloud, OFFER.region, OFFER.zone, OFFER.instance_type)
@@ -39,7 +39,7 @@ def journal(story: Story, name: str = "job") -> Journal:
 def by_vm(story: Story) -> dict[str, VmLife]:
     with_events = journal(story)
     try:
-        return {life.vm_id: life for life in lives(with_events)}
+        return {life.vm_id: life for life in vm_lives(with_events)}
     finally:
         with_events.close()
 

@@ -13,7 +13,7 @@ from tests.fakes.web import serve_web
 
 from spottrain.cloud.data.request import DataError
 from spottrain.errors import ConfigError
-from spottrain.storage.store import open_store
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.launch import data as job_data
 
@@ -57,7 +57,7 @@ def job(provider: dict[str, Any], **data: Any) -> JobConfig:
 
 def test_sizes_are_told(url: str) -> None:
     told: list[str] = []
-    assert job_data.ready(job(AWS, corpus=url), told.append) == {}
+    assert job_data.prepare_data(job(AWS, corpus=url), told.append) == {}
     assert told[0] == "data corpus: 4 B in 1 file"
 
 
@@ -77,12 +77,12 @@ def test_what_a_clouds_bucket_holds_costs_egress(url: str, cloud: str | None) ->
 
 def test_what_does_not_exist_is_refused(s3: S3) -> None:
     with pytest.raises(ConfigError, match=r"^data\.corpus: .*nothing is there"):
-        job_data.ready(job(AWS, corpus=s3.url("nothing/")), lambda line: None)
+        job_data.prepare_data(job(AWS, corpus=s3.url("nothing/")), lambda line: None)
 
 
 def test_what_cannot_be_seen_from_here_is_told_and_no_more() -> None:
     told: list[str] = []
-    job_data.ready(job(AWS, corpus="https://127.0.0.1:1/a"), told.append)
+    job_data.prepare_data(job(AWS, corpus="https://127.0.0.1:1/a"), told.append)
     (line,) = told
     assert line.startswith("cannot be seen from here: data corpus (https://127.0.0.1:1")
     assert line.endswith("; VMs will try")
@@ -102,46 +102,48 @@ def test_a_disk_that_is_too_small_for_all_data_is_refused(
     with pytest.raises(
         ConfigError, match=r"aws\.disk_gib: data takes 1\.1 GB.*got 1; raise it"
     ):
-        job_data.ready(job(AWS, corpus=large), lambda line: None)
+        job_data.prepare_data(job(AWS, corpus=large), lambda line: None)
 
 
 def test_the_local_providers_data_is_fetched_once(url: str, s3: S3) -> None:
-    job_data.have(job({}, corpus=url))
+    job_data.ensure_data(job({}, corpus=url))
     found = Path(os.environ.pop(CORPUS))
     assert (found / "a").read_bytes() == b"1234"
     told: list[str] = []
-    job_data.have(job({}, corpus=url), told.append)
+    job_data.ensure_data(job({}, corpus=url), told.append)
     assert os.environ[CORPUS] == str(found)
     assert told == ["corpus: is here, 4 bytes"]
 
 
 def test_the_local_providers_data_must_be_there(s3: S3) -> None:
     with pytest.raises(DataError, match="nothing is there"):
-        job_data.have(job({}, corpus=s3.url("nothing/")))
+        job_data.ensure_data(job({}, corpus=s3.url("nothing/")))
 
 
 def test_a_small_dataset_is_fetched_to_inspect_a_model(url: str) -> None:
-    job_data.have(job(AWS, corpus=url))
+    job_data.ensure_data(job(AWS, corpus=url))
     assert (Path(os.environ[CORPUS]) / "a").read_bytes() == b"1234"
 
 
 def test_a_large_one_is_not(large: dict[str, str]) -> None:
-    job_data.have(job(AWS, corpus=large))
+    job_data.ensure_data(job(AWS, corpus=large))
     assert CORPUS not in os.environ
 
 
 def test_a_sample_stands_for_it(url: str) -> None:
-    job_data.have(job(AWS, corpus={"url": url, "sample": "/few"}))
+    job_data.ensure_data(job(AWS, corpus={"url": url, "sample": "/few"}))
     assert os.environ[CORPUS] == "/few"
 
 
 def test_a_path_of_the_hosts_counts_if_it_is_here_too(tmp_path: Path) -> None:
-    job_data.have(job(SSH, corpus={"path": str(tmp_path)}, b={"path": "/nowhere"}))
+    job_data.ensure_data(
+        job(SSH, corpus={"path": str(tmp_path)}, b={"path": "/nowhere"})
+    )
     assert os.environ[CORPUS] == str(tmp_path)
     assert "SPOTTRAIN_DATA_B" not in os.environ
 
 
 def test_what_is_set_already_stays(url: str) -> None:
     os.environ[CORPUS] = "/mine"
-    job_data.have(job({}, corpus=url))
+    job_data.ensure_data(job({}, corpus=url))
     assert os.environ[CORPUS] == "/mine"

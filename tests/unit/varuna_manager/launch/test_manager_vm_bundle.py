@@ -31,7 +31,7 @@ def names_in(archive: bytes) -> set[str]:
 def test_our_software_comes_with_its_tables() -> None:
     names = names_in(software())
     assert "spottrain/errors.py" in names
-    assert "spottrain/varuna_manager/manager_keeper.py" in names
+    assert "spottrain/varuna_manager/daemon/watchdog.py" in names
     assert "spottrain/pricing/prices/data/instances.csv" in names
 
 

@@ -169,7 +169,7 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
 ) -> None:
     first_checked, second_there = threading.Event(), threading.Event()
     taken, refusals = [], []
-    take_journal, find = takeover._take_journal, takeover._find
+    take_journal, find = takeover._restore_journal, takeover._find
 
     def found(url: str) -> object:
         if first_checked.is_set():
@@ -189,7 +189,7 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
             refusals.append(str(error))
 
     monkeypatch.setattr(takeover, "_find", found)
-    monkeypatch.setattr(takeover, "_take_journal", read_slowly)
+    monkeypatch.setattr(takeover, "_restore_journal", read_slowly)
     thread = threading.Thread(target=second)
     thread.start()
     here = take_over(place, lambda _: None)

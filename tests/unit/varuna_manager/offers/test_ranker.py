@@ -52,7 +52,7 @@ def test_what_trains_most_for_a_dollar_is_rented_whatever_its_market() -> None:
     worths = (worth(OFFER, 5.0), worth(ON_DEMAND, 9.0))
     story.tell(e.OffersRanked, worths=worths)
     story.start()
-    assert story.wished(c.IntendLaunch)[0].offer == ON_DEMAND
+    assert story.emitted(c.IntendLaunch)[0].offer == ON_DEMAND
 
 
 def test_a_new_price_counts_at_once() -> None:

@@ -14,13 +14,13 @@ from spottrain.varuna_manager.cli.cost import cost_parts
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.reporting import documents
 from spottrain.varuna_manager.reporting.costs import cheapest_fixed, cost
-from spottrain.varuna_manager.reporting.history import PriceLine
+from spottrain.varuna_manager.reporting.history import PriceSeries
 
 HOUR = replace(VM, slots=1, launched_s=0.0, ready_s=0.0, end_s=3600.0, billed_s=3600.0)
 
 
-def line(usd: float, *later: tuple[float, float], **offer: object) -> PriceLine:
-    return PriceLine(replace(OFFER, **offer), [(0.0, usd), *later])  # type: ignore[arg-type]
+def line(usd: float, *later: tuple[float, float], **offer: object) -> PriceSeries:
+    return PriceSeries(replace(OFFER, **offer), [(0.0, usd), *later])  # type: ignore[arg-type]
 
 
 def told() -> Story:

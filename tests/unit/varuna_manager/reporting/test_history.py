@@ -16,19 +16,19 @@ from spottrain.varuna_manager.reporting.history import JobHistory
 
 
 def past_of(story: Story) -> JobHistory:
-    state, past = State(), JobHistory()
+    state, history = State(), JobHistory()
     for event in story.events:
         before, (state, _) = state, core.step(state, event)
-        past.note(before, event, state)
+        history.note(before, event, state)
     assert state == story.state
-    return past
+    return history
 
 
 def did(story: Story) -> list[tuple[str, float, int]]:
     """What was done, for how long and with how many slots; short waits left out."""
     return [
-        (one.doing, round(one.to_s - max(one.from_s, 1000.0), 3), len(one.slots))
-        for one in past_of(story).stretches(story.now_s)
+        (one.activity, round(one.to_s - max(one.from_s, 1000.0), 3), len(one.slots))
+        for one in past_of(story).intervals(story.now_s)
         if one.to_s > max(one.from_s, 1000.0)
     ]
 
@@ -44,9 +44,9 @@ def test_training_is_told_from_its_first_second_to_its_last_commit() -> None:
     story = Story().training("a", "b", steps=5)
     story.now_s += 0.5
     assert did(story)[-1] == ("training", 5.5, 2)
-    past = past_of(story)
-    assert [mean for _, mean, _, _ in past.throughput.means()] == [8.0] * 5
-    assert past.slots == {"a": 1, "b": 1}
+    history = past_of(story)
+    assert [mean for _, mean, _, _ in history.throughput.means()] == [8.0] * 5
+    assert history.slots == {"a": 1, "b": 1}
 
 
 def test_booting_and_measuring_come_before() -> None:
@@ -100,7 +100,7 @@ def test_a_mini_batch_that_is_adopted_was_not_lost() -> None:
     story.broken("a", "b", "c")
     again(story, "a", "b", step=4)
     assert story.state.progress.step == 4
-    kinds = [doing for doing, _, _ in did(story)]
+    kinds = [activity for activity, _, _ in did(story)]
     assert "lost" not in kinds
     assert kinds.count("training") == 2
 
@@ -131,7 +131,7 @@ def test_a_planned_stop_loses_nothing() -> None:
     story.now_s += 0.25
     story.stopped(4)
     kinds = did(story)
-    assert "lost" not in [doing for doing, _, _ in kinds]
+    assert "lost" not in [activity for activity, _, _ in kinds]
     assert ("morphing", 0.25, 4) in kinds
 
 
@@ -153,16 +153,16 @@ def test_prices_are_kept_where_they_change_and_offers_that_vanish_are_known() ->
 def test_managers_stops_and_budgets_are_told_of() -> None:
     story = Story(max_usd=5.0).training("a", "b")
     story.tell(e.StopRequested, by="ada")
-    past = past_of(story)
-    assert [one.kind for one in past.milestones] == ["manager", "stop"]
-    assert past.milestones[1].text == "stop asked for by ada"
-    assert [usd for _, usd in past.budgets] == [5.0]
+    history = past_of(story)
+    assert [one.kind for one in history.milestones] == ["manager", "stop"]
+    assert history.milestones[1].text == "stop asked for by ada"
+    assert [usd for _, usd in history.budgets] == [5.0]
 
 
 def test_memory_does_not_grow_with_mini_batches() -> None:
     spec = replace(SPEC, steps=10_000)
     story = Story(spec=spec).training("a", "b")
-    past, state = JobHistory(), State()
+    history, state = JobHistory(), State()
     for step in range(4, 4000):
         story.now_s += 1.0
         story.commit(step)
@@ -171,7 +171,7 @@ def test_memory_does_not_grow_with_mini_batches() -> None:
             story.report("a", saved)
     for event in story.events:
         before, (state, _) = state, core.step(state, event)
-        past.note(before, event, state)
-    assert len(past._steps) <= 3 * 100 + 2
-    assert len(past.throughput.bins) <= 1024
-    assert len(past.stretches(story.now_s)) < 10
+        history.note(before, event, state)
+    assert len(history._steps) <= 3 * 100 + 2
+    assert len(history.throughput.bins) <= 1024
+    assert len(history.intervals(story.now_s)) < 10

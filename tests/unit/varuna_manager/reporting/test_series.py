@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.varuna_manager.reporting.series import Bins, thinned
+from spottrain.varuna_manager.reporting.series import Bins, downsampled
 
 VALUES = st.floats(0.0, 1e6)
 RUNS = st.lists(st.tuples(st.floats(0.001, 500.0), VALUES), min_size=1, max_size=200)
@@ -53,7 +53,7 @@ def test_a_thinned_line_keeps_its_ends_extremes_and_order(
     values: list[float], most: int
 ) -> None:
     points = [(float(i), value) for i, value in enumerate(values)]
-    few = thinned(points, most)
+    few = downsampled(points, most)
     assert len(few) <= most or len(few) == len(points)
     assert few == sorted(few, key=lambda point: point[0])
     assert set(few) <= set(points)

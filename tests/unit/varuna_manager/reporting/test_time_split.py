@@ -13,7 +13,7 @@ from spottrain.pricing.billing.ledger import LedgerLine
 from spottrain.pricing.billing.money import Money, Rate, total
 from spottrain.varuna_manager.reporting.time_split import (
     KINDS,
-    Doing,
+    Activity,
     Interval,
     Rental,
     TimeSplit,
@@ -36,8 +36,8 @@ VM = Rental(
 )
 
 
-def stretch(from_s: float, to_s: float, doing: Doing, slots: int = 2) -> Interval:
-    return Interval(from_s=from_s, to_s=to_s, doing=doing, slots={"a": slots})
+def stretch(from_s: float, to_s: float, activity: Activity, slots: int = 2) -> Interval:
+    return Interval(from_s=from_s, to_s=to_s, activity=activity, slots={"a": slots})
 
 
 def test_a_second_goes_to_what_was_done_in_it() -> None:
@@ -85,15 +85,15 @@ DOINGS = st.sampled_from(["waiting", "preparing", "morphing", "training", "lost"
 )
 def test_the_parts_always_add_up_to_what_is_billed(
     cuts: list[float],
-    doings: list[Doing],
+    doings: list[Activity],
     life: tuple[float, float, float],
     slots: int,
     beyond_s: float,
 ) -> None:
     cuts.sort()
     did = [
-        stretch(begin, end, doing, slots)
-        for begin, end, doing in zip(cuts, cuts[1:], doings, strict=False)
+        stretch(begin, end, activity, slots)
+        for begin, end, activity in zip(cuts, cuts[1:], doings, strict=False)
     ]
     launched_s, ready_s, end_s = sorted(life)
     vm = replace(

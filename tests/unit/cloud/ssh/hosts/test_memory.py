@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
+from spottrain.cloud.ssh.hosts.provider import vm_from_claim
+from spottrain.cloud.ssh.transport.hosts import Host
 
 OFFER = Offer(
     cloud="ssh",
@@ -80,3 +83,18 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     (tmp_path / "ssh.json").write_text(text)
     with pytest.raises(CloudError, match=r"ssh\.json is damaged .*remove"):
         HostMemory(tmp_path).read()
+
+
+def test_a_claim_that_version_0_1_wrote_is_read() -> None:
+    offer = asdict(OFFER)
+    claim = {
+        "vm_id": "a",
+        "job": "job",
+        "intent": "intent-1",
+        "private_address": "10.0.0.1",
+        "launched_at": 1.0,
+        "lease_s": 60.0,
+        "offer": {**offer, "observed_at": offer.pop("observed_at_s")},
+    }
+    host = Host(name="host", address="10.0.0.1", user="user")
+    assert vm_from_claim(host, claim) == rented("a")

@@ -36,8 +36,8 @@ def test_the_runtime_is_carried_too() -> None:
     with tarfile.open(fileobj=io.BytesIO(package().archive)) as archive:
         names = archive.getnames()
     assert "spottrain/__init__.py" in names
-    assert "spottrain/pipeline/supervisor.py" in names
-    assert "spottrain/morphing/loops/play.py" in names
+    assert "spottrain/pipeline/process/supervisor.py" in names
+    assert "spottrain/morphing/simulate/loops/play.py" in names
     assert len(names) == len(set(names))
 
 
@@ -50,7 +50,7 @@ def test_obstore_is_carried_to_machines_of_the_same_kind_when_it_is_needed(
     with tarfile.open(fileobj=io.BytesIO(package(True).archive)) as archive:
         archive.extractall(tmp_path, filter="data")
     code = (
-        "from spottrain.storage.store import open_store; import obstore; "
+        "from spottrain.storage.open import open_store; import obstore; "
         "open_store('s3://b/x'); print(obstore.__file__)"
     )
     done = subprocess.run(

@@ -84,7 +84,9 @@ def test_it_listens_at_its_private_address_alone(relay: Relay) -> None:
 
 
 def test_a_public_address_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"cannot listen on 8\.8\.8\.8: it is public"):
+    with pytest.raises(
+        ValueError, match=r"cannot listen on 8\.8\.8\.8: the address is public"
+    ):
         Relay("8.8.8.8", 1)
 
 

@@ -7,10 +7,10 @@ from spottrain.cloud.ssh.rented.relays import OUTAGE_S, Region, is_direct
 
 def test_a_region_without_a_relay_excuses_silence_but_not_for_ever() -> None:
     region = Region()
-    assert region.excuses(100.0)
-    assert region.excuses(100.0 + OUTAGE_S - 1)
-    assert not region.excuses(100.0 + OUTAGE_S)
-    assert not region.excuses(100.0 + 10 * OUTAGE_S)
+    assert region.may_cause_silence(100.0)
+    assert region.may_cause_silence(100.0 + OUTAGE_S - 1)
+    assert not region.may_cause_silence(100.0 + OUTAGE_S)
+    assert not region.may_cause_silence(100.0 + 10 * OUTAGE_S)
 
 
 @pytest.mark.parametrize(

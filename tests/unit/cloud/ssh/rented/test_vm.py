@@ -60,29 +60,29 @@ def test_the_line_stays_as_long_as_the_way_does() -> None:
 
 def test_a_vm_that_was_given_back_is_gone() -> None:
     rented_vm = RentedVm(VM)
-    rented_vm.check_there()
-    rented_vm.leave()
+    rented_vm.check_not_given_back()
+    rented_vm.mark_given_back()
     assert rented_vm.woken.is_set()
-    with pytest.raises(VmNotFoundError, match="was given back"):
-        rented_vm.check_there()
+    with pytest.raises(VmNotFoundError, match="was terminated"):
+        rented_vm.check_not_given_back()
 
 
 def test_looks_come_ever_more_rarely_and_not_beside_a_start() -> None:
     rented_vm = RentedVm(VM)
-    assert rented_vm.may_be_looked_at
+    assert rented_vm.poll_is_due
     rented_vm.start = Future()
-    assert not rented_vm.may_be_looked_at
+    assert not rented_vm.poll_is_due
     rented_vm.start.set_result(None)
-    assert rented_vm.may_be_looked_at
-    rented_vm.looked(runs=False)
-    assert not rented_vm.may_be_looked_at
+    assert rented_vm.poll_is_due
+    rented_vm.note_poll(runs=False)
+    assert not rented_vm.poll_is_due
 
 
 def test_a_vm_whose_agent_ran_may_be_looked_at_at_once() -> None:
     rented_vm = RentedVm(VM)
-    rented_vm.looked(runs=False)
-    rented_vm.looked(runs=True)
-    assert rented_vm.may_be_looked_at
+    rented_vm.note_poll(runs=False)
+    rented_vm.note_poll(runs=True)
+    assert rented_vm.poll_is_due
 
 
 def test_the_last_who_needs_a_connection_hangs_up() -> None:

@@ -24,7 +24,7 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.reporting import documents
-from spottrain.varuna_manager.reporting.history import JobHistory, PriceLine
+from spottrain.varuna_manager.reporting.history import JobHistory, PriceSeries
 from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page
 
 EVIL = "<script>alert('\"&')</script>"
@@ -61,8 +61,8 @@ class Structure(HTMLParser):
         self.words += data
 
 
-def page_of(state: State, past: JobHistory) -> str:
-    return page(documents.report(state, past, False, state.now_s), state, past)
+def page_of(state: State, history: JobHistory) -> str:
+    return page(documents.report(state, history, False, state.now_s), state, history)
 
 
 def eventful() -> Story:
@@ -140,8 +140,8 @@ def test_no_text_of_others_gets_into_the_page_as_markup() -> None:
         EVIL, offer, on_demand_usd_per_hour=3.0, launched_at_s=1000.0, seen_at_s=1000.0
     )
     story = Story(spec=replace(SPEC, name=EVIL))
-    past = past_of(story)
-    past.prices["evil"] = PriceLine(offer, [(1000.0, 1.0)])
+    history = past_of(story)
+    history.prices["evil"] = PriceSeries(offer, [(1000.0, 1.0)])
     summary = GenerationSummary(
         generation=1,
         pipeline_depth=1,
@@ -167,7 +167,7 @@ def test_no_text_of_others_gets_into_the_page_as_markup() -> None:
         interruptions=(hit,),
         outcome=Outcome(kind="failed", exit_code=3, reason=EVIL),
     )
-    text = page_of(state, past)
+    text = page_of(state, history)
     found = Structure(text)
     assert "script" not in found.tags
     assert EVIL not in text
@@ -183,10 +183,10 @@ def long_job() -> tuple[State, JobHistory]:
     """11 hours, 100,000 mini-batches, 300 VMs, a thousand plans and interruptions."""
     story = Story(spec=replace(SPEC, steps=100_000), max_usd=100.0)
     hours_s, count = 11 * 3600.0, 1000
-    past = past_of(story)
+    history = past_of(story)
     for step in range(100_000):
         begun_s = 1000.0 + step * hours_s / 100_000
-        past.throughput.add(begun_s, begun_s + 0.39, 8.0 / (0.39 + step % 7 / 100))
+        history.throughput.add(begun_s, begun_s + 0.39, 8.0 / (0.39 + step % 7 / 100))
     ledger, offers = Ledger(), []
     for number in range(300):
         offer = replace(OFFER, zone=f"zone-{number % 9}")
@@ -198,8 +198,8 @@ def long_job() -> tuple[State, JobHistory]:
         offers.append(offer)
     for number in range(9):
         points = [(1000.0 + i * 10.0, 1.0 + i * number % 13 / 10) for i in range(3960)]
-        past.prices[f"{number}"] = PriceLine(offers[number], points)
-    past.checkpoints = [(1000.0 + i * 20.0, 50.0 * i) for i in range(1900)]
+        history.prices[f"{number}"] = PriceSeries(offers[number], points)
+    history.checkpoints = [(1000.0 + i * 20.0, 50.0 * i) for i in range(1900)]
     plans, hits = plans_and_hits(count, hours_s / count)
     state = replace(
         story.state, phase=JobPhase.ENDED, now_s=1000.0 + hours_s, ledger=ledger,
@@ -207,7 +207,7 @@ def long_job() -> tuple[State, JobHistory]:
         progress=Progress(step=100_000, highest_step=100_000),
         outcome=Outcome(kind="succeeded", exit_code=0, reason="100000 steps done"),
     )  # fmt: skip
-    return state, past
+    return state, history
 
 
 def plans_and_hits(
@@ -234,9 +234,9 @@ def plans_and_hits(
 
 
 def test_a_very_long_job_has_a_page_of_less_than_two_megabytes_soon() -> None:
-    state, past = long_job()
+    state, history = long_job()
     begun_s = time.process_time()
-    text = page_of(state, past)
+    text = page_of(state, history)
     took_s = time.process_time() - begun_s
     Structure(text)
     assert len(text.encode()) < 2_000_000
@@ -245,11 +245,11 @@ def test_a_very_long_job_has_a_page_of_less_than_two_megabytes_soon() -> None:
 
 def test_the_page_is_written_whole_or_an_error_says_why(tmp_path: Path) -> None:
     story = eventful()
-    past = past_of(story)
-    report: dict[str, Any] = documents.report(story.state, past, False, 0.0)
+    history = past_of(story)
+    report: dict[str, Any] = documents.report(story.state, history, False, 0.0)
     file = tmp_path / "report.html"
-    write_page(file, report, story.state, past)
+    write_page(file, report, story.state, history)
     assert file.read_text().startswith("<!doctype html>")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     with pytest.raises(PageError, match="cannot write the report: No such file"):
-        write_page(tmp_path / "nowhere" / "x.html", report, story.state, past)
+        write_page(tmp_path / "nowhere" / "x.html", report, story.state, history)

@@ -1,0 +1,301 @@
+"""Starts and ends the VMs of the local cloud, by the rules of ``state`` and the market."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import logging
+import os
+import signal
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Callable, Collection
+from pathlib import Path
+
+from spottrain.cloud.local.folder import (
+    LocalFolder,
+    LocalRecord,
+    marker,
+)
+from spottrain.cloud.local.market import MarketEvent, stream
+from spottrain.cloud.local.state import LocalCloud, LocalNotice
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import (
+    AgentBootstrap,
+    LaunchRequest,
+    LaunchResult,
+    VmState,
+)
+from spottrain.cloud.port.stored import clear_vm_folder, write_private
+from spottrain.cloud.process import die_with_parent
+from spottrain.cloud.process.tree import (
+    VARIABLE,
+    groups,
+    kill_all,
+    signal_groups,
+    stop_all,
+)
+
+_log = logging.getLogger(__name__)
+
+_PERIOD_S = 0.02
+"""Period in which a slowed VM runs for a part of the time."""
+_SCAN_S = 1.0
+"""Time between two scans for new processes of a slowed VM."""
+
+
+class LocalVms:
+    """The processes of the cloud's VMs; methods run on one event loop, in the main thread.
+
+    Args:
+        folder: For state, logs and work folders.
+        cloud: The state, changed only by this class.
+        tasks: Runs background tasks; a failure ends the process.
+    """
+
+    def __init__(
+        self, folder: LocalFolder, cloud: LocalCloud, tasks: asyncio.TaskGroup
+    ) -> None:
+        self.cloud = cloud
+        self.closing = False
+        """True while the process ends: nothing may be launched any more."""
+        self._folder = folder
+        self._tasks = tasks
+        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._endings: dict[str, asyncio.Task[None]] = {}
+        self._slowing: dict[str, asyncio.Task[None]] = {}
+        self._changed = asyncio.Event()
+        self._last_call_s = time.monotonic()
+
+    # --- Requests of clients -------------------------------------------------------
+
+    def touch(self) -> None:
+        """Record that a client needs the cloud."""
+        self._last_call_s = time.monotonic()
+
+    def launch(self, request: LaunchRequest) -> LaunchResult:
+        """Rent machines; see ``LocalCloud.launch``."""
+        before = set(self.cloud.vms)
+        result = self.cloud.launch(
+            request, time.time(), lambda: f"vm-{uuid.uuid4().hex[:8]}"
+        )
+        for vm in result.vms:
+            if vm.vm_id not in before and vm.state == VmState.STARTING:
+                self._later(self.cloud.boot_s(vm.vm_id), self._boot, vm.vm_id)
+        self._commit()
+        return result
+
+    async def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+        """Start the VM's agent, once; waits while the VM boots.
+
+        Raises:
+            VmNotFoundError: the VM is unknown or has ended.
+        """
+        while self.cloud.vm(vm_id).state == VmState.STARTING:
+            await self._changed.wait()
+        if vm_id in self._agents or vm_id in self.cloud.silent:
+            return
+        self._agents[vm_id] = agent = self._spawn_agent(vm_id, bootstrap)
+        handle = os.pidfd_open(agent.pid)
+        asyncio.get_running_loop().add_reader(handle, self._agent_exited, vm_id, handle)
+
+    def _spawn_agent(
+        self, vm_id: str, bootstrap: AgentBootstrap
+    ) -> subprocess.Popen[bytes]:
+        """Start the agent from the main thread: it dies with that thread."""
+        folder = self._folder.vm(vm_id)
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        agent_json = self._write_agent(vm_id, bootstrap)
+        shim = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
+        name = marker(self.cloud.settings.job, vm_id)
+        with (folder / "agent.log").open("ab") as log:
+            return subprocess.Popen(
+                [*shim, *self.cloud.settings.agent_argv, str(agent_json)],
+                cwd=folder,
+                env={**os.environ, VARIABLE: name, "OMP_NUM_THREADS": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+    def _write_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> Path:
+        """Write the agent's settings; the cloud is its metadata service."""
+        vm = self.cloud.vm(vm_id)
+        notices = {"kind": "local", "socket": str(self._folder.socket), "vm_id": vm_id}
+        path = self._folder.vm(vm_id) / "agent.json"
+        facts = {
+            "vm_id": vm_id,
+            "manager_url": bootstrap.manager_url,
+            "ca_pem": bootstrap.ca_pem,
+            "token": bootstrap.token,
+            "private_address": vm.private_address,
+            "num_slots": vm.offer.gpus,
+            "notices": notices,
+        }
+        write_private(path, json.dumps(facts))
+        return path
+
+    async def terminate(self, vm_ids: Collection[str]) -> None:
+        """End VMs; returns when all their processes have ended."""
+        known = [vm_id for vm_id in self.cloud.alive if vm_id in vm_ids]
+        self._end(*known)
+        if known:  # continues even if the client disconnects
+            await asyncio.wait({self._endings[vm_id] for vm_id in known})
+
+    async def interruption(
+        self, vm_id: str, after: int, wait_s: float
+    ) -> LocalNotice | None:
+        """Return the VM's notice with a number above ``after``.
+
+        Returns:
+            None if there is none within ``wait_s``.
+
+        Raises:
+            VmNotFoundError: the VM is unknown or has ended.
+        """
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(wait_s):
+                while True:
+                    self.cloud.vm(vm_id)
+                    notice = self.cloud.notices.get(vm_id)
+                    if notice is not None and notice.number > after:
+                        return notice
+                    await self._changed.wait()
+        return None
+
+    # --- The market ----------------------------------------------------------------
+
+    async def play(self) -> None:
+        """Play the market; it opens now."""
+        opened_s = time.monotonic()
+        for event in stream(self.cloud.settings.market):
+            await asyncio.sleep(opened_s + event.at_s - time.monotonic())
+            await self.apply(event)
+
+    async def apply(self, event: MarketEvent) -> tuple[str, ...]:
+        """Apply a market event now; return the affected VMs."""
+        victims = self.cloud.apply(event, time.time())
+        self._commit()
+        for vm_id in victims:
+            if event.return_after_s is not None:
+                self._later(event.return_after_s, self.cloud.restore_capacity, vm_id)
+            if event.kind == "notice":
+                self._later(event.lead_s, self._end, vm_id)
+        if event.kind == "kill":
+            await self.terminate(victims)
+        for vm_id in victims if event.factor is not None else ():
+            self._slowing[vm_id] = self._tasks.create_task(
+                self._slow_down(vm_id, event.factor or 1.0)
+            )
+        if event.kind == "silence":
+            self._stop_slowing(victims)
+            try:
+                await asyncio.to_thread(stop_all, *self._markers_and_sessions(victims))
+            except CloudError:
+                _log.exception("VMs %s are silenced except for some processes", victims)
+        return victims
+
+    async def _slow_down(self, vm_id: str, factor: float) -> None:
+        """Let a VM's processes run for 1 / ``factor`` of the time, until cancelled."""
+        while True:
+            found = await asyncio.to_thread(
+                groups, *self._markers_and_sessions([vm_id])
+            )
+            next_scan_s = time.monotonic() + _SCAN_S
+            while time.monotonic() < next_scan_s:
+                signal_groups(found, signal.SIGSTOP)
+                await asyncio.sleep(_PERIOD_S * (1 - 1 / factor))
+                signal_groups(found, signal.SIGCONT)
+                await asyncio.sleep(_PERIOD_S / factor)
+
+    def _stop_slowing(self, vm_ids: Collection[str]) -> None:
+        """Stop slowing VMs down: they end or are silenced."""
+        for vm_id in vm_ids:
+            if vm_id in self._slowing:
+                self._slowing.pop(vm_id).cancel()
+
+    def _boot(self, vm_id: str) -> None:
+        self.cloud.booted(vm_id)
+        self._commit()
+
+    # --- Ending VMs ----------------------------------------------------------------
+
+    def _agent_exited(self, vm_id: str, handle: int) -> None:
+        asyncio.get_running_loop().remove_reader(handle)
+        os.close(handle)
+        self._agents[vm_id].wait()
+        self._end(vm_id)
+
+    def _end(self, *vm_ids: str) -> None:
+        """Begin to end VMs in parallel, unless they are already ending."""
+        new = [vm_id for vm_id in vm_ids if vm_id not in self._endings]
+        if new:
+            ending = self._tasks.create_task(self._finish(new))
+            self._endings.update(dict.fromkeys(new, ending))
+
+    async def _finish(self, vm_ids: Collection[str]) -> None:
+        self._stop_slowing(vm_ids)
+        for vm_id in vm_ids:
+            self.cloud.stopping(vm_id)
+        self._commit()
+        try:
+            await asyncio.to_thread(kill_all, *self._markers_and_sessions(vm_ids))
+        except CloudError:
+            _log.exception("VMs %s ended except for some processes", vm_ids)
+        for vm_id in vm_ids:
+            await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
+            self.cloud.ended(vm_id, time.time())
+        self._commit()
+
+    def _markers_and_sessions(
+        self, vm_ids: Collection[str]
+    ) -> tuple[list[str], list[int]]:
+        """Return the markers of the VMs' processes and the sessions of their agents."""
+        agents = [self._agents[vm_id].pid for vm_id in vm_ids if vm_id in self._agents]
+        return [marker(self.cloud.settings.job, vm_id) for vm_id in vm_ids], agents
+
+    # --- Life of the process -------------------------------------------------------
+
+    async def until_idle(self) -> None:
+        """Return, and accept no more requests, once nobody needs the cloud."""
+        while self.cloud.alive or not self.closing:
+            rest_s = self._last_call_s + self.cloud.settings.idle_s - time.monotonic()
+            if not self.cloud.alive and rest_s <= 0:
+                self.closing = True
+                continue
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(None if self.cloud.alive else rest_s):
+                    await self._changed.wait()
+
+    async def close(self) -> None:
+        """End all VMs and accept no more requests."""
+        self.closing = True
+        await self.terminate(self.cloud.alive)
+        self._announce()
+
+    def _later(self, delay_s: float, act: Callable[[str], object], vm_id: str) -> None:
+        """Call ``act`` for a VM after a delay."""
+
+        async def wait_and_act() -> None:
+            await asyncio.sleep(delay_s)
+            act(vm_id)
+
+        self._tasks.create_task(wait_and_act())
+
+    def _commit(self) -> None:
+        """Save the state and wake up waiting requests."""
+        record = LocalRecord(tuple(self.cloud.vms.values()), self.cloud.tokens)
+        try:
+            self._folder.save(record)
+        except OSError:
+            # A full disk must not end VMs; the next change is saved again.
+            _log.exception("cannot save the state of the local cloud")
+        self._announce()
+
+    def _announce(self) -> None:
+        self._changed.set()
+        self._changed = asyncio.Event()

@@ -1,0 +1,459 @@
+"""The host agent: serves a manager's requests on a host while it is connected.
+Standard library only.
+
+Its source is sent over the SSH connection and run by the host's own Python. It answers
+requests on stdin, one JSON line each, on stdout:
+
+    {"id": 7, "op": "claim", ...}  ->  {"id": 7, "ok": ...} or {"id": 7, "error": "..."}
+
+A host is one VM at a time. Its folder holds
+
+    claim.json      the VM and its owner; written by the first to claim the host
+    <vm_id>/        the VM's own: agent.json, workdir/, logs, vm.lock held by its keeper
+    package-<sha>/  our software
+
+and is removed when the VM has ended and its logs were fetched. Changing a claim takes a
+lock on the parent folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import importlib
+import importlib.metadata
+import importlib.util
+import json
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import tarfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, BinaryIO
+
+_LOG_BYTES = 256 * 1024
+"""Size of the part of each log that is kept, at its end."""
+_KEEPER_S = 30.0
+
+
+class RefusedError(Exception):
+    """A request cannot be carried out; the message is for the user."""
+
+
+class HostAgent:
+    """Operations on this host, one method each.
+
+    Args:
+        root: Our folder.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._claim_file = root / "claim.json"
+        self._keepers: list[subprocess.Popen[bytes]] = []
+        self._data: Any = None
+
+    # --- claims ---------------------------------------------------------------------
+
+    def status(self) -> dict[str, Any]:
+        """Return the claim and its state: free, claimed, running or over."""
+        with self._locked():
+            claim = self._claim()
+            return {"claim": claim, "state": self._state(claim)}
+
+    def claim(self, claim: dict[str, Any]) -> Any:
+        """Claim the host unless it is taken; return the current claim."""
+        with self._locked():
+            current = self._claim()
+            state = self._state(current)
+            if state == "over" and current["owner"] != claim["owner"]:
+                self._clear(current["vm_id"])
+                state = "free"
+            if state != "free":
+                return current
+            self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+            self._write_claim(claim)
+            return claim
+
+    def forward_calls(self, vm_id: str, port: int, relay_at: str = "") -> str:
+        """Forward the agent's calls over this connection; return the address for calls.
+
+        ``port`` is the forwarded port on loopback. The connection that forwarded calls
+        before is ended. With ``relay_at``, a private address, calls of other VMs are
+        accepted there as well.
+        """
+        with self._locked():
+            claim, ours = self._claim_of(vm_id), os.getppid()
+            carrier = {"pid": ours, "started": _started_at(ours)}
+            old = claim.get("carrier", carrier)
+            if old != carrier and _started_at(old["pid"]) == old["started"]:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(old["pid"], signal.SIGTERM)
+            self._write_claim({**claim, "carrier": carrier})
+        address = f"127.0.0.1:{port}"
+        if relay_at:
+            relay = self._import("spottrain.cloud.ssh.on_vm.relay").Relay(
+                relay_at, port
+            )
+            address = f"{relay_at}:{relay.port}"
+        self.set_manager_address(vm_id, address)
+        return address
+
+    def set_manager_address(self, vm_id: str, address: str) -> None:
+        """Set the address to which the VM's agent calls from now on."""
+        with self._locked():
+            self._claim_of(vm_id)
+            _write_private(self._root / vm_id / "manager.address", address.encode())
+
+    def end(self, vm_id: str) -> dict[str, str]:
+        """End a VM, free the host, and return the VM's logs by name."""
+        with self._locked():
+            claim = self._claim()
+            if claim is None or claim["vm_id"] != vm_id:
+                return {}
+            return self._clear(vm_id)
+
+    def _clear(self, vm_id: str) -> dict[str, str]:
+        self._kill(vm_id)
+        logs = {
+            path.name: _tail(path)
+            for path in sorted((self._root / vm_id).glob("*.log"))
+        }
+        shutil.rmtree(self._root, ignore_errors=True)
+        if self._claim_file.exists():
+            raise RefusedError(
+                f"{self._root} cannot be removed; check who owns its files"
+            )
+        return logs
+
+    def _kill(self, vm_id: str) -> None:
+        if not any(self._root.glob("package-*")):
+            return  # no process of the VM was ever started
+        self._import("spottrain.cloud.process.tree").kill_all([vm_id])
+
+    def _import(self, name: str) -> Any:
+        """Return a module of our software that was sent here."""
+        sys.path.insert(0, str(min(self._root.glob("package-*"))))
+        try:
+            return importlib.import_module(name)
+        finally:
+            sys.path.pop(0)
+
+    @contextlib.contextmanager
+    def _locked(self) -> Iterator[None]:
+        place = os.open(self._root.parent, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(place, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(place)
+
+    def _claim(self) -> Any:
+        try:
+            return json.loads(self._claim_file.read_text())
+        except FileNotFoundError:
+            return None
+
+    def _claim_of(self, vm_id: str) -> dict[str, Any]:
+        claim: dict[str, Any] | None = self._claim()
+        if claim is None or claim["vm_id"] != vm_id or self._state(claim) == "over":
+            raise RefusedError(f"gone: VM {vm_id} is no longer on this host")
+        return claim
+
+    def _write_claim(self, claim: dict[str, Any]) -> None:
+        _write_private(self._claim_file, json.dumps(claim).encode())
+
+    def _state(self, claim: dict[str, Any] | None) -> str:
+        for keeper in self._keepers:
+            keeper.poll()  # leave no zombie
+        if claim is None:
+            return "free"
+        if _is_locked(self._root / claim["vm_id"] / "vm.lock"):
+            return "running"
+        given_up = claim.get("started") or time.time() > claim["expires_at"]
+        return "over" if given_up else "claimed"
+
+    # --- preparation and start ------------------------------------------------------
+
+    def unpack(self, vm_id: str, name: str, archive: Path) -> None:
+        """Unpack an archive into ``name`` atomically."""
+        draft = archive.with_suffix(".draft")
+        try:
+            self._extract(vm_id, archive, draft)
+            with self._locked():
+                self._claim_of(vm_id)  # the VM may have ended meanwhile
+                target = self._root / name
+                target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                shutil.rmtree(target, ignore_errors=True)
+                draft.rename(target)
+        except (tarfile.TarError, EOFError, OSError) as error:
+            raise RefusedError(f"{name} cannot be unpacked: {error}") from error
+        finally:
+            archive.unlink(missing_ok=True)
+            shutil.rmtree(draft, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._root.rmdir()  # if the VM has ended
+
+    def _extract(self, vm_id: str, archive: Path, draft: Path) -> None:
+        self._claim_of(vm_id)
+        draft.mkdir(mode=0o700)
+        with tarfile.open(archive) as tar:
+            if hasattr(tarfile, "data_filter"):
+                tar.extractall(draft, filter="data")
+            else:
+                tar.extractall(draft)
+
+    def has(self, names: list[str]) -> list[bool]:
+        """Return for each folder whether it exists."""
+        return [(self._root / name).is_dir() for name in names]
+
+    def setup(
+        self, vm_id: str, script: str, environment: dict[str, str], limit_s: float
+    ) -> dict[str, Any]:
+        """Run the user's setup once per VM; return its exit code and last output."""
+        self._claim_of(vm_id)
+        folder = self._root / vm_id
+        done, log = folder / "setup.done", folder / "setup.log"
+        if done.exists():
+            return {"code": 0, "output": ""}
+        (folder / "setup.sh").write_text(script)
+        with log.open("wb") as output:
+            process = subprocess.Popen(
+                ["/bin/sh", "-e", str(folder / "setup.sh")],
+                cwd=folder / "workdir",
+                env=self._environment(vm_id, environment),
+                stdin=subprocess.DEVNULL,
+                stdout=output,
+                stderr=output,
+                start_new_session=True,
+            )
+            try:
+                code: int | None = process.wait(limit_s)
+            except subprocess.TimeoutExpired:
+                code = None
+            finally:
+                # Background processes of setup would disturb training.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(process.pid, signal.SIGKILL)
+                process.wait()
+        with self._locked():  # wait for an ``end`` that killed setup
+            self._claim_of(vm_id)
+            if code == 0:
+                done.touch()
+        return {"code": code, "output": _tail(log, 4096)}
+
+    def data(
+        self, vm_id: str, package: str, environment: dict[str, str], **arguments: Any
+    ) -> Any:
+        """Prepare the job's data; return the progress, see ``cloud.data.background``."""
+        self._claim_of(vm_id)
+        wait_s = arguments.pop("wait_s")
+        if self._data is None:
+            given = self._environment(vm_id, environment, package)
+            cache = self._root.with_name(
+                f"{self._root.name}-data"
+            )  # it stays on the host
+            running = self._import(
+                "spottrain.cloud.data.background"
+            ).BackgroundPreparation
+            log = self._root / vm_id / "data.log"
+            self._data = running(cache=cache, log=log, environment=given, **arguments)
+        seen = self._data.poll(wait_s)
+        if seen["code"] is not None:
+            self._data = None  # the next request tries again
+        return seen
+
+    def probe(self) -> dict[str, str]:
+        """Return the software versions; '' if absent."""
+        importlib.invalidate_caches()
+        torch = importlib.util.find_spec("torch")
+        cuda = ""
+        if torch is not None and torch.origin is not None:
+            with contextlib.suppress(OSError):
+                text = Path(torch.origin).with_name("version.py").read_text()
+                found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
+                cuda = found[1] if found else ""
+        nccl = [_version(f"nvidia-nccl-cu{major}") for major in (11, 12, 13)]
+        return {
+            "system": platform.system(),
+            "machine": platform.machine(),
+            "python": ".".join(map(str, sys.version_info[:2])),
+            "torch": _version("torch"),
+            "cuda": cuda,
+            "nccl": next(filter(None, nccl), ""),
+            "numpy": _version("numpy"),
+            "safetensors": _version("safetensors"),
+            "obstore": _version("obstore"),
+        }
+
+    def start(
+        self,
+        vm_id: str,
+        package: str,
+        agent: dict[str, Any],
+        environment: dict[str, str],
+    ) -> None:
+        """Start the VM's agent, detached, unless it runs."""
+        with self._locked():
+            claim = self._claim_of(vm_id)
+            if self._state(claim) == "running":
+                return
+            folder = self._root / vm_id
+            _write_private(folder / "agent.json", json.dumps(agent).encode())
+            given = self._environment(vm_id, environment, package)
+            self._spawn_keeper(folder, given)
+            self._write_claim({**claim, "started": True})
+
+    def _spawn_keeper(self, folder: Path, environment: dict[str, str]) -> None:
+        with (folder / "agent.log").open("ab") as log:
+            keeper = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-P",
+                    "-m",
+                    "spottrain.cloud.ssh.on_vm.keeper",
+                    str(folder),
+                ],
+                cwd=folder,
+                env=environment,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=log,
+                start_new_session=True,
+            )
+        self._keepers.append(keeper)
+        assert keeper.stdout is not None
+        timer = threading.Timer(_KEEPER_S, keeper.kill)
+        timer.start()
+        try:
+            if not keeper.stdout.read(1):
+                raise RefusedError(
+                    f"agent did not start: {_tail(folder / 'agent.log', 300)}"
+                )
+        finally:
+            timer.cancel()
+            keeper.stdout.close()
+
+    def _environment(
+        self, vm_id: str, given: dict[str, str], package: str = ""
+    ) -> dict[str, str]:
+        """Return the environment of a VM's processes; with our package if it is named."""
+        ours = os.path.dirname(sys.executable)
+        path = f"{ours}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
+        marker = {"SPOTTRAIN_VM": vm_id, "OMP_NUM_THREADS": "1"}
+        found = {**os.environ, "PATH": path, **given, **marker}
+        if package:
+            paths = [str(self._root / package), found.get("PYTHONPATH")]
+            found["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        return found
+
+
+def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
+    """Answer requests until the connection ends."""
+    agent, write_lock = HostAgent(root), threading.Lock()
+
+    def reply(answer: dict[str, Any]) -> None:
+        with write_lock:
+            answers.write(json.dumps(answer).encode() + b"\n")
+            answers.flush()
+
+    def handle(
+        number: int, operation: Callable[..., Any], arguments: dict[str, Any]
+    ) -> None:
+        try:
+            reply({"id": number, "ok": operation(**arguments)})
+        except RefusedError as error:
+            reply({"id": number, "error": str(error)})
+        except BrokenPipeError:
+            pass  # the connection has ended
+        except Exception as error:  # noqa: BLE001 - sent to the caller
+            reply({"id": number, "error": f"{type(error).__name__}: {error}"})
+
+    reply({"id": 0, "ok": hello(root)})
+    for line in requests:
+        arguments = json.loads(line)
+        number, name = arguments.pop("id"), arguments.pop("op")
+        if name == "unpack":
+            # The archive follows the line on stdin.
+            arguments["archive"] = _receive(
+                requests, root, arguments.pop("bytes"), number
+            )
+        threading.Thread(
+            target=handle, args=(number, getattr(agent, name), arguments), daemon=True
+        ).start()
+
+
+def hello(root: Path) -> dict[str, str]:
+    """Return the host's address; exit if the host is unsuitable."""
+    if platform.system() != "Linux":
+        raise SystemExit(f"unfit: runs {platform.system()}, needs Linux")
+    if not os.access(root.parent, os.W_OK):
+        raise SystemExit(f"unfit: {root.parent} cannot be written to")
+    connection = os.environ.get("SSH_CONNECTION", "").split()
+    return {"address": connection[2] if len(connection) == 4 else ""}
+
+
+def _receive(requests: BinaryIO, root: Path, size: int, number: int) -> Path:
+    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    path = root / f"arriving-{os.getpid()}-{number}"
+    with path.open("wb") as file:
+        while size > 0:
+            chunk = requests.read(min(size, 1 << 18))
+            if not chunk:
+                raise SystemExit(0)
+            file.write(chunk)
+            size -= len(chunk)
+    return path
+
+
+def _is_locked(path: Path) -> bool:
+    try:
+        lock = os.open(path, os.O_RDWR)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(lock)
+    return False
+
+
+def _started_at(pid: int) -> str:
+    """Return a process's start time in kernel ticks; '' if there is none."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return ""
+    return text.rpartition(")")[2].split()[19]
+
+
+def _tail(path: Path, limit: int = _LOG_BYTES) -> str:
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - limit))
+        return file.read().decode(errors="replace")
+
+
+def _version(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+def _write_private(path: Path, data: bytes) -> None:
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    draft = path.with_name(f"{path.name}.draft")
+    draft.unlink(missing_ok=True)
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+        f.write(data)
+    draft.replace(path)

@@ -1,0 +1,57 @@
+"""SSH keys that we generate: host keys for VMs, and each job's login key."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from pathlib import Path
+
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ed25519
+
+
+def new_host_key() -> tuple[str, str]:
+    """Return (private, public) of a new key pair in OpenSSH's format."""
+    key = ed25519.Ed25519PrivateKey.generate()
+    private = key.private_bytes(
+        serialization.Encoding.PEM,
+        serialization.PrivateFormat.OpenSSH,
+        serialization.NoEncryption(),
+    )
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return private.decode(), public.decode()
+
+
+def ensure_key(folder: Path) -> tuple[Path, str]:
+    """Return a job's private key file and public key; created on the first call.
+
+    Args:
+        folder: The job's cloud folder; the private key never leaves it.
+
+    Returns:
+        The file, and ``type base64 comment`` as in an authorized_keys file.
+    """
+    path = folder / "ssh_key"
+    if not path.exists():
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _write_once(path, new_host_key()[0].encode())
+    key = serialization.load_ssh_private_key(path.read_bytes(), None)
+    public = key.public_key().public_bytes(
+        serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+    )
+    return path, f"{public.decode()} spottrain"
+
+
+def _write_once(path: Path, data: bytes) -> None:
+    """Write a file atomically unless it exists."""
+    draft = path.with_name(f"{path.name}.{uuid.uuid4().hex}")
+    with open(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as f:
+        f.write(data)
+    try:
+        os.link(draft, path)
+    except FileExistsError:
+        pass  # another process made the job's key
+    finally:
+        draft.unlink()

@@ -1,0 +1,155 @@
+"""Process groups of one generation: rendezvous, forming, and cutting their connections.
+
+A gloo receive from a peer that lives on, but has left the group, ends only when its
+connection does. So a rank that meets an error shuts down the generation's TCP
+connections itself (``Connections.cut``), which ends every pending operation here and at
+its peers within milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+from collections.abc import Callable, Sequence
+from datetime import timedelta
+
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+_STORE_TIMEOUT_S = 300.0
+
+
+class GenerationBrokenError(Exception):
+    """A peer of this generation is gone; its groups are of no more use."""
+
+
+class Connections:
+    """The TCP connections that were opened since this object was made."""
+
+    def __init__(self) -> None:
+        self._before = _sockets()
+        self._ours: frozenset[tuple[int, str]] | None = None
+
+    def seal(self) -> None:
+        """Limit ``cut`` to the connections that are open now."""
+        self._ours = _sockets() - self._before
+
+    def cut(self) -> None:
+        """Shut them down both ways without closing them: their owner still polls."""
+        ours = _sockets() - self._before if self._ours is None else self._ours
+        for fd, inode in ours:
+            if _inode(fd) != inode:
+                continue
+            try:
+                with socket.socket(fileno=os.dup(fd)) as connection:
+                    connection.getpeername()
+                    connection.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                continue  # a listener, or already closed
+
+
+def _sockets() -> frozenset[tuple[int, str]]:
+    """Return (file descriptor, inode) of every socket of this process."""
+    found = ((int(fd), _inode(int(fd))) for fd in os.listdir("/proc/self/fd"))
+    return frozenset((fd, inode) for fd, inode in found if inode.startswith("socket:"))
+
+
+def _inode(fd: int) -> str:
+    try:
+        return os.readlink(f"/proc/self/fd/{fd}")
+    except OSError:
+        return ""
+
+
+def connect_rendezvous(host: str, port: int, timeout_s: float) -> Store:
+    """Connect to a generation's rendezvous store, once per process."""
+    return open_rendezvous(host, port, is_server=False, timeout_s=timeout_s)
+
+
+def open_rendezvous(
+    host: str, port: int, *, is_server: bool, timeout_s: float
+) -> Store:
+    """Open a rendezvous store; port 0 chooses a free one."""
+    return dist.TCPStore(  # type: ignore[attr-defined]
+        host,
+        port,
+        is_master=is_server,
+        wait_for_workers=False,
+        timeout=timedelta(seconds=timeout_s),
+    )
+
+
+def join(
+    store: Store, name: str, rank: int, size: int, timeout_s: float
+) -> Connections:
+    """Form the default process group ``name`` over ``store``.
+
+    Raises:
+        GenerationBrokenError: A rank did not join, or left meanwhile.
+    """
+    connections = Connections()
+    try:
+        dist.init_process_group(
+            "gloo",
+            store=PrefixStore(name, store),
+            rank=rank,
+            world_size=size,
+            timeout=timedelta(seconds=timeout_s),
+        )
+    except RuntimeError as error:
+        connections.cut()
+        _forget_failed_group()
+        raise GenerationBrokenError(f"group {name} did not form: {error}") from error
+    return connections
+
+
+def _forget_failed_group() -> None:
+    """Make this process count its groups from 0 again, as its next peers do.
+
+    torch names groups by a counter that only the end of a default group resets; one
+    that failed to form has no end, and its members would wait under another name.
+    """
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    dist.destroy_process_group()
+
+
+def leave() -> None:
+    """Destroy every process group of this process."""
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+def serve_rendezvous(host: str, announce: Callable[[int], None]) -> None:
+    """Serve a rendezvous store on a free port of ``host`` until killed.
+
+    A store has server threads, which must not live in a process that forks: it gets a
+    process of its own.
+
+    Args:
+        host: Address to listen on.
+        announce: Called with the port once the store listens.
+    """
+    store = open_rendezvous(host, 0, is_server=True, timeout_s=_STORE_TIMEOUT_S)
+    announce(store.port)  # type: ignore[attr-defined]
+    while True:
+        signal.pause()
+
+
+def new_groups(
+    memberships: Sequence[tuple[int, ...]], rank: int, timeout_s: float
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """Form a group for every membership of two ranks and more; return those of ``rank``.
+
+    Every rank of the default group must call this with the same list.
+    """
+    groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    for members in dict.fromkeys(memberships):
+        if len(members) < 2:
+            continue
+        group = dist.new_group(list(members), timeout=timedelta(seconds=timeout_s))
+        if rank in members:
+            assert isinstance(group, dist.ProcessGroup)
+            groups[members] = group
+    return groups

@@ -1,0 +1,230 @@
+"""The pipeline's directed links: activations and gradients between neighbouring stages.
+
+Two facts of gloo shape this file. A receive cannot be polled, so one thread per directed
+link waits and puts arrivals into a queue. A message leaves only once its receiver has
+said that it waits for it; so receives are posted before the message is sent, where its
+shape is known, or it would travel three times as long.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from dataclasses import dataclass
+from enum import Enum
+from queue import SimpleQueue
+
+import torch
+import torch.distributed as dist
+
+from spottrain.pipeline.comm.collectives import GATHER_TAG
+from spottrain.pipeline.comm.groups import GenerationBrokenError
+
+_MAX_DIMENSIONS = 8
+_MAX_PENDING_SENDS = 16
+_AHEAD = 2
+"""Tensors for which receives are posted, if dtype and shape are those of earlier
+ones."""
+_DTYPES = (
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.float64,
+)
+
+
+class Direction(Enum):
+    """Direction in which a tensor travels along the pipeline."""
+
+    ACTIVATION = 0
+    GRADIENT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """A tensor that a neighbour sent; ``None`` if the link broke instead."""
+
+    direction: Direction
+    tensor: torch.Tensor | None
+    error: str = ""
+
+
+class _Part(Enum):
+    """Messages that make up a tensor, each with a tag of its own.
+
+    A tensor with the signature of the one ``_AHEAD`` before it is the payload. Any
+    other one comes as the extra, whose receive is posted once the header is read; its
+    payload is a single byte.
+    """
+
+    HEADER = 0
+    PAYLOAD = 1
+    EXTRA = 2
+
+    def tag(self, direction: Direction) -> int:
+        """Return the tag of messages."""
+        return GATHER_TAG + 1 + len(_Part) * direction.value + self.value
+
+
+_Signature = tuple[int, ...]
+"""Of a tensor: the index of its dtype, then its shape; empty if it is not known."""
+
+
+def _signature(tensor: torch.Tensor) -> _Signature:
+    return (_DTYPES.index(tensor.dtype), *tensor.shape)
+
+
+def _empty(signature: _Signature) -> torch.Tensor:
+    if not signature:
+        return torch.empty(1, dtype=torch.uint8)
+    return torch.empty(signature[1:], dtype=_DTYPES[signature[0]])
+
+
+class _Posted:
+    """A tensor whose receives are posted."""
+
+    def __init__(
+        self, source: int, direction: Direction, signature: _Signature
+    ) -> None:
+        self._source = source
+        self._direction = direction
+        self._signature = signature
+        self._header = torch.empty(_MAX_DIMENSIONS + 2, dtype=torch.int64)
+        self._payload = _empty(signature)
+        self._works = [
+            self._post(part, tensor)
+            for part, tensor in (
+                (_Part.HEADER, self._header),
+                (_Part.PAYLOAD, self._payload),
+            )
+        ]
+
+    def wait(self) -> tuple[_Signature, torch.Tensor]:
+        """Return the tensor, and its signature."""
+        for work in reversed(self._works):  # the header is here before the payload
+            work.wait()
+        dtype, dimensions, *shape = self._header.tolist()
+        signature = (dtype, *shape[:dimensions])
+        if signature == self._signature:
+            return signature, self._payload
+        tensor = _empty(signature)
+        self._post(_Part.EXTRA, tensor).wait()
+        return signature, tensor
+
+    def _post(self, part: _Part, tensor: torch.Tensor) -> dist.Work:
+        work = dist.irecv(tensor, self._source, tag=part.tag(self._direction))
+        assert work is not None
+        return work
+
+
+class _Receiver(threading.Thread):
+    """Receives as many tensors as are expected, one after the other."""
+
+    def __init__(
+        self, source: int, direction: Direction, arrivals: SimpleQueue[Arrival]
+    ) -> None:
+        super().__init__(name=f"receive-{direction.name.lower()}", daemon=True)
+        self._source = source
+        self._direction = direction
+        self._arrivals = arrivals
+        self.orders: SimpleQueue[int] = SimpleQueue()
+        """Numbers of tensors to receive next; 0 ends the thread."""
+        self._signatures: deque[_Signature] = deque([()] * _AHEAD)
+        """Probable signatures of the tensors to be posted next."""
+
+    def run(self) -> None:
+        try:
+            while count := self.orders.get():
+                self._receive(count)
+        except RuntimeError as error:
+            self._arrivals.put(Arrival(self._direction, None, str(error)))
+
+    def _receive(self, count: int) -> None:
+        posted: deque[_Posted] = deque()
+        for left in range(count, 0, -1):
+            while len(posted) < min(_AHEAD, left):
+                signature = self._signatures.popleft()
+                posted.append(_Posted(self._source, self._direction, signature))
+            signature, tensor = posted.popleft().wait()
+            self._signatures.append(signature)
+            self._arrivals.put(Arrival(self._direction, tensor))
+
+
+class PipelineLinks:
+    """The links of one stage to its neighbours, over the default process group.
+
+    Args:
+        previous: Rank of the stage before, if there is one.
+        following: Rank of the stage after, if there is one.
+    """
+
+    def __init__(self, previous: int | None, following: int | None) -> None:
+        self._previous = previous
+        self._following = following
+        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._receivers: dict[Direction, _Receiver] = {}
+        self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._sent: dict[Direction, deque[_Signature]] = {
+            way: deque([()] * _AHEAD, _AHEAD) for way in Direction
+        }
+        """Signatures of the latest tensors sent."""
+        for direction, source in (
+            (Direction.ACTIVATION, previous),
+            (Direction.GRADIENT, following),
+        ):
+            if source is not None:
+                receiver = _Receiver(source, direction, self._arrivals)
+                receiver.start()
+                self._receivers[direction] = receiver
+
+    def expect(self, direction: Direction, count: int) -> None:
+        """Let ``count`` tensors come in from the neighbour, if there is one."""
+        if direction in self._receivers and count:
+            self._receivers[direction].orders.put(count)
+
+    def arrival(self, *, wait: bool) -> Arrival | None:
+        """Return the next tensor that came in, or ``None`` if none has.
+
+        Raises:
+            GenerationBrokenError: A link broke.
+        """
+        if not wait and self._arrivals.empty():
+            return None
+        arrival = self._arrivals.get()
+        if arrival.tensor is None:
+            raise GenerationBrokenError(f"link broke: {arrival.error}")
+        return arrival
+
+    def send(self, direction: Direction, tensor: torch.Tensor) -> None:
+        """Send a tensor; returns before it has arrived."""
+        forward = direction is Direction.ACTIVATION
+        target = self._following if forward else self._previous
+        assert target is not None
+        tensor, signature = tensor.contiguous(), _signature(tensor)
+        header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
+        header[: len(signature) + 1] = torch.tensor(
+            (signature[0], tensor.dim(), *tensor.shape)
+        )
+        parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
+        if signature != self._sent[direction][0]:
+            parts |= {_Part.PAYLOAD: _empty(()), _Part.EXTRA: tensor}
+        self._sent[direction].append(signature)
+        for part, message in parts.items():
+            work = dist.isend(message, target, tag=part.tag(direction))
+            assert work is not None
+            self._sends.append((work, message))
+        while len(self._sends) > _MAX_PENDING_SENDS:
+            self._sends.popleft()[0].wait()
+
+    def flush(self) -> None:
+        """Wait until the neighbours have taken all that was sent."""
+        while self._sends:
+            self._sends.popleft()[0].wait()
+
+    def close(self) -> None:
+        """End the receiver threads; the connections are cut, or nothing is expected."""
+        for receiver in self._receivers.values():
+            receiver.orders.put(0)
+        for receiver in self._receivers.values():
+            receiver.join()
+        self._sends.clear()

@@ -1,0 +1,44 @@
+"""The context of a worker over all its generations, and its supervisor's port."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from spottrain import wire
+from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.storage.store import Store
+
+
+class StopRequest:
+    """Request of a rank to stop all ranks after the mini-batch; the highest wins."""
+
+    NONE, STOP, STOP_AND_CHECKPOINT = range(3)
+
+
+class SupervisorPort(Protocol):
+    """Calls of a worker to its supervisor while it trains."""
+
+    def report(self, report: wire.Report) -> None:
+        """Send a report to the manager."""
+
+    def stop_request(self) -> int:
+        """Return the strongest ``StopRequest`` that has come in; never waits."""
+
+    def newest_share(self) -> wire.ShareMinibatch | None:
+        """Return the newest share that had come in by the last ``stop_request``."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerContext:
+    """Everything that stays the same over the generations of one worker."""
+
+    loaded: LoadedJob
+    vm_id: str
+    slot: int
+    memory: SlotMemory
+    checkpoints: Store
+    supervisor: SupervisorPort
+    faults: FaultScript

@@ -1,0 +1,152 @@
+"""Our hands on a host, without the way there."""
+
+from __future__ import annotations
+
+import io
+import json
+import tarfile
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from spottrain.cloud.ssh.on_vm.host_agent import HostAgent, RefusedError, serve
+from spottrain.cloud.ssh.on_vm.keeper import interface_of
+
+
+@pytest.fixture
+def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path / ".spottrain"
+
+
+def claim(owner: str, vm_id: str, valid_s: float = 60.0) -> dict[str, Any]:
+    until_s = time.time() + valid_s
+    return {"owner": owner, "job": owner, "vm_id": vm_id, "expires_at": until_s}
+
+
+def test_who_comes_first_has_the_host(root: Path) -> None:
+    hands, first = HostAgent(root), claim("a", "a-1")
+    assert hands.status() == {"claim": None, "state": "free"}
+    assert hands.claim(first) == first
+    assert HostAgent(root).claim(claim("b", "b-1")) == first
+    assert hands.status() == {"claim": first, "state": "claimed"}
+    assert hands.end("b-1") == {}
+    assert hands.end("a-1") == {}
+    assert not root.exists()
+
+
+def test_a_claim_that_expired_is_the_next_ones(root: Path) -> None:
+    hands = HostAgent(root)
+    hands.claim(claim("a", "a-1", -1.0))
+    assert hands.status()["state"] == "over"
+    assert hands.claim(claim("b", "b-1"))["vm_id"] == "b-1"
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["claim", "end"]), st.sampled_from("abc")),
+        max_size=12,
+    )
+)
+def test_a_host_is_never_two_vms(root: Path, steps: list[tuple[str, str]]) -> None:
+    hands, holder = HostAgent(root), ""
+    for what, who in steps:
+        if what == "claim":
+            holder = holder or who
+            assert hands.claim(claim(who, f"{who}-1"))["owner"] == holder
+        else:
+            hands.end(f"{who}-1")
+            holder = "" if holder == who else holder
+        assert root.exists() == bool(holder)
+    hands.end(f"{holder}-1")
+
+
+def test_nothing_is_unpacked_for_a_vm_that_is_gone(root: Path) -> None:
+    root.mkdir()
+    archive = root / "arriving"
+    archive.write_bytes(b"")
+    with pytest.raises(RefusedError, match="gone: VM a-1 is no longer on this host"):
+        HostAgent(root).unpack("a-1", "a-1/workdir", archive)
+    assert not root.exists()
+
+
+def packed(archive: Path, name: str) -> Path:
+    with tarfile.open(archive, "w") as tar:
+        tar.addfile(tarfile.TarInfo(name))
+    return archive
+
+
+def test_a_vm_ends_while_our_software_is_half_unpacked(root: Path) -> None:
+    hands = HostAgent(root)
+    hands.claim(claim("a", "a-1"))
+    archive = packed(root / "arriving-1-2", "spottrain/__init__.py")
+    reached, may_go = threading.Event(), threading.Event()
+
+    class Slow(HostAgent):
+        def _extract(self, vm_id: str, archive: Path, draft: Path) -> None:
+            super()._extract(vm_id, archive, draft)
+            reached.set()
+            may_go.wait(20)
+
+    with ThreadPoolExecutor() as pool:
+        unpacking = pool.submit(Slow(root).unpack, "a-1", "package-0123", archive)
+        assert reached.wait(20)
+        assert hands.end("a-1") == {}
+        may_go.set()
+        assert isinstance(unpacking.exception(20), RefusedError)
+    assert not root.exists()
+
+
+def test_what_was_unpacked_whole_replaces_what_was_there(root: Path) -> None:
+    hands = HostAgent(root)
+    hands.claim(claim("a", "a-1"))
+    for name in ("one", "two"):
+        archive = packed(root / "arriving-1-2", name)
+        hands.unpack("a-1", "a-1/workdir", archive)
+    assert [path.name for path in (root / "a-1/workdir").iterdir()] == ["two"]
+    assert sorted(path.name for path in root.iterdir()) == ["a-1", "claim.json"]
+
+
+def test_an_archive_cannot_leave_its_folder(root: Path) -> None:
+    hands = HostAgent(root)
+    hands.claim(claim("a", "a-1"))
+    archive = root / "arriving"
+    with tarfile.open(archive, "w") as tar:
+        tar.addfile(tarfile.TarInfo("../../out"))
+    with pytest.raises(RefusedError, match="a-1/workdir cannot be unpacked"):
+        hands.unpack("a-1", "a-1/workdir", archive)
+    assert not (root.parent / "out").exists()
+    assert hands.has(["a-1/workdir"]) == [False]
+
+
+def test_requests_are_answered_by_number_and_end_with_the_connection(
+    root: Path,
+) -> None:
+    lines = [
+        {"id": 1, "op": "status"},
+        {"id": 2, "op": "set_manager_address", "vm_id": "x", "address": "a:1"},
+        {"id": 3, "op": "has", "names": "no list of folders"},
+    ]
+    answers = io.BytesIO()
+    asked = b"".join(json.dumps(line).encode() + b"\n" for line in lines)
+    serve(io.BytesIO(asked), answers, root)
+    deadline = time.monotonic() + 20
+    while answers.getvalue().count(b"\n") < 4 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    said = {x["id"]: x for x in map(json.loads, answers.getvalue().splitlines())}
+    assert said[1]["ok"] == {"claim": None, "state": "free"}
+    assert said[2]["error"].startswith("gone: ")
+    assert set(said) == {0, 1, 2, 3}
+
+
+def test_the_interface_of_an_address_is_found() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    assert interface_of("203.0.113.7") == ""
+    assert interface_of("no address") == ""

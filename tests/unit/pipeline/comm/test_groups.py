@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from spottrain.pipeline.comm.groups import Connections
+
+
+def connect() -> tuple[socket.socket, socket.socket, socket.socket]:
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+    return listener, ours, theirs
+
+
+def close(*sockets: socket.socket) -> None:
+    for one in sockets:
+        one.close()
+
+
+def test_cutting_ends_both_ends_of_connections_opened_since() -> None:
+    before = connect()
+    connections = Connections()
+    since = connect()
+
+    connections.cut()
+
+    assert since[1].recv(1) == since[2].recv(1) == b""
+    before[1].sendall(b"x")
+    assert before[2].recv(1) == b"x"
+    close(*before, *since)
+
+
+def test_connections_opened_after_sealing_are_left_alone() -> None:
+    connections = Connections()
+    ours = connect()
+    connections.seal()
+    others = connect()
+
+    connections.cut()
+
+    assert ours[2].recv(1) == b""
+    others[1].sendall(b"x")
+    assert others[2].recv(1) == b"x"
+    close(*ours, *others)
+
+
+def test_listeners_go_on_listening() -> None:
+    connections = Connections()
+    listener, *pair = connect()
+
+    connections.cut()
+
+    again = socket.create_connection(listener.getsockname())
+    close(listener, *pair, again)
+
+
+def test_a_connection_that_its_owner_closes_meanwhile_does_not_save_the_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    connections = Connections()
+    pairs = [connect() for _ in range(2)]
+    duplicate = os.dup
+
+    def close_first(fd: int) -> int:
+        monkeypatch.undo()
+        next(one for pair in pairs for one in pair if one.fileno() == fd).close()
+        return duplicate(fd)
+
+    monkeypatch.setattr(os, "dup", close_first)
+
+    connections.cut()
+
+    for _, ours, theirs in pairs:
+        for one in (ours, theirs):
+            assert one.fileno() < 0 or one.recv(1) == b""
+    close(*(one for pair in pairs for one in pair))
+
+
+def test_a_descriptor_that_was_used_again_is_not_cut() -> None:
+    connections = Connections()
+    listener, ours, theirs = connect()
+    connections.seal()
+    fd = ours.fileno()
+    ours.close()
+    stranger, end = socket.socketpair()
+    while stranger.fileno() != fd and end.fileno() != fd:
+        stranger, end = socket.socketpair()
+
+    connections.cut()
+
+    stranger.sendall(b"x")
+    assert end.recv(1) == b"x"
+    close(listener, theirs, stranger, end)

@@ -1,0 +1,44 @@
+"""The chain of causes of an error."""
+
+import sqlite3
+
+import pytest
+
+from spottrain.errors import ConfigError, SpottrainError, causes
+
+
+def raised(*, hides: bool = False) -> SpottrainError:
+    try:
+        try:
+            try:
+                raise sqlite3.DatabaseError("disk image\nis malformed")
+            except sqlite3.DatabaseError as error:
+                raise ConfigError("not readable") from (None if hides else error)
+        except ConfigError as error:
+            raise SpottrainError("no report") from error
+    except SpottrainError as error:
+        return error
+
+
+def test_causes_are_told_from_the_nearest_to_the_root() -> None:
+    assert list(causes(raised())) == [
+        "caused by: ConfigError: not readable",
+        "caused by: sqlite3.DatabaseError: disk image is malformed",
+    ]
+
+
+def test_a_cause_that_was_hidden_stays_hidden() -> None:
+    assert list(causes(raised(hides=True))) == ["caused by: ConfigError: not readable"]
+
+
+def fail_twice() -> None:
+    try:
+        raise OSError("first")
+    except OSError:
+        raise ValueError("second")  # noqa: B904 - no cause is named
+
+
+def test_an_error_in_the_handling_of_another_has_that_as_its_cause() -> None:
+    with pytest.raises(ValueError, match="second") as raised:
+        fail_twice()
+    assert list(causes(raised.value)) == ["caused by: OSError: first"]

@@ -1,0 +1,44 @@
+"""What the documentation names is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+FOLDERS = "cloud|morphing|pipeline|pricing|varuna_manager|src|scripts"
+GOALS = {
+    "A VM is lost": 18,
+    "`spottrain launch`": 20,
+    "A plan is chosen": 18,
+    "A mini-batch commits": 12,
+}
+"""Files that one may have to open to follow each walk."""
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_between_pages_lead_somewhere(page: Path) -> None:
+    links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text())
+    assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_files_that_a_page_names_exist(page: Path) -> None:
+    if page.name in ("CHANGELOG.md", "decisions.md"):
+        pytest.skip("tells of the past")
+    named = re.findall(rf"`((?:{FOLDERS}|tests)/[\w/]*\.py)`", page.read_text())
+    assert [name for name in named if not (ROOT / name).exists()] == []
+
+
+@pytest.mark.parametrize(("walk", "goal"), GOALS.items())
+def test_a_walk_is_short(walk: str, goal: int) -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text()
+    (section,) = re.findall(
+        rf"^### {re.escape(walk)}.*?(?=^##)", text, re.MULTILINE | re.DOTALL
+    )
+    files = re.findall(r"^\d+\. `([\w./]+)`", section, re.MULTILINE)
+    assert 5 < len(files) <= goal
+    assert len(set(files)) == len(files)

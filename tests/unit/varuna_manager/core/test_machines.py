@@ -1,0 +1,341 @@
+"""The tables of phases, compared with what the core does."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.varuna_manager.invariants import KINDS, Change, newest_changes
+from tests.unit.varuna_manager.story import OFFER, PROFILE, SETTINGS, Story
+
+from spottrain import wire
+from spottrain.cloud.port.provider import VmState
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.machines import MACHINES, Machine
+from spottrain.varuna_manager.core.model.records import RankPhase, VmPhase
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.model.transition import Transition
+
+DOCS = Path(__file__).parents[4] / "docs/state-machines.md"
+
+
+class Watched(Story):
+    """A story that notes every event, and every change of phase."""
+
+    def __init__(self) -> None:
+        self.seen: set[Change] = set()
+        self.told: set[type] = set()
+        super().__init__()
+
+    def tell(self, cls: type[e.Event], **fields: Any) -> tuple[c.Command, ...]:
+        commands = super().tell(cls, **fields)
+        self.told.add(KINDS[self.state.recent[-1].kind])
+        self.seen.update(newest_changes(self.state))
+        return commands
+
+
+def fork(story: Watched) -> Watched:
+    """Return a story that goes on by itself; what is seen is seen by both."""
+    twin = object.__new__(Watched)
+    twin.__dict__.update(story.__dict__)
+    twin.events, twin.reports = [*story.events], {**story.reports}
+    return twin
+
+
+# --- Where the job may be -------------------------------------------------------------
+
+
+def bases() -> Iterator[Watched]:
+    """A story in every phase of everything."""
+    story = Watched()
+    yield story
+    story.start()
+    yield fork(story)
+    story.intend()
+    yield fork(story)
+    (intent,) = story.state.intents
+    early = fork(story)
+    starting = early.vm("a", intent, state=VmState.STARTING)
+    early.tell(e.VmsLaunched, intent=intent, vms=(starting,))
+    yield early
+    booting = fork(story)
+    booting.tell(e.VmsLaunched, intent=intent, vms=(booting.vm("a", intent),))
+    yield fork(booting)
+    booting.tell(e.AgentRegistered, vm_id="a", num_slots=1, private_address="10.0.0.1")
+    yield fork(booting)
+    story.boot("a", "b", "c", "d")
+    yield fork(story)
+    yield from preparing(fork(story))
+    story.prepare()
+    yield fork(story)
+    hopeless = fork(story)
+    hopeless.state = replace(hopeless.state, fruitless=7)
+    hopeless.plan("a", "b")
+    yield hopeless
+    story.plan("a", "b")
+    yield fork(story)
+    story.open()
+    yield fork(story)
+    half = fork(story)
+    half.report("a", half.started(0))
+    yield half
+    story.begin(0)
+    yield fork(story)
+    for step in range(1, 4):
+        story.now_s += 1.0
+        story.commit(step)
+    yield fork(story)
+    yield from leaving(story)
+
+
+def preparing(story: Watched) -> Iterator[Watched]:
+    story.state = replace(story.state, failed_preparations=2)
+    yield fork(story)
+    initialiser = story.state.initialiser
+    assert initialiser is not None
+    story.report(initialiser, wire.CheckpointSaved(name="step-0", step=0))
+    story.wait(story.state.job.boot_wait_s)
+    yield fork(story)
+
+
+def leaving(story: Watched) -> Iterator[Watched]:
+    """From a generation that trains to the end of the job."""
+    broken = fork(story)
+    broken.broken("a")
+    yield broken
+    silent = fork(story)
+    silent.tell(e.VmSilent, vm_id="a")
+    yield fork(silent)
+    silent.now_s += 2000.0
+    yield silent
+    noticed = fork(story)
+    noticed.notice("a", 10.0)
+    yield fork(noticed)
+    noticed.wait(5.0)
+    noticed.plan("b", "c")
+    yield fork(noticed)
+    noticed.stopped(3)
+    yield noticed
+    partly = fork(story)
+    partly.report("a", wire.GenerationStopped(generation=1, slot=0, step=3, done=False))
+    yield partly
+    ending = fork(story)
+    ending.tell(e.StopRequested, by="me")
+    yield fork(ending)
+    ending.tell(e.StopRequested, by="me", now=True)
+    yield fork(ending)
+    ending.tell(e.VmsReturned, vm_ids=("a", "b", "c", "d"))
+    assert ending.state.phase is JobPhase.ENDED
+    yield ending
+    done = fork(story)
+    done.report("a", wire.CheckpointSaved(name="last", step=100))
+    done.stopped(100, done=True)
+    yield fork(done)
+
+
+# --- What may happen ------------------------------------------------------------------
+
+
+def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
+    """Every event, and every report of VM a."""
+
+    def told(cls: type[e.Event], **fields: Any) -> Callable[[Watched], object]:
+        return lambda one: one.tell(cls, **fields)
+
+    yield told(e.JobSubmitted, settings=SETTINGS)
+    yield told(e.ManagerStarted, software_version="1", pid=2)
+    yield told(e.JobMoved, epoch=2, host="here")
+    yield told(e.StopRequested, by="me")
+    yield told(e.StopRequested, by="me", now=True)
+    yield told(e.LimitsChanged, by="me", limits=())
+    yield told(e.ClockSet, by_s=60.0)
+    yield told(e.TimerFired)
+    yield told(e.CheckpointsListed, checkpoints=())
+    yield told(e.ProfilesListed, profiles=())
+    yield told(e.OffersSeen, offers=(OFFER,))
+    yield told(e.OffersRanked, worths=())
+    yield told(e.LaunchIntended, intent="intent-0", token="t", offer=OFFER, count=1)
+    for state in VmState:
+        vms = (story.vm("a", state=state), story.vm("e", state=state))
+        yield told(e.VmsLaunched, intent="intent-0", vms=vms)
+        yield told(e.VmsListed, asked_at_s=1e9, vms=vms)
+        yield told(e.ProviderAnswered, vm_id="a", state=state)
+    yield told(e.VmsListed, asked_at_s=1e9, vms=())
+    yield told(e.ProviderAnswered, vm_id="a", state=None)
+    yield told(e.LaunchRefused, intent="intent-0", reason="no", refusal="misconfigured")
+    yield told(e.VmsReturned, vm_ids=("a",))
+    yield told(e.VmLost, vm_id="a", reason="gone")
+    yield told(e.JobReleased)
+    yield told(e.AgentStarting, vm_id="a", token_sha256="t")
+    yield told(e.AgentRegistered, vm_id="a", num_slots=1, private_address="h")
+    yield told(e.VmSilent, vm_id="a")
+    yield told(e.VmHeard, vm_id="a")
+    asked = story.state.plan_asked or ""
+    yield told(e.PlanComputed, inputs_hash=asked, plan=None)
+    yield told(e.SetupFailed, vm_id="a", reason="no", output="")
+    failures: tuple[e.FailedCommand, ...] = (
+        "compute_plan",
+        "start_agent",
+        "terminate_vms",
+        "ask_provider",
+        "release_job",
+    )
+    for command in failures:
+        yield told(e.CommandFailed, command=command, vm_ids=("a",), reason="no")
+    for report in reports(story):
+        yield functools.partial(Watched.report, vm_id="a", report=report)
+    for wait_s in (70.0, 1000.0):
+        yield functools.partial(Watched.wait, seconds=wait_s)
+
+
+def reports(story: Watched) -> Iterator[wire.Report]:
+    state = story.state
+    numbers = {0}
+    if state.generation is not None:
+        numbers.add(state.generation.number)
+    if state.calibration is not None:
+        numbers.add(state.calibration.number)
+    yield wire.SupervisorReady(num_slots=1, torch_version="2")
+    for number in numbers:
+        yield wire.CalibrationProgress(generation=number, done=1, total=2, what="x")
+        yield wire.Calibrated(generation=number, profile=PROFILE)
+        yield wire.StoreOpened(generation=number, host="h", port=1)
+        yield wire.GenerationStarted(
+            generation=number,
+            slot=0,
+            pid=1,
+            step=0,
+            outcome="same",
+            sections_moved=0,
+            sections_loaded=0,
+        )
+        yield wire.MinibatchCommitted(
+            generation=number,
+            slot=0,
+            step=4,
+            sections=(0,),
+            loss=1.0,
+            grad_norm=1.0,
+            step_s=1.0,
+            peak_bytes=1,
+        )
+        yield wire.GenerationStopped(generation=number, slot=0, step=4, done=False)
+        yield wire.GenerationBroken(generation=number, slot=0, reason="lost a peer")
+        yield wire.WorkerDied(generation=number, slot=0, reason="killed")
+        yield wire.Evaluated(generation=number, step=1, loss=1.0)
+    yield wire.UserCodeFailed(message="x", traceback="y")
+    yield wire.CheckpointSaved(name="step-25", step=25)
+    yield wire.CheckpointFailed(step=25, reason="full")
+    yield wire.CheckpointDamaged(name="step-0", reason="torn")
+    yield wire.InterruptionNoticed(lead_s=30.0)
+    yield wire.InterruptionCancelled()
+    yield wire.InterruptionLikely()
+
+
+def variants(story: Watched) -> Iterator[Watched]:
+    """A story as it is; with a silent VM; and with one that no cap allows any more."""
+    yield story
+    silent = fork(story)
+    silent.tell(e.VmSilent, vm_id="a")
+    yield fork(silent)
+    silent.now_s += 2000.0
+    yield silent
+    capped = fork(story)
+    limit = Limit(name="max_usd_per_hour", value=0.5)
+    capped.tell(e.LimitsChanged, by="me", limits=(limit,))
+    yield capped
+
+
+@functools.cache
+def explored() -> Watched:
+    """Tell every event in every phase; return what was seen."""
+    every = Watched()
+    for base in bases():
+        for story in variants(base):
+            for act in everything(story):
+                act(fork(story))
+            every.seen |= story.seen
+            every.told |= story.told
+    return every
+
+
+def test_phases_change_by_the_events_that_the_tables_name_and_by_no_others() -> None:
+    in_tables = {
+        (before, after, cause)
+        for machine in MACHINES.values()
+        for (before, after), entry in machine.items()
+        for cause in entry.causes
+    }
+    by_type = {(type(b or a), b, a, cause) for b, a, cause in explored().seen}
+    assert by_type == {(type(b or a), b, a, cause) for b, a, cause in in_tables}
+
+
+def test_every_event_and_report_was_tried() -> None:
+    carriers = {e.ReportReceived}
+    of_deadlines = {e.FleetRated}  # it only leads to decisions
+    assert explored().told == set(KINDS.values()) - carriers - of_deadlines
+
+
+def test_every_phase_can_be_reached_and_left() -> None:
+    for phases, machine in MACHINES.items():
+        afters = {after for _, after in machine}
+        befores = {before for before, _ in machine}
+        assert set(phases) - afters <= {JobPhase.NEW, RankPhase.INVITED}
+        assert set(phases) - befores <= {RankPhase.GONE}
+
+
+def test_a_change_that_no_table_knows_is_an_internal_error() -> None:
+    story = Story().training("a", "b")
+    transition = Transition(story.state, story.now_s)
+    returning = replace(story.state.vms["a"], phase=VmPhase.STARTING)
+    with pytest.raises(KeyError, match="starting"):
+        transition.put_vm(returning)
+
+
+# --- The picture ----------------------------------------------------------------------
+
+
+def picture(machine: Machine) -> str:
+    """Return a table's diagram, and its rows for people."""
+
+    def name(phase: StrEnum | None) -> str:
+        return "[*]" if phase is None else phase.value
+
+    arrows = [
+        f"    {name(before)} --> {name(after)} : {entry.when}"
+        for (before, after), entry in machine.items()
+    ]
+    rows = [
+        f"| {before or '-'} | {after or '-'} | {entry.when} | {', '.join(causes)} |"
+        for (before, after), entry in machine.items()
+        for causes in [[c if isinstance(c, str) else c.__name__ for c in entry.causes]]
+    ]
+    return "\n".join(
+        [
+            "```mermaid",
+            "stateDiagram-v2",
+            *arrows,
+            "```",
+            "",
+            "| from | to | when | caused by |",
+            "|---|---|---|---|",
+            *rows,
+        ]
+    )
+
+
+@pytest.mark.parametrize("phases", list(MACHINES))
+def test_the_docs_show_the_tables(phases: type[StrEnum]) -> None:
+    """Print what belongs between the marks where they differ."""
+    text = DOCS.read_text()
+    _, _, rest = text.partition(f"<!-- {phases.__name__} -->\n")
+    assert rest.partition("\n<!-- end -->")[0] == picture(MACHINES[phases])
+    for phase in phases:
+        assert f"- **{phase.value}**: " in text, "every phase is explained in a line"

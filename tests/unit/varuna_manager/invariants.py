@@ -1,0 +1,82 @@
+"""What must hold of the core's state after every step."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import get_args
+
+from spottrain.varuna_manager.core.errors import InternalError
+from spottrain.varuna_manager.core.model.events import EVENT_TYPES
+from spottrain.varuna_manager.core.model.machines import DECISION, entry_of
+from spottrain.varuna_manager.core.model.records import (
+    Generation,
+    GenerationPhase,
+    RankPhase,
+)
+from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.wire import Report
+
+Change = tuple[StrEnum | None, StrEnum | None, type | str]
+KINDS: dict[str, type] = {**EVENT_TYPES, **{r.__name__: r for r in get_args(Report)}}
+
+
+def newest_changes(state: State) -> list[Change]:
+    """Return the phases that the newest event has changed, and by what."""
+    newest = state.recent[-1]
+    return [
+        (one.before, one.after, DECISION if one.decided else KINDS[newest.kind])
+        for one in newest.changes
+    ]
+
+
+def check_invariants(state: State) -> None:
+    """Check what must hold after every step; tell how it came about if it does not."""
+    try:
+        _check(state)
+    except AssertionError as error:
+        raise InternalError(state, error) from error
+
+
+def _check(state: State) -> None:
+    for before, after, cause in newest_changes(state):
+        assert cause in entry_of(before, after).causes, (before, after, cause)
+    if state.phase is JobPhase.NEW:
+        return
+    assert state.settings is not None
+    _check_fleet(state)
+    if state.generation is not None:
+        _check_generation(state, state.generation)
+    ending = state.phase in (JobPhase.ENDING, JobPhase.ENDED)
+    assert (state.outcome is not None) == ending, "an end has a reason"
+    if state.phase is JobPhase.ENDED:
+        assert not state.vms, "a job that is over rents nothing"
+        assert not state.intents, "a job that is over wants nothing"
+        assert state.generation is None, "a job that is over does not train"
+    assert 0 <= state.progress.step <= state.progress.highest_step
+    assert state.progress.highest_step <= state.job.spec.steps
+
+
+def _check_fleet(state: State) -> None:
+    staying = sum(vm.counts for vm in state.vms.values())
+    wanted = sum(intent.count - intent.arrived for intent in state.intents.values())
+    swaps = state.deadline.decision is not None
+    most = 2 * state.job.max_vms if swaps else state.job.max_vms
+    assert staying + wanted <= most, "never more VMs than allowed"
+    for vm_id, vm in state.vms.items():
+        assert vm.vm_id == vm_id
+        assert all(0 <= slot < vm.num_slots for slot in vm.used_slots)
+
+
+def _check_generation(state: State, generation: Generation) -> None:
+    plan = generation.plan
+    assert generation.number < state.next_generation, "generations only grow"
+    assert generation.participants[: len(plan.slots)] == plan.slots
+    assert len(set(generation.participants)) == len(generation.participants)
+    assert set(generation.ranks) == set(plan.slots)
+    assert len(generation.section_steps) == plan.num_sections
+    for slot, rank in generation.ranks.items():
+        here = slot.vm_id in state.vms
+        assert here or rank is RankPhase.GONE, "a rank lives on a VM"
+    if generation.phase is GenerationPhase.RUNNING:
+        dead = (RankPhase.INVITED, RankPhase.OUT)
+        assert not any(rank in dead for rank in generation.ranks.values())

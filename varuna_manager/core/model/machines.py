@@ -1,0 +1,168 @@
+"""The life cycles of the job, its VMs, its generations and their ranks, as tables.
+
+An entry is a change of phase that can happen: when it does, in a line for people, and
+the events or reports that bring it about. ``DECISION`` stands for the core itself, which
+looks at the state after every event. An event that no entry names for the present phase
+leaves the phase as it is. ``None`` stands for what does not exist, before or after.
+
+``Transition`` refuses any other change of phase; a test compares the events with what
+the core does, and docs/state-machines.md with these tables.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import NamedTuple
+
+from spottrain import wire
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import (
+    GenerationPhase,
+    RankPhase,
+    VmPhase,
+)
+from spottrain.varuna_manager.core.model.state import JobPhase
+
+DECISION = "decision"
+
+
+Causes = tuple[type | str, ...]
+"""Classes of events and reports, or ``DECISION``."""
+
+
+class Entry(NamedTuple):
+    """A change of phase."""
+
+    when: str
+    causes: Causes
+
+
+Machine = Mapping[tuple[StrEnum | None, StrEnum | None], Entry]
+"""By the phases before and after."""
+
+_TAKEN: Causes = (e.VmsListed, e.VmLost, e.ProviderAnswered)
+"""They show that the cloud took a VM."""
+_RETURNED: Causes = (e.ProviderAnswered, e.CommandFailed, e.JobMoved, DECISION)
+"""They have a VM returned."""
+_LOST: Causes = tuple(dict.fromkeys((*_TAKEN, *_RETURNED)))
+_LEFT: Causes = (wire.GenerationBroken, wire.WorkerDied)
+"""A rank has left its generation."""
+
+JOB: Machine = {
+    (JobPhase.NEW, JobPhase.ACTIVE): Entry("submitted", (e.JobSubmitted,)),
+    (JobPhase.ACTIVE, JobPhase.ENDING): Entry(
+        "done, failed, stopped, or at a limit",
+        (
+            e.StopRequested,
+            e.SetupFailed,
+            e.LaunchRefused,
+            e.CommandFailed,
+            wire.UserCodeFailed,
+            wire.CheckpointFailed,
+            *_LEFT,
+            DECISION,
+        ),
+    ),
+    (JobPhase.ENDING, JobPhase.ENDED): Entry("nothing is rented", (DECISION,)),
+    (JobPhase.ENDING, JobPhase.ACTIVE): Entry("resumed", (e.ManagerStarted,)),
+    (JobPhase.ENDED, JobPhase.ACTIVE): Entry(
+        "resumed, unless it succeeded", (e.ManagerStarted,)
+    ),
+}
+
+_COMING = (VmPhase.STARTING, VmPhase.BOOTING, VmPhase.REGISTERED)
+_ADOPTED: Causes = (e.VmsLaunched, e.VmsListed)
+
+VM: Machine = {
+    (None, VmPhase.STARTING): Entry("rented", _ADOPTED),
+    (None, VmPhase.BOOTING): Entry("rented, and running", _ADOPTED),
+    (VmPhase.STARTING, VmPhase.BOOTING): Entry("running", (e.VmsListed,)),
+    (VmPhase.STARTING, VmPhase.REGISTERED): Entry("agent calls", (e.AgentRegistered,)),
+    (VmPhase.BOOTING, VmPhase.REGISTERED): Entry("agent calls", (e.AgentRegistered,)),
+    **{
+        (phase, VmPhase.READY): Entry("slots can train", (wire.SupervisorReady,))
+        for phase in _COMING
+    },
+    (VmPhase.STARTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_RETURNED)),
+    (VmPhase.BOOTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_RETURNED)),
+    (VmPhase.REGISTERED, VmPhase.RETURNING): Entry("unwanted", _RETURNED),
+    (VmPhase.READY, VmPhase.RETURNING): Entry("unwanted, or silent", _RETURNED),
+    **{
+        (phase, None): Entry("taken by the cloud", _TAKEN)
+        for phase in (*_COMING, VmPhase.READY)
+    },
+    (VmPhase.RETURNING, None): Entry(
+        "taken back by the cloud", (e.VmsReturned, e.VmsListed, e.VmLost)
+    ),
+}
+
+_BREAKS = Entry("a rank is lost, or time is up", (*_LOST, *_LEFT))
+_OVER = Entry("the job is over", (DECISION,))
+
+GENERATION: Machine = {
+    (None, GenerationPhase.OPENING): Entry("a plan is chosen", (DECISION,)),
+    (GenerationPhase.OPENING, GenerationPhase.STARTING): Entry(
+        "its store is open", (wire.StoreOpened,)
+    ),
+    (GenerationPhase.STARTING, GenerationPhase.RUNNING): Entry(
+        "all ranks have their sections", (DECISION,)
+    ),
+    (GenerationPhase.RUNNING, GenerationPhase.STOPPING): Entry(
+        "a VM leaves, a better plan pays, or the job ends", (DECISION,)
+    ),
+    (GenerationPhase.OPENING, GenerationPhase.BREAKING): _BREAKS,
+    (GenerationPhase.STARTING, GenerationPhase.BREAKING): Entry(
+        "a rank is lost, time is up, or its checkpoint is damaged",
+        (*_BREAKS.causes, wire.CheckpointDamaged),
+    ),
+    (GenerationPhase.RUNNING, GenerationPhase.BREAKING): _BREAKS,
+    (GenerationPhase.STOPPING, GenerationPhase.BREAKING): _BREAKS,
+    (GenerationPhase.OPENING, None): _OVER,
+    (GenerationPhase.STARTING, None): _OVER,
+    (GenerationPhase.RUNNING, None): Entry(
+        "all ranks stopped, or the job is over", (DECISION,)
+    ),
+    (GenerationPhase.STOPPING, None): Entry(
+        "all ranks stopped, or the job is over", (DECISION,)
+    ),
+    (GenerationPhase.BREAKING, None): Entry("all ranks are out", _BREAKS.causes),
+}
+
+RANK: Machine = {
+    (RankPhase.INVITED, RankPhase.STARTED): Entry(
+        "has its sections", (wire.GenerationStarted,)
+    ),
+    **{
+        (phase, RankPhase.STOPPED): Entry(
+            "stopped with the others", (wire.GenerationStopped,)
+        )
+        for phase in (RankPhase.INVITED, RankPhase.STARTED)
+    },
+    **{
+        (phase, RankPhase.OUT): Entry("left, or died", _LEFT)
+        for phase in (RankPhase.INVITED, RankPhase.STARTED)
+    },
+    **{
+        (phase, RankPhase.GONE): Entry("its VM is lost", _LOST)
+        for phase in RankPhase
+        if phase is not RankPhase.GONE
+    },
+}
+
+MACHINES: Mapping[type[StrEnum], Machine] = {
+    JobPhase: JOB,
+    VmPhase: VM,
+    GenerationPhase: GENERATION,
+    RankPhase: RANK,
+}
+
+
+def entry_of(before: StrEnum | None, after: StrEnum | None) -> Entry:
+    """Return the entry of a change of phase.
+
+    Raises:
+        KeyError: the tables know of none.
+    """
+    machine = next(MACHINES[type(phase)] for phase in (before, after) if phase)
+    return machine[before, after]

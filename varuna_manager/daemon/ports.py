@@ -1,0 +1,51 @@
+"""What the parts of the daemon need of the manager's loop."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Protocol
+
+from spottrain.varuna_manager.core.model.events import Event
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.wire import Registration, ReportBatch
+
+
+class EventSink(Protocol):
+    """Takes the events that effects, pollers and watches have found."""
+
+    @property
+    def state(self) -> State:
+        """The current state."""
+
+    def now_s(self) -> float:
+        """Seconds since the epoch, by the manager's clock."""
+
+    def feed(self, event: Event) -> asyncio.Future[None]:
+        """Queue an event; the future is done once it is journalled."""
+
+
+class ChannelHandler(Protocol):
+    """Handles requests on the control channel; each method returns once it is journalled."""
+
+    async def register(self, registration: Registration) -> None:
+        """Register a VM's agent."""
+
+    async def receive(self, batch: ReportBatch) -> int:
+        """Take reports; return how many of this VM have been received in all.
+
+        Raises:
+            OutOfStepError: reports before this batch are missing.
+        """
+
+    async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
+        """Record that a person wants the job to stop."""
+
+    async def change_limits(
+        self, *, by: str, limits: tuple[Limit, ...], sure: bool
+    ) -> None:
+        """Record new limits.
+
+        Raises:
+            LimitsRefusedError: they would end the job, and the person has not confirmed.
+        """
