@@ -273,7 +273,7 @@ def test_while_a_cloud_is_down_its_last_prices_serve_for_a_day(
     market.down = True
     found, warnings = check_live(wanted(), [market], history, FACTS, NOW_S + age_s)
     assert len(found) == left
-    assert warnings[0] == "aws: not asked: the API is down"
+    assert warnings[0] == "aws: not refreshed: the API is down"
 
 
 def test_an_offer_of_an_unknown_machine_is_left_out(history: History) -> None:
