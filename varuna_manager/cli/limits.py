@@ -74,7 +74,7 @@ def describe(job: JobDir) -> dict[str, Any]:
         "deadline_s": deadline_s,
         "min_examples_per_s": settings.min_examples_per_s,
         "usd_spent": spent_usd(state, state.now_s),
-        "usd_kept_back": budget(state).kept.usd,
+        "usd_kept_back": budget(state).reserve.usd,
         "usd_per_hour": budget(state).rate.usd_per_hour,
         "promise": deadline_view(state, state.now_s),
         "notes": list(_notes(state)),

@@ -37,10 +37,11 @@ def register(app: typer.Typer) -> None:
         cls=trace.SimulateGroup,
     )
     simulate.command()(step)
-    mix.register(simulate)
-    trace.register(simulate)
-    prices.register(simulate)
-    deadlines.register(simulate)
+    simulate.command()(mix.mix)
+    simulate.command()(trace.trace)
+    simulate.command()(prices.prices)
+    simulate.command()(deadlines.deadlines)
+    simulate.command("promise", hidden=True)(deadlines.deadlines)  # its former name
     app.add_typer(simulate, name="simulate")
 
 

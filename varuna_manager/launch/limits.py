@@ -135,9 +135,9 @@ def check(state: State, event: LimitsChanged) -> None:
             "as soon as it is resumed" if state.phase is JobPhase.ENDED else "at once"
         )
         spent, least_usd = f"{money.spent.usd:.4f} is spent", _up(money.committed)
-        if money.kept > NOTHING:
+        if money.reserve > NOTHING:
             spent += (
-                f" and {money.kept.usd:.4f} reserved for the {money.reserve_s:g} s that "
+                f" and {money.reserve.usd:.4f} reserved for the {money.reserve_s:g} s that "
                 "the VMs may still run"
             )
         raise LimitsRefusedError(

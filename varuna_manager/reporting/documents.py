@@ -90,7 +90,7 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
         "promise": deadline_view(state, at_s),
         "usd_spent": spent_usd(state, at_s),
         "usd_budget": job.max_usd,
-        "usd_kept_back": budget(state).kept.usd,
+        "usd_kept_back": budget(state).reserve.usd,
         "budget_alerts": _alerts(state),
         "usd_per_hour": rate_usd_per_hour(state),
         "wall_s": at_s - state.submitted_at_s,

@@ -152,12 +152,12 @@ def test_throttled_requests_wait_as_long_as_the_cloud_says(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"faults": [(404, {})]}, "127.0.0.1 refuses: HTTP 404 Not Found"),
+        ({"faults": [(404, {})]}, "127.0.0.1 refused the request: HTTP 404 Not Found"),
         (
             {"faults": [(503, {"Retry-After": "0"})] * 4},
-            "127.0.0.1 cannot be asked: HTTP 503 Service Unavailable",
+            "request to 127.0.0.1 failed: HTTP 503 Service Unavailable",
         ),
-        ({"faults": [(200, {})]}, "something other than a JSON object"),
+        ({"faults": [(200, {})]}, "did not answer with a JSON object"),
         ({"azure": [{"armSkuName": A100}]}, "an entry that cannot be read"),
     ],
 )
@@ -178,7 +178,7 @@ def test_a_redirect_to_another_host_is_not_followed(
 ) -> None:
     fake.azure = [azure_item(A100, 3.0) for _ in range(3)]
     url, fake.url = fake.url, "http://127.0.0.1:1"
-    with pytest.raises(PriceSourceError, match="leads astray"):
+    with pytest.raises(PriceSourceError, match="link"):
         ask(sources["azure retail prices"], A100)
     fake.url = url
 

@@ -73,11 +73,6 @@ HorizonOption = Annotated[
 ]
 
 
-def register(simulate: typer.Typer) -> None:
-    """Add the command of this module."""
-    simulate.command()(prices)
-
-
 def prices(
     file: FileArgument,
     region: RegionOption = None,

@@ -246,7 +246,7 @@ def facts_of(life: Life) -> list[Fact]:
 def test_the_total_is_the_exact_sum_of_times_and_prices(lives: list[Life]) -> None:
     ledger = Ledger()
     for fact in (fact for life in lives for fact in facts_of(life)):
-        ledger = fact.told(ledger)
+        ledger = fact.applied_to(ledger)
     exact = sum((life.exact_usd() for life in lives), Fraction(0))
     assert ledger.spent(9e9).microusd == math.ceil(exact * 10**6)
 
@@ -263,26 +263,26 @@ def test_spending_never_shrinks_while_vms_come_and_go(
         for life in lives:
             opened, ready, _, ended = facts_of(life)
             if life.from_s <= now_s:
-                ledger = ready.told(opened.told(ledger))
+                ledger = ready.applied_to(opened.applied_to(ledger))
             if life.until_s <= now_s:
-                ledger = ended.told(ledger)
+                ledger = ended.applied_to(ledger)
         spent = ledger.spent(now_s)
         assert spent == ledger.spending(now_s).total
         assert spent >= last
         last = spent
 
 
-@given(told=facts(), data=st.data())
+@given(known=facts(), data=st.data())
 def test_the_order_of_what_is_learned_and_how_often_changes_nothing(
-    told: list[Fact], data: st.DataObject
+    known: list[Fact], data: st.DataObject
 ) -> None:
-    repeated = data.draw(st.lists(st.sampled_from(told), max_size=9))
+    repeated = data.draw(st.lists(st.sampled_from(known), max_size=9))
     one, other = Ledger(), Ledger()
-    for fact in told:
-        one = fact.told(one)
-    for fact in data.draw(st.permutations([*told, *repeated])):
-        other = fact.told(other)
+    for fact in known:
+        one = fact.applied_to(one)
+    for fact in data.draw(st.permutations([*known, *repeated])):
+        other = fact.applied_to(other)
     assert other == one
     for at_s in (3000.0, 3600.0, 9999.0):
         assert other.spent(at_s) == other.spending(at_s).total
-        assert other.spent(at_s).grains == due(told, at_s)
+        assert other.spent(at_s).grains == due(known, at_s)

@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
-from spottrain.pricing.deadline.best_case import (
-    best_case,
-    feasible_at_best,
-    too_slow,
-)
+from spottrain.pricing.deadline.best_case import best_case, feasible_at_best, too_slow
 from spottrain.pricing.deadline.model import Holdings
 from spottrain.pricing.deadline.tuning import BEST_CASE_TIME
 from spottrain.units import HOUR_S

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pricing.prices.catalogue import catalogue
-from spottrain.pricing.prices.price import (
-    Price,
-    fresh,
-    offers,
-    published,
-    sift,
-    usable,
-)
+from spottrain.pricing.prices.price import Price, fresh, offers, published, sift, usable
 from spottrain.units import DAY_S
 
 FACTS = catalogue()

@@ -12,11 +12,7 @@ import pytest
 from spottrain.cloud.http import PriceSourceError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.prices.price import (
-    Price,
-    Sifted,
-    offers,
-)
+from spottrain.pricing.prices.price import Price, Sifted, offers
 from spottrain.pricing.prices.recheck import LIVE_S, check_live
 from spottrain.pricing.prices.refresh import (
     HISTORY_S,
@@ -277,7 +273,7 @@ def test_while_a_cloud_is_down_its_last_prices_serve_for_a_day(
     market.down = True
     found, warnings = check_live(wanted(), [market], history, FACTS, NOW_S + age_s)
     assert len(found) == left
-    assert warnings[0] == "aws: not asked: the API is down"
+    assert warnings[0] == "aws: not refreshed: the API is down"
 
 
 def test_an_offer_of_an_unknown_machine_is_left_out(history: History) -> None:

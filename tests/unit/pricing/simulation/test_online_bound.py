@@ -181,10 +181,10 @@ def test_a_vm_that_may_be_lost_costs_more_than_one_that_stays() -> None:
     calm = min_usd(zone([(0, 20)]), what)
     rough = min_usd(zone([(n, n + 2) for n in range(0, 20, 2)]), what)
     assert rough > calm
-    told = min_usd(
+    bound = min_usd(
         zone([(n, n + 2) for n in range(0, 20, 2)]), replace(what, lost_s=0.0)
     )
-    assert calm < told < rough
+    assert calm < bound < rough
 
 
 def test_without_spot_vms_it_is_what_on_demand_vms_cost() -> None:
