@@ -1,4 +1,4 @@
-"""The parts of a job file that say where and how clouds rent machines."""
+"""The sections of a job file about clouds."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 def provider_of(value: Any) -> Any:
-    """Return a job file's provider; several clouds as a tuple, a list of one as that one.
+    """Return a job file's provider; several clouds as a tuple, a list of one as its item.
 
     Raises:
-        ValueError: it is none.
+        ValueError: It is not a provider.
     """
     clouds = get_args(CloudName)
     if value in ("local", "ssh", *clouds):
@@ -62,7 +62,7 @@ def _network(text: str) -> str:
     network = ipaddress.ip_network(text)
     if network.version != 4:
         raise ValueError(
-            f"must be an IPv4 network such as 198.51.100.7/32, VMs have no IPv6 "
+            f"must be an IPv4 network such as 198.51.100.7/32, as VMs have no IPv6 "
             f"address: got {text}"
         )
     return str(network)
@@ -101,7 +101,7 @@ class BastionConfig(Section):
         )
 
     def host(self) -> Host:
-        """Return it as sessions know it."""
+        """Return it as an SSH host."""
         return Host(
             name="bastion",
             address=self.address,
@@ -114,7 +114,7 @@ class BastionConfig(Section):
 
 
 class CloudConfig(Section):
-    """What all clouds are told alike."""
+    """Keys that all clouds have."""
 
     regions: tuple[Name, ...]
     """Regions in which machines may be rented."""
@@ -157,14 +157,14 @@ class CloudConfig(Section):
 
     @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         raise NotImplementedError
 
     def kinds(self) -> tuple[str, ...]:
-        """Return what may be rented: the types named, and all with the GPUs named.
+        """Return the instance types that may be rented, by name or by GPU.
 
         Raises:
-            ConfigError: the catalogue does not know a name.
+            ConfigError: The catalogue does not know a name.
         """
         found: list[InstanceType] = []
         if self.instance_types:
@@ -182,7 +182,7 @@ class CloudConfig(Section):
         return self.model_copy(update={"bastion": self.bastion.absolute(base)})
 
     def _shared(self, public_key: str, ssh_from: tuple[str, ...]) -> dict[str, Any]:
-        """Return what every adapter's settings have."""
+        """Return the settings that all adapters share."""
         return {
             "instance_types": self.kinds(),
             "regions": self.regions,
@@ -228,11 +228,11 @@ class AwsConfig(CloudConfig):
 
     @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         return bool(self.subnets)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AwsSettings:
-        """Return what the adapter is told."""
+        """Return the adapter's settings."""
         return AwsSettings(
             **self._shared(public_key, ssh_from),
             profile=self.profile,
@@ -283,11 +283,11 @@ class AzureConfig(CloudConfig):
 
     @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         return bool(self.subnets)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AzureSettings:
-        """Return what the adapter is told."""
+        """Return the adapter's settings."""
         return AzureSettings(
             **self._shared(public_key, ssh_from),
             subscription=self.subscription,
@@ -336,11 +336,11 @@ class GcpConfig(CloudConfig):
 
     @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         return bool(self.network)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> GcpSettings:
-        """Return what the adapter is told."""
+        """Return the adapter's settings."""
         return GcpSettings(
             **self._shared(public_key, ssh_from),
             project=self.project,
@@ -359,26 +359,28 @@ AnyCloud = AwsConfig | AzureConfig | GcpConfig
 
 
 def check_cloud(cloud: AnyCloud, checkpoint_path: str | None, span: Span) -> None:
-    """Check what the rest of a job file must be like with a cloud as its provider.
+    """Check the rest of a job file whose provider is a cloud.
 
     Raises:
-        ValueError: it is not.
+        ValueError: It is wrong.
     """
     name = cloud.cloud
     if not (cloud.instance_types or cloud.gpus):
         raise ValueError(
             f"resources.provider {name} needs {name}.instance_types or {name}.gpus: "
-            "what may be rented"
+            "name what may be rented"
         )
     if isinstance(cloud, GcpConfig) and not cloud.project:
-        raise ValueError("resources.provider gcp needs gcp.project: who pays")
+        raise ValueError(
+            "resources.provider gcp needs gcp.project, the project that pays"
+        )
     if checkpoint_path is None:
         raise ValueError(
             f"resources.provider {name} needs a checkpoint.path that all VMs and this "
-            "machine reach, such as s3://bucket/prefix; VMs share nothing else"
+            "machine can access, such as s3://bucket/prefix; VMs share nothing else"
         )
     if span != "region" and not cloud.has_own_network:
         raise ValueError(
             f"resources.span {span} needs a network of your own whose regions reach "
-            f"each other, named in {name}; or leave it at region"
+            f"each other, named in {name}; or keep resources.span at region"
         )
