@@ -261,8 +261,8 @@ def _say_how_to_resume(job: JobDir) -> None:
 
 
 def _show_log_tail(job: JobDir) -> None:
-    most = 200 if is_debugging() else 5
-    for line in job.log.read_text(errors="replace").splitlines()[-most:]:
+    max_lines = 200 if is_debugging() else 5
+    for line in job.log.read_text(errors="replace").splitlines()[-max_lines:]:
         say(f"manager.log: {line}")
 
 

@@ -85,7 +85,9 @@ def status(
     if output is Output.JSON:
         show_json(document)
         return
-    show(tables.live_panel(document, None), tables.fleet_table(document))
+    show(tables.live_panel(document, None))
+    if document["fleet"]:
+        show(tables.fleet_table(document))
     if document["journal_copy"]:
         say(document["journal_copy"])
 
