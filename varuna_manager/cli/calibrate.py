@@ -65,11 +65,6 @@ WriteOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(calibrate)
-
-
 def calibrate(
     file: FileArgument = None,
     again: AgainOption = False,

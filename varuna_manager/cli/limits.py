@@ -26,11 +26,6 @@ from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_
 SCHEMA_VERSION = 1
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command("set")(set_command)
-
-
 def set_command(
     name: NameArgument,
     changes: Annotated[

@@ -5,8 +5,9 @@ from __future__ import annotations
 import getpass
 import ipaddress
 import os
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -116,6 +117,8 @@ class BastionConfig(Section):
 class CloudConfig(Section):
     """Keys that all clouds have."""
 
+    cloud: ClassVar[str]
+
     regions: tuple[Name, ...]
     """Regions in which machines may be rented."""
     zones: tuple[Name, ...] = ()
@@ -151,11 +154,6 @@ class CloudConfig(Section):
         return self
 
     @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        raise NotImplementedError
-
-    @property
     def has_own_network(self) -> bool:
         """True if VMs are put into an existing network of the user."""
         raise NotImplementedError
@@ -181,16 +179,15 @@ class CloudConfig(Section):
             return self
         return self.model_copy(update={"bastion": self.bastion.absolute(base)})
 
-    def _shared(self, public_key: str, ssh_from: tuple[str, ...]) -> dict[str, Any]:
-        """Return the settings that all adapters share."""
+    def _values(
+        self, settings: type, public_key: str, ssh_from: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Return the values of an adapter's settings, which are named as here."""
+        names = {one.name for one in fields(settings)} & type(self).model_fields.keys()
         return {
+            **{name: getattr(self, name) for name in names},
             "instance_types": self.kinds(),
-            "regions": self.regions,
-            "zones": self.zones,
-            "disk_gib": self.disk_gib,
-            "ssh_port": self.ssh_port,
             "ssh_from": self.ssh_from or ssh_from,
-            "public_addresses": self.public_addresses,
             "public_key": public_key,
         }
 
@@ -198,6 +195,7 @@ class CloudConfig(Section):
 class AwsConfig(CloudConfig):
     """Amazon Web Services, for `provider: aws`; see docs/clouds.md."""
 
+    cloud: ClassVar[str] = "aws"
     regions: tuple[Name, ...] = Field(default=("us-east-1",), min_length=1)
     """Regions in which machines may be rented."""
     profile: str = ""
@@ -222,34 +220,19 @@ class AwsConfig(CloudConfig):
     """Endpoint instead of AWS's own."""
 
     @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        return "aws"
-
-    @property
     def has_own_network(self) -> bool:
         """True if VMs are put into an existing network of the user."""
         return bool(self.subnets)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AwsSettings:
         """Return the adapter's settings."""
-        return AwsSettings(
-            **self._shared(public_key, ssh_from),
-            profile=self.profile,
-            image=self.image,
-            image_owner=self.image_owner,
-            user=self.user,
-            subnets=self.subnets,
-            security_groups=self.security_groups,
-            instance_profile=self.instance_profile,
-            interruption_role=self.interruption_role,
-            endpoint_url=self.endpoint_url,
-        )
+        return AwsSettings(**self._values(AwsSettings, public_key, ssh_from))
 
 
 class AzureConfig(CloudConfig):
     """Microsoft Azure, for `provider: azure`; see docs/clouds.md."""
 
+    cloud: ClassVar[str] = "azure"
     regions: tuple[Name, ...] = Field(default=("eastus",), min_length=1)
     """Regions in which machines may be rented."""
     subscription: str = ""
@@ -277,11 +260,6 @@ class AzureConfig(CloudConfig):
     """Token authority; by default that of Azure's SDK."""
 
     @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        return "azure"
-
-    @property
     def has_own_network(self) -> bool:
         """True if VMs are put into an existing network of the user."""
         return bool(self.subnets)
@@ -289,17 +267,7 @@ class AzureConfig(CloudConfig):
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AzureSettings:
         """Return the adapter's settings."""
         return AzureSettings(
-            **self._shared(public_key, ssh_from),
-            subscription=self.subscription,
-            resource_group=self.resource_group,
-            image=self.image,
-            user=self.user,
-            subnets=self.subnets,
-            max_usd_per_hour=self.max_usd_per_hour,
-            identity=self.identity,
-            self_delete=self.self_delete,
-            endpoint_url=self.endpoint_url,
-            authority_url=self.authority_url,
+            **self._values(AzureSettings, public_key, ssh_from),
             prices_url=os.environ.get(PRICES_VARIABLE) or PRICES_URL,
         )
 
@@ -307,6 +275,7 @@ class AzureConfig(CloudConfig):
 class GcpConfig(CloudConfig):
     """Google Cloud, for `provider: gcp`; see docs/clouds.md."""
 
+    cloud: ClassVar[str] = "gcp"
     regions: tuple[Name, ...] = Field(default=("us-central1",), min_length=1)
     """Regions in which machines may be rented."""
     project: str = ""
@@ -330,29 +299,13 @@ class GcpConfig(CloudConfig):
     """Endpoint instead of Compute Engine's own."""
 
     @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        return "gcp"
-
-    @property
     def has_own_network(self) -> bool:
         """True if VMs are put into an existing network of the user."""
         return bool(self.network)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> GcpSettings:
         """Return the adapter's settings."""
-        return GcpSettings(
-            **self._shared(public_key, ssh_from),
-            project=self.project,
-            image=self.image,
-            user=self.user,
-            network=self.network,
-            subnetworks=self.subnetworks,
-            network_tags=self.network_tags,
-            service_account=self.service_account,
-            max_run_s=self.max_run_s,
-            endpoint=self.endpoint,
-        )
+        return GcpSettings(**self._values(GcpSettings, public_key, ssh_from))
 
 
 AnyCloud = AwsConfig | AzureConfig | GcpConfig
