@@ -40,7 +40,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
     ({"resources": {"max_vm": 2}}, 2, "resources.max_vm: unknown key; did you mean"),
     ({"steps": "many"}, 2, "steps: must be a valid integer: got 'many'"),
     ({"minibatch_size": 9}, 2, "must be a multiple of microbatch_size: got 9 and 2"),
-    ({"workdir": "elsewhere"}, 2, "workdir: is no folder"),
+    ({"workdir": "elsewhere"}, 2, "workdir: is not a folder"),
     ({"entrypoint": "tiny_job"}, 2, "entrypoint: must be module:function"),
     ({"slo": {"deadline": "2020-01-01T00:00:00Z"}}, 2, "deadline: is in the past"),
     ({"slo": {"deadline": "2100-01-01T00:00:00"}}, 2, "must have a time zone"),

@@ -65,11 +65,6 @@ WriteOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(calibrate)
-
-
 def calibrate(
     file: FileArgument = None,
     again: AgainOption = False,
@@ -216,14 +211,14 @@ def _sections(one: MicrobatchProfile) -> Table:
         size(sum(section.saved_bytes for section in one.sections)),
         "",
     )
-    if (beside := one.overheads) is not None:
+    if (overheads := one.overheads) is not None:
         table.add_row(
             "overhead per task",
-            _time(beside.forward_s),
-            _time(beside.recompute_s),
-            _time(beside.backward_s),
+            _time(overheads.forward_s),
+            _time(overheads.recompute_s),
+            _time(overheads.backward_s),
             "",
-            f"sent in {beside.posting_s * 1e6:.0f} us",
+            f"sent in {overheads.posting_s * 1e6:.0f} us",
         )
     return table
 

@@ -24,11 +24,6 @@ from spottrain.varuna_manager.reporting.costs import By
 from spottrain.varuna_manager.reporting.text import money_rows, time_kinds
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(cost)
-
-
 def cost(
     name: NameArgument,
     by: Annotated[

@@ -46,11 +46,6 @@ _TYPICAL: dict[str, AnyCloud] = {
 """Checked where no job file names instance types."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(doctor)
-
-
 def doctor(file: FileArgument = None, output: OutputOption = Output.TABLE) -> None:
     """Check credentials, permissions, quotas, image and SSH; rents nothing.
 

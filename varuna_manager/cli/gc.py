@@ -59,11 +59,6 @@ YesOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(gc)
-
-
 def gc(
     file: FileArgument = None,
     cloud: CloudOption = None,

@@ -26,11 +26,6 @@ from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_
 SCHEMA_VERSION = 1
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command("set")(set_command)
-
-
 def set_command(
     name: NameArgument,
     changes: Annotated[
@@ -99,12 +94,12 @@ def _notes(state: State) -> Iterator[str]:
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
     spent, kept = dollars(document["usd_spent"]), dollars(document["usd_kept_back"])
-    rate, least = dollars(document["usd_per_hour"]), document["min_examples_per_s"]
+    rate, min_speed = dollars(document["usd_per_hour"]), document["min_examples_per_s"]
     total = f"{dollars(document['max_usd'])}: {spent} spent, {kept} reserved"
     yield f"budget       {total}"
     yield f"per hour     {dollars(document['max_usd_per_hour'])}: {rate} now"
     yield f"deadline     {document['deadline'] or NOTHING}"
-    yield f"min speed    {number(least, 1)} examples/s"
+    yield f"min speed    {number(min_speed, 1)} examples/s"
     if (promise := document["promise"]) is not None:
         yield f"forecast     {deadline_line(promise, document['deadline_s'])}"
     yield from document["notes"]

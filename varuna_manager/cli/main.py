@@ -42,6 +42,8 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
+from spottrain.varuna_manager.cli.simulate import deadlines, mix, trace
+from spottrain.varuna_manager.cli.simulate import prices as simulated_prices
 from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -240,16 +242,43 @@ def _run_on_manager_vm(
     raise typer.Exit(code)
 
 
-show_commands.register(app)
-cost.register(app)
-calibrate.register(app)
-schedule.register(app)
-prices.register(app)
-plan.register(app)
-limits.register(app)
-doctor.register(app)
-gc.register(app)
-ssh.register(app)
+for command in (
+    show_commands.status,
+    show_commands.logs,
+    show_commands.events,
+    show_commands.report,
+    show_commands.inspect,
+    cost.cost,
+    calibrate.calibrate,
+    schedule.schedule,
+    prices.prices,
+    plan.plan,
+    doctor.doctor,
+    gc.gc,
+    ssh.ssh,
+):
+    app.command()(command)
+app.command("set")(limits.set_command)
+config_commands = typer.Typer(help="Tools for job files.", no_args_is_help=True)
+config_commands.command()(show_commands.schema)
+app.add_typer(config_commands, name="config")
+simulate_commands = typer.Typer(
+    help="Simulate steps, traces, prices and deadlines in virtual time.",
+    no_args_is_help=True,
+    cls=trace.SimulateGroup,
+)
+for command in (
+    schedule.step,
+    mix.mix,
+    trace.trace,
+    simulated_prices.prices,
+    deadlines.deadlines,
+):
+    simulate_commands.command()(command)
+simulate_commands.command("promise", hidden=True)(
+    deadlines.deadlines
+)  # its former name
+app.add_typer(simulate_commands, name="simulate")
 
 
 def _say_how_to_resume(job: JobDir) -> None:
@@ -261,8 +290,8 @@ def _say_how_to_resume(job: JobDir) -> None:
 
 
 def _show_log_tail(job: JobDir) -> None:
-    most = 200 if is_debugging() else 5
-    for line in job.log.read_text(errors="replace").splitlines()[-most:]:
+    max_lines = 200 if is_debugging() else 5
+    for line in job.log.read_text(errors="replace").splitlines()[-max_lines:]:
         say(f"manager.log: {line}")
 
 

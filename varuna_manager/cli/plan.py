@@ -92,11 +92,6 @@ RecomputeOption = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(plan)
-
-
 def plan(
     file: FileArgument,
     explain: ExplainOption = False,

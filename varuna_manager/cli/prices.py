@@ -81,11 +81,6 @@ class _Row:
     series: Sequence[Price]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(prices)
-
-
 def prices(
     gpu: GpuOption = None,
     cloud: CloudOption = None,

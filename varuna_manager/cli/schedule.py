@@ -14,7 +14,6 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.schedule import format_schedule
 from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
-from spottrain.varuna_manager.cli.simulate import deadlines, mix, prices, trace
 from spottrain.varuna_manager.cli.simulate.files import read_spec
 from spottrain.varuna_manager.cli.simulate.step_spec import (
     StepSpec,
@@ -26,23 +25,6 @@ from spottrain.wire import ScheduleKind
 MAX_TABLE_CHARS = 20_000
 """Longer schedules are printed as plain lines instead of a table, in characters."""
 KINDS: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(schedule)
-    simulate = typer.Typer(
-        help="Simulate steps, traces, prices and deadlines in virtual time.",
-        no_args_is_help=True,
-        cls=trace.SimulateGroup,
-    )
-    simulate.command()(step)
-    simulate.command()(mix.mix)
-    simulate.command()(trace.trace)
-    simulate.command()(prices.prices)
-    simulate.command()(deadlines.deadlines)
-    simulate.command("promise", hidden=True)(deadlines.deadlines)  # its former name
-    app.add_typer(simulate, name="simulate")
 
 
 def schedule(

@@ -47,18 +47,6 @@ FINAL = ("succeeded", "failed")
 """Final states that ``down`` does not change."""
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(status)
-    app.command()(logs)
-    app.command()(events)
-    app.command()(report)
-    app.command()(inspect)
-    config = typer.Typer(help="Tools for job files.", no_args_is_help=True)
-    config.command()(schema)
-    app.add_typer(config, name="config")
-
-
 def status(
     name: Annotated[
         str | None,
@@ -85,7 +73,9 @@ def status(
     if output is Output.JSON:
         show_json(document)
         return
-    show(tables.live_panel(document, None), tables.fleet_table(document))
+    show(tables.live_panel(document, None))
+    if document["fleet"]:
+        show(tables.fleet_table(document))
     if document["journal_copy"]:
         say(document["journal_copy"])
 

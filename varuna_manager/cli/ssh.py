@@ -28,11 +28,6 @@ CommandArgument = Annotated[
 ]
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(ssh)
-
-
 def ssh(
     name: NameArgument, vm: VmArgument = None, command: CommandArgument = None
 ) -> None:

@@ -1,12 +1,13 @@
-"""The parts of a job file that say where and how clouds rent machines."""
+"""The sections of a job file about clouds."""
 
 from __future__ import annotations
 
 import getpass
 import ipaddress
 import os
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -41,10 +42,10 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 def provider_of(value: Any) -> Any:
-    """Return a job file's provider; several clouds as a tuple, a list of one as that one.
+    """Return a job file's provider; several clouds as a tuple, a list of one as its item.
 
     Raises:
-        ValueError: it is none.
+        ValueError: It is not a provider.
     """
     clouds = get_args(CloudName)
     if value in ("local", "ssh", *clouds):
@@ -63,7 +64,7 @@ def _network(text: str) -> str:
     network = ipaddress.ip_network(text)
     if network.version != 4:
         raise ValueError(
-            f"must be an IPv4 network such as 198.51.100.7/32, VMs have no IPv6 "
+            f"must be an IPv4 network such as 198.51.100.7/32, as VMs have no IPv6 "
             f"address: got {text}"
         )
     return str(network)
@@ -102,7 +103,7 @@ class BastionConfig(Section):
         )
 
     def host(self) -> Host:
-        """Return it as sessions know it."""
+        """Return it as an SSH host."""
         return Host(
             name="bastion",
             address=self.address,
@@ -115,7 +116,9 @@ class BastionConfig(Section):
 
 
 class CloudConfig(Section):
-    """What all clouds are told alike."""
+    """Keys that all clouds have."""
+
+    cloud: ClassVar[str]
 
     regions: tuple[Name, ...]
     """Regions in which machines may be rented."""
@@ -152,20 +155,15 @@ class CloudConfig(Section):
         return self
 
     @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        raise NotImplementedError
-
-    @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         raise NotImplementedError
 
     def kinds(self) -> tuple[str, ...]:
-        """Return what may be rented: the types named, and all with the GPUs named.
+        """Return the instance types that may be rented, by name or by GPU.
 
         Raises:
-            ConfigError: the catalogue does not know a name.
+            ConfigError: The catalogue does not know a name.
         """
         found: list[InstanceType] = []
         if self.instance_types:
@@ -182,16 +180,15 @@ class CloudConfig(Section):
             return self
         return self.model_copy(update={"bastion": self.bastion.absolute(base)})
 
-    def _shared(self, public_key: str, ssh_from: tuple[str, ...]) -> dict[str, Any]:
-        """Return what every adapter's settings have."""
+    def _values(
+        self, settings: type, public_key: str, ssh_from: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Return the values of an adapter's settings, which are named as here."""
+        names = {one.name for one in fields(settings)} & type(self).model_fields.keys()
         return {
+            **{name: getattr(self, name) for name in names},
             "instance_types": self.kinds(),
-            "regions": self.regions,
-            "zones": self.zones,
-            "disk_gib": self.disk_gib,
-            "ssh_port": self.ssh_port,
             "ssh_from": self.ssh_from or ssh_from,
-            "public_addresses": self.public_addresses,
             "public_key": public_key,
         }
 
@@ -199,6 +196,7 @@ class CloudConfig(Section):
 class AwsConfig(CloudConfig):
     """Amazon Web Services, for `provider: aws`; see docs/clouds.md."""
 
+    cloud: ClassVar[str] = "aws"
     regions: tuple[Name, ...] = Field(default=("us-east-1",), min_length=1)
     """Regions in which machines may be rented."""
     profile: str = ""
@@ -223,34 +221,19 @@ class AwsConfig(CloudConfig):
     """Endpoint instead of AWS's own."""
 
     @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        return "aws"
-
-    @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         return bool(self.subnets)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AwsSettings:
-        """Return what the adapter is told."""
-        return AwsSettings(
-            **self._shared(public_key, ssh_from),
-            profile=self.profile,
-            image=self.image,
-            image_owner=self.image_owner,
-            user=self.user,
-            subnets=self.subnets,
-            security_groups=self.security_groups,
-            instance_profile=self.instance_profile,
-            interruption_role=self.interruption_role,
-            endpoint_url=self.endpoint_url,
-        )
+        """Return the adapter's settings."""
+        return AwsSettings(**self._values(AwsSettings, public_key, ssh_from))
 
 
 class AzureConfig(CloudConfig):
     """Microsoft Azure, for `provider: azure`; see docs/clouds.md."""
 
+    cloud: ClassVar[str] = "azure"
     regions: tuple[Name, ...] = Field(default=("eastus",), min_length=1)
     """Regions in which machines may be rented."""
     subscription: str = ""
@@ -278,29 +261,14 @@ class AzureConfig(CloudConfig):
     """Token authority; by default that of Azure's SDK."""
 
     @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        return "azure"
-
-    @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         return bool(self.subnets)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AzureSettings:
-        """Return what the adapter is told."""
+        """Return the adapter's settings."""
         return AzureSettings(
-            **self._shared(public_key, ssh_from),
-            subscription=self.subscription,
-            resource_group=self.resource_group,
-            image=self.image,
-            user=self.user,
-            subnets=self.subnets,
-            max_usd_per_hour=self.max_usd_per_hour,
-            identity=self.identity,
-            self_delete=self.self_delete,
-            endpoint_url=self.endpoint_url,
-            authority_url=self.authority_url,
+            **self._values(AzureSettings, public_key, ssh_from),
             prices_url=os.environ.get(PRICES_VARIABLE) or PRICES_URL,
         )
 
@@ -308,6 +276,7 @@ class AzureConfig(CloudConfig):
 class GcpConfig(CloudConfig):
     """Google Cloud, for `provider: gcp`; see docs/clouds.md."""
 
+    cloud: ClassVar[str] = "gcp"
     regions: tuple[Name, ...] = Field(default=("us-central1",), min_length=1)
     """Regions in which machines may be rented."""
     project: str = ""
@@ -331,55 +300,41 @@ class GcpConfig(CloudConfig):
     """Endpoint instead of Compute Engine's own."""
 
     @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        return "gcp"
-
-    @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         return bool(self.network)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> GcpSettings:
-        """Return what the adapter is told."""
-        return GcpSettings(
-            **self._shared(public_key, ssh_from),
-            project=self.project,
-            image=self.image,
-            user=self.user,
-            network=self.network,
-            subnetworks=self.subnetworks,
-            network_tags=self.network_tags,
-            service_account=self.service_account,
-            max_run_s=self.max_run_s,
-            endpoint=self.endpoint,
-        )
+        """Return the adapter's settings."""
+        return GcpSettings(**self._values(GcpSettings, public_key, ssh_from))
 
 
 AnyCloud = AwsConfig | AzureConfig | GcpConfig
 
 
 def check_cloud(cloud: AnyCloud, checkpoint_path: str | None, span: Span) -> None:
-    """Check what the rest of a job file must be like with a cloud as its provider.
+    """Check the rest of a job file whose provider is a cloud.
 
     Raises:
-        ValueError: it is not.
+        ValueError: It is wrong.
     """
     name = cloud.cloud
     if not (cloud.instance_types or cloud.gpus):
         raise ValueError(
             f"resources.provider {name} needs {name}.instance_types or {name}.gpus: "
-            "what may be rented"
+            "name what may be rented"
         )
     if isinstance(cloud, GcpConfig) and not cloud.project:
-        raise ValueError("resources.provider gcp needs gcp.project: who pays")
+        raise ValueError(
+            "resources.provider gcp needs gcp.project, the project that pays"
+        )
     if checkpoint_path is None:
         raise ValueError(
             f"resources.provider {name} needs a checkpoint.path that all VMs and this "
-            "machine reach, such as s3://bucket/prefix; VMs share nothing else"
+            "machine can access, such as s3://bucket/prefix; VMs share nothing else"
         )
     if span != "region" and not cloud.has_own_network:
         raise ValueError(
             f"resources.span {span} needs a network of your own whose regions reach "
-            f"each other, named in {name}; or leave it at region"
+            f"each other, named in {name}; or keep resources.span at region"
         )

@@ -1,6 +1,6 @@
-"""The job file: what a user writes, validated whole before anything starts.
+"""The job file, validated completely before anything starts.
 
-YAML or TOML, one model for both. Unknown keys are refused naming the nearest known one.
+YAML or TOML, with one model for both. Unknown keys are refused with the nearest known one.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
 from spottrain.wire import JobSpec, Reduction, ScheduleKind
 
 MAX_MEASURED_MICROBATCH = 16
-"""Bound on the micro-batch sizes that are measured when the job file names none."""
+"""Largest micro-batch size that is measured when the job file names none."""
 MAX_DEFAULT_MICROBATCH = 4
-"""Bound on the micro-batch size that is chosen when the job file names none."""
+"""Largest micro-batch size that is chosen when the job file names none."""
 
 
 def _local_path(text: str) -> str:
@@ -85,7 +85,7 @@ class ResourcesConfig(Section):
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """Names of all providers, one as a rule."""
+        """Names of all providers; usually one."""
         return (self.provider,) if isinstance(self.provider, str) else self.provider
 
     @model_validator(mode="after")
@@ -100,7 +100,7 @@ class ResourcesConfig(Section):
 def _dollars(value: Any) -> Any:
     match value:
         case str():
-            raise ValueError("must be a plain number of US dollars, without a currency")
+            raise ValueError("must be a number of US dollars, without a currency")
         case _:
             return value
 
@@ -111,7 +111,7 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 MAX_HOURS = 876_600.0
 """A hundred years."""
 LAST_DEADLINE = datetime(9000, 1, 1, tzinfo=UTC)
-"""What is projected a while beyond it can still be written."""
+"""Forecasts beyond it can still be formatted."""
 
 
 class BudgetConfig(Section):
@@ -187,7 +187,7 @@ class MorphingConfig(Section):
 
     @property
     def asked_recompute(self) -> bool | None:
-        """Whether every plan must recompute; ``None``: the planner chooses."""
+        """True if every plan must recompute; ``None``: the planner chooses."""
         return None if self.recompute == "auto" else self.recompute
 
 
@@ -278,18 +278,18 @@ class JobConfig(Section):
             for cloud in self.clouds:
                 check_cloud(cloud, self.checkpoint.path, self.resources.span)
         elif self.setup:
-            raise ValueError("setup is for VMs: the local provider's are this machine")
+            raise ValueError("setup cannot be used with the local provider; remove it")
         return self
 
     @property
     def zones(self) -> tuple[ZoneConfig, ...]:
-        """The machines that the job file itself names, by kind."""
+        """The machines that the job file itself describes, by type."""
         own = {"local": self.local.zones, "ssh": self.ssh.zones}
         return own.get(self.resources.providers[0], ())
 
     @property
     def clouds(self) -> tuple[AnyCloud, ...]:
-        """The clouds that the job rents from, if it does, as the job file orders them."""
+        """The clouds that the job rents from, in the order of the job file."""
         known: dict[str, AnyCloud]
         known = {"aws": self.aws, "azure": self.azure, "gcp": self.gcp}
         return tuple(known[name] for name in self.resources.providers if name in known)
@@ -312,7 +312,7 @@ class JobConfig(Section):
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:
-        """The micro-batch sizes to measure: the one given, or those to choose from."""
+        """The micro-batch sizes to measure: the one given, or all candidates."""
         if self.microbatch_size is not None:
             return (self.microbatch_size,)
         powers = (2**n for n in range(MAX_MEASURED_MICROBATCH.bit_length()))
@@ -320,7 +320,7 @@ class JobConfig(Section):
         return tuple(sorted(fitting | {self.chosen_microbatch_size}))
 
     def job_spec(self, checkpoint_path: str) -> JobSpec:
-        """Return what every VM must know of the job."""
+        """Return the job's specification for VMs."""
         return JobSpec(
             name=self.name,
             entrypoint=self.entrypoint,
@@ -348,7 +348,7 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
 
     Args:
         path: YAML (.yaml, .yml) or TOML (.toml).
-        now: The time that a deadline must lie after; the present by default.
+        now: A deadline must be later; by default the present.
 
     Raises:
         ConfigError: The file is missing, unreadable or wrong.
@@ -358,12 +358,12 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
     if deadline is not None and deadline <= (now or datetime.now(UTC)):
         raise ConfigError(
             f"{path.name}: slo.deadline: is in the past: got {deadline.isoformat()}; "
-            "give a later moment"
+            "give a later time"
         )
     base = path.resolve().parent
     workdir = (base / Path(config.workdir).expanduser()).resolve()
     if not workdir.is_dir():
-        raise ConfigError(f"{path.name}: workdir: is no folder: got {workdir}")
+        raise ConfigError(f"{path.name}: workdir: is not a folder: got {workdir}")
     update: dict[str, Any] = {
         "workdir": str(workdir),
         "data": absolute_data(config.data, base, config.resources.providers),
@@ -384,14 +384,14 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
 
 
 def parse_config(data: Any, source: str) -> JobConfig:
-    """Return ``data`` as a job's configuration.
+    """Return a job's configuration from parsed data.
 
     Args:
-        data: What YAML or TOML made of the file.
+        data: The parsed YAML or TOML.
         source: Name of the file, for errors.
 
     Raises:
-        ConfigError: One line that names the first thing wrong and counts the others.
+        ConfigError: In one line, the first error and the number of others.
     """
     try:
         return JobConfig.model_validate_json(to_json(data, source))

@@ -1,4 +1,4 @@
-"""The part of a job file that the local provider plays by."""
+"""The section of a job file about the local provider's market."""
 
 from __future__ import annotations
 
@@ -95,5 +95,5 @@ class LocalConfig(Section):
         return self
 
     def market(self) -> MarketSpec:
-        """Return the market as the local cloud plays it."""
+        """Return the market for the local cloud."""
         return MarketSpec.from_json(self.model_dump_json())

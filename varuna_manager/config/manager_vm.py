@@ -1,4 +1,4 @@
-"""The part of a job file about the VM that ``launch --manager-vm`` puts the manager on."""
+"""The section of a job file about the manager's VM, for ``launch --manager-vm``."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ IDENTITY: Mapping[str, str] = {
     "azure": "identity",
     "gcp": "service_account",
 }
-"""Which key of a cloud's section says what VMs act as."""
+"""Key of a cloud's section that names the identity of VMs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerMachine:
-    """What is rented for a manager where the job file does not say otherwise."""
+    """The default machine for a manager."""
 
     instance_type: str
     usd_per_hour: float
-    """On demand, in the dearest region that is widely used: the budget counts on it."""
+    """On-demand price in the most expensive widely used region; the budget assumes it."""
     image: str
-    """With Python 3.11 or newer."""
+    """An image with Python 3.11 or newer."""
     image_owner: str = ""
-    """Whose image counts when it is found by name; AWS only."""
+    """Owner of images that are found by name; AWS only."""
 
 
 DEFAULTS: Mapping[str, ManagerMachine] = {
@@ -52,7 +52,7 @@ DEFAULTS: Mapping[str, ManagerMachine] = {
         image="projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
     ),
 }
-"""By cloud: two virtual CPUs and 4 GiB, which bear a manager of thousands of VMs."""
+"""By cloud: two virtual CPUs and 4 GiB, enough for a manager of thousands of VMs."""
 
 
 class ManagerVmConfig(Section):
@@ -81,16 +81,16 @@ class ManagerVmConfig(Section):
     def _priced(self) -> Self:
         if self.instance_type is not None and self.usd_per_hour is None:
             raise ValueError(
-                "instance_type needs usd_per_hour: what an hour of it costs"
+                "instance_type needs usd_per_hour, its on-demand price per hour"
             )
         return self
 
     def machine(self, cloud: str, image_owner: str = "") -> ManagerMachine:
-        """Return what to rent from a cloud.
+        """Return the machine to rent from a cloud.
 
         Args:
             cloud: Its name.
-            image_owner: Whose image counts where the job file names the image.
+            image_owner: Owner of the image, if the job file names the image.
         """
         usual = DEFAULTS[cloud]
         own_image = self.image is not None

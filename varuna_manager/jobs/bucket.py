@@ -116,8 +116,8 @@ class StoredJob:
         if found is None or found.uid != self._uid:
             for name in _FILES:
                 self._store.put(f"{self._root}/{name}", job.path / name)
-            told = {"name": job.config().name, "uid": self._uid}
-            self._put_json(_NEWEST, told)
+            document = {"name": job.config().name, "uid": self._uid}
+            self._put_json(_NEWEST, document)
 
     def fetch(self, folder: Path) -> None:
         """Copy the files that do not change into a folder.
@@ -307,10 +307,10 @@ def _read(kind: type[_Document], name: str, data: bytes) -> _Document:
         StoredJobError: It is damaged or of another version.
     """
     try:
-        told = json.loads(data)
-        version = told["schema_version"]
+        document = json.loads(data)
+        version = document["schema_version"]
         if version == SCHEMA_VERSION:
-            return TypeAdapter(kind).validate_python(told)
+            return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))

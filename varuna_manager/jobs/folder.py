@@ -84,7 +84,7 @@ class JobDir:
 
     @property
     def remote_manager_file(self) -> Path:
-        """Where the manager runs, if it is not on this machine; see manager_location."""
+        """The manager's VM, if it has one of its own; see ``manager_location``."""
         return self.path / "away.json"
 
     @property

@@ -1,4 +1,4 @@
-"""Where a job's manager runs if it is not on the machine that launched the job.
+"""The location of a job's manager, if it is not the machine that launched the job.
 
 <job>/away.json   on the machine that launched the job: the VM of its manager
 <job>/vm.json     on that VM: its own id and address

@@ -1,4 +1,4 @@
-"""What a user does with an existing job: stop it, resume it, end it."""
+"""Actions on an existing job: stop it, resume it, change its limits, end it."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ def _limit(
         case "budget.max_usd_per_hour":
             return Limit(name="max_usd_per_hour", value=config.budget.max_usd_per_hour)
         case "slo.min_examples_per_s":
-            least = config.slo.min_examples_per_s
-            return Limit(name="min_examples_per_s", value=least)
+            min_speed = config.slo.min_examples_per_s
+            return Limit(name="min_examples_per_s", value=min_speed)
         case _:
             deadline_s = config.deadline_s(launched_at_s)
             if value is not None and deadline_s is not None and deadline_s <= now_s:
@@ -134,7 +134,7 @@ def check(state: State, event: LimitsChanged) -> None:
         when = (
             "as soon as it is resumed" if state.phase is JobPhase.ENDED else "at once"
         )
-        spent, least_usd = f"{money.spent.usd:.4f} is spent", _up(money.committed)
+        spent, min_usd = f"{money.spent.usd:.4f} is spent", _up(money.committed)
         if money.reserve > NOTHING:
             spent += (
                 f" and {money.reserve.usd:.4f} reserved for the {money.reserve_s:g} s that "
@@ -142,7 +142,7 @@ def check(state: State, event: LimitsChanged) -> None:
             )
         raise LimitsRefusedError(
             f"budget.max_usd: {money.cap.usd:g} would end the job {when}: {spent}; "
-            f"give more than {least_usd:.4f}, or confirm with --yes"
+            f"give more than {min_usd:.4f}, or confirm with --yes"
         )
     if state.phase is JobPhase.ACTIVE:
         ended, _ = step.step(state, event)

@@ -110,14 +110,14 @@ def requests(
 
 def renting(config: JobConfig) -> AnyCloud:
     """Return the cloud's section for the manager's VM: no GPU, its own image."""
-    cloud, wish = config.clouds[0], config.manager_vm
-    machine = wish.machine(cloud.cloud, getattr(cloud, "image_owner", ""))
+    cloud, manager_vm = config.clouds[0], config.manager_vm
+    machine = manager_vm.machine(cloud.cloud, getattr(cloud, "image_owner", ""))
     update: dict[str, Any] = {
         "instance_types": (),
         "gpus": (),
         "image": machine.image,
-        "disk_gib": wish.disk_gib,
-        IDENTITY[cloud.cloud]: wish.identity,
+        "disk_gib": manager_vm.disk_gib,
+        IDENTITY[cloud.cloud]: manager_vm.identity,
         **_LONGEST_RUN.get(cloud.cloud, {}),
     }
     if machine.image_owner:

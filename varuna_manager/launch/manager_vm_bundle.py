@@ -1,4 +1,4 @@
-"""What is copied to the VM of a manager: this software, the job, and how to run them.
+"""The files for the VM of a manager: this software, the job, and how to run them.
 
 ~/<folder>/manager/software-…/  our own modules, as they are here
                    venv/        what they need, where the image does not have it

@@ -93,11 +93,11 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
         ConfigError: It cannot.
     """
     if not on_vm:
-        most = config.resources.max_vms
-        if config.clouds and most > MAX_VMS_HERE:
+        max_vms = config.resources.max_vms
+        if config.clouds and max_vms > MAX_VMS_HERE:
             raise ConfigError(
                 f"resources.max_vms: a manager on your own machine handles at most "
-                f"{MAX_VMS_HERE} rented VMs: got {most}; launch with "
+                f"{MAX_VMS_HERE} rented VMs: got {max_vms}; launch with "
                 "--manager-vm, or lower it"
             )
         return
@@ -165,10 +165,10 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
             f"costs {cheapest} per hour; raise it"
         )
     kept_s = reserve_s(config.manager.lease_s)
-    least = rate.over(kept_s + WORTH_S)
-    if budget is not None and Money.allowed(budget) < least:
+    min_usd_needed = rate.over(kept_s + WORTH_S)
+    if budget is not None and Money.allowed(budget) < min_usd_needed:
         raise BudgetError(
-            f"budget.max_usd: {budget} is less than one step costs: {least.usd:.4f} "
+            f"budget.max_usd: {budget} is less than one step costs: {min_usd_needed.usd:.4f} "
             f"for {some} of the cheapest, {WORTH_S:.0f} s and the {kept_s:.0f} s that "
             "are reserved until they are returned; raise it or shorten manager.lease_s"
         )

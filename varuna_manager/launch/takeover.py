@@ -104,18 +104,18 @@ def _restore_journal(
 
     Most is read before the claim: an unreadable copy must not end a working manager.
     """
-    told = dict[str, None]()
+    warnings = dict[str, None]()
     journal = Journal(draft.journal)
     try:
-        for rows in stored.journal(told.setdefault):
+        for rows in stored.journal(warnings.setdefault):
             journal.take_over(rows)
         if not journal.last_seq():
-            why = "; ".join(told) or "it is empty"
+            why = "; ".join(warnings) or "it is empty"
             raise StoredJobError(f"{stored.url}: the journal cannot be used: {why}")
         _check_whose(draft, stored, journal, found)
         _check_goes_on(stored, journal.replay())
         epoch = stored.claim(folder_mark(draft), take_over=True)
-        for rows in stored.journal(told.setdefault, journal.last_seq() + 1):
+        for rows in stored.journal(warnings.setdefault, journal.last_seq() + 1):
             journal.take_over(rows)
         state = journal.replay()
         moved = JobMoved(at_s=time.time(), epoch=epoch, host=platform.node())
@@ -127,7 +127,7 @@ def _restore_journal(
         )
     finally:
         journal.close()
-    for line in told:
+    for line in warnings:
         say(f"warning: {line}")
     return state
 

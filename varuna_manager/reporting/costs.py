@@ -1,4 +1,4 @@
-"""What a job cost, by kind, and what alternatives would have cost: plain data.
+"""The cost of a job, by kind, and of alternatives: plain data.
 
 Everything comes from the journal: the prices and times that the job has seen.
 """

@@ -81,8 +81,8 @@ def deadline_line(slo: dict[str, Any], deadline_s: float | None) -> str:
     elif finish["low"] is not None:
         parts.append("finish unknown")
     if usd["expected"] is not None:
-        most = "?" if usd["high"] is None else dollars(usd["high"])
-        parts.append(f"{dollars(usd['low'])} to {most} in total")
+        highest = "?" if usd["high"] is None else dollars(usd["high"])
+        parts.append(f"{dollars(usd['low'])} to {highest} in total")
     return " · ".join((*parts, *slo["out_of_reach"]))
 
 

@@ -73,7 +73,7 @@ class Milestone:
 
 @dataclass(slots=True)
 class _CurrentInterval:
-    """What the job has been doing since a moment."""
+    """The interval that has not ended yet."""
 
     since_s: float
     key: tuple[int | None, str]
@@ -82,7 +82,7 @@ class _CurrentInterval:
 
 
 class JobHistory:
-    """What has happened to a job; see the module."""
+    """The history of a job; see the module."""
 
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}

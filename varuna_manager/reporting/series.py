@@ -96,7 +96,7 @@ def downsampled(points: Sequence[Point], max_points: int) -> list[Point]:
     if len(points) <= max_points:
         return list(points)
     inner = points[1:-1]
-    run = -(-2 * len(inner) // (max_points - 2))
+    run = -(-len(inner) // ((max_points - 2) // 2))
     kept = [points[0]]
     for begin in range(0, len(inner), run):
         neighbours = range(begin, min(begin + run, len(inner)))

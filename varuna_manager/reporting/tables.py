@@ -52,11 +52,12 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_column(ratio=1)
     grid.add_row("step", _progress(status))
     grid.add_row("loss", number(status["loss"]))
-    grid.add_row("speed", f"{number(status['examples_per_s'], 1)} examples/s")
+    grid.add_row("speed", _speed(status["examples_per_s"]))
     grid.add_row("cost", money_line(status))
     if (deadline := status["promise"]) is not None:
         grid.add_row("forecast", deadline_line(deadline, status["deadline_s"]))
-    grid.add_row("fleet", f"{fleet_line(status)} · {safety_line(status)}")
+    safety = safety_line(status)
+    grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
     grid.add_row("plan", plan_line(status))
     grid.add_row("now", Text(status["activity"]))
     moment = "" if last_at_s is None else f"{clock(last_at_s)} "
@@ -76,6 +77,10 @@ def _progress(status: dict[str, Any]) -> RenderableType:
     return row
 
 
+def _speed(examples_per_s: float | None) -> str:
+    return NOTHING if examples_per_s is None else f"{examples_per_s:.1f} examples/s"
+
+
 def money_line(status: dict[str, Any]) -> str:
     """Return the dollars spent, the budget, and dollars per hour."""
     budget = status["usd_budget"]
@@ -88,7 +93,7 @@ def money_line(status: dict[str, Any]) -> str:
 def plan_line(status: dict[str, Any]) -> str:
     """Return the present plan with its reason, such as ``2x2 since step 40: …``."""
     if (plan := status["plan"]) is None:
-        return "none yet"
+        return "none"
     shape = f"{plan['pipeline_depth']}x{plan['data_parallel_width']}"
     since = plan["from_step"]
     began = plan["phase"] if since is None else f"since step {since}"
@@ -96,12 +101,12 @@ def plan_line(status: dict[str, Any]) -> str:
 
 
 def safety_line(status: dict[str, Any]) -> str:
-    """Return what the loss of a VM would cost now."""
+    """Return what the loss of a VM would cost now; empty if nothing can be lost."""
     safety = status["safety"]
     if status["plan"] is None or safety["checkpoint_step"] is None:
-        return "no progress to lose yet"
+        return ""
     if safety["survives_any_vm"]:
-        return "losing any one VM costs nothing"
+        return "any one VM can be lost without losing progress"
     return f"losing a VM may cost {safety['lag_steps']} steps"
 
 
@@ -109,7 +114,7 @@ def plain_line(status: dict[str, Any]) -> str:
     """Return the state of a job as one line for a log."""
     return (
         f"step {status['step']}/{status['steps']}  loss {number(status['loss'])}  "
-        f"{number(status['examples_per_s'], 1)} examples/s  {money_line(status)}  "
+        f"{_speed(status['examples_per_s'])}  {money_line(status)}  "
         f"{duration(status['time_left_s'])} left  {fleet_line(status)}  "
         f"plan {plan_line(status).partition(':')[0]}"
     )
@@ -182,8 +187,8 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         times = cost["vm_seconds"].items()
         shares = (f"{100 * s / billed_s:.0f} % {k}" for k, s in times if k != "billed")
         yield "rented time", f"{billed_s / 3600:.2f} VM-hours: {', '.join(shares)}"
-    if told := report["budget_alerts"]:
-        words = (f"{a['share']:.0%} spent after {duration(a['at_s'])}" for a in told)
+    if alerts := report["budget_alerts"]:
+        words = (f"{a['share']:.0%} spent after {duration(a['at_s'])}" for a in alerts)
         yield "budget", ", ".join(words)
     lost, twice = report["minibatches_lost"], report["minibatches_recomputed"]
     yield "mini-batches", f"{lost} lost, {twice} recomputed"
@@ -321,8 +326,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
             f"{dollars(preview['usd'])}{of} at {dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
-    if (promised := preview.get("promise")) is not None:
-        yield f"forecast {promised['reason']}"
+    if (forecast := preview.get("promise")) is not None:
+        yield f"forecast {forecast['reason']}"
 
 
 def sections_table(facts: ModelFacts) -> Table:

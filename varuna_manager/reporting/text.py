@@ -73,21 +73,21 @@ def _money_sentence(report: Mapping[str, Any]) -> str:
     text = f"It cost {dollars(cost['usd_spent'])}{of}"
     if cost["usd_per_million_examples"] is not None:
         text += f", {dollars(cost['usd_per_million_examples'])} per million examples"
-    told = [text + "."]
+    sentences = [text + "."]
     savings = cost["savings"]
     if savings["saved_on_demand_share"] is not None:
         usd = dollars(savings["usd_on_demand"])
-        told.append(
+        sentences.append(
             f"The same VM time on demand would have cost {usd}: "
             f"{_less(savings['saved_on_demand_share'])}."
         )
     if (fixed := savings["fixed"]) is not None:
-        told.append(
+        sentences.append(
             f"In hindsight, the cheapest single offer ({fixed_name(fixed)}), rented all "
             f"along, would have cost {dollars(fixed['usd'])}: "
             f"{_less(fixed['saved_share'])}."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def fixed_name(fixed: Mapping[str, Any]) -> str:
@@ -111,19 +111,21 @@ def _trouble_sentence(report: Mapping[str, Any]) -> str:
         "stopped answering": report["silent_losses"],
     }
     vms = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    told = [f"{report['vms_launched']} VMs were rented; {vms or 'none was preempted'}."]
+    sentences = [
+        f"{report['vms_launched']} VMs were rented; {vms or 'none was preempted'}."
+    ]
     if report["worker_deaths"]:
-        told.append(f"{report['worker_deaths']} workers died.")
+        sentences.append(f"{report['worker_deaths']} workers died.")
     if report["slow_vms_replaced"]:
-        told.append(f"{report['slow_vms_replaced']} slow machines were replaced.")
-    told.append(
+        sentences.append(f"{report['slow_vms_replaced']} slow machines were replaced.")
+    sentences.append(
         f"{len(report['plans'])} plans ran; {report['minibatches_lost']} mini-batches "
         f"were lost, {report['minibatches_recomputed']} were recomputed."
     )
     useful = report["cost"]["useful_share"]
     if useful is not None:
-        told.append(f"{useful:.0%} of the rented time was productive.")
-    return " ".join(told)
+        sentences.append(f"{useful:.0%} of the rented time was productive.")
+    return " ".join(sentences)
 
 
 def tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:

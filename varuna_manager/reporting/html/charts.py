@@ -89,8 +89,8 @@ def throughput(scene: Scene) -> str:
         y = frame.y(speed)
         end = frame.x(begin_s + plan["ran_s"])
         dash = f"M{frame.x(begin_s):.1f} {y:.1f}H{end:.1f}"
-        told = f"{_shape(plan)}: predicted {speed:.1f} examples/s"
-        parts.append(plot.path(dash, "predicted", told))
+        title = f"{_shape(plan)}: predicted {speed:.1f} examples/s"
+        parts.append(plot.path(dash, "predicted", title))
     if bins:
         end_s = bins[-1][0] + width_s
         parts.append(plot.path(plot.step_path(frame, means, end_s), "line c0"))
@@ -168,12 +168,16 @@ def money(scene: Scene) -> str:
     """Draw the money spent, the same on demand, and the budget."""
     cost = scene.report["cost"]
     kinds = cost["usd_by_kind"]
-    beside = kinds["storage"] + kinds["egress"]
+    other_usd = kinds["storage"] + kinds["egress"]
     spent = _spent_over_time(
-        scene.rented, lambda one: one.cost.usd, beside, scene.from_s, scene.to_s
+        scene.rented, lambda one: one.cost.usd, other_usd, scene.from_s, scene.to_s
     )
     on_demand = _spent_over_time(
-        scene.rented, lambda one: one.if_on_demand.usd, beside, scene.from_s, scene.to_s
+        scene.rented,
+        lambda one: one.if_on_demand.usd,
+        other_usd,
+        scene.from_s,
+        scene.to_s,
     )
     budgets = [(at_s, usd) for at_s, usd in scene.history.budgets if math.isfinite(usd)]
     most = max(value for line in (spent, on_demand, [(0, 0)]) for _, value in line)
@@ -213,10 +217,10 @@ def events(scene: Scene) -> str:
     for entry in scene.report["timeline"]:
         kind = entry["kind"] if entry["kind"] in SHAPES else "other"
         if entry["kind"] != "price":
-            lanes.setdefault(kind, []).append((entry["at_s"], _told(entry)))
+            lanes.setdefault(kind, []).append((entry["at_s"], _event_title(entry)))
     for at_s, step in scene.history.checkpoints:
-        told = f"checkpoint at step {step:g}"
-        lanes.setdefault("checkpoint", []).append((at_s - scene.from_s, told))
+        title = f"checkpoint at step {step:g}"
+        lanes.setdefault("checkpoint", []).append((at_s - scene.from_s, title))
     names = [kind for kind in SHAPES if kind in lanes]
     frame = scene.frame(1.0, height=34 + 24 * max(1, len(names)), above=6)
     parts = [plot.axes(frame, ())]
@@ -234,9 +238,9 @@ def _marks(
     frame: Frame, from_s: float, y: float, kind: str, marks: list[tuple[float, str]]
 ) -> Iterable[str]:
     shape = SHAPES[kind]
-    for at_s, told in marks[-MAX_MARKS:]:
+    for at_s, title in marks[-MAX_MARKS:]:
         yield plot.path(
-            f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", told
+            f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", title
         )
     rest = (
         f"M{frame.x(from_s + at_s):.0f} {y:.1f}{shape}"
@@ -316,7 +320,7 @@ def _working(intervals: Iterable[Interval]) -> list[Point]:
 def _spent_over_time(
     rented: Iterable[Rental],
     usd: Callable[[Rental], float],
-    beside: float,
+    other_usd: float,
     from_s: float,
     to_s: float,
 ) -> list[Point]:
@@ -329,7 +333,7 @@ def _spent_over_time(
             changes.append((one.launched_s, rate))
             changes.append((one.launched_s + one.billed_s, -rate))
     span_s = max(to_s - from_s, 1.0)
-    changes += [(from_s, beside / span_s), (to_s, -beside / span_s)]
+    changes += [(from_s, other_usd / span_s), (to_s, -other_usd / span_s)]
     points: list[Point] = []
     level = rate = 0.0
     before_s = from_s
@@ -392,7 +396,7 @@ def _plan_words(plan: Mapping[str, Any]) -> str:
     )
 
 
-def _told(entry: Mapping[str, Any]) -> str:
+def _event_title(entry: Mapping[str, Any]) -> str:
     vm = f"{entry['vm_id']}: " if entry["vm_id"] else ""
     return (
         f"after {duration(entry['at_s'])}: {LANES[entry['kind']]}: {vm}{entry['text']}"

@@ -195,12 +195,10 @@ def _pictures(scene: pictures.Scene) -> str:
 
 
 def _figure(name: str, drawn: str, keys: Iterable[tuple[str, str]]) -> str:
-    told = "".join(
+    legend = "".join(
         f'<span class="key">{_swatch(css)}{escape(words)}</span>' for css, words in keys
     )
-    return (
-        f"<figure><figcaption><b>{escape(name)}</b>{told}</figcaption>{drawn}</figure>"
-    )
+    return f"<figure><figcaption><b>{escape(name)}</b>{legend}</figcaption>{drawn}</figure>"
 
 
 def _swatch(css: str) -> str:

@@ -115,8 +115,8 @@ def path(data: str, css: str, title: str = "") -> str:
     """Return a path element with a hover title; empty if there is nothing to draw."""
     if not data:
         return ""
-    told = f"<title>{escape(title)}</title></path>" if title else "</path>"
-    return f'<path class="{css}" d="{data}">{told}'
+    title_text = f"<title>{escape(title)}</title></path>" if title else "</path>"
+    return f'<path class="{css}" d="{data}">{title_text}'
 
 
 def text(x: float, y: float, words: str, css: str = "tick") -> str:
