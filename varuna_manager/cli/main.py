@@ -267,14 +267,14 @@ simulate_commands = typer.Typer(
     no_args_is_help=True,
     cls=trace.SimulateGroup,
 )
-for command in (
+for simulation in (
     schedule.step,
     mix.mix,
     trace.trace,
     simulated_prices.prices,
     deadlines.deadlines,
 ):
-    simulate_commands.command()(command)
+    simulate_commands.command()(simulation)
 simulate_commands.command("promise", hidden=True)(
     deadlines.deadlines
 )  # its former name
