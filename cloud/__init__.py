@@ -1,1 +1,2 @@
-"""Rents, lists and returns VMs, and hears preemption notices; decides nothing."""
+"""Rents, lists and terminates VMs, and listens for preemption notices; decides
+nothing."""

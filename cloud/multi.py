@@ -1,8 +1,8 @@
 """Several clouds as one provider.
 
-Calls about an offer or a VM go to its cloud, others to all clouds. A cloud that is down,
-throttled or without credentials does not stop the others. VM ids begin with the name of
-their cloud.
+Calls about an offer or a VM go to its cloud, others to all clouds. A cloud that is
+down, throttled or without credentials does not stop the others. VM ids begin with the
+name of their cloud.
 """
 
 from __future__ import annotations
@@ -102,8 +102,8 @@ class NamespacedProvider(ForwardsAbilities):
 class MultiCloudProvider(ForwardsAbilities):
     """Clouds of one job; see ``HasParts``.
 
-    It has each optional ability that one of its clouds has. Calls to all clouds return the
-    answers of those that succeed.
+    It has each optional ability that one of its clouds has. Calls to all clouds return
+    the answers of those that succeed.
 
     Args:
         openers: Opens each cloud, by name; VM ids are those of ``NamespacedProvider``.
@@ -194,7 +194,7 @@ class MultiCloudProvider(ForwardsAbilities):
         self._each(_Part.close)
 
     def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
-        """Return a method that calls a VM's cloud, or all clouds that have the ability."""
+        """Return a method that calls a VM's cloud, or all clouds with the ability."""
         name = method.__name__
 
         def call(*args: P.args, **kwargs: P.kwargs) -> Any:
@@ -220,7 +220,7 @@ class MultiCloudProvider(ForwardsAbilities):
 
         return call
 
-    # --- Calls to several clouds --------------------------------------------------------
+    # --- Calls to several clouds ------------------------------------------------------
 
     def _union(self, ask: Callable[[_Part], Sequence[T]]) -> Sequence[T]:
         found, failures = self._each(ask)

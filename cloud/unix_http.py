@@ -1,4 +1,4 @@
-"""One HTTP request over a Unix socket with a path of any length; standard library only."""
+"""HTTP requests over Unix sockets with paths of any length; standard library only."""
 
 from __future__ import annotations
 

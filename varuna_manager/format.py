@@ -1,11 +1,11 @@
-"""Numbers and moments as people read them."""
+"""Formats numbers, times and money for people."""
 
 from __future__ import annotations
 
 from datetime import UTC, datetime
 
 NOTHING = "-"
-"""Stands where nothing is known."""
+"""Placeholder for an unknown value."""
 
 
 def duration(seconds: float | None) -> str:
@@ -39,7 +39,7 @@ def step_time(seconds: float | None) -> str:
 
 
 def dollars(usd: float | None) -> str:
-    """Return money, with more digits where there is little of it."""
+    """Return dollars, with more digits for small amounts."""
     if usd is None:
         return NOTHING
     return f"${usd:,.2f}" if usd == 0 or usd >= 1 else f"${usd:.4f}"
@@ -66,13 +66,13 @@ _LAST_S = datetime(9999, 12, 31, 23, 59, 59, tzinfo=UTC).timestamp()
 
 
 def utc(at_s: float) -> str:
-    """Return a moment (seconds since the epoch), such as ``2030-01-31T18:00:00Z``.
+    """Return a time (seconds since the epoch) such as ``2030-01-31T18:00:00Z``.
 
-    What is foretold for later than can be written is told as the last second of 9999.
+    Later times than the year 9999 become its last second.
     """
     return f"{datetime.fromtimestamp(min(at_s, _LAST_S), UTC):%Y-%m-%dT%H:%M:%SZ}"
 
 
 def clock(at_s: float) -> str:
-    """Return the local time of day of a moment (seconds since the epoch)."""
+    """Return the local time of day (of seconds since the epoch)."""
     return f"{datetime.fromtimestamp(at_s):%H:%M:%S}"

@@ -1,7 +1,7 @@
 """AWS: spot and on-demand machines of EC2, through boto3 (extra ``aws``).
 
-provider.AwsProvider ─► requests   what is sent; pure
+provider.AwsProvider ─► requests   requests and answers of the API; pure
                      ─► network    subnet, security group, key pair, image of a job
-                     ─► clients    boto3, imported when the first call is made
-                     ─► translate  what boto3 raises -> cloud.errors
+                     ─► clients    clients of boto3, imported on first use
+                     ─► translate  errors of boto3 -> port.errors
 """

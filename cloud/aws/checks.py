@@ -24,14 +24,7 @@ _JOB = "doctor"
 
 
 class AwsChecks:
-    """Checks what a job needs, one item after the other.
-
-    Args:
-        clients: Clients of the account.
-        settings: Settings of a job.
-        network: Finds images.
-        market: Reports quotas.
-    """
+    """Checks what a job needs, one item after the other."""
 
     def __init__(
         self,
@@ -52,16 +45,16 @@ class AwsChecks:
         except CloudError as error:
             yield Finding(what="credentials", ok=False, told=str(error))
             return
-        told = f"credentials are valid; {len(regions)} regions are enabled"
-        yield Finding(what="credentials", ok=True, told=told)
+        detail = f"credentials are valid; {len(regions)} regions are enabled"
+        yield Finding(what="credentials", ok=True, told=detail)
         for region in self._settings.regions or regions:
             if region in regions:
                 yield from self._region(region)
                 continue
             near = difflib.get_close_matches(region, regions, n=1)
             hint = f"did you mean {near[0]}?" if near else "enable it in the account"
-            told = f"not an enabled region of this account: got {region}; {hint}"
-            yield Finding(what=f"region {region}", ok=False, told=told)
+            detail = f"not an enabled region of this account: got {region}; {hint}"
+            yield Finding(what=f"region {region}", ok=False, told=detail)
 
     def _region(self, region: str) -> Iterator[Finding]:
         yield run_check(f"image {region}", lambda: self._image(region))
@@ -75,8 +68,8 @@ class AwsChecks:
         try:
             quotas = self._market.quotas(region)
         except CloudError as error:
-            told = str(error)
-            yield Finding(what=f"quota {region}", ok=False, told=told, one_of="quota")
+            detail = str(error)
+            yield Finding(what=f"quota {region}", ok=False, told=detail, one_of="quota")
             return
         for quota in quotas:
             if quota.spot:
@@ -175,7 +168,7 @@ class AwsChecks:
 
 def _quota(region: str, family: str, limit: float) -> Finding:
     what = f"quota {region} {family} spot"
-    told = f"{limit:g} virtual CPUs"
+    detail = f"{limit:g} virtual CPUs"
     if limit <= 0:
-        told += f": nothing can be rented; ask AWS for more at {_QUOTAS_URL}"
-    return Finding(what=what, ok=limit > 0, told=told, one_of="quota")
+        detail += f": nothing can be rented; ask AWS for more at {_QUOTAS_URL}"
+    return Finding(what=what, ok=limit > 0, told=detail, one_of="quota")

@@ -19,14 +19,7 @@ OFFERS_KEEP_S = 30.0
 
 
 class AwsMarket:
-    """The market of one account.
-
-    Args:
-        clients: Clients of the account.
-        settings: Types, regions and zones.
-        facts: The catalogue.
-        on_demand: On-demand prices.
-    """
+    """The market of one account."""
 
     def __init__(
         self,

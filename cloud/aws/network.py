@@ -1,7 +1,8 @@
-"""Shared resources of a job's VMs: subnets, a security group, a key pair; and the image.
+"""Shared resources of a job's VMs: subnets, a security group, a key pair; and the
+image.
 
-They are found or created, by name or tag, at the first launch, and removed by ``release``.
-After a crash between any two calls they are found again.
+They are found or created, by name or tag, at the first launch, and removed by
+``release``. After a crash between any two calls they are found again.
 """
 
 from __future__ import annotations
@@ -24,12 +25,7 @@ _ZONE_LETTERS = "abcdefghijklmnop"
 
 
 class AwsNetwork:
-    """The shared resources of each job's VMs.
-
-    Args:
-        clients: Clients of the account.
-        settings: Existing resources to use, and options of our own.
-    """
+    """The shared resources of each job's VMs."""
 
     def __init__(self, clients: AwsClients, settings: AwsSettings) -> None:
         self._clients = clients
@@ -50,7 +46,7 @@ class AwsNetwork:
             return self._placements[key]
 
     def forget(self, job: str) -> None:
-        """Check the resources again before the next launch: some may have been removed."""
+        """Check the resources again at the next launch: some may be missing."""
         with self._lock:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job

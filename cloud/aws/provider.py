@@ -83,7 +83,8 @@ class AwsProvider:
         return self._in_regions(self._market.offers)
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Launch VMs with one RunInstances, whose client token derives from the request's.
+        """Launch VMs with one RunInstances, whose client token derives from the
+        request's.
 
         Raises:
             NoCapacityError: the zone has no machine left; the token stays unused.
@@ -120,11 +121,10 @@ class AwsProvider:
         return self._recent.reconcile(job, listed)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Ask for the end of VMs; unknown and gone ones are no error.
+        """Request termination; unknown and ended VMs are not an error.
 
         Raises:
-            CloudError: it cannot be asked for, or a VM that was made a moment ago is
-                not known to all of EC2 yet; ask again.
+            CloudError: a request failed, or EC2 does not know a new VM yet; retry.
         """
         by_region: dict[str, list[str]] = {}
         for vm_id in vm_ids:
@@ -198,8 +198,8 @@ class AwsProvider:
         return self._in_regions(lambda region: self._market.prices(region, since_s))
 
     def interrupt(self, vm_id: str) -> None:
-        """Have the Fault Injection Service interrupt a spot VM after a two-minute notice.
-        Requires ``interruption_role``.
+        """Have the Fault Injection Service interrupt a spot VM after a two-minute
+        notice. Requires ``interruption_role``.
 
         Raises:
             VmNotFoundError: the VM has ended.
@@ -260,7 +260,7 @@ class AwsProvider:
         return self._settings.regions or prices.regions(self._clients)
 
     def _run(self, request: LaunchRequest, arguments: dict[str, Any]) -> tuple[Vm, ...]:
-        """Call RunInstances; if the token was used before, return the VMs of that launch."""
+        """Call RunInstances; if the token was used before, return its VMs."""
         from botocore.exceptions import ClientError
 
         region = request.offer.region
@@ -329,7 +329,7 @@ class AwsProvider:
         return str(shown.get("Output", ""))
 
     def _terminate(self, region: str, instance_ids: Sequence[str]) -> None:
-        """Terminate instances; one by one if EC2 rejects the batch for an unknown one."""
+        """Terminate instances; one by one if EC2 rejects the batch."""
         from botocore.exceptions import ClientError
 
         ec2 = self._clients.get("ec2", region)

@@ -186,8 +186,8 @@ def ended_at_s(instance: Mapping[str, Any]) -> float | None:
 def host_keys(console: str) -> tuple[str, ...]:
     """Return the SSH host keys that cloud-init wrote to a VM's console.
 
-    The console is read over the authenticated API, so no key is trusted on first use, and
-    no secret is in user data.
+    The console is read over the authenticated API, so no key is trusted on first use,
+    and no secret is in user data.
     """
     _, begun, rest = console.partition("-----BEGIN SSH HOST KEY KEYS-----")
     keys, ended, _ = rest.partition("-----END SSH HOST KEY KEYS-----")
@@ -200,7 +200,7 @@ def host_keys(console: str) -> tuple[str, ...]:
 def ssh_rules(
     group_id: str, networks: Sequence[str], port: int = 22
 ) -> list[dict[str, Any]]:
-    """Return the ingress rules of a job's group: SSH from ``networks``, all from itself."""
+    """Return a group's ingress rules: SSH from ``networks``, all from itself."""
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
     ssh = {
         "IpProtocol": "tcp",

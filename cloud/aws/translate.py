@@ -98,7 +98,8 @@ def code_of(error: Exception) -> str:
 
 
 def translate(error: Exception, doing: str) -> CloudError:
-    """Return our error; unknown codes become a plain ``CloudError``, never "no capacity".
+    """Return our error; unknown codes become a plain ``CloudError``, never "no
+    capacity".
 
     Args:
         error: botocore's ``ClientError``, ``BotoCoreError`` or ``ResponseParserError``.

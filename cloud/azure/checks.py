@@ -78,13 +78,7 @@ OTHER_ACTIONS = (
 
 
 class AzureChecks:
-    """Checks what a job needs, one item after the other.
-
-    Args:
-        clients: Clients of the subscription.
-        settings: Settings of a job.
-        market: Reports sizes and quotas.
-    """
+    """Checks what a job needs, one item after the other."""
 
     def __init__(
         self, clients: AzureClients, settings: AzureSettings, market: AzureMarket
@@ -140,11 +134,11 @@ class AzureChecks:
         if self._settings.resource_group:
             scope += f"/resourceGroups/{self._settings.resource_group}"
         with translating_errors("asking for permissions"):
-            told = self._clients.resources.resources.get_by_id(
+            permissions = self._clients.resources.resources.get_by_id(
                 f"{scope}/providers/Microsoft.Authorization/permissions",
                 api_version=_PERMISSIONS_VERSION,
             ).as_dict()
-        return [action for action in due if not _allowed(action, told["value"])]
+        return [action for action in due if not _allowed(action, permissions["value"])]
 
     def _types(self, region: str) -> str:
         wanted = self._settings.instance_types

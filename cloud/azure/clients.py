@@ -114,7 +114,7 @@ class AzureClients:
         if settings.authority_url:
             login["authority"] = settings.authority_url
         if settings.endpoint_url != MANAGEMENT_URL:
-            # Instance discovery asks the public cloud, which does not know every other one.
+            # Instance discovery asks the public cloud, which knows few others.
             login["disable_instance_discovery"] = True
         self._shared = {
             "credential": DefaultAzureCredential(**login),

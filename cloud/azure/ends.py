@@ -1,7 +1,7 @@
 """End times of VMs that Azure no longer lists, from its Activity Log.
 
-The log requires a permission of its own. Without it, and until the log has the event, an
-ended VM is simply not listed.
+The log requires a permission of its own. Without it, and until the log has the event,
+an ended VM is simply not listed.
 """
 
 from __future__ import annotations
@@ -57,13 +57,7 @@ class _Group:
 
 
 class AzureEndTimes:
-    """Looks up and remembers when VMs ended.
-
-    Args:
-        clients: Clients of the subscription.
-        settings: Settings of the subscription.
-        clock: Monotonic clock (seconds).
-    """
+    """Looks up and remembers when VMs ended."""
 
     def __init__(
         self,
@@ -96,7 +90,8 @@ class AzureEndTimes:
     ) -> dict[str, VmLifetime]:
         """Return the ended VMs of a launch, by Azure's names.
 
-        Only a repeated launch can have such: repeated by this process, or by a new manager
+        Only a repeated launch can have such: repeated by this process, or by a new
+            manager
         after a crash.
 
         Raises:

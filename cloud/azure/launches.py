@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from spottrain.cloud.azure import answers
+from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, status_of, translate
@@ -16,12 +16,7 @@ _REFUSED, _EXISTS = 400, 412
 
 
 class AzureLaunches:
-    """Creates and deletes VMs of one subscription.
-
-    Args:
-        clients: Clients of the subscription.
-        settings: Timeouts.
-    """
+    """Creates and deletes VMs of one subscription."""
 
     def __init__(self, clients: AzureClients, settings: AzureSettings) -> None:
         self._clients = clients
@@ -30,8 +25,8 @@ class AzureLaunches:
     def make(self, group: str, name: str, body: Resource, doing: str) -> Resource:
         """Return a VM that this call or an earlier one created.
 
-        Azure reports missing capacity at once or up to a minute later; a VM that is still
-        undecided after ``allocation_s`` counts as created.
+        Azure reports missing capacity at once or up to a minute later; a VM that is
+        still undecided after ``allocation_s`` counts as created.
 
         Raises:
             CloudError: it was refused (a subclass); or the outcome is unknown, and a
@@ -97,9 +92,9 @@ class AzureLaunches:
             if status_of(error) != _EXISTS:
                 raise
         vm = self.get(group, name)
-        if vm is None or answers.is_leaving(vm):
+        if vm is None or requests.is_leaving(vm):
             raise CloudError(f"Azure is still removing {name}; retry")
-        if answers.has_failed(vm):
+        if requests.has_failed(vm):
             self._clear(group, name)
             raise CloudError(f"Azure failed to create {name}; retry")
         return vm

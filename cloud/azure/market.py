@@ -41,13 +41,7 @@ class Size:
 
 
 class AzureMarket:
-    """The market of one subscription.
-
-    Args:
-        clients: Clients of the subscription.
-        settings: Types, regions and zones.
-        facts: The catalogue.
-    """
+    """The market of one subscription."""
 
     def __init__(
         self, clients: AzureClients, settings: AzureSettings, facts: CloudFacts
@@ -60,7 +54,8 @@ class AzureMarket:
         self._prices: dict[str, tuple[float, float, list[RetailPrice]]] = {}
 
     def offers(self, region: str) -> list[Offer]:
-        """Return offers of sizes that have a price and are open to the account, by zone.
+        """Return offers of sizes that have a price and are open to the account, by
+        zone.
 
         Prices are per region.
 

@@ -1,7 +1,7 @@
 """Shared resources of a job's VMs: a resource group, a network, and an identity.
 
-Their names derive from the job's and requests are idempotent, so that they are found again
-after a crash between any two calls.
+Their names derive from the job's and requests are idempotent, so that they are found
+again after a crash between any two calls.
 """
 
 from __future__ import annotations
@@ -30,17 +30,12 @@ _REMOVAL: tuple[dict[str, str], ...] = (
     },
     {"Microsoft.Network/networkSecurityGroups": "2023-09-01"},
 )
-"""Resources that a job may leave in a shared group, with the API version of each type; users
-of a resource come before it."""
+"""Resources that a job may leave in a shared group, with the API version of each type;
+users of a resource come before it."""
 
 
 class AzureNetwork:
-    """The shared resources of each job's VMs.
-
-    Args:
-        clients: Clients of the subscription.
-        settings: Existing resources to use, and options of our own.
-    """
+    """The shared resources of each job's VMs."""
 
     def __init__(self, clients: AzureClients, settings: AzureSettings) -> None:
         self._clients = clients
@@ -72,7 +67,7 @@ class AzureNetwork:
         return AzurePlacement(subnet_id, identity_id, accelerated)
 
     def forget(self, job: str) -> None:
-        """Check the resources again before the next launch: some may have been removed."""
+        """Check the resources again at the next launch: some may be missing."""
         with self._lock:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job
@@ -131,7 +126,8 @@ class AzureNetwork:
         return str(made.subnets[0].id)
 
     def _identity(self, job: str, region: str, group: str) -> str:
-        """Return the id of the identity by which VMs delete themselves; empty for none."""
+        """Return the id of the VMs' identity for deleting themselves; empty for
+        none."""
         settings = self._settings
         if settings.identity or not settings.self_delete:
             return settings.identity

@@ -15,20 +15,20 @@ from spottrain.cloud.http import PriceSourceError, get_json
 NAME = "azure retail prices"
 _API_VERSION = "2023-01-01-preview"
 _TYPES_PER_CALL = 10
-"""Keeps the filter, which stands in the URL, short."""
+"""Limits the length of the filter in the URL."""
 _NOT_OURS = ("Windows", "CloudServices", "Cloud Services")
-"""Products that are the same machine with something else on it."""
+"""Products of the same size with other software."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RetailPrice:
-    """What Linux on a type of machine costs in a region."""
+    """The price of a size with Linux in a region."""
 
     region: str
     instance_type: str
     spot: bool
     usd_per_hour: float
-    """Not a number where the table has none."""
+    """NaN if the table has none."""
     since_s: float
     """Seconds since the epoch."""
 
@@ -40,7 +40,7 @@ def retail_prices(
     regions: Sequence[str],
     now_s: float,
 ) -> Iterator[RetailPrice]:
-    """Yield the price that holds now for each type, region and market.
+    """Yield the current price of each type, region and market.
 
     Args:
         client: Asks over HTTP.
@@ -50,7 +50,7 @@ def retail_prices(
         now_s: Seconds since the epoch.
 
     Raises:
-        PriceSourceError: the API is down or answers what cannot be read.
+        PriceSourceError: the API is down or gives an unreadable answer.
     """
     newest: dict[tuple[str, str, bool], RetailPrice] = {}
     for start in range(0, len(names), _TYPES_PER_CALL):
@@ -80,10 +80,10 @@ def _items(client: httpx.Client, base: str, condition: str) -> Iterator[dict[str
             raise PriceSourceError(f"{NAME}: a page without Items")
         yield from items
         seen.add(url)
-        # The link to the next page holds the whole question.
+        # The link to the next page contains the whole query.
         url, params = str(page.get("NextPageLink") or ""), None
         if url and (url in seen or not url.startswith(f"{base}/")):
-            raise PriceSourceError(f"{NAME}: a link that leads astray: {url}")
+            raise PriceSourceError(f"{NAME}: unexpected link to the next page: {url}")
 
 
 def _filter(names: Sequence[str], regions: Sequence[str]) -> str:
@@ -105,7 +105,7 @@ def _any_of(field: str, values: Sequence[str]) -> str:
 
 
 def _price(item: dict[str, Any], now_s: float) -> RetailPrice | None:
-    """Return what an entry tells; None where it is not for us."""
+    """Return the price of an entry; None if it is not relevant."""
     try:
         meter, product = str(item["meterName"]), str(item["productName"])
         since_s = datetime.fromisoformat(item["effectiveStartDate"]).timestamp()
@@ -127,5 +127,5 @@ def _price(item: dict[str, Any], now_s: float) -> RetailPrice | None:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise PriceSourceError(
-            f"{NAME}: an entry that cannot be read: {type(error).__name__}: {error}"
+            f"{NAME}: unreadable entry: {type(error).__name__}: {error}"
         ) from error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
 
-from spottrain.cloud.azure import answers, requests
+from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.checks import AzureChecks
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.ends import AzureEndTimes
@@ -125,7 +125,7 @@ class AzureProvider:
                 resource = self._launches.make(group, name, body, doing)
             except CloudError as error:
                 return error
-            return answers.vm_of(resource, self._facts)
+            return requests.vm_of(resource, self._facts)
 
         return self._result(request, run_parallel(make, names))
 
@@ -150,7 +150,8 @@ class AzureProvider:
         return LaunchResult(vms=tuple(vms), refusal=str(errors[0]) if errors else "")
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return the VMs of a job; ended ones for an hour, if the Activity Log reports them.
+        """Return the VMs of a job; ended ones for an hour, if the Activity Log reports
+        them.
 
         VMs whose creation failed are deleted on the way.
 
@@ -164,7 +165,7 @@ class AzureProvider:
             if _tags_of(resource).get(tags.JOB) == job
         ]
         for resource in listed:
-            if answers.has_failed(resource):
+            if requests.has_failed(resource):
                 self._launches.end(group, resource["name"])
         vms = self._vms(group, listed)
         return self._ends.add(job, self._recent.reconcile(job, vms, self._still_there))
@@ -191,7 +192,7 @@ class AzureProvider:
             listed = self._clients.compute.virtual_machines.list_all()
             resource = [vm.as_dict() for vm in listed]
         return tuple(
-            answers.vm_of(each, self._facts)
+            requests.vm_of(each, self._facts)
             for each in resource
             if tags.JOB in _tags_of(each)
         )
@@ -267,15 +268,15 @@ class AzureProvider:
                 return []
 
     def _vms(self, group: str, listed: Sequence[Resource]) -> list[Vm]:
-        """Return listed VMs with their private addresses, which are listed separately."""
-        vms = [answers.vm_of(resource, self._facts) for resource in listed]
+        """Return listed VMs with their (separately listed) private addresses."""
+        vms = [requests.vm_of(resource, self._facts) for resource in listed]
         running = [vm.vm_id for vm in vms if vm.state is VmState.RUNNING]
         if any(vm_id not in self._addresses for vm_id in running):
             with translating_errors(f"listing network cards of {group}"):
                 cards = self._clients.network.network_interfaces.list(group)
                 self._addresses = dict(_addressed(card.as_dict()) for card in cards)
         return [
-            answers.vm_of(
+            requests.vm_of(
                 resource, self._facts, self._addresses.get(vm.vm_id, vm.private_address)
             )
             for resource, vm in zip(listed, vms, strict=True)
@@ -302,7 +303,7 @@ class AzureProvider:
     def _still_there(self, vm: Vm) -> Vm | None:
         """Return an unlisted VM, None if it has really ended."""
         resource = self._launches.get(*requests.split_vm_id(vm.vm_id))
-        return None if resource is None else answers.vm_of(resource, self._facts)
+        return None if resource is None else requests.vm_of(resource, self._facts)
 
     def _live_name(self, vm_id: str) -> tuple[str, str]:
         """Return (group, name) of a live VM.
@@ -316,7 +317,7 @@ class AzureProvider:
     def _live_resource(self, vm_id: str) -> Resource:
         group, name = requests.split_vm_id(vm_id)
         resource = self._launches.get(group, name) if group else None
-        if resource is None or answers.is_leaving(resource):
+        if resource is None or requests.is_leaving(resource):
             raise VmNotFoundError(f"Azure: VM {vm_id} has ended or never existed")
         return resource
 

@@ -1,4 +1,4 @@
-"""Requests to Azure Resource Manager; pure."""
+"""Requests to Azure Resource Manager and interpretation of its answers; pure."""
 
 from __future__ import annotations
 
@@ -8,14 +8,16 @@ import json
 import math
 import re
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Any
 from urllib.parse import quote
 
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.port import lease, tags
-from spottrain.cloud.port.provider import LaunchRequest
+from spottrain.cloud.port.facts import CloudFacts, make_offer
+from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
 
 CLOUD = "azure"
 HOST_KEY = "spottrain-host-key"
@@ -177,7 +179,7 @@ def _storage(name: str, settings: AzureSettings) -> dict[str, Any]:
 
 
 def image(named: str) -> dict[str, str]:
-    """Return the reference of an image: ``publisher:offer:sku:version`` or a resource id."""
+    """Return the reference of ``publisher:offer:sku:version`` or a resource id."""
     if named.startswith("/"):
         return {"id": named}
     parts = ("publisher", "offer", "sku", "version")
@@ -213,8 +215,8 @@ def _system(
 def custom_data(host_key: tuple[str, str], script: str) -> str:
     """Return the cloud-init data: the host key, and a script that root runs once.
 
-    Custom data cannot be read back from Azure, and on the VM only by root. JSON is valid
-    YAML.
+    Custom data cannot be read back from Azure, and on the VM only by root. JSON is
+    valid YAML.
     """
     private, public = host_key
     config = {
@@ -276,7 +278,7 @@ def group(job: str, region: str) -> dict[str, Any]:
 
 
 def rules(job: str, region: str, settings: AzureSettings) -> dict[str, Any]:
-    """Return a security group that allows SSH from ``ssh_from``; VMs always reach each other."""
+    """Return a security group that allows SSH from ``ssh_from``."""
     ssh = {
         "name": "ssh",
         "properties": {
@@ -323,7 +325,7 @@ def identity_id(subscription: str, group: str, job: str) -> str:
 
 
 def grant(subscription: str, group: str, principal: str) -> tuple[str, dict[str, Any]]:
-    """Return (id, body) of the role assignment by which an identity deletes VMs of a group."""
+    """Return (id, body) of the role by which an identity deletes VMs of a group."""
     name = uuid.uuid5(_NAMESPACE, f"{subscription}/{group}/{principal}")
     kind = "providers/Microsoft.Authorization"
     body = {
@@ -340,3 +342,55 @@ def grant(subscription: str, group: str, principal: str) -> tuple[str, dict[str,
 
 def _group_id(subscription: str, group: str) -> str:
     return f"/subscriptions/{subscription}/resourceGroups/{group}"
+
+
+# --- answers --------------------------------------------------------------------------
+
+_STATES = {
+    "Creating": VmState.STARTING,
+    "Deleting": VmState.STOPPING,
+    "Failed": VmState.STOPPING,  # it was never created: it will be deleted
+    "Canceled": VmState.STOPPING,
+}
+
+
+def vm_of(
+    resource: Mapping[str, Any], facts: CloudFacts, private_address: str = ""
+) -> Vm:
+    """Return a VM of Azure as a ``Vm``."""
+    group_name, name = split_resource_id(resource["id"])
+    vm_tags, properties = resource.get("tags") or {}, resource["properties"]
+    made_at = datetime.fromisoformat(properties["timeCreated"]).timestamp()
+    region = resource["location"]
+    zones: Sequence[str] = resource.get("zones") or ("",)
+    spot = properties.get("priority") == "Spot"
+    offer = make_offer(
+        facts,
+        cloud=CLOUD,
+        region=region,
+        zone=zone_of(region, zones[0]),
+        instance_type=properties["hardwareProfile"]["vmSize"],
+        spot=spot,
+        family=SPOT_QUOTA if spot else "",
+        usd_per_hour=float(vm_tags.get(tags.PRICE, "0")),
+        observed_at_s=made_at,
+    )
+    return Vm(
+        vm_id=vm_id_of(group_name, name),
+        job=vm_tags.get(tags.JOB, ""),
+        intent=vm_tags.get(tags.INTENT, ""),
+        state=_STATES.get(properties.get("provisioningState", ""), VmState.RUNNING),
+        offer=offer,
+        private_address=private_address,
+        launched_at_s=made_at,
+    )
+
+
+def has_failed(resource: Mapping[str, Any]) -> bool:
+    """Return True if the creation of a VM failed, although Azure still lists it."""
+    return resource["properties"].get("provisioningState") in ("Failed", "Canceled")
+
+
+def is_leaving(resource: Mapping[str, Any]) -> bool:
+    """Return True if a VM is being deleted."""
+    return bool(resource["properties"].get("provisioningState") == "Deleting")

@@ -45,8 +45,7 @@ class AzureSettings:
     inside: bool = False
     """The manager is in the VMs' network and uses their private addresses."""
     max_usd_per_hour: float | None = None
-    """Maximum spot price; None: the on-demand price, so that no VM is evicted for its
-    price."""
+    """Maximum spot price; None: the on-demand price (no eviction for price)."""
     identity: str = ""
     """Resource id of a managed identity that may delete the VMs; empty: our own, in our
     own resource group."""
@@ -68,7 +67,6 @@ class AzureSettings:
     poll_s: float = 5.0
     """Poll interval of long operations, unless Azure gives one."""
     allocation_s: float = 60.0
-    """How long a launch waits for the allocation; a VM still undecided then counts as
-    created."""
+    """Time limit of the allocation; a VM undecided then counts as created."""
     removal_s: float = 540.0
     """How long ``release`` waits for removals."""

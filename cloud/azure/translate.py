@@ -42,7 +42,7 @@ _CODES: dict[str, type[CloudError]] = {
     "InvalidAuthenticationToken": AuthError,  # also: a wrong clock
     "InvalidAuthenticationTokenTenant": AuthError,
     "LinkedAuthorizationFailed": AuthError,
-    "MissingSubscriptionRegistration": AuthError,  # someone with permission must register it
+    "MissingSubscriptionRegistration": AuthError,  # must be registered
     "ReadOnlyDisabledSubscription": AuthError,
     "RequestDisallowedByPolicy": AuthError,
     "ScopeLocked": AuthError,
@@ -82,8 +82,8 @@ _ADVICE: dict[type[CloudError], str] = {
 def code_of(error: Exception) -> str:
     """Return Azure's code of an error, empty if there is none.
 
-    Classes of errors are too coarse: any 409 is a ``ResourceExistsError``, and an operation
-    that failed later has the status 200.
+    Classes of errors are too coarse: any 409 is a ``ResourceExistsError``, and an
+    operation that failed later has the status 200.
     """
     details: Any = getattr(error, "error", None)
     return str(getattr(details, "code", None) or "")
@@ -95,7 +95,8 @@ def status_of(error: Exception) -> int:
 
 
 def translate(error: Exception, doing: str) -> CloudError:
-    """Return our error; unknown codes become a plain ``CloudError``, never "no capacity".
+    """Return our error; unknown codes become a plain ``CloudError``, never "no
+    capacity".
 
     Args:
         error: azure-core's ``AzureError``.

@@ -21,7 +21,7 @@ TRY_AGAIN_LATER = os.EX_TEMPFAIL
 
 
 def main(argv: Sequence[str]) -> int:
-    """Prepare the data requested on stdin; ``argv`` is cache folder and limit in seconds."""
+    """Prepare the data requested on stdin; ``argv``: cache folder, limit (s)."""
     limit_s = float(argv[1])
     limit = threading.Timer(limit_s, _give_up, (limit_s,))
     limit.daemon = True

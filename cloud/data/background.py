@@ -13,7 +13,8 @@ _TAIL_BYTES = 4096
 
 
 class BackgroundPreparation:
-    """Prepares data in a process that dies with its VM, by the marker in its environment.
+    """Prepares data in a process that dies with its VM, by the marker in its
+    environment.
 
     Args:
         cache: Folder where data is kept.
@@ -48,7 +49,7 @@ class BackgroundPreparation:
             stdin.write(requests)
 
     def poll(self, wait_s: float) -> dict[str, Any]:
-        """Wait for its end at most ``wait_s``; return exit code (or None) and last line."""
+        """Wait at most ``wait_s`` for its end; return exit code and last line."""
         code = None
         with contextlib.suppress(subprocess.TimeoutExpired):
             code = self._process.wait(wait_s)

@@ -4,8 +4,8 @@
     <folder>/<key>.part/   files of a dataset in transfer
     <folder>/<key>.lock    held by the process that fetches it
 
-The key identifies URL and version, by the names, sizes and ETags of the objects. Several
-processes may share a folder.
+The key identifies URL and version, by the names, sizes and ETags of the objects.
+Several processes may share a folder.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Cache:
         return shutil.disk_usage(self.folder).free
 
     def _oldest(self) -> list[Path]:
-        """Return datasets that this process did not request, least recently used first."""
+        """Return datasets that this process did not request, oldest use first."""
         found = [
             path
             for path in self.folder.iterdir()

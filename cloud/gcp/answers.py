@@ -1,4 +1,4 @@
-"""What Compute Engine's answers mean; pure."""
+"""Interpretation of Compute Engine's answers; pure."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ _STATES = {
     "STAGING": VmState.STARTING,
     "PENDING": VmState.STARTING,
     "RUNNING": VmState.RUNNING,
-    "REPAIRING": VmState.STOPPING,  # its host died, and we ask for no restart
+    "REPAIRING": VmState.STOPPING,  # its host failed, and automatic restart is off
     "PENDING_STOP": VmState.STOPPING,
     "STOPPING": VmState.STOPPING,
     "SUSPENDING": VmState.STOPPING,
     "SUSPENDED": VmState.STOPPING,
     "DEPROVISIONING": VmState.STOPPING,
-    "STOPPED": VmState.STOPPING,  # switched off: its disk is there until it is deleted
+    "STOPPED": VmState.STOPPING,  # shut down: its disk exists until it is deleted
     "TERMINATED": VmState.STOPPING,
 }
 _HOST_KEYS = "hostkeys"
 
 
 def last_part(url: str) -> str:
-    """Return the name at the end of a resource's address."""
+    """Return the name at the end of a resource URL."""
     return url.rpartition("/")[2]
 
 
 def parse_time_s(text: str) -> float:
-    """Return a moment that Google states, as seconds since the epoch."""
+    """Return a timestamp of Google as seconds since the epoch."""
     return datetime.fromisoformat(text).timestamp()
 
 
 def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
-    """Return an instance as the port knows it."""
+    """Return an instance as a ``Vm``."""
     metadata = _metadata(instance)
     labels = instance.get("labels", {})
     zone, name = last_part(instance["zone"]), instance["name"]
@@ -70,7 +70,7 @@ def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
 
 
 def public_address(instance: Mapping[str, Any]) -> str:
-    """Return where a VM is reached from outside, empty if nowhere (yet)."""
+    """Return the public address of a VM, empty if it has none (yet)."""
     for config in _interface(instance).get("access_configs", ()):
         if address := config.get("nat_i_p", ""):
             return str(address)
@@ -78,10 +78,10 @@ def public_address(instance: Mapping[str, Any]) -> str:
 
 
 def host_keys(attributes: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the SSH host keys that a VM's guest agent has told.
+    """Return the SSH host keys that a VM's guest agent reported.
 
-    They are read over Google's own authenticated API, so no key needs to be trusted on
-    first use, and no secret to be put into metadata.
+    They are read over Google's authenticated API, so no key is trusted on first use,
+    and no secret is in metadata.
     """
     items = attributes.get("query_value", {}).get("items", ())
     return tuple(
@@ -92,7 +92,7 @@ def host_keys(attributes: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def created(operation: Mapping[str, Any]) -> int:
-    """Return how many VMs a bulk insert made and did not take back."""
+    """Return how many VMs a bulk insert created and did not delete again."""
     metadata = operation.get("instances_bulk_insert_operation_metadata", {})
     places: Iterable[Mapping[str, Any]] = metadata.get(
         "per_location_status", {}
@@ -129,11 +129,11 @@ _QUOTAS = {
     "g4-standard": "NVIDIA_RTX_PRO_6000_GPUS",
 }
 ALL_REGIONS = "GPUS_ALL_REGIONS"
-"""The project's quota over all regions."""
+"""The project's quota for all regions."""
 
 
 def family_of(instance_type: str) -> str:
-    """Return what a quota of a region bounds: the GPUs of one kind, any market's."""
+    """Return the GPU quota of an instance type, for spot and on demand."""
     kind = requests.kind_of(instance_type)
     if kind.accelerator:
         gpu = kind.accelerator.removeprefix("nvidia-tesla-")

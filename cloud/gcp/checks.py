@@ -1,6 +1,6 @@
-"""Whether jobs could rent in a GCP project, found out without renting.
+"""Checks of a GCP project, without renting.
 
-Compute Engine has no dry run: whether each call is permitted shows when it is made.
+Compute Engine has no dry run: missing permissions show only when a call is made.
 """
 
 from __future__ import annotations
@@ -22,14 +22,7 @@ _QUOTAS_URL = "https://console.cloud.google.com/iam-admin/quotas"
 
 
 class GcpChecks:
-    """Tries what a job needs, one thing after the other.
-
-    Args:
-        clients: Whom to ask.
-        settings: What a job would be rented by.
-        network: Finds images.
-        market: Knows which machines there are, and quotas.
-    """
+    """Checks what a job needs, one item after the other."""
 
     def __init__(
         self,
@@ -44,7 +37,7 @@ class GcpChecks:
         self._market = market
 
     def run(self) -> Iterator[Finding]:
-        """Yield what was found; nothing more once the project is refused."""
+        """Yield findings; stop if the project is refused."""
         project = run_check("credentials", self._project)
         yield project
         if not project.ok:
@@ -66,7 +59,7 @@ class GcpChecks:
         project = self._settings.project
         with translating_errors(f"asking for project {project}"):
             self._clients.call("projects", "get", {"project": project})
-        return f"Google lets us into project {project}"
+        return f"access to project {project} works"
 
     def _image(self) -> str:
         with translating_errors("looking for the image"):
@@ -89,15 +82,15 @@ class GcpChecks:
 
 
 def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:
-    """Yield whether GPUs can be had; without a quota for spot the other one counts."""
+    """Yield findings on GPU quotas; without a spot quota the on-demand one counts."""
     limits: dict[tuple[str, str], float] = {}
     for quota in quotas:
         where = quota.region, quota.family
         limits[where] = max(quota.limit, limits.get(where, 0.0))
     for (region, family), limit in limits.items():
-        told = f"{limit:g} GPUs"
+        detail = f"{limit:g} GPUs"
         if not limit:
-            told += f": nothing can be rented; ask Google for more at {_QUOTAS_URL}"
+            detail += f": nothing can be rented; ask Google for more at {_QUOTAS_URL}"
         what = f"quota {region} {family}" if region else f"quota {family}"
-        one_of = "quota" if region else ""  # that of all regions bounds each of them
-        yield Finding(what=what, ok=limit > 0, told=told, one_of=one_of)
+        one_of = "quota" if region else ""  # the global quota is required
+        yield Finding(what=what, ok=limit > 0, told=detail, one_of=one_of)

@@ -1,4 +1,4 @@
-"""The SDK's clients, made when first needed: importing it takes seconds."""
+"""The SDK's clients, created on first use: importing it takes seconds."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ from spottrain.cloud.gcp.translate import (
 from spottrain.cloud.port.errors import CloudError
 
 Message = dict[str, Any]
-"""An answer, by the SDK's names of fields; 64-bit numbers are text."""
+"""An answer, with the SDK's field names; 64-bit numbers are text."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
 _POOL = 32
-"""Connections a client: as many as the manager has threads."""
+"""Connections per client: one for each thread of the manager."""
 
 
 class GcpClients:
     """The clients of one project, shared between threads.
 
-    The SDK itself retries what is throttled, lost or broken: every call that changes
-    something is safe to repeat.
+    The SDK itself retries throttled and failed calls: every call that changes something
+    is idempotent.
 
     Args:
-        settings: Whose ``endpoint``, ``patience_s`` and ``answer_s`` count.
+        settings: Uses ``endpoint``, ``patience_s`` and ``answer_s``.
     """
 
     def __init__(self, settings: GcpSettings) -> None:
@@ -51,16 +51,16 @@ class GcpClients:
         Args:
             service: Such as ``instances``.
             method: Such as ``get``.
-            request: By the SDK's names of fields.
-            answer_s: How long the answer may take, if not as long as any other.
+            request: With the SDK's field names.
+            answer_s: Timeout, if not the default one.
 
         Raises:
-            CloudError: one of its kinds, or the SDK's own errors inside ``translating_errors``.
+            CloudError: or the SDK's errors, inside ``translating_errors``.
         """
         return _plain(self._ask(service, method, request, answer_s))
 
     def find(self, service: str, method: str, request: Message) -> Message | None:
-        """Return the answer to one call, None where what it is about does not exist.
+        """Return the answer to one call, None if the resource does not exist.
 
         Raises:
             CloudError: as ``call``.
@@ -73,24 +73,24 @@ class GcpClients:
             return None
 
     def all(self, service: str, method: str, request: Message) -> Iterator[Message]:
-        """Yield what a paged call lists."""
+        """Yield all items of a paginated call."""
         for item in self._ask(service, method, request):
             yield _plain(item)
 
     def scopes(self, method: str, request: Message) -> Iterator[tuple[str, Message]]:
-        """Yield (zone or region, what is in it) of an aggregated list of ``method``.
+        """Yield (zone or region, content) of an aggregated list.
 
         Raises:
-            CloudError: a scope did not answer: what is in it is not known.
+            CloudError: a zone or region did not answer.
         """
         for scope, item in self._ask(method, "aggregated_list", request):
             content = _plain(item)
             if content.get("warning", {}).get("code", "") == "UNREACHABLE":
-                raise CloudError(f"GCP: {scope} does not answer; will be asked again")
+                raise CloudError(f"GCP: {scope} does not answer; will be retried")
             yield scope.rpartition("/")[2], content
 
     def finish(self, operation: Message, within_s: float) -> Message:
-        """Return an operation once it is done, failed or not; Google holds the line.
+        """Wait for an operation and return it, failed or not; by long polling.
 
         Raises:
             CloudError: it takes longer.
@@ -103,14 +103,14 @@ class GcpClients:
             if left_s <= 0:
                 raise CloudError(
                     f"GCP: {operation.get('operation_type')} takes longer than "
-                    f"{within_s:g} s; will be asked about again"
+                    f"{within_s:g} s; will be polled again"
                 )
             named = arguments | {"operation": operation["name"]}
             operation = self.call(kind, "wait", named, answer_s=left_s)
         return operation
 
     def insert(self, service: str, request: Message) -> bool:
-        """Make something and wait until it is there; False: somebody was faster.
+        """Create a resource and wait for it; False if it already exists.
 
         Raises:
             CloudError: as ``call``.
@@ -128,7 +128,7 @@ class GcpClients:
         return True
 
     def patch(self, service: str, request: Message) -> None:
-        """Change something and wait until it is so.
+        """Change a resource and wait until it is changed.
 
         Raises:
             CloudError: as ``call``.
@@ -138,7 +138,8 @@ class GcpClients:
         raise_failed(self.finish(operation, self._settings.launch_s))
 
     def delete(self, service: str, request: Message) -> None:
-        """Remove something and wait until it is gone; if it is, that is no error.
+        """Delete a resource and wait until it is deleted; a missing one is not an
+        error.
 
         Raises:
             CloudError: as ``call``.
@@ -221,7 +222,7 @@ def _plain(message: Any) -> Message:
 
 
 def _scope_of(operation: Message) -> tuple[str, Message]:
-    """Return which service knows an operation, and where it lies."""
+    """Return the service of an operation, and its zone or region."""
     for scope in ("zone", "region"):
         if url := operation.get(scope):
             return f"{scope}_operations", {scope: url.rpartition("/")[2]}

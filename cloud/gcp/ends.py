@@ -1,8 +1,8 @@
-"""When VMs ended that Compute Engine no longer lists.
+"""End times of VMs that Compute Engine no longer lists.
 
-A deleted instance is gone from every list at once; what ended it is remembered for two
-weeks as an operation: our deletion, a preemption, or the hard stop. So a manager that was
-restarted still learns what ended while nobody looked.
+A deleted instance leaves every list at once; the operation that ended it (our deletion,
+a preemption, or the hard stop) is kept for two weeks. So a restarted manager still
+learns what ended in the meantime.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from spottrain.cloud.lag.ended import EndedVms, as_terminated, terminated_stub
 from spottrain.cloud.port.provider import Vm
 
 CLOCK_TOLERANCE_S = 60.0
-"""What two of Google's moments may be apart, though the one was before the other."""
+"""Tolerance when comparing timestamps of Google."""
 _ENDINGS = (
     "delete",
     "compute.instances.preempted",
@@ -29,13 +29,7 @@ _ENDINGS = (
 
 
 class GcpEndTimes:
-    """Finds out when VMs ended, and remembers it.
-
-    Args:
-        clients: Whom to ask.
-        settings: Whose project.
-        clock: Seconds, never going back.
-    """
+    """Looks up and remembers when VMs ended."""
 
     def __init__(
         self,
@@ -48,34 +42,34 @@ class GcpEndTimes:
         self._known = EndedVms(self._recall, self._look_up, clock)
 
     def note(self, vms: Iterable[Vm]) -> None:
-        """Note VMs that exist."""
+        """Record VMs that exist."""
         self._known.note(vms)
 
     def add(self, job: str, listed: Sequence[Vm]) -> tuple[Vm, ...]:
-        """Return what is listed of a job and what was, of late.
+        """Return the listed VMs of a job and those that ended recently.
 
-        Of a VM that ended before this process ever saw it little more is known than that.
+        Of a VM that ended before this process saw it, only the end is known.
 
         Raises:
-            CloudError: Google cannot be asked when VMs ended.
+            CloudError: Google does not answer.
         """
         return self._known.add(job, listed)
 
     def find(
         self, zone: str, names: Collection[str], since_s: float
     ) -> dict[str, float]:
-        """Return when VMs ended, by name; those that have not are left out.
+        """Return when VMs ended, by name; VMs that have not ended are left out.
 
-        Two weeks of operations may be thousands: the newest are read first, and none
-        that is older than the VMs.
+        Two weeks of operations may be thousands: the newest are read first, down to the
+        age of the VMs.
 
         Args:
-            zone: Where they were.
-            names: Google's own.
-            since_s: When the first of them was made, in seconds since the epoch.
+            zone: Zone of the VMs.
+            names: Their names.
+            since_s: When the first was created, in seconds since the epoch.
 
         Raises:
-            CloudError: Google cannot be asked.
+            CloudError: Google does not answer.
         """
         arguments = self._arguments | {
             "zone": zone,
@@ -94,7 +88,7 @@ class GcpEndTimes:
         }
 
     def _recall(self, job: str) -> list[Vm]:
-        """Return the VMs of a job that ended before this process looked."""
+        """Return the VMs of a job that ended before this process started."""
         prefix = requests.vm_prefix(job)
         with translating_errors("asking when VMs ended"):
             zones = list(self._clients.scopes("global_operations", self._arguments))
@@ -113,7 +107,7 @@ class GcpEndTimes:
         ]
 
     def _look_up(self, job: str, missing: Sequence[Vm]) -> list[Vm]:
-        """Return those that have ended; of the others the lists lag behind."""
+        """Return those that have ended; the lists lag behind on the others."""
         by_zone: dict[str, dict[str, Vm]] = {}
         for vm in missing:
             zone, name = requests.split_vm_id(vm.vm_id)
@@ -132,7 +126,7 @@ def _first(vms: Iterable[Vm]) -> float:
 def _until(
     operations: Iterable[Mapping[str, Any]], since_s: float
 ) -> Iterator[Mapping[str, Any]]:
-    """Yield operations, newest first, until they are too old."""
+    """Yield operations, newest first, down to a time."""
     for operation in operations:
         if parse_time_s(operation["insert_time"]) < since_s:
             return

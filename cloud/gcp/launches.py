@@ -1,8 +1,8 @@
-"""One launch: a bulk insert that is found again whatever breaks on the way.
+"""Launches: idempotent bulk inserts, safe across failures.
 
-Google forgets a request's id after an hour, but keeps the operation that it began, with
-the id, for two weeks. So before a launch is asked for, its operation is looked for; one
-that failed is spent, and the next try gets an id of its own.
+Google forgets a request's id after an hour, but keeps its operation, with the id, for
+two weeks. So a launch first looks for its operation; after a failed one, the next
+attempt gets a new id.
 """
 
 from __future__ import annotations
@@ -23,18 +23,11 @@ from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm
 
 _ATTEMPTS_PER_LISTING = 8
-"""Tries of one launch whose operations are looked for together."""
+"""Attempts of one launch whose operations are listed in one call."""
 
 
 class GcpLaunches:
-    """Makes VMs.
-
-    Args:
-        clients: Whom to ask.
-        settings: How.
-        facts: What machines there are.
-        ends: Knows VMs that are gone already.
-    """
+    """Launches VMs."""
 
     def __init__(
         self,
@@ -49,11 +42,11 @@ class GcpLaunches:
         self._ends = ends
 
     def launch(self, request: LaunchRequest, placement: GcpPlacement) -> LaunchResult:
-        """Return the VMs of a launch, made now or before.
+        """Return the VMs of a launch, created now or before.
 
         Raises:
-            NoCapacityError, QuotaExceededError, ...: no VM was made.
-            CloudError: it is not known yet what came of it; ask again.
+            NoCapacityError, QuotaExceededError, ...: no VM was created.
+            CloudError: the outcome is unknown; retry.
         """
         until_s = time.monotonic() + self._settings.launch_s
         begun: dict[str, Message] = {}
@@ -81,11 +74,11 @@ class GcpLaunches:
         raise AssertionError("unreachable")
 
     def _begun(self, request: LaunchRequest, first: int) -> dict[str, Message]:
-        """Return what tries of a launch have begun, by the id of their request.
+        """Return the operations of attempts of a launch, by request id.
 
         Args:
             request: The launch.
-            first: The first of the tries; some more follow.
+            first: Number of the first of these attempts.
         """
         tries = range(first, first + _ATTEMPTS_PER_LISTING)
         ids = [requests.request_id(request.token, each) for each in tries]
@@ -98,15 +91,15 @@ class GcpLaunches:
         return {each.get("client_operation_id", ""): each for each in found}
 
     def _made(self, request: LaunchRequest, operation: Message) -> tuple[Vm, ...]:
-        """Return what a bulk insert made; one by one where the list lags behind.
+        """Return the VMs of a bulk insert; looked up one by one if the list lags.
 
         Raises:
-            CloudError: it made more than is to be found yet.
+            CloudError: not all of them are found yet.
         """
         zone = request.offer.zone
         due = answers.created(operation)
         if not operation.get("error"):
-            due = max(due, 1)  # it was asked for one at least
+            due = max(due, 1)  # it requires at least one
         arguments = {
             "project": self._settings.project,
             "zone": zone,
@@ -128,8 +121,8 @@ class GcpLaunches:
                 found.setdefault(name, past)
         if len(found) < due:
             raise CloudError(
-                f"GCP: of {due} VMs made in {zone} only {len(found)} are to be found; "
-                "will be asked again"
+                f"GCP: only {len(found)} of {due} VMs created in {zone} are visible "
+                "yet; will be retried"
             )
         return tuple(found.values())
 
@@ -141,5 +134,5 @@ class GcpLaunches:
 
 def _result(request: LaunchRequest, vms: tuple[Vm, ...]) -> LaunchResult:
     missing = request.count - len(vms)
-    refusal = f"{request.offer.zone} had {missing} machines too few" * (missing > 0)
+    refusal = f"{request.offer.zone} lacked {missing} machines" * (missing > 0)
     return LaunchResult(vms=vms, refusal=refusal)

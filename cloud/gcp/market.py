@@ -1,4 +1,4 @@
-"""What Compute Engine has to rent and where, how likely it is to be had, and how much."""
+"""Offers, placement scores, price history and quotas of Compute Engine."""
 
 from __future__ import annotations
 
@@ -16,18 +16,11 @@ from spottrain.cloud.port.facts import CloudFacts, make_offer
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 PLACES_KEEP_S = 3600.0
-"""Which zone has which machines changes every few months."""
+"""The types of a zone change every few months."""
 
 
 class GcpMarket:
-    """The market as one project sees it.
-
-    Args:
-        clients: Whom to ask.
-        settings: Which types, regions and zones count.
-        facts: What machines there are.
-        price_of: What they cost; Compute Engine itself does not say.
-    """
+    """The market of one project."""
 
     def __init__(
         self,
@@ -45,7 +38,7 @@ class GcpMarket:
         self._places: list[tuple[str, str]] = []
 
     def offers(self) -> tuple[Offer, ...]:
-        """Return what our zones have and has a price, spot before on demand."""
+        """Return offers of types in our zones with a price, spot before on demand."""
         now_s = time.time()
         return tuple(
             self._offer(zone, instance_type, spot, usd, now_s)
@@ -70,7 +63,7 @@ class GcpMarket:
         )
 
     def places(self) -> list[tuple[str, str]]:
-        """Return each (zone, instance type) of ours that there is."""
+        """Return each available (zone, instance type) of ours."""
         with self._lock:
             if time.monotonic() - self._asked_at_s >= PLACES_KEEP_S:
                 with translating_errors("asking which zones have which machines"):
@@ -94,7 +87,7 @@ class GcpMarket:
                     yield zone, name
 
     def _zones(self, service: str, names: set[str]) -> set[tuple[str, str]]:
-        """Return each (zone, name) that there is."""
+        """Return each existing (zone, name)."""
         arguments = {
             "project": self._settings.project,
             "filter": requests.any_of("name", names),
@@ -114,12 +107,12 @@ class GcpMarket:
         return self._price_of(requests.region_of(zone), instance_type, spot)
 
     def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:
-        """Return how obtainable spot machines are in each zone, as Google advises."""
+        """Return Google's obtainability score of spot VMs in each zone."""
         kind = requests.kind_of(instance_type)
         zones = [zone for zone, name in self.places() if name == instance_type]
         found: list[PlacementScore] = []
         with translating_errors(
-            f"asking how likely {count} {instance_type} are to be had"
+            f"asking for placement scores of {count} {instance_type}"
         ):
             for zone in zones:
                 found += self._ask_score(zone, kind, count)
@@ -136,7 +129,7 @@ class GcpMarket:
             yield PlacementScore(region=region, zone=zone, score=score)
 
     def price_history(self, since_s: float) -> list[Offer]:
-        """Return the spot list prices of our regions that have held since a moment."""
+        """Return the spot list prices of our regions valid since a time."""
         found = []
         ours = set(self.places())
         pairs = {(requests.region_of(zone), name) for zone, name in ours}
@@ -162,7 +155,7 @@ class GcpMarket:
     def _ask_history(
         self, region: str, instance_type: str
     ) -> list[tuple[float, float | None, float]]:
-        """Return (began, ended, USD per hour) of each price, oldest first."""
+        """Return (start, end, USD per hour) of each price, oldest first."""
         kind = requests.kind_of(instance_type)
         arguments = requests.history(self._settings, region, kind)
         answer = self._clients.call("advice", "capacity_history", arguments)

@@ -1,8 +1,8 @@
-"""What a job's VMs share: a network, a subnet a region, firewall rules; and the image.
+"""Shared resources of a job's VMs: a network, a subnet per region, firewall rules; and
+the image.
 
-All of it is found or made, by names that follow from the job's, at the first launch,
-and removed by ``release``. Whatever was made is found again after a crash between any
-two calls.
+They are found or created, by names derived from the job's, at the first launch, and
+removed by ``release``. After a crash between any two calls they are found again.
 """
 
 from __future__ import annotations
@@ -23,12 +23,7 @@ _SUBNET_BITS = 20
 
 
 class GcpNetwork:
-    """What is shared by the VMs of each job.
-
-    Args:
-        clients: Whom to ask.
-        settings: What exists already and what is wished.
-    """
+    """The shared resources of each job's VMs."""
 
     def __init__(self, clients: GcpClients, settings: GcpSettings) -> None:
         self._clients = clients
@@ -38,12 +33,12 @@ class GcpNetwork:
         self._image_there = False
 
     def placement(self, job: str, region: str) -> GcpPlacement:
-        """Return where VMs of a job are made in a region; made if it is not there yet.
+        """Return the placement of a job's VMs in a region; created if needed.
 
         Raises:
             MisconfiguredError: there is no such image, network or subnet.
         """
-        with self._lock:  # else two launches at once would make everything twice
+        with self._lock:  # else parallel launches would create everything twice
             if not self._image_there:
                 self.check_image()
                 self._image_there = True
@@ -53,19 +48,19 @@ class GcpNetwork:
             return self._placements[key]
 
     def knows(self, job: str, region: str) -> bool:
-        """Return whether it has been seen to that a job has a place in a region."""
+        """Return True if the placement of a job in a region is known."""
         with self._lock:
             return (job, region) in self._placements
 
     def forget(self, job: str) -> None:
-        """Look anew before the next launch: something may have been removed."""
+        """Check the resources again at the next launch: some may be missing."""
         with self._lock:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job
             }
 
     def release(self, job: str) -> None:
-        """Remove what the VMs of a job shared; its VMs must be gone."""
+        """Remove a job's shared resources; its VMs must have ended."""
         self.forget(job)
         name, mine = requests.shared_name(job), {"project": self._settings.project}
         with self._lock:
@@ -160,7 +155,7 @@ class GcpNetwork:
         }
         return self._clients.all(service, "list", arguments)
 
-    # --- finding, making, removing ----------------------------------------------------
+    # --- Find, create, remove ---------------------------------------------------------
 
     def _check_there(self, service: str, arguments: dict[str, Any]) -> None:
         mine = {"project": self._settings.project}
@@ -175,10 +170,10 @@ class GcpNetwork:
     def _ensure(
         self, service: str, where: dict[str, Any], arguments: dict[str, Any]
     ) -> dict[str, Any] | None:
-        """Make something unless it is there; another manager may be about to.
+        """Create a resource unless it exists; another manager may be creating it.
 
         Returns:
-            What was there, None if nothing was.
+            The existing resource, None if there was none.
         """
         mine = {"project": self._settings.project}
         there = self._clients.find(service, "get", mine | where)
@@ -187,7 +182,7 @@ class GcpNetwork:
         return there
 
     def _ensure_firewall(self, rule: dict[str, Any]) -> None:
-        """Make a rule; the manager may have moved since another one made it."""
+        """Create or update a rule; the manager may have moved since it was created."""
         wanted = rule["firewall_resource"]
         named = {"firewall": wanted["name"]}
         there = self._ensure("firewalls", named, rule)
@@ -200,7 +195,7 @@ class GcpNetwork:
             self._clients.patch("firewalls", mine | named | change)
 
     def _await_making(self, region: str = "", **named: str) -> None:
-        """Wait for what another manager has begun to make."""
+        """Wait for a resource that another manager is creating."""
         (name,) = named.values()
         arguments = {
             "project": self._settings.project,
@@ -214,7 +209,7 @@ class GcpNetwork:
 
 
 def _free(taken: Iterable[str]) -> str:
-    """Return addresses of our own range that no subnet of the network has."""
+    """Return an address range of our own that no subnet of the network uses."""
     used = set(taken)
     subnets = _OWN_NETWORKS.subnets(new_prefix=_SUBNET_BITS)
     return next(str(subnet) for subnet in subnets if str(subnet) not in used)

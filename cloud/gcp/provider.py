@@ -35,14 +35,14 @@ from spottrain.cloud.port.provider import (
 
 
 class GcpProvider:
-    """Rents Compute Engine machines; calls may be made from each of many threads.
+    """Rents Compute Engine VMs; thread-safe.
 
     Args:
-        settings: Where and how.
-        facts: What machines there are.
-        price_of: What they cost.
-        clients: Of the same project, to share; its own if not given.
-        clock: Seconds, never going back.
+        settings: Settings of the project and of VMs.
+        facts: The catalogue.
+        price_of: Prices.
+        clients: Clients to share; None: its own.
+        clock: Monotonic clock (seconds).
     """
 
     name = CLOUD
@@ -68,21 +68,21 @@ class GcpProvider:
     # --- The cloud port ---------------------------------------------------------------
 
     def offers(self) -> Sequence[Offer]:
-        """Return what our zones have and has a price, spot and on demand.
+        """Return offers of types in our zones with a price, spot and on demand.
 
         Raises:
-            CloudError: Compute Engine cannot be asked.
+            CloudError: Compute Engine does not answer.
         """
         return self._market.offers()
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
-        """Rent machines with one bulk insert, whose id follows from the request's token.
+        """Launch VMs with one bulk insert, whose id derives from the request's token.
 
         Raises:
             NoCapacityError: the zone has no machine left; the token stays unused.
             QuotaExceededError, AuthError, ThrottledError: as named.
             MisconfiguredError: there is no such image, network or type.
-            CloudError: it is not known what happened; asking again is safe.
+            CloudError: the outcome is unknown; a retry is safe.
         """
         offer = request.offer
         count = f"{request.count} {offer.instance_type}"
@@ -93,30 +93,30 @@ class GcpProvider:
                 result = self._launches.launch(request, placement)
         except CloudError as error:
             if type(error) in (CloudError, MisconfiguredError):
-                self._network.forget(request.job)  # somebody may have removed it
+                self._network.forget(request.job)  # it may have been removed
                 if known:
-                    raise CloudError(f"{error}; will be tried again") from error
+                    raise CloudError(f"{error}; will be retried") from error
             raise
         self._recent.launched(result.vms)
         self._ends.note(result.vms)
         return result
 
     def list_vms(self, job: str) -> Sequence[Vm]:
-        """Return the VMs of a job in all zones; those that this process saw alive for an
-        hour after their end.
+        """Return the VMs of a job in all zones; ended ones that this process saw alive,
+        for an hour.
 
         Raises:
-            CloudError: a zone cannot be asked.
+            CloudError: a zone does not answer.
         """
         mine = requests.labelled(tags.JOB, job)
         listed = [vm for vm in self._vms(mine) if vm.job == job]
         return self._recent.reconcile(job, self._ends.add(job, listed))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Ask for the end of VMs; unknown and gone ones are no error.
+        """Request termination; unknown and ended VMs are not an error.
 
         Raises:
-            CloudError: it cannot be asked for; ask again.
+            CloudError: a request failed; retry.
         """
         run_parallel(self._delete, tuple(vm_ids))
 
@@ -124,15 +124,15 @@ class GcpProvider:
         """Return the VMs of all jobs in every zone of the project.
 
         Raises:
-            CloudError: a zone cannot be asked.
+            CloudError: a zone does not answer.
         """
         return tuple(self._vms(f"labels.{tags.JOB}:*"))
 
-    # --- What not every cloud can do --------------------------------------------------
+    # --- Optional abilities -----------------------------------------------------------
 
     def release(self, job: str) -> None:
         """Remove the job's firewall rules, subnets and network, and the disks of VMs
-        that switched themselves off.
+        that shut themselves down.
 
         Raises:
             CloudError: VMs of the job still run.
@@ -147,15 +147,15 @@ class GcpProvider:
             self._network.release(job)
 
     def check(self) -> Sequence[Finding]:
-        """Return whether a job could rent, found out without renting."""
+        """Check whether a job could rent, without renting."""
         checks = GcpChecks(self._clients, self._settings, self._network, self._market)
         return tuple(checks.run())
 
     def quotas(self) -> Sequence[Quota]:
-        """Return the quotas of our GPUs; the whole project's have an empty region.
+        """Return the quotas of our GPUs; the project's have an empty region.
 
         Raises:
-            CloudError: Compute Engine cannot be asked.
+            CloudError: Compute Engine does not answer.
         """
         return self._market.quotas()
 
@@ -165,15 +165,15 @@ class GcpProvider:
         """Return Google's obtainability score of each zone.
 
         Raises:
-            CloudError: Compute Engine cannot be asked.
+            CloudError: Compute Engine does not answer.
         """
         return self._market.placement_scores(instance_type, count)
 
     def price_history(self, since_s: float) -> Sequence[Offer]:
-        """Return the spot list prices of our zones, as they came.
+        """Return the history of spot list prices of our zones.
 
         Raises:
-            CloudError: Compute Engine cannot be asked.
+            CloudError: Compute Engine does not answer.
         """
         return self._market.price_history(since_s)
 
@@ -181,7 +181,7 @@ class GcpProvider:
         """Simulate a maintenance event, at which Google preempts a spot VM.
 
         Raises:
-            VmNotFoundError: the VM is gone.
+            VmNotFoundError: the VM has ended.
         """
         zone, instance = self._instance(vm_id)
         arguments = self._named(zone, instance["name"])
@@ -191,10 +191,10 @@ class GcpProvider:
             )
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
-        """Return how to enter a VM, None until its guest agent has told its host keys.
+        """Return how to log in to a VM, None until its guest agent reports host keys.
 
         Raises:
-            VmNotFoundError: the VM is gone.
+            VmNotFoundError: the VM has ended.
         """
         zone, instance = self._instance(vm_id)
         address = answers.public_address(instance)
@@ -202,15 +202,17 @@ class GcpProvider:
             address = answers.vm_of(instance, self._facts).private_address
         arguments = self._named(zone, instance["name"]) | {"query_path": "hostkeys/"}
         with translating_errors(f"asking for the host keys of {vm_id}"):
-            told = self._clients.find("instances", "get_guest_attributes", arguments)
-        keys, settings = answers.host_keys(told or {}), self._settings
+            attributes = self._clients.find(
+                "instances", "get_guest_attributes", arguments
+            )
+        keys, settings = answers.host_keys(attributes or {}), self._settings
         if not address or not keys:
             return None
         return SshTarget(
             host=address, user=settings.user, host_keys=keys, port=settings.ssh_port
         )
 
-    # --- How Compute Engine is asked --------------------------------------------------
+    # --- Calls to Compute Engine ------------------------------------------------------
 
     def _named(self, zone: str, name: str) -> dict[str, Any]:
         return {"project": self._settings.project, "zone": zone, "instance": name}
@@ -225,7 +227,7 @@ class GcpProvider:
             ]
 
     def _instance(self, vm_id: str) -> tuple[str, Mapping[str, Any]]:
-        """Return (zone, instance) of a VM that lives."""
+        """Return (zone, instance) of a live VM."""
         zone, name = requests.split_vm_id(vm_id)
         if zone:
             with translating_errors(f"looking for {vm_id}"):
@@ -233,7 +235,7 @@ class GcpProvider:
                 instance = self._clients.call("instances", "get", arguments)
             if answers.vm_of(instance, self._facts).state.is_alive:
                 return zone, instance
-        raise VmNotFoundError(f"GCP: VM {vm_id} is gone or was never there")
+        raise VmNotFoundError(f"GCP: VM {vm_id} has ended or never existed")
 
     def _delete(self, vm_id: str) -> None:
         zone, name = requests.split_vm_id(vm_id)

@@ -1,7 +1,7 @@
-"""What is sent to Compute Engine; pure.
+"""Requests to Compute Engine; pure.
 
-Requests are plain dicts by the SDK's names of fields. A launch must be word for word
-the same when it is repeated with its token, so nothing here depends on the time.
+Requests are plain dicts with the SDK's field names. A launch repeated with its token
+must be identical, so nothing here depends on the time.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 _VM_ID = re.compile(r"(?P<name>[a-z][a-z0-9-]{0,62})\.(?P<zone>[a-z]+-[a-z]+\d+-[a-z])")
 _ATTACHED = re.compile(r"(?P<machine>[a-z0-9-]+)\+(?P<count>\d+)x(?P<gpu>[A-Z0-9-]+)")
 _HYPERDISK = ("a3-ultragpu", "a4-", "a4x-", "g4-")
-"""Machines that take no persistent disk."""
+"""Machine types that do not support persistent disks."""
 _NAMESPACE = uuid.UUID("5f5c7a0e-6f0c-4b6e-9d0c-7a5b1a1d4e11")
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
@@ -35,31 +35,32 @@ M=http://metadata.google.internal/computeMetadata/v1/instance
         printf 'Authorization: Bearer %s' "$token" | curl -sf -H @- -X DELETE \\
             "https://compute.googleapis.com/compute/v1/$(ask zone)/instances/$(ask name)" ||
             systemctl poweroff || poweroff -f"""
-"""How a VM with a service account ends: its token travels in a pipe, not in argv."""
+"""Shell command by which a VM with a service account ends: its token is passed in a
+pipe, not in argv."""
 
 
 @dataclass(frozen=True, slots=True)
 class GcpInstanceKind:
-    """A kind of machine as Compute Engine knows it."""
+    """An instance type in Compute Engine's terms."""
 
     machine_type: str
     accelerator: str = ""
-    """Type of the GPUs that are attached; empty where the machine has its own."""
+    """Type of the attached GPUs; empty if the machine type includes them."""
     accelerators: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class GcpPlacement:
-    """Where VMs of a job are made."""
+    """Network of a job's VMs."""
 
     network: str
     subnetwork: str
-    """Empty: the network's automatic one."""
+    """Empty: the network's automatic subnet."""
     network_tags: tuple[str, ...]
 
 
 def kind_of(instance_type: str) -> GcpInstanceKind:
-    """Return what the catalogue's name of a machine means."""
+    """Parse the catalogue's name of an instance type."""
     attached = _ATTACHED.fullmatch(instance_type)
     if attached is None:
         return GcpInstanceKind(instance_type)
@@ -74,38 +75,38 @@ def kind_of(instance_type: str) -> GcpInstanceKind:
 
 
 def label(text: str) -> str:
-    """Return a text as a label can hold it: itself if it may, else its digest."""
+    """Return a text as a label value: itself if valid, else its digest."""
     return text if _LABEL.fullmatch(text) else f"x{_digest(text, 40)}"
 
 
 def shared_name(job: str) -> str:
-    """Return the name of the network, and of all else that the VMs of a job share."""
+    """Return the name of the network and other shared resources of a job."""
     return f"spottrain-{_digest(job, 20)}"
 
 
 def vm_names(request: LaunchRequest) -> list[str]:
-    """Return the names of a launch's VMs, which say whose they are by themselves."""
+    """Return the names of a launch's VMs, which identify job and launch."""
     first = f"{vm_prefix(request.job)}{_digest(request.token, 16)}"
     return [f"{first}-{number}" for number in range(request.count)]
 
 
 def vm_prefix(job: str) -> str:
-    """Return how the names of a job's VMs begin: operations tell only names."""
+    """Return the prefix of the names of a job's VMs: operations have only names."""
     return f"spottrain-{_digest(job, 10)}-"
 
 
 def request_id(token: str, attempt: int) -> str:
-    """Return what Google knows one try of a launch by; a failed one is spent."""
+    """Return the request id of one attempt of a launch; a failed id is not reused."""
     return str(uuid.uuid5(_NAMESPACE, f"{attempt}/{token}"))
 
 
 def vm_id_of(zone: str, name: str) -> str:
-    """Return our name of an instance; Google's own names hold within a zone."""
+    """Return our id of an instance; Google's names are unique per zone."""
     return f"{name}.{zone}"
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:
-    """Return (zone, name); both are empty if it is no name of ours."""
+    """Return (zone, name); both are empty if the id is not ours."""
     found = _VM_ID.fullmatch(vm_id)
     return (found["zone"], found["name"]) if found else ("", "")
 
@@ -125,9 +126,7 @@ def _digest(text: str, characters: int) -> str:
 def bulk_insert(
     request: LaunchRequest, placement: GcpPlacement, settings: GcpSettings, attempt: int
 ) -> dict[str, Any]:
-    """Return BulkInsertInstanceRequest: as many machines as there are in the zone, at
-    most ``request.count``.
-    """
+    """Return BulkInsertInstanceRequest of up to ``request.count`` VMs."""
     return {
         "project": settings.project,
         "zone": request.offer.zone,
@@ -169,9 +168,9 @@ def _properties(
 
 
 def _scheduling(request: LaunchRequest, settings: GcpSettings) -> dict[str, Any]:
-    """Return a schedule that ends in deletion, at the hard stop at the latest."""
+    """Return the scheduling: deletion at the end, at the hard stop at the latest."""
     spot = request.offer.spot
-    # Neither spot machines nor those with GPUs can be moved.
+    # Neither spot VMs nor VMs with GPUs support live migration.
     movable = not spot and request.offer.gpus == 0
     return {
         "provisioning_model": "SPOT" if spot else "STANDARD",
@@ -210,7 +209,7 @@ def _boot_disk(
 
 
 def _labels(request: LaunchRequest) -> dict[str, str]:
-    """Return what VMs and disks are found by."""
+    """Return the labels by which VMs and disks are found."""
     return {
         tags.JOB: label(request.job),
         tags.INTENT: label(request.intent),
@@ -219,7 +218,7 @@ def _labels(request: LaunchRequest) -> dict[str, str]:
 
 
 def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, str]]:
-    """Return what labels cannot hold, and what the image's guest agent goes by."""
+    """Return metadata: unlabelled values, and settings of the guest agent."""
     own = bool(settings.service_account)
     end = DELETE_ITSELF if own else lease.SWITCH_OFF
     items = {
@@ -230,7 +229,7 @@ def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, s
         "startup-script": lease.boot_script(request.lease_s, end),
         "block-project-ssh-keys": "TRUE",
         "enable-oslogin": "FALSE",
-        "enable-guest-attributes": "TRUE",  # where the VM tells its host keys
+        "enable-guest-attributes": "TRUE",  # the VM reports its host keys there
     }
     if settings.public_key:
         items["ssh-keys"] = f"{settings.user}:{settings.public_key}"
@@ -238,10 +237,10 @@ def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, s
 
 
 TYPE = "spottrain-instance-type"
-"""Metadata: the machine as the catalogue names it."""
+"""Metadata: the catalogue's name of the instance type."""
 
 
-# --- everything else ------------------------------------------------------------------
+# --- Other requests -------------------------------------------------------------------
 
 
 def labelled(key: str, value: str) -> str:
@@ -250,7 +249,7 @@ def labelled(key: str, value: str) -> str:
 
 
 def any_of(field: str, values: Collection[str]) -> str:
-    """Return a filter that one of some values passes."""
+    """Return a filter that matches any of some values."""
     return " OR ".join(f'({field} = "{value}")' for value in sorted(values))
 
 
@@ -282,7 +281,7 @@ def own_subnet(
 
 
 def firewalls(settings: GcpSettings, job: str, network: str) -> list[dict[str, Any]]:
-    """Return InsertFirewallRequests: all from the job's VMs, SSH from ``ssh_from``."""
+    """Return firewall rules: all from the job's VMs, SSH from ``ssh_from``."""
     name = shared_name(job)
     shared = {
         "description": described(job),
@@ -308,7 +307,7 @@ def firewalls(settings: GcpSettings, job: str, network: str) -> list[dict[str, A
 
 
 def described(job: str) -> str:
-    """Return the description of what cannot be labelled: networks and rules."""
+    """Return the description of resources without labels: networks and rules."""
     return f"{tags.JOB}={job}"
 
 
@@ -325,7 +324,7 @@ def subnet_url(project: str, region: str, name: str) -> str:
 def advice(
     settings: GcpSettings, kind: GcpInstanceKind, count: int, zone: str
 ) -> dict[str, Any]:
-    """Return CapacityAdviceRpcRequest: how likely are so many spot machines?"""
+    """Return CapacityAdviceRpcRequest for a number of spot VMs."""
     selection: dict[str, Any] = {"machine_types": [kind.machine_type]}
     selection |= _accelerators(kind)
     return {
@@ -346,7 +345,7 @@ def advice(
 def history(
     settings: GcpSettings, region: str, kind: GcpInstanceKind
 ) -> dict[str, Any]:
-    """Return CapacityHistoryAdviceRequest: what did a spot machine cost here?"""
+    """Return CapacityHistoryAdviceRequest for past spot prices."""
     machine: dict[str, Any] = {
         "machine_type": kind.machine_type,
         "scheduling": {"provisioning_model": "SPOT"},

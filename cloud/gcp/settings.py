@@ -1,4 +1,4 @@
-"""What a user may say about their GCP project."""
+"""Settings of a GCP project."""
 
 from __future__ import annotations
 
@@ -14,57 +14,54 @@ IMAGE = (
 """Google's own image with NVIDIA's driver and CUDA; Python 3.12, no torch."""
 
 PriceOf = Callable[[str, str, bool], float | None]
-"""(region, instance type, spot) -> USD per hour, None where it is not known."""
+"""(region, instance type, spot) -> USD per hour, None if unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GcpSettings:
-    """Where and how machines are rented."""
+    """Settings of the project and of VMs."""
 
     project: str
-    """The project's id."""
+    """Id of the project."""
     instance_types: tuple[str, ...]
-    """What may be rented, as the catalogue names it: ``a2-highgpu-1g``, or
-    ``n1-standard-8+1xT4`` where GPUs are attached."""
+    """Types that may be rented, as the catalogue names them: ``a2-highgpu-1g``, or
+    ``n1-standard-8+1xT4`` with attached GPUs."""
     regions: tuple[str, ...] = ("us-central1",)
     zones: tuple[str, ...] = ()
-    """Only these zones; all of the regions if empty."""
+    """Zones to use; empty: all of the regions."""
     image: str = IMAGE
     """``projects/P/global/images/NAME``, or ``.../images/family/FAMILY`` for the newest
     of a family."""
     user: str = "spottrain"
-    """Whom SSH logs in as; the guest agent of the image makes the account."""
+    """SSH user; the image's guest agent creates the account."""
     ssh_port: int = 22
-    """Where the image's SSH server listens."""
+    """Port of the SSH server on that image."""
     disk_gib: int = 200
     network: str = ""
-    """Name of an existing network of the project; else one of the job's own."""
+    """Name of an existing network of the project; empty: the job's own."""
     subnetworks: Mapping[str, str] = field(default_factory=dict)
-    """Name of an existing subnet by region, for every region where ``network`` has no
-    automatic ones."""
+    """Name of an existing subnet by region, for regions where ``network`` has no
+    automatic subnet."""
     network_tags: tuple[str, ...] = ()
-    """Tags that existing firewall rules let through; else rules of the job's own."""
+    """Network tags that existing firewall rules allow; empty: the job's own rules."""
     public_key: str = ""
-    """In OpenSSH's format; becomes the VMs' only key. No key if empty."""
+    """The VMs' only SSH key, in OpenSSH's format; empty: no key."""
     ssh_from: tuple[str, ...] = ()
-    """Networks (CIDR) from which our own rule lets SSH in: where the manager is."""
+    """Networks (CIDR) from which our own rule allows SSH, such as the manager's."""
     public_addresses: bool = True
-    """Whether VMs get a public address; False: they are reached inside the network."""
+    """VMs get public addresses; False: they are reached inside the network."""
     inside: bool = False
-    """Whether whoever asks is in the VMs' network: they are entered at their private
-    addresses, whatever others they have."""
+    """The manager is in the VMs' network and uses their private addresses."""
     service_account: str = ""
-    """Email of the VMs' service account. One that may delete instances lets a VM
-    that hears no manager delete itself; else it switches itself off."""
+    """Email of the VMs' service account. If it may delete instances, a VM without a
+    manager deletes itself; otherwise it shuts itself down."""
     max_run_s: float = 7 * DAY_S
-    """Google deletes a VM so long after its start, whatever happens; 30 s to 120
-    days."""
+    """Hard limit after which Google deletes a VM; 30 s to 120 days."""
     endpoint: str = ""
-    """Another address than Compute Engine's own."""
+    """Another endpoint than Compute Engine's own."""
     patience_s: float = 60.0
-    """How long the SDK goes on about a throttled, lost or broken call; 0: it does
-    not."""
+    """How long the SDK retries a throttled or failed call; 0: no retries."""
     answer_s: float = 30.0
-    """How long Google may take to answer a call."""
+    """Timeout of an answer."""
     launch_s: float = 100.0
-    """How long a launch waits for its machines before it is asked about again."""
+    """How long one call of a launch waits for its VMs."""

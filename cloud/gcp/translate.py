@@ -1,4 +1,4 @@
-"""From what the SDK raises, and failed operations say, to what a caller can do."""
+"""Translation of the SDK's errors and of failed operations to our errors."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EXTRA_MISSING = (
 )
 _RETRY_AFTER_S = 5.0
 _MAX_MESSAGE_CHARS = 300
-"""Characters of Google's own words in a message."""
+"""Length limit of Google's text in a message."""
 _NOT_FOUND = 404
 ALREADY_EXISTS = "alreadyExists"
 
@@ -34,8 +34,8 @@ _CODES: dict[str, type[CloudError]] = {
     "resourcesExhausted": NoCapacityError,
     "VM_MIN_COUNT_NOT_REACHED": NoCapacityError,
     "IP_SPACE_EXHAUSTED": NoCapacityError,
-    "RESOURCE_NOT_FOUND": NoCapacityError,  # the zone has no such type (any more)
-    "UNSUPPORTED_OPERATION": NoCapacityError,  # taken back while it was being made
+    "RESOURCE_NOT_FOUND": NoCapacityError,  # the zone does not have the type (any more)
+    "UNSUPPORTED_OPERATION": NoCapacityError,  # preempted during its creation
     "QUOTA_EXCEEDED": QuotaExceededError,
     "QUOTA_LIMIT_EXCEEDED": QuotaExceededError,
     "LIMIT_EXCEEDED": QuotaExceededError,
@@ -73,11 +73,11 @@ _STATUSES: dict[int, type[CloudError]] = {
     403: AuthError,
     429: ThrottledError,
 }
-"""By HTTP status, where the code says nothing."""
+"""By HTTP status, if the code is unknown."""
 _SUMMARY = "VM_MIN_COUNT_NOT_REACHED"
-"""Nothing came of a launch; another error may say why."""
+"""Summary of a failed launch; another error may have the reason."""
 _UNSETTLED = ("resourceNotReady", "resourceInUseByAnotherResource")
-"""It will pass, though the status says that the request is wrong."""
+"""Transient, although the status says that the request is wrong."""
 
 _ADVICE: dict[type[CloudError], str] = {
     NoCapacityError: "another zone or type may have some",
@@ -88,7 +88,7 @@ _ADVICE: dict[type[CloudError], str] = {
 
 
 def code_of(error: Exception) -> str:
-    """Return Google's word for an error, empty where Google did not answer."""
+    """Return Google's code of an error, empty if Google did not answer."""
     return str(_first(error).get("reason", ""))
 
 
@@ -98,7 +98,7 @@ def _first(error: Exception) -> Mapping[str, Any]:
 
 
 def is_transient(error: Exception) -> bool:
-    """Return whether the same call may go well in a moment."""
+    """Return True if a retry of the call may succeed."""
     import requests
     from google.api_core import exceptions as google
     from google.auth.exceptions import TransportError
@@ -118,12 +118,12 @@ def is_transient(error: Exception) -> bool:
 
 
 def translate(error: Exception, doing: str) -> CloudError:
-    """Return the error that a caller can act on; any code that we do not know is a
-    plain ``CloudError``, never "no capacity".
+    """Return our error; unknown codes become a plain ``CloudError``, never "no
+    capacity".
 
     Args:
         error: Of ``google.api_core``, ``google.auth`` or ``requests``.
-        doing: What was tried, such as ``launching 2 a2-highgpu-1g in us-central1-a``.
+        doing: The action, such as ``launching 2 a2-highgpu-1g in us-central1-a``.
     """
     from google.api_core import exceptions as google
     from google.auth import exceptions as auth
@@ -139,14 +139,14 @@ def translate(error: Exception, doing: str) -> CloudError:
         return AuthError(
             f"GCP, {doing}: {text}; run 'gcloud auth application-default login'"
         )
-    return CloudError(f"GCP cannot be reached, {doing}: {text}; will be tried again")
+    return CloudError(f"GCP cannot be reached, {doing}: {text}; will be retried")
 
 
 def raise_failed(operation: Mapping[str, Any]) -> None:
-    """Raise what a failed operation failed of, the most telling of its errors.
+    """Raise the most specific error of a failed operation.
 
     Raises:
-        CloudError: one of its kinds.
+        CloudError: or a subclass.
     """
     errors = operation.get("error", {}).get("errors", ())
     if not errors:
@@ -198,10 +198,10 @@ def _one_line(text: str) -> str:
 
 @contextmanager
 def translating_errors(doing: str) -> Iterator[None]:
-    """Turn what the SDK raises inside into what a caller can act on.
+    """Translate the SDK's errors to ours.
 
     Raises:
-        CloudError: one of its kinds, with a message of one line.
+        CloudError: or a subclass, with a one-line message.
     """
     try:
         from google.api_core.exceptions import GoogleAPIError

@@ -1,7 +1,7 @@
 """Remembers ended VMs for clouds that stop listing them at once.
 
-Such a cloud reports end times elsewhere, in a log of operations. VMs that were listed before
-and are missing now are looked up there, and listed as ended for a while.
+Such a cloud reports end times elsewhere, in a log of operations. VMs that were listed
+before and are missing now are looked up there, and listed as ended for a while.
 """
 
 from __future__ import annotations

@@ -11,13 +11,13 @@ from spottrain.cloud.local.server import run
 
 
 def main() -> None:
-    """Leave the parent and its terminal behind, then serve."""
+    """Detach from the parent and its terminal, then serve."""
     parser = argparse.ArgumentParser(prog="python -m spottrain.cloud.local")
     parser.add_argument("state_dir", type=Path)
     parser.add_argument("--ready-fd", type=int)
     args = parser.parse_args()
     if os.fork():
-        os._exit(0)  # the cloud must be nobody's child, lest it stay as a zombie
+        os._exit(0)  # detach from the parent, to leave no zombie
     os.setsid()
     run(LocalFolder(args.state_dir), args.ready_fd)
 

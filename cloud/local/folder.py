@@ -33,8 +33,8 @@ class LocalRecord:
 class LocalFolder:
     """Files of one local cloud.
 
-    ``cloud.lock`` is held by the cloud process for its whole life; whoever else holds it
-    knows that no cloud process runs. A client that starts one holds ``start.lock``.
+    ``cloud.lock`` is held by the cloud process for its whole life; whoever else holds
+    it knows that no cloud process runs. A client that starts one holds ``start.lock``.
     """
 
     def __init__(self, path: Path) -> None:
@@ -105,8 +105,8 @@ class LocalFolder:
     def recover(self) -> LocalRecord:
         """End the VMs of a dead cloud process; the caller holds ``cloud.lock``.
 
-        Its agents died with it, so its VMs are useless. They are billed until now, since
-        their end was not observed.
+        Its agents died with it, so its VMs are useless. They are billed until now,
+        since their end was not observed.
         """
         self.socket.unlink(missing_ok=True)
         record = self.load()

@@ -1,4 +1,5 @@
-"""The simulated spot market of the local cloud: scripted events and seeded hazards; pure.
+"""The simulated spot market of the local cloud: scripted events and seeded hazards;
+pure.
 
 A market is data: the same ``MarketSpec`` always yields the same timeline.
 """
@@ -67,8 +68,8 @@ class MarketEvent:
     zone: str | None = None
     """None: a VM of any zone; required for capacity and price."""
     count: int = 1
-    """For capacity: the zone's new capacity, including rented VMs (a lower value ends no VM);
-    otherwise: number of affected VMs, at most all."""
+    """For capacity: the zone's new capacity, including rented VMs (a lower value ends
+    no VM); otherwise: number of affected VMs, at most all."""
     lead_s: float = 0.0
     """For notice: seconds from the notice to the kill."""
     usd_per_hour: float | None = None
@@ -76,8 +77,8 @@ class MarketEvent:
     factor: float | None = None
     """For slow: factor by which the VM is slower from now on."""
     machine: int | None = None
-    """Index, in order of launch, of the affected spot VM of the zone; none if there is no
-    such VM (hazards)."""
+    """Index, in order of launch, of the affected spot VM of the zone; none if there is
+    no such VM (hazards)."""
     return_after_s: float | None = None
     """When the capacity taken with the VM returns; None: never."""
 
@@ -186,8 +187,8 @@ def _strikes(
 ) -> Iterator[MarketEvent]:
     """Yield the events of one hazard in one zone.
 
-    Events are drawn for every machine that the zone may ever have; those of machines that
-    are not rented have no effect. So each running VM is hit at exactly the rate.
+    Events are drawn for every machine that the zone may ever have; those of machines
+    that are not rented have no effect. So each running VM is hit at exactly the rate.
     """
     rng = random.Random(f"{spec.seed}/{zone.name}/{kind}")
     counts = [
@@ -208,7 +209,7 @@ def _strikes(
 
 
 def _prices(spec: MarketSpec, zone: ZoneSpec) -> Iterator[MarketEvent]:
-    """Yield the zone's spot price: a geometric random walk below the on-demand price."""
+    """Yield spot prices: a geometric random walk below the on-demand price."""
     rng = random.Random(f"{spec.seed}/{zone.name}/price")
     sigma = spec.price_volatility * math.sqrt(PRICE_STEP_S / 3600)
     usd_per_hour = zone.spot_usd_per_hour

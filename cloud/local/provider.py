@@ -63,8 +63,8 @@ class LocalProvider:
 
     Several providers, in several processes, may share a ``state_dir``; only the cloud's
     process changes state. The first call that needs a market (``offers``, ``launch``,
-    ``inject``) starts it with the market of its provider. It ends ``idle_s`` after its last
-    VM and the last call. VMs and tokens persist; zones and prices start again.
+    ``inject``) starts it with the market of its provider. It ends ``idle_s`` after its
+    last VM and the last call. VMs and tokens persist; zones and prices start again.
 
     Args:
         state_dir: The cloud's folder, one per job.
@@ -110,8 +110,8 @@ class LocalProvider:
     def list_vms(self, job: str) -> Sequence[Vm]:
         """Return all VMs that ``job`` ever had; a terminated one has ``ended_at_s``.
 
-        If no cloud process runs, its VMs have ended, and remaining processes of them are
-        killed.
+        If no cloud process runs, its VMs have ended, and remaining processes of them
+        are killed.
         """
         if job != self._settings.job:
             return ()
@@ -137,7 +137,7 @@ class LocalProvider:
     # --- Only on the local cloud ---------------------------------------------------
 
     def bill(self, job: str) -> float:
-        """Return the cost so far in dollars: each VM's price at launch times its seconds."""
+        """Return the cost so far in dollars, at each VM's price at launch."""
         now_s = time.time()
         return sum(
             vm.offer.usd_per_hour * ((vm.ended_at_s or now_s) - vm.launched_at_s) / 3600

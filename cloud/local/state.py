@@ -56,9 +56,9 @@ class LocalNotice:
 class LocalCloud:
     """Zones, prices and VMs of one job.
 
-    A VM uses its zone's capacity from its launch to its end. An event that takes a VM back
-    (notice, kill, silence) lowers the capacity at once; the VM no longer uses capacity,
-    although a noticed or silent one still runs.
+    A VM uses its zone's capacity from its launch to its end. An event that takes a VM
+    back (notice, kill, silence) lowers the capacity at once; the VM no longer uses
+    capacity, although a noticed or silent one still runs.
 
     Args:
         settings: Settings of the cloud process.

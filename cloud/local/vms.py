@@ -1,4 +1,4 @@
-"""Starts and ends the VMs of the local cloud, by the rules of ``state`` and the market."""
+"""Starts and ends the processes of the local cloud's VMs."""
 
 from __future__ import annotations
 
@@ -48,7 +48,8 @@ _SCAN_S = 1.0
 
 
 class LocalVms:
-    """The processes of the cloud's VMs; methods run on one event loop, in the main thread.
+    """The processes of the cloud's VMs; methods run on one event loop, in the main
+    thread.
 
     Args:
         folder: For state, logs and work folders.

@@ -1,7 +1,7 @@
 """EC2's notices: two minutes before a spot VM is interrupted, and warnings before that.
 
-Both come from the instance metadata service, version 2, which requires a token. Standard library
-only; the agent carries this module.
+Both come from the instance metadata service, version 2, which requires a token.
+Standard library only; the agent carries this module.
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def read_action(text: str, now_s: float) -> PreemptionNotice:
         NoAnswerError: the text is invalid.
     """
     try:
-        told = json.loads(text)
-        action, at = str(told["action"]), told["time"]
+        content = json.loads(text)
+        action, at = str(content["action"]), content["time"]
         lead_s = max(0.0, iso_date_s(at) - now_s)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise NoAnswerError(f"instance-action: got {text[:200]!r}") from error

@@ -1,7 +1,7 @@
 """Compute Engine's notices: 30 s before a spot VM is shut down.
 
-The metadata server supports long polling: it answers when the value changes. Standard library
-only; the agent carries this module.
+The metadata server supports long polling: it answers when the value changes. Standard
+library only; the agent carries this module.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""The cloud port: the protocol that every provider implements, and the types it speaks in."""
+"""The cloud port: the protocol that every provider implements, and its types."""

@@ -6,24 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from spottrain.cloud.port.provider import (
-    AgentBootstrap,
-    ChecksAccount,
-    Finding,
-    FindsOrphans,
-    Offer,
-    PlacementScore,
-    Quota,
-    ReachedBySsh,
-    ReleasesJob,
-    ReportsPlacementScore,
-    ReportsPriceHistory,
-    ReportsQuota,
-    SimulatesInterruption,
-    SshTarget,
-    StartsAgents,
-    Vm,
-)
+from spottrain.cloud.port import provider as port
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,19 +14,19 @@ R = TypeVar("R")
 ABILITIES: Mapping[str, type] = {
     ability.__name__: ability
     for ability in (
-        ChecksAccount,
-        FindsOrphans,
-        ReachedBySsh,
-        ReleasesJob,
-        ReportsPlacementScore,
-        ReportsPriceHistory,
-        ReportsQuota,
-        SimulatesInterruption,
-        StartsAgents,
+        port.ChecksAccount,
+        port.FindsOrphans,
+        port.ReachedBySsh,
+        port.ReleasesJob,
+        port.ReportsPlacementScore,
+        port.ReportsPriceHistory,
+        port.ReportsQuota,
+        port.SimulatesInterruption,
+        port.StartsAgents,
     )
 }
-"""The abilities that wrappers forward. Not ``ForwardsCalls`` and ``ReportsUnreachableVms``:
-connections to VMs belong to the manager's own process."""
+"""The abilities that wrappers forward. Not ``ForwardsCalls`` and
+``ReportsUnreachableVms``: connections to VMs belong to the manager's own process."""
 
 
 class Forward(Protocol):
@@ -60,36 +43,36 @@ class ForwardsAbilities:
     the ability's protocol is false, by the rule of ``typing.runtime_checkable``.
     """
 
-    check: Callable[[], Sequence[Finding]] | None = None
-    list_all: Callable[[], Sequence[Vm]] | None = None
-    ssh_target: Callable[[str], SshTarget | None] | None = None
+    check: Callable[[], Sequence[port.Finding]] | None = None
+    list_all: Callable[[], Sequence[port.Vm]] | None = None
+    ssh_target: Callable[[str], port.SshTarget | None] | None = None
     release: Callable[[str], None] | None = None
-    placement_scores: Callable[[str, int], Sequence[PlacementScore]] | None = None
-    price_history: Callable[[float], Sequence[Offer]] | None = None
-    quotas: Callable[[], Sequence[Quota]] | None = None
+    placement_scores: Callable[[str, int], Sequence[port.PlacementScore]] | None = None
+    price_history: Callable[[float], Sequence[port.Offer]] | None = None
+    quotas: Callable[[], Sequence[port.Quota]] | None = None
     interrupt: Callable[[str], None] | None = None
-    start_agent: Callable[[str, AgentBootstrap], None] | None = None
+    start_agent: Callable[[str, port.AgentBootstrap], None] | None = None
 
     def _forward_abilities(self, has: Callable[[type], bool], forward: Forward) -> None:
         """Set the methods of the abilities for which ``has`` is true."""
-        if has(ChecksAccount):
-            self.check = forward(ChecksAccount.check)
-        if has(FindsOrphans):
-            self.list_all = forward(FindsOrphans.list_all)
-        if has(ReachedBySsh):
-            self.ssh_target = forward(ReachedBySsh.ssh_target)
-        if has(ReleasesJob):
-            self.release = forward(ReleasesJob.release)
-        if has(ReportsPlacementScore):
-            self.placement_scores = forward(ReportsPlacementScore.placement_scores)
-        if has(ReportsPriceHistory):
-            self.price_history = forward(ReportsPriceHistory.price_history)
-        if has(ReportsQuota):
-            self.quotas = forward(ReportsQuota.quotas)
-        if has(SimulatesInterruption):
-            self.interrupt = forward(SimulatesInterruption.interrupt)
-        if has(StartsAgents):
-            self.start_agent = forward(StartsAgents.start_agent)
+        if has(port.ChecksAccount):
+            self.check = forward(port.ChecksAccount.check)
+        if has(port.FindsOrphans):
+            self.list_all = forward(port.FindsOrphans.list_all)
+        if has(port.ReachedBySsh):
+            self.ssh_target = forward(port.ReachedBySsh.ssh_target)
+        if has(port.ReleasesJob):
+            self.release = forward(port.ReleasesJob.release)
+        if has(port.ReportsPlacementScore):
+            self.placement_scores = forward(port.ReportsPlacementScore.placement_scores)
+        if has(port.ReportsPriceHistory):
+            self.price_history = forward(port.ReportsPriceHistory.price_history)
+        if has(port.ReportsQuota):
+            self.quotas = forward(port.ReportsQuota.quotas)
+        if has(port.SimulatesInterruption):
+            self.interrupt = forward(port.SimulatesInterruption.interrupt)
+        if has(port.StartsAgents):
+            self.start_agent = forward(port.StartsAgents.start_agent)
 
 
 def arguments_by_name(

@@ -1,8 +1,8 @@
 """A VM's lease: the VM ends itself when it has not heard from a manager for too long.
 
-A shell script watches the age of a file. The agent touches the file whenever its manager
-answers, and removes it to end the VM at once.
-Standard library only; the agent carries this module.
+A shell script watches the age of a file. The agent touches the file whenever its
+manager answers, and removes it to end the VM at once. Standard library only; the agent
+carries this module.
 """
 
 from __future__ import annotations

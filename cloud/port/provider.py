@@ -1,7 +1,7 @@
 """The cloud port: the methods of every provider (design: section 5).
 
-Every method is safe to retry. Optional abilities are Protocols of their own. Callers test
-for them with ``isinstance``, never by a provider's name.
+Every method is safe to retry. Optional abilities are Protocols of their own. Callers
+test for them with ``isinstance``, never by a provider's name.
 """
 
 from __future__ import annotations
@@ -129,8 +129,8 @@ class CloudProvider(Protocol):
 class HasParts(Protocol):
     """Several clouds as one provider; each can be used, and fails, by itself.
 
-    ``list_vms`` of the whole fails if one cloud does not answer, so that its VMs are not
-    taken for ended. A caller that can use partial lists asks the parts.
+    ``list_vms`` of the whole fails if one cloud does not answer, so that its VMs are
+    not taken for ended. A caller that can use partial lists asks the parts.
     """
 
     def parts(self) -> Mapping[str, CloudProvider]:

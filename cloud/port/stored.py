@@ -18,12 +18,12 @@ FORMER_FIELDS = {
     "observed_at": "observed_at_s",
     "ended_at": "ended_at_s",
 }
-"""Former names (version 0.1) of fields of ``Offer`` and ``Vm`` in journals, records of the
-local cloud, memories of hosts and claims."""
+"""Former names (version 0.1) of fields of ``Offer`` and ``Vm`` in journals, records of
+the local cloud, memories of hosts and claims."""
 
 
 def with_current_names(data: Any) -> Any:
-    """Return JSON data with the fields of ``Offer`` and ``Vm`` under their current names."""
+    """Return JSON data with the current field names of ``Offer`` and ``Vm``."""
     if isinstance(data, dict):
         return {
             FORMER_FIELDS.get(name, name): with_current_names(value)

@@ -1,1 +1,1 @@
-"""Child processes: cloud SDKs that run in one of their own, and process trees of a VM."""
+"""Cloud SDKs in child processes, and the process trees of VMs."""

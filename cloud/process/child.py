@@ -1,9 +1,9 @@
 """A provider whose SDK lives in a child process, with the same protocols.
 
 SDKs take seconds to import, leak memory and hang; the child keeps that away from the
-manager. Calls run in parallel, each with a deadline. If the child dies or hangs, its calls
-fail with ``CloudError`` (a retry with the same token is safe) and the next call starts it
-again. A child never outlives its parent.
+manager. Calls run in parallel, each with a deadline. If the child dies or hangs, its
+calls fail with ``CloudError`` (a retry with the same token is safe) and the next call
+starts it again. A child never outlives its parent.
 """
 
 from __future__ import annotations

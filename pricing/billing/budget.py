@@ -36,32 +36,32 @@ class Budget:
     """Of the fleet, VMs being launched included."""
     reserve_s: float
     """See ``reserve_s``."""
-    side: Rate = FREE
+    side_rate: Rate = FREE
     """Of storage, and of the running plan's traffic."""
-    coming: Money = NOTHING
+    pending: Money = NOTHING
     """One-time charges of VMs that have not booted yet."""
 
     @property
-    def pace(self) -> Rate:
+    def job_rate(self) -> Rate:
         """Rate of the whole job: fleet, storage and traffic."""
-        return self.rate + self.side
+        return self.rate + self.side_rate
 
     @property
-    def kept(self) -> Money:
+    def reserve(self) -> Money:
         """What the fleet may still spend once the job begins to end."""
-        return self.pace.over(self.reserve_s) + self.coming
+        return self.job_rate.over(self.reserve_s) + self.pending
 
     @property
     def committed(self) -> Money:
         """Money that counts as spent: a lower cap would end the job at once."""
-        return self.spent + self.kept
+        return self.spent + self.reserve
 
     @property
     def lasts_s(self) -> float | None:
         """How long the fleet may go on training; None: no limit."""
-        if self.cap is None or self.pace == FREE:
+        if self.cap is None or self.job_rate == FREE:
             return None
-        return self.pace.lasts_s(self.cap - self.committed)
+        return self.job_rate.lasts_s(self.cap - self.committed)
 
     def affords(self, usd_per_hour: float, max_vms: int, once: Money = NOTHING) -> int:
         """Return how many more VMs of a price the caps allow.
@@ -79,6 +79,6 @@ class Budget:
         needed_s = self.reserve_s + WORTH_S
         each = price.over(needed_s) + once
         if self.cap is not None and each > NOTHING:
-            left = self.cap - self.spent - self.coming - self.pace.over(needed_s)
+            left = self.cap - self.spent - self.pending - self.job_rate.over(needed_s)
             counts.append(left.grains // each.grains)
         return max(0, min(counts))

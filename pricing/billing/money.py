@@ -53,16 +53,6 @@ class Money:
     grains: int = 0
 
     @classmethod
-    def owed(cls, usd: float) -> Money:
-        """Return an amount that we owe: rounded up to a micro-dollar.
-
-        Raises:
-            MoneyError: It is invalid.
-        """
-        micro = (_decimal(usd) * _MICRO).to_integral_value(ROUND_CEILING)
-        return cls(int(micro) * _GRAINS_PER_MICROUSD)
-
-    @classmethod
     def allowed(cls, usd: float) -> Money:
         """Return an amount that we may spend: rounded down to a micro-dollar.
 

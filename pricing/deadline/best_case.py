@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spottrain.pricing.deadline import tuning
 from spottrain.pricing.deadline.fallback import round_up
 from spottrain.pricing.deadline.model import (
     Feasibility,
@@ -18,7 +19,6 @@ from spottrain.pricing.deadline.model import (
     JobStatus,
     Supply,
 )
-from spottrain.pricing.deadline.tuning import BEST_CASE_TIME, LEEWAY_S, ROUNDING
 from spottrain.units import HOUR_S
 
 
@@ -57,7 +57,7 @@ def best_case(
     limit = status.usd_per_hour_limit
     sizes = [n for n in range(1, fleet.max_vms + 1) if n * price <= limit]
     trains = [n for n in sizes if fleet.rates[n] > 0]
-    examples = BEST_CASE_TIME * status.examples_left
+    examples = tuning.BEST_CASE_TIME * status.examples_left
     if math.isinf(price) or not trains or examples <= 0:
         return None
     boot_s = 0.0 if any(vms.rented for vms in holdings) else fleet.boot_s
@@ -87,11 +87,12 @@ def too_late(status: JobStatus, found: BestCase | None) -> str:
 def over_budget(status: JobStatus, found: BestCase | None) -> str:
     """Return why the budget ends the job even in the best case; empty if it does not."""
     usd_left = status.usd_left
-    if found is None or usd_left is None or found.usd <= usd_left * (1 + ROUNDING):
+    if found is None or usd_left is None or found.usd <= status.usd_limit:
         return ""
     return (
-        f"without preemptions and at today's lowest price of ${found.usd_per_hour:,.2f} per hour "
-        f"it costs ${found.usd:,.2f}, left to spend: ${usd_left:,.2f}"
+        f"without preemptions and at today's lowest price of "
+        f"${found.usd_per_hour:,.2f} per hour it costs ${found.usd:,.2f}, left to spend: "
+        f"${usd_left:,.2f}"
     )
 
 
@@ -101,7 +102,7 @@ def too_slow(status: JobStatus, fleet: Fleet, found: BestCase | None) -> str:
     Where the hourly cap allows no VM now, the largest fleet counts.
     """
     vms = fleet.max_vms if found is None else found.vms
-    minimum, rate = status.min_examples_per_s, fleet.rates[vms] / BEST_CASE_TIME
+    minimum, rate = status.min_examples_per_s, fleet.rates[vms] / tuning.BEST_CASE_TIME
     if minimum is None or rate >= minimum:
         return ""
     return (
@@ -132,7 +133,7 @@ def feasible_at_best(
     short = bool(late or (expensive and status.deadline_s is not None))
     remedies = []
     if found is not None and late:
-        after_h = round_up((found.takes_s + LEEWAY_S) / HOUR_S)
+        after_h = round_up((found.takes_s + tuning.LEEWAY_S) / HOUR_S)
         remedies.append(
             f"move the deadline to {after_h:,.2f} h from now at the earliest"
         )

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from spottrain.pricing.deadline import tuning
 from spottrain.pricing.deadline.model import (
     Feasibility,
     Fleet,
@@ -17,7 +18,6 @@ from spottrain.pricing.deadline.model import (
     JobStatus,
     Supply,
 )
-from spottrain.pricing.deadline.tuning import LEEWAY_S, ROUNDING
 from spottrain.units import HOUR_S
 
 
@@ -61,18 +61,17 @@ class OnDemandFallback:
         boot = sum(self.prices[self.paid : size]) * self.fleet.boot_s
         return (sum(self.prices[:size]) * train_s + boot) / HOUR_S
 
-    def fastest(self, examples: float, usd_left: float | None) -> int:
+    def fastest(self, examples: float, usd_limit: float) -> int:
         """Return the size that finishes first within the budget; 0 if none does."""
-        limit = math.inf if usd_left is None else usd_left * (1 + ROUNDING)
         for size in range(self.max_vms, 0, -1):
             grows = self.fleet.rates[size] > self.fleet.rates[size - 1]
-            if grows and self.usd(size, examples) <= limit:
+            if grows and self.usd(size, examples) <= usd_limit:
                 return size
         return 0
 
     def cheapest(self, examples: float, train_within_s: float) -> int:
         """Return the cheapest size that trains no longer than that; 0 if none does."""
-        limit = train_within_s * (1 + ROUNDING)
+        limit = train_within_s * (1 + tuning.ROUNDING)
         sizes = [
             size
             for size in range(1, self.max_vms + 1)
@@ -126,15 +125,13 @@ def feasible(
     within_s = min(status.left_s - base.start_s(), _paced_s(status))
     size = base.cheapest(examples, within_s)
     min_usd = base.usd(size, examples) if size else None
-    fastest = base.fastest(examples, status.usd_left)
+    fastest = base.fastest(examples, status.usd_limit)
     train_s = base.train_s(fastest, examples)
-    if train_s > _paced_s(status) * (1 + ROUNDING):
+    if train_s > _paced_s(status) * (1 + tuning.ROUNDING):
         fastest = 0
     needs_s = base.start_s() + train_s + status.ending_s
     earliest_s = status.now_s + needs_s if fastest else None
-    is_affordable = min_usd is not None and (
-        status.usd_left is None or min_usd <= status.usd_left * (1 + ROUNDING)
-    )
+    is_affordable = min_usd is not None and min_usd <= status.usd_limit
     lasts = status.deadline_s is None and status.min_examples_per_s is not None
     return Feasibility(
         possible=is_affordable or (lasts and size > 0),
@@ -166,7 +163,7 @@ def _why(
             "guaranteed, spot VMs may not come; allow on-demand"
         )
     rate, minimum = base.fleet.rates[base.max_vms], status.min_examples_per_s
-    if minimum is not None and rate < minimum * (1 - ROUNDING):
+    if minimum is not None and rate < minimum * (1 - tuning.ROUNDING):
         return (
             f"slo.min_examples_per_s: {minimum:g} cannot be guaranteed: {_vms(base.max_vms)} "
             f"train {rate:.3g} examples/s; lower it"
@@ -203,7 +200,7 @@ def _remedies(
     if min_usd is not None:
         remedies.append(f"raise the budget to ${round_up(min_usd):,.2f}")
     if earliest_s is not None:
-        after_h = round_up((earliest_s - status.now_s + LEEWAY_S) / HOUR_S)
+        after_h = round_up((earliest_s - status.now_s + tuning.LEEWAY_S) / HOUR_S)
         remedies.append(f"move the deadline to {after_h:.2f} h from now")
     else:
         cheapest = base.cheapest(status.examples_left, _paced_s(status))

@@ -11,10 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain.pricing.deadline.fallback import (
-    OnDemandFallback,
-    on_demand_fallback,
-)
+from spottrain.pricing.deadline import tuning
+from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.model import (
     Fleet,
     Forecast,
@@ -28,19 +26,6 @@ from spottrain.pricing.deadline.outlook import (
     MarketOutlook,
     market_of,
     spot_path,
-)
-from spottrain.pricing.deadline.tuning import (
-    BEST_CASE_TIME,
-    COST_EXPECTED,
-    COST_HIGH,
-    COST_LOW,
-    FAST_COST_EXPECTED,
-    FAST_COST_HIGH,
-    FAST_COST_LOW,
-    FINISH_EXPECTED,
-    FINISH_HIGH,
-    FINISH_LOW,
-    ROUNDING,
 )
 from spottrain.units import HOUR_S
 
@@ -69,7 +54,7 @@ def forecast(
     present = market_of(fleet, _affordable(status, fleet, supplies, holdings), ())
     outlook = _affordable_samples(status, fleet, supplies, outlook)
     soon = _spot_alone(status, fleet, (*outlook.samples, present))
-    size = base.fastest(examples, status.usd_left)
+    size = base.fastest(examples, status.usd_limit)
     if status.deadline_s is None or not size:
         return soon
     if status.left_s < base.train_s(size, examples):
@@ -124,7 +109,7 @@ def _affordable_samples(
     ]
     samples = []
     for seen in outlook.samples:
-        left, rows = cap * (1 + ROUNDING) * max(wastes, default=1.0), []
+        left, rows = cap * (1 + tuning.ROUNDING) * max(wastes, default=1.0), []
         for usd, there in seen:
             count = _count(usd, there, left)
             left -= count * usd
@@ -154,9 +139,9 @@ def _cost(
     on_demand = base.usd(_fallback_size(status, base), examples)
     above = max(on_demand, cheapest) - cheapest
     return Interval(
-        low=COST_LOW * cheapest,
-        expected=cheapest + COST_EXPECTED * above,
-        high=cheapest + COST_HIGH * above,
+        low=tuning.COST_LOW * cheapest,
+        expected=cheapest + tuning.COST_EXPECTED * above,
+        high=cheapest + tuning.COST_HIGH * above,
     )
 
 
@@ -176,12 +161,12 @@ def _late(
     """Return the forecast of a late job: on-demand VMs train to the end."""
     examples, now_s = status.examples_left, status.now_s
     train_s, usd = base.train_s(size, examples), base.usd(size, examples)
-    cost = Interval(low=COST_LOW * usd, expected=usd, high=usd / COST_LOW)
+    cost = Interval(low=tuning.COST_LOW * usd, expected=usd, high=usd / tuning.COST_LOW)
     return Forecast(
         finish_s=Interval(
-            low=now_s + BEST_CASE_TIME * examples / fleet.rates[-1],
+            low=now_s + tuning.BEST_CASE_TIME * examples / fleet.rates[-1],
             expected=now_s + base.start_s() + train_s,
-            high=now_s + base.start_s() + train_s / BEST_CASE_TIME,
+            high=now_s + base.start_s() + train_s / tuning.BEST_CASE_TIME,
         ),
         usd=_within_budget(cost, status),
     )
@@ -214,9 +199,10 @@ def _time_optimal(
             high=slow.finish_s.high,
         ),
         usd=Interval(
-            low=FAST_COST_LOW * usd,
-            expected=usd + (FAST_COST_EXPECTED * above if above < math.inf else 0.0),
-            high=usd + FAST_COST_HIGH * above,
+            low=tuning.FAST_COST_LOW * usd,
+            expected=usd
+            + (tuning.FAST_COST_EXPECTED * above if above < math.inf else 0.0),
+            high=usd + tuning.FAST_COST_HIGH * above,
         ),
     )
 
@@ -239,7 +225,9 @@ def _finish(
         return earliest_s + part * (latest_s - earliest_s)
 
     return Interval(
-        low=at(FINISH_LOW), expected=at(FINISH_EXPECTED), high=at(FINISH_HIGH)
+        low=at(tuning.FINISH_LOW),
+        expected=at(tuning.FINISH_EXPECTED),
+        high=at(tuning.FINISH_HIGH),
     )
 
 
@@ -247,34 +235,23 @@ def _spot_alone(status: JobStatus, fleet: Fleet, samples: Sequence[Market]) -> F
     """Return the forecast of spot VMs alone, without a deadline."""
     throughputs = [fleet.rates[sum(count for _, count in seen)] for seen in samples]
     usd_rates = [sum(usd * count for usd, count in seen) / HOUR_S for seen in samples]
-    throughput, usd_per_s = (
-        sum(throughputs) / len(throughputs),
-        sum(usd_rates) / len(usd_rates),
-    )
+    throughput = sum(throughputs) / len(throughputs)
+    usd_per_s = sum(usd_rates) / len(usd_rates)
     examples, now_s = status.examples_left, status.now_s
     left = math.inf if status.usd_left is None else max(0.0, status.usd_left)
-    soonest_s = now_s + BEST_CASE_TIME * examples / fleet.rates[-1]
+    soonest_s = now_s + tuning.BEST_CASE_TIME * examples / fleet.rates[-1]
     if throughput <= 0:
         return Forecast(
             finish_s=Interval(low=soonest_s, expected=math.inf, high=math.inf),
             usd=Interval(low=0.0, expected=math.inf, high=left),
         )
-    min_usd = (
-        BEST_CASE_TIME
-        * examples
-        * min(
-            usd_per_s / rate
-            for usd_per_s, rate in zip(usd_rates, throughputs, strict=True)
-            if rate > 0
-        )
-    )
+    rates = zip(usd_rates, throughputs, strict=True)
+    min_usd = tuning.BEST_CASE_TIME * examples * min(u / r for u, r in rates if r > 0)
     usd = examples * usd_per_s / throughput
     ends_usd = max(0.0, left - status.reserve_s * usd_per_s)
     if min_usd > ends_usd:
-        soonest_s, min_usd = (
-            math.inf,
-            max(0.0, left - status.reserve_s * max(usd_rates)),
-        )
+        soonest_s = math.inf
+        min_usd = max(0.0, left - status.reserve_s * max(usd_rates))
     return Forecast(
         finish_s=Interval(
             low=soonest_s,

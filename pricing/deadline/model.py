@@ -11,8 +11,13 @@ from dataclasses import dataclass, fields
 from functools import cached_property
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.deadline.tuning import ROUNDING
+from spottrain.pricing.deadline import tuning
 from spottrain.units import HOUR_S
+
+
+def _check(what: str, value: float, unit: str = "") -> None:
+    if not 0 <= value < math.inf:
+        raise ConfigError(f"{what}: got {value}; give 0 or more{unit}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,17 +39,11 @@ class Fleet:
 
     def __post_init__(self) -> None:
         for rate in self.examples_per_s:
-            if not 0 <= rate < math.inf:
-                raise ConfigError(
-                    f"examples_per_s: got {rate}; give 0 or more for every size"
-                )
+            _check("examples_per_s", rate, " for every size")
         if not any(self.examples_per_s):
             raise ConfigError("examples_per_s: got no size that trains; give one")
         for name in ("boot_s", "morph_s", "lost_s"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(
-                    f"{name}: got {getattr(self, name)}; give 0 or more seconds"
-                )
+            _check(name, getattr(self, name), " seconds")
 
     @cached_property
     def rates(self) -> tuple[float, ...]:
@@ -97,15 +96,9 @@ class Supply:
     """Interruptions of one VM to expect; 0 on demand."""
 
     def __post_init__(self) -> None:
-        for name in ("usd_per_hour", "losses_per_hour"):
-            if not 0 <= getattr(self, name) < math.inf:
-                raise ConfigError(
-                    f"{self.name}: {name}: got {getattr(self, name)}; give 0 or more"
-                )
-        if self.available is not None and self.available < 0:
-            raise ConfigError(
-                f"{self.name}: available: got {self.available}; give 0 or more"
-            )
+        _check(f"{self.name}: usd_per_hour", self.usd_per_hour)
+        _check(f"{self.name}: losses_per_hour", self.losses_per_hour)
+        _check(f"{self.name}: available", self.available or 0)
 
     def free(self, fleet: Fleet) -> int:
         """Return how many VMs can be rented beside those held."""
@@ -170,7 +163,14 @@ class JobStatus:
     def usd_per_hour_limit(self) -> float:
         """The hourly cap, rounding allowed for; infinite without one."""
         cap = self.usd_per_hour_cap
-        return math.inf if cap is None else cap * (1 + ROUNDING)
+        return math.inf if cap is None else cap * (1 + tuning.ROUNDING)
+
+    @property
+    def usd_limit(self) -> float:
+        """What is left of the budget, rounding allowed for; infinite without one."""
+        return (
+            math.inf if self.usd_left is None else self.usd_left * (1 + tuning.ROUNDING)
+        )
 
     @property
     def left_s(self) -> float:

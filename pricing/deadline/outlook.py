@@ -15,17 +15,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from spottrain.pricing.deadline.model import (
-    Fleet,
-    Holdings,
-    Supply,
-)
-from spottrain.pricing.deadline.tuning import (
-    MAX_SAMPLES,
-    PERSISTENCE_S,
-    PRESENT_WEIGHT,
-    SAMPLE_S,
-)
+from spottrain.pricing.deadline import tuning
+from spottrain.pricing.deadline.model import Fleet, Holdings, Supply
 from spottrain.units import HOUR_S
 
 Array = npt.NDArray[np.float64]
@@ -59,11 +50,13 @@ def observe(
         holdings: What is rented; it counts as part of the market.
     """
     last_s = outlook.sampled_at_s
-    if last_s is not None and now_s - last_s < SAMPLE_S:
+    if last_s is not None and now_s - last_s < tuning.SAMPLE_S:
         return outlook
     seen = market_of(fleet, supplies, holdings)
     return replace(
-        outlook, samples=(*outlook.samples, seen)[-MAX_SAMPLES:], sampled_at_s=now_s
+        outlook,
+        samples=(*outlook.samples, seen)[-tuning.MAX_SAMPLES :],
+        sampled_at_s=now_s,
     )
 
 
@@ -115,9 +108,9 @@ def spot_path(
         examples: Work that is left.
         left_s: Time that is left.
     """
-    now_s = min(left_s, PERSISTENCE_S)
-    each_s = (left_s - now_s) / (PRESENT_WEIGHT + len(outlook.samples))
-    now_s += each_s * PRESENT_WEIGHT
+    now_s = min(left_s, tuning.PERSISTENCE_S)
+    each_s = (left_s - now_s) / (tuning.PRESENT_WEIGHT + len(outlook.samples))
+    now_s += each_s * tuning.PRESENT_WEIGHT
     prices, rates, costs = _past(outlook.samples, fleet, tuple(on_demand))
     done = spent = 0.0  # in the present market alone
 
@@ -163,7 +156,7 @@ def _past(
 def _staircase(fleet: Fleet, on_demand: tuple[float, ...]) -> Callable[[Market], Array]:
     """Return ``stairs`` of a fleet as a cached table."""
 
-    @functools.lru_cache(maxsize=2 * MAX_SAMPLES)
+    @functools.lru_cache(maxsize=2 * tuning.MAX_SAMPLES)
     def table(seen: Market) -> Array:
         return np.array(stairs(seen, fleet, on_demand)).reshape(-1, 2)
 

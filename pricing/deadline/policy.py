@@ -13,6 +13,7 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from spottrain.pricing.deadline import tuning
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.model import (
     Fleet,
@@ -22,17 +23,6 @@ from spottrain.pricing.deadline.model import (
     Supply,
 )
 from spottrain.pricing.deadline.outlook import MarketOutlook, market_of, spot_path
-from spottrain.pricing.deadline.tuning import (
-    CONSECUTIVE_LOSSES,
-    FALLBACK_RELEASE,
-    HOLD_PREMIUM,
-    LOSSES_AHEAD,
-    MARGIN_LOSSES,
-    MAX_LOSSES_PER_SLACK,
-    MAX_PAUSED_SHARE,
-    MIN_TRAINING_BOOTS,
-    SWITCH_DISCOUNT,
-)
 from spottrain.units import HOUR_S
 
 
@@ -102,14 +92,14 @@ class _Policy:
             status, fleet, supplies, holdings
         )
         examples = status.examples_left
-        self.size = self.fallback.fastest(examples, status.usd_left)
+        self.size = self.fallback.fastest(examples, status.usd_limit)
         train_s = self.fallback.train_s(self.size, examples)
         self.spare_s = status.left_s - train_s
         """Time left over if all on-demand VMs trained from now on."""
         self.slack_s = self.spare_s - self.fallback.start_s()
         self.loss_s = 2 * fleet.morph_s + fleet.lost_s
         """Time that a loss takes: two pauses (the VM leaves, another joins) and lost work."""
-        self.margin_s = MARGIN_LOSSES * self.loss_s + status.review_s
+        self.margin_s = tuning.MARGIN_LOSSES * self.loss_s + status.review_s
         """With less slack on-demand VMs are rented."""
         self.slack_usd = self._slack_usd()
 
@@ -122,13 +112,11 @@ class _Policy:
         if not self.size:
             return self._without_fallback()
         short = self.slack_s < self.margin_s
-        if short or self.slack_usd < MARGIN_LOSSES * self._loss_usd():
+        if short or self.slack_usd < tuning.MARGIN_LOSSES * self._loss_usd():
             return self._near_deadline()
-        return (
-            self._cost_optimal_fleet()
-            if self.cost_optimal
-            else self._time_optimal_fleet()
-        )
+        if self.cost_optimal:
+            return self._cost_optimal_fleet()
+        return self._time_optimal_fleet()
 
     # --- How many spot VMs may be lost at once ---
 
@@ -160,7 +148,7 @@ class _Policy:
         rates = self.fleet.rates
         full = rates[self.size]
         spot = sum(candidate.count for candidate in self._candidates(on_demand=False))
-        at_risk = max(1, min(CONSECUTIVE_LOSSES, spot))
+        at_risk = max(1, min(tuning.CONSECUTIVE_LOSSES, spot))
 
         def fewest(spare_s: float) -> int:
             for kept in range(self.size):
@@ -176,7 +164,7 @@ class _Policy:
         now = self.fallback.paid
         spare_s = self.spare_s - self.fleet.morph_s  # a pause may have begun just now
         needed = fewest(spare_s)
-        ahead = fewest(spare_s - LOSSES_AHEAD * self.loss_s)
+        ahead = fewest(spare_s - tuning.LOSSES_AHEAD * self.loss_s)
         return min(now, ahead) if needed <= now else ahead
 
     def _affordable(
@@ -217,18 +205,14 @@ class _Policy:
                 count += 1
             max_spot -= count
             if count:
-                kept.append(
-                    candidate
-                    if count == candidate.count
-                    else replace(candidate, count=count)
-                )
+                kept.append(replace(candidate, count=count))
         return kept
 
     def _max_spot_by_losses(self, candidates: Sequence[Candidate], size: int) -> int:
         """Return how many of the best spot VMs lose no more time than slack allows."""
         if self.status.left_s <= 0:
             return 0
-        allowed = self.spare_s / self.status.left_s * MAX_LOSSES_PER_SLACK
+        allowed = self.spare_s / self.status.left_s * tuning.MAX_LOSSES_PER_SLACK
         spot = (candidate for candidate in _units(candidates) if candidate.spot)
         count = 0
         for candidate in itertools.islice(spot, size):
@@ -250,12 +234,10 @@ class _Policy:
                 self._candidates(on_demand=True), self.fleet.max_vms
             )
             taken = self._take(candidates, max(self.size, self._rate_size()))
-            return self._answer(
-                taken, "fallback", "no spot VM costs less than on demand"
-            )
-        kept = (
-            self.fallback.paid if self.slack_s < FALLBACK_RELEASE * self.margin_s else 0
-        )
+            why = "no spot VM costs less than on demand"
+            return self._answer(taken, "fallback", why)
+        released = self.slack_s >= tuning.FALLBACK_RELEASE * self.margin_s
+        kept = 0 if released else self.fallback.paid
         candidates = self._candidates(on_demand=kept > 0 or self._needs_rate())
         candidates = self._affordable(candidates, max(0, self.fleet.max_vms - kept))
         return self._all_spot(candidates, kept, f"slack {self.slack_s:.0f} s")
@@ -293,13 +275,10 @@ class _Policy:
         candidates = self._candidates(on_demand=True)
         spot = min(size - on_demand, self._max_spot_by_losses(candidates, size))
         candidates = self._affordable(candidates, spot)
-        spot = min(
-            spot, sum(candidate.count for candidate in candidates if candidate.spot)
-        )
+        spot = sum(candidate.count for candidate in candidates if candidate.spot)
         if spot <= 0:
-            start_s = (
-                self.fallback.start_s() if self.fallback.ready < self.size else 0.0
-            )
+            all_train = self.fallback.ready >= self.size
+            start_s = 0.0 if all_train else self.fallback.start_s()
             size = max(self._fallback_size(start_s), self.fallback.paid)
         taken = self._take(candidates, size)
         mode = "late" if self.spare_s < 0 else ("edge" if spot > 0 else "fallback")
@@ -312,7 +291,8 @@ class _Policy:
     def _cost_optimal_fleet(self) -> FleetDecision:
         status, fleet = self.status, self.fleet
         present = market_of(fleet, self.supplies, tuple(self.holdings.values()))
-        left_s = status.left_s - self.fallback.start_s() - MARGIN_LOSSES * self.loss_s
+        left_s = status.left_s - self.fallback.start_s()
+        left_s -= tuning.MARGIN_LOSSES * self.loss_s
         candidates = self._candidates(on_demand=True)
         worth = spot_path(
             self.outlook,
@@ -322,11 +302,9 @@ class _Policy:
             status.examples_left,
             left_s * (1 - self._paused_share(candidates)),
         ).usd_per_example
-        max_spot = (
-            fleet.max_vms
-            if worth < math.inf
-            else self._max_spot_by_losses(candidates, self.size)
-        )
+        max_spot = fleet.max_vms
+        if worth == math.inf:
+            max_spot = self._max_spot_by_losses(candidates, self.size)
         candidates = self._affordable(candidates, max_spot)
         wanted = max(self._worth_renting(candidates, worth), self._rate_size())
         mode = "pace" if wanted else "wait"
@@ -340,7 +318,7 @@ class _Policy:
         """Return the share of time that losses of the best VMs are expected to take."""
         best = itertools.islice(_units(candidates), self.size)
         losses_per_hour = sum(candidate.losses_per_hour for candidate in best)
-        return min(MAX_PAUSED_SHARE, losses_per_hour / HOUR_S * self.loss_s)
+        return min(tuning.MAX_PAUSED_SHARE, losses_per_hour / HOUR_S * self.loss_s)
 
     def _worth_renting(self, candidates: Sequence[Candidate], worth: float) -> int:
         """Return the largest size whose last step costs no more than its examples' worth."""
@@ -348,7 +326,8 @@ class _Policy:
         ready = sum(vms.ready for vms in self.holdings.values())
         rate = self.fleet.rates[min(ready, self.fleet.max_vms)]
         left = self.status.examples_left
-        ending = rate > 0 and left / rate < MIN_TRAINING_BOOTS * self.fleet.boot_s
+        min_s = tuning.MIN_TRAINING_BOOTS * self.fleet.boot_s
+        ending = rate > 0 and left / rate < min_s
         size = 0
         for few, many in itertools.pairwise(self.fleet.sizes):
             step = best[few:many]
@@ -364,7 +343,7 @@ class _Policy:
 
     def _asking_usd(self, candidate: Candidate) -> float:
         """Return the hourly price that a VM must be worth."""
-        held = 1 + HOLD_PREMIUM if candidate.is_held else 1.0
+        held = 1 + tuning.HOLD_PREMIUM if candidate.is_held else 1.0
         return candidate.usd_per_hour / held
 
     # --- min_examples_per_s ---
@@ -403,7 +382,7 @@ class _Policy:
                         spot=supply.spot,
                         count=count,
                         usd_per_hour=usd,
-                        rank=usd * (1 - SWITCH_DISCOUNT) if is_held else usd,
+                        rank=usd * (1 - tuning.SWITCH_DISCOUNT) if is_held else usd,
                         losses_per_hour=supply.losses_per_hour,
                         is_held=is_held,
                     )

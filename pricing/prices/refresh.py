@@ -10,14 +10,7 @@ from typing import Protocol
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.catalogue import Catalogue, InstanceType
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.prices.price import (
-    Price,
-    Sifted,
-    fresh,
-    published,
-    sift,
-    usable,
-)
+from spottrain.pricing.prices.price import Price, Sifted, fresh, published, sift, usable
 from spottrain.units import DAY_S, HOUR_S
 
 TTL_S = HOUR_S

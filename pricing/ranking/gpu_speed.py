@@ -10,7 +10,6 @@ import functools
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.catalogue import (
-    Catalogue,
     GpuType,
     InstanceType,
     catalogue,
@@ -76,11 +75,6 @@ def machine_of(
         speed=speed,
         network_bytes_per_s=kind.network_bytes_per_s,
     )
-
-
-def measured_on(profile: Profile, facts: Catalogue) -> GpuType | None:
-    """Return the GPU of the catalogue that a profile was measured on, if it is one."""
-    return facts.gpu_of(profile.device)
 
 
 def gpu_speed(offer: Offer, profile: Profile, facts: ModelFacts) -> float:

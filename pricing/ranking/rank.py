@@ -17,10 +17,6 @@ from spottrain.morphing.adapt.policy import slowdown
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
 from spottrain.pricing.prices.place import Place, offer_key, place_of
-from spottrain.pricing.ranking.frictions import (
-    Frictions,
-    Quote,
-)
 from spottrain.pricing.ranking.order import preference
 from spottrain.pricing.ranking.throughput import (
     FleetThroughput,
@@ -45,7 +41,7 @@ class Priced:
     """Interruptions of one VM to expect."""
     boot_s: float = 0.0
     """From paying to training."""
-    most_vms: int | None = None
+    max_vms: int | None = None
     """VMs that can be rented, by capacity or quota; None: not known."""
     is_estimate: bool = False
     """True if its throughput comes from declared ratios, not from a measurement."""
@@ -276,7 +272,7 @@ def _unusable(priced: Priced, terms: RankingTerms) -> str:
         return "its price is too old to rent by"
     if not offer.spot and not terms.allow_on_demand:
         return "on demand: resources.allow_on_demand is not set"
-    if priced.most_vms is not None and priced.most_vms < 1:
+    if priced.max_vms is not None and priced.max_vms < 1:
         return "there is no machine left"
     if terms.max_gpus is not None and offer.gpus > terms.max_gpus:
         return f"it has more than {terms.max_gpus} GPUs"
@@ -320,18 +316,10 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
         slowdown(throughput.pipeline_depth, throughput.data_parallel_width, 1.0) - 1
     )
     rent = throughput.vms * offer.usd_per_hour
-    wasted = Frictions(
-        boot_s=priced.boot_s / throughput.vms,
-        lost_s=2 * terms.morph_s + only_checkpoints * terms.lag_steps * step_s,
-    )
-    per_hour = wasted.throughput(
-        Quote(
-            place=place,
-            usd_per_hour=rent,
-            examples_per_s=examples_per_s,
-            losses_per_hour=throughput.vms * priced.losses_per_hour,
-        )
-    )
+    lost_s = 2 * terms.morph_s + only_checkpoints * terms.lag_steps * step_s
+    wasted_s = priced.boot_s / throughput.vms + lost_s
+    losses_per_hour = throughput.vms * priced.losses_per_hour
+    per_hour = examples_per_s * HOUR_S / (1.0 + losses_per_hour * wasted_s / HOUR_S)
     stored_gb = terms.stored_bytes / GB_BYTES
     storage = stored_gb * terms.storage_usd_per_gb_month / MONTH_H
     once = rent * priced.boot_s / HOUR_S
@@ -391,8 +379,8 @@ def greedy_fleet(
         left = _affordable(offer, terms.max_vms - vms, terms, held)
         if vms + left < terms.min_vms:
             left = 0
-        if row.priced.most_vms is not None:
-            left = min(left, row.priced.most_vms - taken.get(machines, 0))
+        if row.priced.max_vms is not None:
+            left = min(left, row.priced.max_vms - taken.get(machines, 0))
         if left > 0:
             fleet.append((row, left))
             taken[machines] = taken.get(machines, 0) + left

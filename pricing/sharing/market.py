@@ -5,16 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
 
 from spottrain.errors import BudgetError, ConfigError
 from spottrain.units import HOUR_S
 
-if TYPE_CHECKING:
-    import numpy as np
-    from numpy.typing import NDArray
-
-    Floats = NDArray[np.float64]
+Floats = NDArray[np.float64]
 
 _SMALLEST, _LARGEST = 1e-30, 1e30
 """Range of numbers that a linear program in double precision can hold."""
@@ -148,8 +146,6 @@ def arrays(types: Sequence[OfferType], jobs: Sequence[Demand]) -> Arrays:
         ConfigError: no types, no jobs, or throughputs for another number of types.
         InfeasibleError: a job that can run on no type.
     """
-    import numpy as np
-
     if not types or not jobs:
         raise ConfigError("nothing to allocate: give at least one offer type and job")
     for job in jobs:

@@ -11,12 +11,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import numpy as np
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.market import (
     Arrays,
     Demand,
+    Floats,
     Hours,
     InfeasibleError,
     OfferType,
@@ -25,9 +28,6 @@ from spottrain.pricing.sharing.market import (
 )
 from spottrain.pricing.sharing.programs import HoursProgram, SharesProgram
 from spottrain.units import HOUR_S
-
-if TYPE_CHECKING:
-    from spottrain.pricing.sharing.market import Floats
 
 _SLACK = 1e-9
 """Relative tolerance of the solver."""
@@ -124,8 +124,6 @@ def max_examples_per_usd(types: Sequence[OfferType], jobs: Sequence[Demand]) -> 
         InfeasibleError: with deadlines that can be met.
         ConfigError: an empty market, or one that does not fit the jobs.
     """
-    import numpy as np
-
     market = arrays(types, jobs)
     best_usd = market.usd.min(axis=1, keepdims=True)
     with np.errstate(invalid="ignore"):
@@ -161,8 +159,6 @@ def fairest(
         ConfigError: an infinite quota, an empty market, or one that does not fit.
         InfeasibleError: a job that can run on no type.
     """
-    import numpy as np
-
     market = arrays(types, jobs)
     for kind in types:
         if math.isinf(kind.quota):
@@ -179,16 +175,12 @@ def fairest(
 
 def _needed(market: Arrays, deadlines_h: Sequence[float]) -> Floats:
     """Return the examples per second that each job's deadline needs, [job, 1]."""
-    import numpy as np
-
     examples = np.array([job.examples for job in market.jobs])
     return (examples / (np.array(deadlines_h) * HOUR_S))[:, None]
 
 
 def _fits(hours: Hours, market: Arrays, deadlines_h: Sequence[float]) -> bool:
     """Return whether quotas suffice if each job spreads its hours evenly."""
-    import numpy as np
-
     at_once = np.array(hours.hours) / np.array(deadlines_h)[:, None]
     held = (at_once * market.machines[:, None]).sum(axis=0)
     return bool((held <= market.quotas).all())
@@ -286,8 +278,6 @@ def _budget(max_usd: float | None) -> float | None:
 
 
 def _column(values: Sequence[float]) -> Floats:
-    import numpy as np
-
     return np.array(values, dtype=float)[:, None]
 
 

@@ -10,12 +10,10 @@ from typing import TYPE_CHECKING, Any, Literal, overload
 import numpy as np
 
 from spottrain.errors import SpottrainError
-from spottrain.pricing.sharing.market import Arrays, Hours, Shares
+from spottrain.pricing.sharing.market import Arrays, Floats, Hours, Shares
 
 if TYPE_CHECKING:
     from scipy.sparse import csr_array
-
-    from spottrain.pricing.sharing.market import Floats
 
 MIN_PERIODS = 16
 """Periods allowed for any number of jobs: 2,048 on three types then take 0.3 s of a CPU where

@@ -17,10 +17,12 @@ from statistics import mean
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.ranking.frictions import NO_FRICTIONS, Frictions, Quote
 from spottrain.pricing.simulation.price_file import INSTANCES, PriceFile
 from spottrain.pricing.simulation.switching import (
     CHEAPEST_NOW,
+    NO_FRICTIONS,
+    Frictions,
+    Quote,
     SwitchingRule,
     SwitchingState,
     decide,

@@ -14,11 +14,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from spottrain.pricing.deadline.model import (
-    Fleet,
-    Holdings,
-    Supply,
-)
+from spottrain.pricing.deadline.model import Fleet, Holdings, Supply
 from spottrain.pricing.simulation.scenarios import GIVE_UP, PRICE_S, Scenario
 from spottrain.units import HOUR_S
 

@@ -1,39 +1,113 @@
-"""When to move to another offer: one pure decision at every change of prices or hazards.
+"""When to move to another offer: a pure decision, made again at every price or hazard.
 
 After Narayanan's dissertation, section 6.3.2, which moves to whatever is cheapest per
-example and takes moves as free; here the cost of a move counts, and so does what
-interruptions waste.
+example and takes moves as free; here the cost of a move counts, and so does the work that
+an offer's interruptions waste.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from spottrain.pricing.billing.money import is_amount
+from spottrain.pricing.billing.terms import CLOUD_USD_PER_GB
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.ranking.frictions import Frictions, Quote
-from spottrain.units import HOUR_S
+from spottrain.units import GB_BYTES, HOUR_S
 
 _TIE = 1e-9
-"""Relative difference of two costs that counts as rounding."""
+"""Relative difference of two costs that is taken for rounding."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quote:
+    """Price and throughput of training in one place now."""
+
+    place: Place
+    usd_per_hour: float
+    """Of the whole fleet."""
+    examples_per_s: float
+    """Without interruptions; more than 0."""
+    losses_per_hour: float = 0.0
+    """Interruptions to expect."""
+
+    @property
+    def is_sound(self) -> bool:
+        """True if its numbers are finite and positive, so that it can be compared."""
+        numbers = self.usd_per_hour, self.examples_per_s, self.losses_per_hour
+        return all(map(is_amount, numbers)) and self.examples_per_s > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frictions:
+    """The costs of moves and interruptions; all zero in the dissertation."""
+
+    boot_s: float = 0.0
+    """From paying for new machines to training on them."""
+    lost_s: float = 0.0
+    """Training time repeated after an interruption."""
+    move_s: float = 0.0
+    """Training time repeated or lost in a voluntary move."""
+    checkpoint_bytes: float = 0.0
+    dataset_bytes: float = 0.0
+    """Fetched once into each cloud that has no copy yet."""
+    zone_usd_per_gb: float = 0.01
+    region_usd_per_gb: float = 0.02
+    cloud_usd_per_gb: float = CLOUD_USD_PER_GB
+    """Egress out of a zone, a region, a cloud; coming in is free."""
+
+    def checkpoint_usd(self, here: Place, there: Place) -> float:
+        """Return the cost of moving the newest checkpoint."""
+        if here.cloud != there.cloud:
+            usd_per_gb = self.cloud_usd_per_gb
+        elif here.region != there.region:
+            usd_per_gb = self.region_usd_per_gb
+        else:
+            usd_per_gb = self.zone_usd_per_gb * (here.zone != there.zone)
+        return self.checkpoint_bytes / GB_BYTES * usd_per_gb
+
+    def dataset_usd(self, cloud: str, copies: Collection[str]) -> float:
+        """Return the cost of fetching the dataset, unless a copy is there already.
+
+        Args:
+            cloud: Where it is needed.
+            copies: Clouds that hold it.
+        """
+        if cloud in copies:
+            return 0.0
+        return self.dataset_bytes / GB_BYTES * self.cloud_usd_per_gb
+
+    def throughput(self, quote: Quote) -> float:
+        """Return the expected examples per hour, interruptions counted.
+
+        Each hour of training is followed by what its interruptions waste: repeated work
+        and the boot of replacements.
+        """
+        wasted = quote.losses_per_hour * (self.boot_s + self.lost_s) / HOUR_S
+        return quote.examples_per_s * HOUR_S / (1.0 + wasted)
+
+    def usd_per_example(self, quote: Quote) -> float:
+        """Return the cost of an example, interruptions counted, moves not."""
+        return quote.usd_per_hour / self.throughput(quote)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchingRule:
     """How much better another offer must be.
 
-    The defaults, without frictions: whatever is cheapest now, as in the dissertation.
+    With the defaults and no frictions: whatever is cheapest now, as in the dissertation.
     """
 
     hysteresis: float = 0.0
-    """Share by which another offer must train more for a dollar."""
+    """Share by which another offer must have more examples per dollar."""
     horizon_s: float | None = None
-    """How long today's prices are expected to hold; None: to the end of the job."""
+    """How long today's prices are expected to hold; savings count no further. None: to the
+    end of the job."""
 
 
-CHEAPEST_NOW = SwitchingRule()
-"""As in the dissertation."""
+NO_FRICTIONS, CHEAPEST_NOW = Frictions(), SwitchingRule()
+"""The dissertation's assumptions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,22 +116,22 @@ class PlaceDecision:
 
     quote: Quote
     moves: bool
-    """False for the first choice."""
+    """True if that is another place; the first choice is no move."""
     reason: str
     saving_usd: float = 0.0
-    """Of the best other offer, over the horizon, without the cost of the move."""
+    """Of the best other offer, over the horizon, before the cost of the move."""
     switch_usd: float = 0.0
-    """Cost of moving to it: data, boot and work done again."""
+    """Cost of moving to it: data, boot and repeated work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SwitchingState:
-    """Where a job is, and the work that is left."""
+    """Where a job is and how much work it has left."""
 
     examples: float
-    """Left to do."""
+    """Examples left to train."""
     held: Place | None = None
-    """None before the first choice, or when what was held is lost."""
+    """None before the first choice, or when what was rented is gone."""
     checkpoint: Place | None = None
     """Where the newest one was written; None before the first."""
     copies: frozenset[str] = frozenset()
@@ -70,16 +144,17 @@ def decide(
     frictions: Frictions,
     rule: SwitchingRule,
 ) -> PlaceDecision:
-    """Return where to be from now on.
+    """Return whether to stay or where to go.
 
-    A move must save more over the horizon than it costs, and the new offer must train
-    more per dollar by the rule's hysteresis. Of several, the one that saves most after
-    its cost; the first of equals. What is held counts as lost without a quote.
+    A move must save more over the horizon than it costs, and the new offer must have more
+    examples per dollar by the rule's hysteresis. Of several, the one that saves most after
+    its cost; the first of equals. A place without a quote cannot be rented any more, though
+    the job is there.
 
     Args:
-        quotes: What can be had now, in any order; at least one. Quotes with numbers that
-            are not finite are ignored.
-        state: Of the job.
+        quotes: What can be rented now, in any order; at least one. Those with impossible
+            numbers, such as a price that is not finite, are left out.
+        state: Where the job is.
         frictions: What moves and interruptions cost.
         rule: How much better another offer must be.
 
@@ -100,14 +175,14 @@ def decide(
         _option(held, quote, examples, state, frictions, rule) for quote in others
     ]
     if not options:
-        return PlaceDecision(quote=held, moves=False, reason="nothing else can be had")
+        return PlaceDecision(quote=held, moves=False, reason="nothing else is on offer")
     best = max(options, key=lambda option: (option.enough, option.net_usd))
     return best.decision(held, rule)
 
 
 @dataclass(frozen=True, slots=True)
 class _Option:
-    """A move that could be made."""
+    """A possible move."""
 
     quote: Quote
     gain: float
@@ -115,25 +190,25 @@ class _Option:
     saving_usd: float
     switch_usd: float
     enough: bool
-    """The gain reaches the hysteresis and is more than rounding."""
+    """True if the gain reaches the hysteresis and is more than rounding."""
 
     @property
     def net_usd(self) -> float:
         return self.saving_usd - self.switch_usd
 
     def decision(self, held: Quote, rule: SwitchingRule) -> PlaceDecision:
-        place = "/".join(self.quote.place)
+        name = "/".join(self.quote.place)
         moves = self.enough and self.net_usd > 0
         if self.gain <= _TIE:
-            reason = f"nothing trains more for a dollar; next is {place}"
+            reason = f"nothing has more examples per dollar; next is {name}"
         elif not self.enough:
             reason = (
-                f"{place} trains {self.gain:.1%} more for a dollar, less than the "
-                f"{rule.hysteresis:.1%} asked for"
+                f"{name} has {self.gain:.1%} more examples per dollar, less than the "
+                f"{rule.hysteresis:.1%} of the hysteresis"
             )
         else:
             reason = (
-                f"{place} saves ${self.saving_usd:.2f}; moving there costs "
+                f"{name} saves ${self.saving_usd:.2f}; moving there costs "
                 f"${self.switch_usd:.2f}"
             )
         return PlaceDecision(
@@ -168,7 +243,7 @@ def _option(
 def _cheapest_of(
     quotes: Sequence[Quote], place: Place | None, frictions: Frictions
 ) -> Quote | None:
-    """Return the best quote of one place, which may have several a day."""
+    """Return the best quote of one place; there may be several."""
     own = [quote for quote in quotes if quote.place == place]
     return min(own, key=frictions.usd_per_example) if own else None
 
@@ -176,7 +251,7 @@ def _cheapest_of(
 def _first(
     quotes: Sequence[Quote], state: SwitchingState, frictions: Frictions
 ) -> PlaceDecision:
-    """Return the place where the job costs least, getting there included."""
+    """Return where the rest of the job costs least, the start there included."""
 
     def total_usd(quote: Quote) -> float:
         usd = frictions.usd_per_example(quote) * state.examples
@@ -186,13 +261,13 @@ def _first(
     return PlaceDecision(
         quote=best,
         moves=False,
-        reason=f"{'/'.join(best.place)} costs least: ${total_usd(best):.2f} to the end",
+        reason=f"{'/'.join(best.place)} costs least: ${total_usd(best):.2f} to the end of the job",
         switch_usd=_enter_usd(best, state, frictions),
     )
 
 
 def _enter_usd(quote: Quote, state: SwitchingState, frictions: Frictions) -> float:
-    """Return the cost of starting in a place: boot, and data that is not there yet."""
+    """Return the cost of a start in a place: boot, and data that is not there yet."""
     usd = quote.usd_per_hour * frictions.boot_s / HOUR_S
     usd += frictions.dataset_usd(quote.place.cloud, state.copies)
     if state.checkpoint is not None:

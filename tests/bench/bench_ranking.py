@@ -19,7 +19,7 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.prices.catalogue import Catalogue, catalogue
 from spottrain.pricing.prices.price import offers, published
-from spottrain.pricing.ranking.gpu_speed import machine_of, measured_on
+from spottrain.pricing.ranking.gpu_speed import machine_of
 from spottrain.pricing.ranking.rank import Priced, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.varuna_manager.offers.preview import workload_inputs
@@ -32,7 +32,7 @@ OFFERS, WITHIN_S = 2000, 3.0
 def market(workload: Workload, facts: Catalogue) -> Iterator[Priced]:
     """Yield spot and on-demand offers."""
     draw = random.Random(0)
-    base = measured_on(workload.profile, facts)
+    base = facts.gpu_of(workload.profile.device)
     assert base is not None
     known = offers(published(facts), facts)
     for number in range(OFFERS):

@@ -60,7 +60,7 @@ class Account:
     clouds: frozenset[str] = frozenset()
     """Names of the clouds of offers; empty: the provider's own."""
 
-    def wish(self, offer: Offer, count: int = 1) -> LaunchRequest:
+    def launch_request(self, offer: Offer, count: int = 1) -> LaunchRequest:
         token, intent = uuid.uuid4().hex, f"intent-{uuid.uuid4().hex[:8]}"
         return LaunchRequest(
             token=token,

@@ -44,23 +44,23 @@ _OVER_SSH = "agents are brought to it over SSH by whoever wraps it: cloud.ssh"
 _STOCK = "how many machines a real cloud has is not ours to say"
 _LINE = "the line to a real cloud cannot be cut: the fakes' is"
 ON_A_REAL_ACCOUNT: dict[str, str] = {
-    "test_an_agent_cannot_be_started_on_a_vm_that_is_gone": _OVER_SSH,
-    "test_an_agent_may_be_started_again_and_again": _OVER_SSH,
-    "test_fewer_machines_than_asked_for_come_with_a_reason": _STOCK,
-    "test_no_machine_at_all_is_no_capacity": _STOCK,
+    "test_an_agent_cannot_be_started_on_an_ended_vm": _OVER_SSH,
+    "test_starting_an_agent_is_idempotent": _OVER_SSH,
+    "test_a_partial_launch_has_a_reason": _STOCK,
+    "test_a_launch_without_machines_is_no_capacity": _STOCK,
     "test_a_crash_at_any_request_rents_nothing_twice": _LINE,
 }
 REAL = "a real account"
 EXEMPT: dict[tuple[str, str], str] = {
     **{(test, REAL): why for test, why in ON_A_REAL_ACCOUNT.items()},
-    ("test_an_agent_cannot_be_started_on_a_vm_that_is_gone", "aws"): _OVER_SSH,
-    ("test_an_agent_cannot_be_started_on_a_vm_that_is_gone", "azure"): _OVER_SSH,
-    ("test_an_agent_cannot_be_started_on_a_vm_that_is_gone", "gcp"): _OVER_SSH,
-    ("test_an_agent_cannot_be_started_on_a_vm_that_is_gone", "several"): _OVER_SSH,
-    ("test_an_agent_may_be_started_again_and_again", "several"): _OVER_SSH,
-    ("test_an_agent_may_be_started_again_and_again", "aws"): _OVER_SSH,
-    ("test_an_agent_may_be_started_again_and_again", "azure"): _OVER_SSH,
-    ("test_an_agent_may_be_started_again_and_again", "gcp"): _OVER_SSH,
+    ("test_an_agent_cannot_be_started_on_an_ended_vm", "aws"): _OVER_SSH,
+    ("test_an_agent_cannot_be_started_on_an_ended_vm", "azure"): _OVER_SSH,
+    ("test_an_agent_cannot_be_started_on_an_ended_vm", "gcp"): _OVER_SSH,
+    ("test_an_agent_cannot_be_started_on_an_ended_vm", "several"): _OVER_SSH,
+    ("test_starting_an_agent_is_idempotent", "several"): _OVER_SSH,
+    ("test_starting_an_agent_is_idempotent", "aws"): _OVER_SSH,
+    ("test_starting_an_agent_is_idempotent", "azure"): _OVER_SSH,
+    ("test_starting_an_agent_is_idempotent", "gcp"): _OVER_SSH,
     ("test_a_crash_at_any_request_rents_nothing_twice", "local"): _OWN_CRASHES,
     ("test_a_release_leaves_nothing_of_the_job", "local"): "VMs share nothing",
     ("test_a_release_leaves_nothing_of_the_job", "ssh"): "VMs share nothing",

@@ -29,7 +29,7 @@ def test_it_is_a_provider_with_a_name(account: Account) -> None:
     assert clouds == (account.clouds or {provider.name})
 
 
-def test_offers_say_what_they_cost_and_when_that_was_seen(account: Account) -> None:
+def test_offers_have_a_price_and_its_time(account: Account) -> None:
     offers = account.connect().offers()
     assert {offer.spot for offer in offers} == account.markets
     for offer in offers:
@@ -41,10 +41,10 @@ def test_offers_say_what_they_cost_and_when_that_was_seen(account: Account) -> N
 
 def test_a_machine_is_listed_from_launch_to_end(account: Account) -> None:
     provider = account.connect()
-    wish = account.wish(provider.offers()[0])
-    (vm,) = provider.launch(wish).vms
-    assert (vm.job, vm.intent) == (account.job, wish.intent)
-    assert vm.offer.zone == wish.offer.zone
+    launch_request = account.launch_request(provider.offers()[0])
+    (vm,) = provider.launch(launch_request).vms
+    assert (vm.job, vm.intent) == (account.job, launch_request.intent)
+    assert vm.offer.zone == launch_request.offer.zone
     assert vm.ended_at_s is None
     assert vm.vm_id in {v.vm_id for v in account.connect().list_vms(account.job)}
     provider.terminate([vm.vm_id])
@@ -54,66 +54,68 @@ def test_a_machine_is_listed_from_launch_to_end(account: Account) -> None:
 
 def test_the_same_token_never_launches_twice(account: Account) -> None:
     first, second = account.connect(), account.connect()
-    wish = account.wish(first.offers()[0], 2)
-    ids = {vm.vm_id for vm in first.launch(wish).vms}
-    assert {vm.vm_id for vm in second.launch(wish).vms} == ids
+    launch_request = account.launch_request(first.offers()[0], 2)
+    ids = {vm.vm_id for vm in first.launch(launch_request).vms}
+    assert {vm.vm_id for vm in second.launch(launch_request).vms} == ids
     assert {vm.vm_id for vm in first.list_vms(account.job)} == ids
 
 
 def test_another_token_launches_more(account: Account) -> None:
     provider = account.connect()
     offer = provider.offers()[0]
-    one = provider.launch(account.wish(offer)).vms
-    two = provider.launch(account.wish(offer)).vms
+    one = provider.launch(account.launch_request(offer)).vms
+    two = provider.launch(account.launch_request(offer)).vms
     assert {vm.vm_id for vm in one}.isdisjoint(vm.vm_id for vm in two)
 
 
-def test_fewer_machines_than_asked_for_come_with_a_reason(account: Account) -> None:
+def test_a_partial_launch_has_a_reason(account: Account) -> None:
     provider = account.connect()
-    result = provider.launch(account.wish(provider.offers()[0], account.capacity + 1))
+    result = provider.launch(
+        account.launch_request(provider.offers()[0], account.capacity + 1)
+    )
     assert len(result.vms) == account.capacity
     assert result.refusal
 
 
-def test_no_machine_at_all_is_no_capacity(account: Account) -> None:
+def test_a_launch_without_machines_is_no_capacity(account: Account) -> None:
     provider = account.connect()
     offer = provider.offers()[0]
-    vms = provider.launch(account.wish(offer, account.capacity)).vms
-    wish = account.wish(offer)
+    vms = provider.launch(account.launch_request(offer, account.capacity)).vms
+    launch_request = account.launch_request(offer)
     with pytest.raises(NoCapacityError):
-        provider.launch(wish)
+        provider.launch(launch_request)
     provider.terminate([vms[0].vm_id])
-    assert len(provider.launch(wish).vms) == 1
+    assert len(provider.launch(launch_request).vms) == 1
 
 
-def test_terminating_what_is_gone_or_unknown_is_no_error(account: Account) -> None:
+def test_terminating_ended_or_unknown_vms_is_no_error(account: Account) -> None:
     provider = account.connect()
-    (vm,) = provider.launch(account.wish(provider.offers()[0])).vms
+    (vm,) = provider.launch(account.launch_request(provider.offers()[0])).vms
     for _ in range(2):
         provider.terminate([vm.vm_id, "vm-of-nobody"])
     provider.terminate([])
 
 
-def test_a_job_sees_its_own_machines_only(account: Account) -> None:
+def test_a_job_lists_only_its_own_vms(account: Account) -> None:
     provider = account.connect()
-    provider.launch(account.wish(provider.offers()[0]))
+    provider.launch(account.launch_request(provider.offers()[0]))
     assert provider.list_vms(f"not-{account.job}") == ()
 
 
-def test_an_agent_may_be_started_again_and_again(account: Account) -> None:
+def test_starting_an_agent_is_idempotent(account: Account) -> None:
     provider = account.connect()
     assert isinstance(provider, StartsAgents)
-    (vm,) = provider.launch(account.wish(provider.offers()[0])).vms
+    (vm,) = provider.launch(account.launch_request(provider.offers()[0])).vms
     for _ in range(2):
         provider.start_agent(vm.vm_id, BOOTSTRAP)
     (listed,) = provider.list_vms(account.job)
     assert listed == dataclasses.replace(vm, state=VmState.RUNNING)
 
 
-def test_an_agent_cannot_be_started_on_a_vm_that_is_gone(account: Account) -> None:
+def test_an_agent_cannot_be_started_on_an_ended_vm(account: Account) -> None:
     provider = account.connect()
     assert isinstance(provider, StartsAgents)
-    (vm,) = provider.launch(account.wish(provider.offers()[0])).vms
+    (vm,) = provider.launch(account.launch_request(provider.offers()[0])).vms
     provider.terminate([vm.vm_id])
     for vm_id in (vm.vm_id, "vm-of-nobody"):
         with pytest.raises(VmNotFoundError):
@@ -124,7 +126,7 @@ def test_a_release_leaves_nothing_of_the_job(account: Account) -> None:
     provider = account.connect()
     assert isinstance(provider, ReleasesJob)
     assert account.left is not None
-    (vm,) = provider.launch(account.wish(provider.offers()[0])).vms
+    (vm,) = provider.launch(account.launch_request(provider.offers()[0])).vms
     assert account.left()
     provider.terminate([vm.vm_id])
     for _ in range(2):
@@ -142,21 +144,21 @@ def test_a_crash_at_any_request_rents_nothing_twice(
     assert left is not None
     offer = account.connect().offers()[0]
     for after in itertools.count():
-        wish = account.wish(offer, 2)
+        launch_request = account.launch_request(offer, 2)
         wire.cut(after, carried_out=carried_out)
         died = False
         try:
-            account.connect().launch(wish)
+            account.connect().launch(launch_request)
         except CloudError:
             died = True
         wire.heal()
         provider = account.connect()
-        vms = provider.launch(wish).vms
+        vms = provider.launch(launch_request).vms
         ids = {vm.vm_id for vm in vms}
         listed = provider.list_vms(account.job)
         assert {vm.vm_id for vm in listed if vm.state not in GONE} == ids
         assert len(ids) == 2
-        assert {vm.intent for vm in vms} == {wish.intent}
+        assert {vm.intent for vm in vms} == {launch_request.intent}
         provider.terminate(ids)
         assert isinstance(provider, ReleasesJob)
         provider.release(account.job)

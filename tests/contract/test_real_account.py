@@ -92,22 +92,20 @@ def test_the_suite_runs_on_an_account_and_leaves_it_empty(
     assert len(fake.ask("bill")) == VMS
 
 
-def test_the_cap_bites_before_anything_is_rented_beyond_it(
-    fake: FakeAws, tmp_path: Path
-) -> None:
+def test_no_launch_exceeds_the_cap(fake: FakeAws, tmp_path: Path) -> None:
     done = run(fake, tmp_path, "--max-usd", "0.3", "-k", "same_token")
     assert done.returncode == 1
     assert "above the cap of 0.3 USD" in done.stdout
     assert fake.ask("bill") == []
 
 
-def test_whatever_a_test_leaves_is_swept_up(fake: FakeAws) -> None:
+def test_leftovers_of_a_test_are_removed(fake: FakeAws) -> None:
     cloud = RealCloud([fake.provider()], Purse(2.0))
     account = next(cloud.account())  # and it dies
     provider = account.connect()
-    provider.launch(account.wish(provider.offers()[0], 2))
+    provider.launch(account.launch_request(provider.offers()[0], 2))
     other = fake.provider()
-    (theirs,) = other.launch(replace(account.wish(OFFER), job="another")).vms
+    (theirs,) = other.launch(replace(account.launch_request(OFFER), job="another")).vms
     assert len(cloud.sweep()) == 2
     assert cloud.sweep() == []
     other.terminate([theirs.vm_id])
@@ -122,7 +120,7 @@ def test_whatever_a_test_leaves_is_swept_up(fake: FakeAws) -> None:
         ({"max_usd": 2.0}, "true", "not in CI"),
     ],
 )
-def test_it_does_not_begin_without_a_cap_or_in_ci(
+def test_it_refuses_to_start_without_a_cap_or_in_ci(
     options: dict[str, Any], ci: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("CI", ci)
@@ -147,7 +145,7 @@ def test_no_run_can_cost_more_than_its_cap(
     paid_s = 0.0
     for number, (what, count, pause_s) in enumerate(steps):
         if what:
-            wish = LaunchRequest(
+            launch_request = LaunchRequest(
                 token=str(number),
                 job="job",
                 intent="intent",
@@ -156,11 +154,11 @@ def test_no_run_can_cost_more_than_its_cap(
                 lease_s=60.0,
             )
             try:
-                purse.hold(wish)
+                purse.hold(launch_request)
             except CapError:
                 continue
             got = [replace(VM, vm_id=f"{number}-{each}") for each in range(count)]
-            purse.rented(wish.token, got)
+            purse.rented(launch_request.token, got)
             alive |= {vm.vm_id: now_s for vm in got}
         else:
             for vm_id in list(alive)[:count]:
@@ -173,13 +171,13 @@ def test_no_run_can_cost_more_than_its_cap(
         now_s += min(pause_s, HOLD_S / (len(steps) + 1))
 
 
-def test_a_launch_that_was_refused_is_not_paid(fake: FakeAws) -> None:
+def test_a_refused_launch_is_not_counted(fake: FakeAws) -> None:
     fake.ask("stock", zone=ZONE, instance_type=KIND, count=0)
     purse = Purse(2.0)
     provider = Capped(fake.provider(), purse)
     account = Account(lambda: provider, "job", 0)
     with pytest.raises(Exception, match="InsufficientInstanceCapacity"):
-        provider.launch(account.wish(provider.offers()[0]))
+        provider.launch(account.launch_request(provider.offers()[0]))
     assert purse.most_usd == 0.0
     provider.release("job")
 

@@ -99,9 +99,9 @@ class Layer:
             answer = Response()
         return answer(environ, start)
 
-    def _knob(self, wish: dict[str, Any]) -> Response:
+    def _knob(self, command: dict[str, Any]) -> Response:
         with self._world.lock:
-            said = getattr(self._world, wish["call"])(**wish["arguments"])
+            said = getattr(self._world, command["call"])(**command["arguments"])
         return Response(json.dumps(said), content_type="application/json")
 
     def _forward(self, environ: Environ, body: bytes) -> Response:

@@ -62,8 +62,8 @@ class FakeAzure:
 
     def ask(self, call: str, **arguments: Any) -> Any:
         """Call a method of ``azure_world.World``."""
-        wish = {"call": call, "arguments": arguments}
-        answer = self._http.post("/fake", json=wish)
+        command = {"call": call, "arguments": arguments}
+        answer = self._http.post("/fake", json=command)
         assert answer.status_code == 200, answer.text
         return answer.json()["said"]
 

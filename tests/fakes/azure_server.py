@@ -90,9 +90,9 @@ class _Handler(BaseHTTPRequestHandler):
         """See ``_serve``."""
         self._serve()
 
-    def _knob(self, wish: dict[str, Any]) -> Any:
+    def _knob(self, command: dict[str, Any]) -> Any:
         with self.server.world.lock:
-            return getattr(self.server.world, wish["call"])(**wish["arguments"])
+            return getattr(self.server.world, command["call"])(**command["arguments"])
 
     def _send(self, reply: Reply) -> None:
         body = b"" if reply.told is None else json.dumps(reply.told).encode()

@@ -33,8 +33,8 @@ class FakeMetadata:
 
     def ask(self, call: str, **arguments: Any) -> Any:
         """Call a method of the cloud's ``World``."""
-        wish = {"call": call, "arguments": arguments}
-        answer = self._http.post("/fake", json=wish)
+        command = {"call": call, "arguments": arguments}
+        answer = self._http.post("/fake", json=command)
         assert answer.status_code == 200, answer.text
         return answer.json()
 

@@ -86,9 +86,9 @@ class AzureWorld(World):
     def _start(self, request: Request) -> Reply:
         needs_header(request, "Content-Type", "application/json", 400)
         try:
-            wish = json.loads(request.body)
-            ids = [one["EventId"] for one in wish["StartRequests"]]
-            exact = wish == {"StartRequests": [{"EventId": one} for one in ids]}
+            body = json.loads(request.body)
+            ids = [one["EventId"] for one in body["StartRequests"]]
+            exact = body == {"StartRequests": [{"EventId": one} for one in ids]}
         except (ValueError, TypeError, KeyError):
             raise RefusedError(400, f"got {request.body!r}") from None
         known = {one["EventId"] for one in self.events if one["NotBefore"]}

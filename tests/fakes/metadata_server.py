@@ -39,8 +39,8 @@ class Handler(BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         parts = urlsplit(self.path)
         if parts.path == "/fake":
-            wish = json.loads(body)
-            told = getattr(self.world, wish["call"])(**wish["arguments"])
+            command = json.loads(body)
+            told = getattr(self.world, command["call"])(**command["arguments"])
             self._send(Reply(200, json.dumps(told)))
             return
         _, vm, *rest = parts.path.split("/")

@@ -156,7 +156,7 @@ def test_ctrl_c_twice_returns_all_at_once(story: Story) -> None:
     left = story.interrupted_twice
     assert left.code == 130, left.screen
     assert left.processes == []
-    assert "returning all VMs at once" in left.screen
+    assert "returning all VMs now" in left.screen
     assert left.checkpoints == left.checkpoints_before
 
 

@@ -116,7 +116,7 @@ def test_a_job_moves_to_another_cloud_and_leaves_both_empty(
             job.pace(0.02)
             launched = job.launch("--detach")
             assert launched.code == 0, launched.err
-            assert "goes on without azure" in launched.err
+            assert "continuing without this cloud: azure" in launched.err
             begun = job.until("two VMs on AWS", lambda state: on("aws", state))
             job.pace(0.3)  # so that it is not over before all has happened to it
             assert job.run("ssh", job.name, "gcp.none").code == 2

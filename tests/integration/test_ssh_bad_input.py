@@ -160,8 +160,8 @@ def test_launch_refuses_a_secret_that_is_not_there(
         answer = job.launch()
     assert answer.code == 2
     assert answer.error == (
-        "error: secrets: NOT_THERE is not in the environment; set it before you launch "
-        "or resume"
+        "error: secrets: NOT_THERE is not set in the environment; set it before you "
+        "launch or resume"
     )
 
 

@@ -62,7 +62,7 @@ class OpenCloud(Cloud):
 class DeadlineWorld(World):
     """Tells the core what fleets do, as the manager's market watch does."""
 
-    told: FleetTerms | None = None
+    rated: FleetTerms | None = None
 
     def __init__(self, seed: int, settings: JobSettings, cloud: Cloud) -> None:
         super().__init__(seed, settings, cloud)
@@ -73,15 +73,15 @@ class DeadlineWorld(World):
         if not self.manager_alive or self.state.profile is None:
             return
         terms = terms_for(self.appraiser, self.state, self.cloud.offers())
-        if terms != self.told or force:
-            self.told = terms
+        if terms != self.rated or force:
+            self.rated = terms
             self.feed(e.FleetRated(at_s=self.now_s, terms=terms))
 
 
 def terms_for(
     appraiser: OfferRanker, state: State, offers: Sequence[Offer]
 ) -> FleetTerms:
-    appraiser.appraise(state, offers, CALM)
+    appraiser.rank(state, offers, CALM)
     terms = appraiser.fleet_terms(state, offers, CALM)
     assert terms is not None
     return terms

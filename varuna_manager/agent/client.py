@@ -1,8 +1,8 @@
-"""An agent's line to its manager: HTTPS with a pinned authority, standard library only.
+"""An agent's connection to its manager: HTTPS, pinned authority, standard library only.
 
 AgentError
-├── UnreachableError   no answer, or not the manager's: try again
-├── FencedError        this VM has been given up: end at once
+├── NoManagerError     no answer, or not the manager's: try again
+├── VmFencedError      this VM has been given up: end at once
 └── RefusedError       the request will never be accepted
 """
 
@@ -21,7 +21,7 @@ from spottrain.errors import SpottrainError
 
 _ANSWER_S = 15.0
 _CONNECT_S = 5.0
-_FIRST_RETRY_S, _LONGEST_RETRY_S = 0.1, 2.0
+_MIN_RETRY_S, _MAX_RETRY_S = 0.1, 2.0
 
 
 class AgentError(SpottrainError):
@@ -29,11 +29,11 @@ class AgentError(SpottrainError):
 
 
 class NoManagerError(AgentError):
-    """The manager gives no answer; it may be away for a while."""
+    """The manager does not answer at present."""
 
 
 class VmFencedError(AgentError):
-    """The manager has given this VM up; whatever it does no longer counts."""
+    """The manager has given this VM up; nothing it does counts any more."""
 
 
 class RefusedError(AgentError):
@@ -41,11 +41,11 @@ class RefusedError(AgentError):
 
 
 class Route:
-    """Where calls to the manager are taken; may change while an agent runs.
+    """The address of the manager; may change while an agent runs.
 
     Args:
-        url: ``https://address:port`` of the manager, whose certificate bears that address.
-        file: Holds ``address:port`` where calls are taken instead, once it exists.
+        url: ``https://address:port`` of the manager; its certificate names the address.
+        file: Once it exists, holds ``address:port`` to use instead.
     """
 
     def __init__(self, url: str, file: Path | None = None) -> None:
@@ -55,7 +55,7 @@ class Route:
         self._file = file
 
     def address(self) -> tuple[str, int]:
-        """Return the address and port of now."""
+        """Return the present address and port."""
         try:
             text = "" if self._file is None else self._file.read_text()
         except OSError:
@@ -65,7 +65,7 @@ class Route:
 
 
 class _Connection(http.client.HTTPSConnection):
-    """Goes where the way leads, and there insists on the manager's certificate."""
+    """Connects to the route's present address and verifies the manager's certificate."""
 
     def __init__(self, route: Route, context: ssl.SSLContext, answer_s: float) -> None:
         super().__init__(route.name, timeout=answer_s, context=context)
@@ -90,7 +90,7 @@ class ManagerClient:
     """One kept-alive connection; not for use by two threads at once.
 
     Args:
-        route: To the manager; its URL will do.
+        route: The route to the manager, or its URL.
         ca_pem: The only authority that is trusted.
         token: This VM's bearer token.
         wait_s: How long the manager may let a long poll wait.
@@ -109,9 +109,9 @@ class ManagerClient:
         }
 
     def reconnect(self) -> None:
-        """Break a call off that is under way to where calls are not taken any more.
+        """Break off a call to an outdated address of the manager.
 
-        For another thread; whoever calls tries again, where the way leads now.
+        For use by another thread; the caller then retries at the present address.
         """
         connection, there = self._connection, self._route.address()
         plain = connection.sock
@@ -127,9 +127,9 @@ class ManagerClient:
         """Return the body of the manager's answer.
 
         Raises:
-            UnreachableError: no answer, or an answer that a later try may better.
-            FencedError: this VM has been given up.
-            RefusedError: anything else but success.
+            NoManagerError: No answer, or a temporary error.
+            VmFencedError: This VM has been given up.
+            RefusedError: Any other answer but success.
         """
         reused = self._connection.sock is not None
         try:
@@ -161,20 +161,20 @@ class ManagerClient:
 
 
 class Backoff:
-    """Waits that grow from a tenth of a second to two, with jitter."""
+    """Exponential backoff from 0.1 to 2 seconds, with jitter."""
 
     def __init__(self) -> None:
-        self._next_s = _FIRST_RETRY_S
+        self._next_s = _MIN_RETRY_S
 
     def next_s(self) -> float:
         """Return how long to wait before the next try."""
         wait_s = self._next_s * random.uniform(0.5, 1.0)
-        self._next_s = min(self._next_s * 2, _LONGEST_RETRY_S)
+        self._next_s = min(self._next_s * 2, _MAX_RETRY_S)
         return wait_s
 
     def reset(self) -> None:
         """Start over after a success."""
-        self._next_s = _FIRST_RETRY_S
+        self._next_s = _MIN_RETRY_S
 
 
 def _reason(content: bytes) -> str:

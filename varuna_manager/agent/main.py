@@ -1,16 +1,16 @@
-"""Our process on a VM: the line between its manager and its supervisor, without torch.
+"""The agent, spottrain's process on a VM: connects manager and supervisor, without torch.
 
 ``python -m spottrain.varuna_manager.agent.main agent.json [supervisor command...]``, standard
-library only. The folder of agent.json is the VM's; the agent registers, fetches the job
-and the user's workdir, starts the supervisor and passes commands down and reports up.
-When the agent exits the VM is over: its cloud ends it.
+library only. The VM's folder is that of agent.json; the agent registers, fetches the job
+and the user's workdir, starts the supervisor, and forwards commands and reports.
+When the agent exits, the cloud ends the VM.
 
     manager <--HTTPS-- heartbeat thread --queue--> writer thread --stdin--> supervisor
     manager <--HTTPS-- report thread <--outbox-- reader thread <--stdout-- supervisor
                                         ^------- notice thread <-- the cloud's metadata
-    manager.address --> way thread, which breaks off calls that go elsewhere
+    manager.address --> route thread, which breaks off calls to an outdated address
 
-Exit codes: 0 retired or lease over, 1 failed, 3 fenced, 143 terminated.
+Exit codes: 0 retired or lease expired, 1 failed, 3 fenced, 143 terminated.
 """
 
 from __future__ import annotations
@@ -48,21 +48,21 @@ logger = logging.getLogger(__name__)
 
 RETIRED, FAILED, FENCED, TERMINATED = 0, 1, 3, 143
 REGISTER_S = 600.0
-"""How long a fresh agent looks for its manager."""
+"""How long a new agent tries to reach its manager."""
 CHECKPOINT_S = 120.0
-"""How long workers may take to checkpoint when the lease is over."""
+"""How long workers may take to checkpoint when the lease has expired."""
 FLUSH_S = 5.0
-"""How long the last reports may take on their way."""
+"""How long the last reports may take to be posted."""
 ROUTE_CHECK_S = 0.5
-"""How soon an agent notices that its calls are taken elsewhere."""
+"""Time between checks of the manager's address."""
 MANAGER_ADDRESS = "manager.address"
-"""In the VM's folder, written by the manager: where calls are taken."""
+"""File in the VM's folder, written by the manager: its present address."""
 _MAX_BATCH = 500
 
 
 @dataclass(frozen=True, slots=True)
 class Bootstrap:
-    """What the VM's cloud left in agent.json."""
+    """The contents of agent.json, written when the VM was set up."""
 
     vm_id: str
     manager_url: str
@@ -77,7 +77,7 @@ class Bootstrap:
         """Read agent.json.
 
         Raises:
-            AgentError: it is missing or does not fit.
+            AgentError: It is missing or malformed.
         """
         try:
             return cls(**json.loads(path.read_text()))
@@ -89,7 +89,7 @@ class Agent:
     """One VM's agent.
 
     Args:
-        bootstrap: Who we are and where the manager is.
+        bootstrap: The VM's identity and the manager's address.
         folder: The VM's work folder.
         argv: The supervisor's command.
     """
@@ -107,12 +107,12 @@ class Agent:
         self._notice_source = hear.open_source(bootstrap.notices)
 
     def end(self, code: int, reason: str) -> None:
-        """Ask ``run`` to come to its end; the first call counts."""
+        """Ask ``run`` to end; the first call counts."""
         self._ends.put((code, reason))
 
     def run(self) -> int:
         """Serve until something ends this VM; return the exit code."""
-        self._spawn("way", self._watch_route)
+        self._spawn("route", self._watch_route)
         try:
             spec = self._join()
         except VmFencedError as error:
@@ -154,7 +154,7 @@ class Agent:
         ).start()
 
     def _guarded(self, target: Any) -> None:
-        """Run a thread's work; whatever ends it ends the agent."""
+        """Run a thread's work; an error ends the agent."""
         try:
             target()
         except VmFencedError as error:
@@ -166,7 +166,7 @@ class Agent:
             raise
 
     def _client(self, wait_s: float = 0.0) -> ManagerClient:
-        """Return a connection of the caller's own, whose answers may take ``wait_s``."""
+        """Return a new connection whose answers may take ``wait_s``."""
         bootstrap = self._bootstrap
         client = ManagerClient(self._route, bootstrap.ca_pem, bootstrap.token, wait_s)
         self._clients.append(client)
@@ -188,7 +188,7 @@ class Agent:
         spec: wire.JobSpec = wire.decode(
             wire.JobSpec, self._call(client, deadline, "GET", "/v1/job")
         )
-        if not (self._folder / "workdir").is_dir():  # else it was carried here
+        if not (self._folder / "workdir").is_dir():  # else it was uploaded before
             archive = self._folder / "workdir.tar.gz"
             archive.write_bytes(self._call(client, deadline, "GET", "/v1/workdir"))
             unpack(archive, self._folder / "workdir")
@@ -204,7 +204,7 @@ class Agent:
         path: str,
         body: str = "",
     ) -> bytes:
-        """Call the manager, again while it is away and ``deadline`` not yet there."""
+        """Call the manager; retry until ``deadline`` while it does not answer."""
         backoff = Backoff()
         while True:
             try:
@@ -229,7 +229,7 @@ class Agent:
     # --- threads ------------------------------------------------------------------------
 
     def _beat(self, spec: wire.JobSpec, supervisor: SupervisorProcess) -> None:
-        """Heart-beat for ever; hand commands down; end when the lease is over."""
+        """Send heartbeats and forward commands; end when the lease has expired."""
         client, backoff = self._client(spec.heartbeat_s), Backoff()
         received, sequence, heard_at = 0, 0, time.monotonic()
         while True:
@@ -259,7 +259,7 @@ class Agent:
                     supervisor.send(command)
 
     def _post_reports(self) -> None:
-        """Post reports for ever, each until the manager has it."""
+        """Post reports, each until the manager has it."""
         client, backoff = self._client(), Backoff()
         while True:
             first, reports = self._outbox.peek(_MAX_BATCH)
@@ -276,7 +276,7 @@ class Agent:
             self._outbox.drop_before(int(json.loads(text)["received"]))
 
     def _watch_route(self) -> None:
-        """Turn calls round that wait where nobody answers any more."""
+        """Break off calls that wait at an outdated address of the manager."""
         while not self._closing.wait(ROUTE_CHECK_S):
             for client in tuple(self._clients):
                 client.reconnect()
@@ -300,10 +300,10 @@ def _report(news: hear.NoticeChange) -> wire.Report:
 
 
 def unpack(archive: Path, folder: Path) -> None:
-    """Unpack a workdir; nothing may land or point outside of ``folder``.
+    """Unpack a workdir; nothing may be written or point outside of ``folder``.
 
     Raises:
-        AgentError: the archive is damaged or holds what a workdir cannot.
+        AgentError: The archive is damaged or holds what a workdir cannot.
     """
     folder = folder.resolve()
     folder.mkdir(exist_ok=True)
@@ -346,5 +346,5 @@ def main(argv: Sequence[str]) -> int:
 if __name__ == "__main__":
     exit_code = main(sys.argv[1:])
     logging.shutdown()
-    # Threads may sit in a call to the manager; the VM must not live on for them.
+    # Threads may be in a call to the manager; they must not keep the VM running.
     os._exit(exit_code)

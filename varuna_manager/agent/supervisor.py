@@ -1,6 +1,6 @@
-"""The agent's child, the supervisor, and the reports that wait to be posted.
+"""The supervisor, the agent's child process, and the queue of reports to post.
 
-Standard library only: this file is carried to machines as it is.
+Standard library only: this file is copied to machines as it is.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Outbox:
         self._first = 0
 
     def add(self, report: wire.Report) -> None:
-        """Add a report; it leaves at once if no post is in flight."""
+        """Add a report; it is posted at once if no post is in flight."""
         with self._changed:
             self._reports.append(report)
             self._changed.notify_all()
@@ -61,7 +61,7 @@ class Outbox:
 
 
 class SupervisorProcess:
-    """The child process that has imported torch, and every worker it forks.
+    """The child process that imports torch, and the workers that it forks.
 
     Args:
         argv: Its command.
@@ -103,7 +103,7 @@ class SupervisorProcess:
             threading.Thread(target=target, name=name, daemon=True).start()
 
     def send(self, command: wire.Command) -> None:
-        """Hand a command down; never blocks."""
+        """Forward a command; never blocks."""
         logger.info("command: %s", command.kind)
         if isinstance(command, wire.RunGeneration):
             with self._changed:
@@ -128,10 +128,10 @@ class SupervisorProcess:
             )
 
     def close(self) -> None:
-        """Let it end by itself, for a bounded time; its last reports are read."""
+        """Let it exit by itself within ``CLOSE_S``; its last reports are read."""
         self._lines.put(None)
         if not self._ended.wait(CLOSE_S):
-            logger.info("supervisor does not end by itself")
+            logger.info("supervisor does not exit by itself")
 
     def kill(self) -> None:
         """Kill it and all its workers at once, and reap it."""
@@ -141,8 +141,8 @@ class SupervisorProcess:
         self._ended.wait()
 
     def _reap(self) -> None:
-        """When it ends, end its workers: they hold its stdout, and nobody leads them."""
-        # Not reaped yet, it keeps its number: the group cannot be anybody else's.
+        """When it exits, kill its workers: they hold its stdout and have no leader."""
+        # Not reaped yet, its pid cannot be reused: the group is still its own.
         os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         with self._changed:
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -150,7 +150,7 @@ class SupervisorProcess:
         self._ended.set()
 
     def _write(self) -> None:
-        """Pass lines to its stdin; ``None`` closes it."""
+        """Write lines to its stdin; ``None`` closes it."""
         stdin = self._process.stdin
         assert stdin is not None
         try:
@@ -159,24 +159,26 @@ class SupervisorProcess:
                 stdin.flush()
             stdin.close()
         except BrokenPipeError:
-            logger.info("supervisor reads no more")
+            logger.info("supervisor has closed its stdin")
 
     def _read(self, on_exit: Callable[[], None]) -> None:
-        """Pass its reports on until its stdout ends."""
+        """Forward its reports until its stdout ends."""
         stdout = self._process.stdout
         assert stdout is not None
         for line in stdout:
             try:
                 report: wire.Report = wire.decode(wire.Report, line)
             except WireError as error:
-                logger.warning("supervisor said no report: %s: %r", error, line[:200])
+                logger.warning(
+                    "supervisor sent an invalid report: %s: %r", error, line[:200]
+                )
                 continue
             self._outbox.add(report)
             self._note(report)
         on_exit()
 
     def _note(self, report: wire.Report) -> None:
-        """Keep count of the slots that run the newest generation here."""
+        """Track the slots that run the newest generation here."""
         match report:
             case (
                 wire.GenerationStopped(generation=generation, slot=slot)

@@ -1,4 +1,4 @@
-"""``spottrain calibrate``: measure a model here, show a profile, derive another one."""
+"""``spottrain calibrate``: measure a model here, show a profile, or derive one."""
 
 from __future__ import annotations
 
@@ -40,34 +40,29 @@ from spottrain.wire import (
 
 FileArgument = Annotated[
     Path | None,
-    typer.Argument(help="Job file; with --show and --derive a profile (JSON)."),
+    typer.Argument(help="Job file; with --show or --derive, a profile (JSON)."),
 ]
 AgainOption = Annotated[
-    bool, typer.Option("--again", help="Measure, though a profile was kept.")
+    bool, typer.Option("--again", help="Measure even if a profile was kept.")
 ]
 ShowOption = Annotated[
     bool,
-    typer.Option("--show", help="Show a profile, by default the newest that was kept."),
+    typer.Option("--show", help="Show a profile; by default the newest one kept."),
 ]
 DeriveOption = Annotated[
     bool,
-    typer.Option("--derive", help="Make a profile for a device that is not at hand."),
+    typer.Option("--derive", help="Derive a profile for a device you do not have."),
 ]
 DeviceOption = Annotated[
-    str | None, typer.Option(help="With --derive: the name of that device.")
+    str | None, typer.Option(help="With --derive: name of that device.")
 ]
 RatioOption = Annotated[
     float | None,
-    typer.Option(help="With --derive: its speed over that of the measured device."),
+    typer.Option(help="With --derive: its speed relative to the measured device."),
 ]
 WriteOption = Annotated[
-    Path | None, typer.Option("--write", help="Write the profile to this file too.")
+    Path | None, typer.Option("--write", help="Also write the profile to this file.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(calibrate)
 
 
 def calibrate(
@@ -82,17 +77,17 @@ def calibrate(
 ) -> None:
     """Measure a job's model on this machine: sections, links, all-reduces, optimizer.
 
-    A launch does so by itself on the machines that it rents, and uses again what it
-    finds; so does 'plan' with what was measured here.
+    A launch measures by itself on the machines it rents and reuses kept profiles;
+    'plan' reuses what was measured here.
     """
     if derive:
         profile = _derived(file, device, ratio)
     elif device is not None or ratio is not None:
-        raise ConfigError("--device and --ratio belong to --derive; add it")
+        raise ConfigError("--device and --ratio need --derive; add it")
     elif show_profile:
         profile = profiles.read_profile(file or _newest())
     elif file is None:
-        raise ConfigError("calibrate needs a job file; give one, or --show")
+        raise ConfigError("calibrate needs a job file; name one, or use --show")
     else:
         profile = _measured(file, again)
     if write is not None:
@@ -110,12 +105,12 @@ def _measured(file: Path, again: bool) -> Profile:
     with _progress() as on_progress:
         profile = inspect.calibrate(config, on_progress, again=again)
     if on_progress.called:
-        kept = "kept for later"
+        kept = "profile kept"
         if is_noisy(profile):
-            kept = "not kept: the machine was busy, times vary too much"
+            kept = "profile not kept: times vary too much, the machine was busy"
         say(f"measured in {duration(time.monotonic() - began_s)}, {kept}")
     elif config.profile is not None:
-        say(f"taken from {config.profile}; --again measures here")
+        say(f"profile taken from {config.profile}; --again measures here")
     else:
         age = duration(time.time() - profiles.path_of(profile).stat().st_mtime)
         say(f"measured here {age} ago; --again measures again")
@@ -124,7 +119,9 @@ def _measured(file: Path, again: bool) -> Profile:
 
 def _derived(file: Path | None, device: str | None, ratio: float | None) -> Profile:
     if file is None or device is None or ratio is None:
-        raise ConfigError("--derive needs a profile, --device and --ratio; give all")
+        raise ConfigError(
+            "--derive needs a profile, --device and --ratio; give all three"
+        )
     try:
         return derive_profile(profiles.read_profile(file), device, ratio)
     except PlanError as error:
@@ -136,12 +133,12 @@ def _newest() -> Path:
         profiles.folder().glob("*.json"), key=lambda path: path.stat().st_mtime
     )
     if not kept:
-        raise ConfigError("no profile was kept yet; run 'spottrain calibrate JOB_FILE'")
+        raise ConfigError("no profile is kept yet; run 'spottrain calibrate JOB_FILE'")
     return kept[-1]
 
 
 class _Listener:
-    """Passes progress on, and remembers whether there was any."""
+    """Forwards progress and records whether there was any."""
 
     def __init__(self, tell: Callable[[CalibrationProgress], None]) -> None:
         self._tell = tell
@@ -154,7 +151,7 @@ class _Listener:
 
 @contextmanager
 def _progress() -> Iterator[_Listener]:
-    """Show progress: a bar at a terminal, lines anywhere else."""
+    """Show progress: a bar at a terminal, lines otherwise."""
     if not sys.stderr.isatty():
         yield _Listener(lambda p: say(f"measured {p.done} of {p.total}: {p.what}"))
         return
@@ -175,7 +172,7 @@ def _progress() -> Iterator[_Listener]:
 
 
 def profile_parts(profile: Profile) -> list[RenderableType]:
-    """Return a profile as people read it."""
+    """Return a profile as text and tables for people."""
     head = [
         f"model {profile.fingerprint[:16]} on {profile.device} ({profile.software})",
         f"profile {profile.origin}",
@@ -189,13 +186,13 @@ def profile_parts(profile: Profile) -> list[RenderableType]:
     per_gb_ms = profile.optimizer_s_per_byte * 1e12
     tail = (
         f"optimizer {per_gb_ms:.0f} ms per GB of parameters, "
-        f"{profile.task_overhead_s * 1e6:.0f} us for a task beside its sections"
+        f"{profile.task_overhead_s * 1e6:.0f} us overhead per task"
     )
     return [*head, *tables, "links and all-reduces", _links(profile), tail]
 
 
 def _sections(one: MicrobatchProfile) -> Table:
-    table = Table("section", "forward", "recompute", "backward", "saved", "sent on")
+    table = Table("section", "forward", "recompute", "backward", "saved", "output")
     for section in one.sections:
         table.add_row(
             str(section.index),
@@ -214,20 +211,20 @@ def _sections(one: MicrobatchProfile) -> Table:
         size(sum(section.saved_bytes for section in one.sections)),
         "",
     )
-    if (beside := one.overheads) is not None:
+    if (overheads := one.overheads) is not None:
         table.add_row(
-            "a task beside",
-            _time(beside.forward_s),
-            _time(beside.recompute_s),
-            _time(beside.backward_s),
+            "overhead per task",
+            _time(overheads.forward_s),
+            _time(overheads.recompute_s),
+            _time(overheads.backward_s),
             "",
-            f"in {beside.posting_s * 1e6:.0f} us",
+            f"sent in {overheads.posting_s * 1e6:.0f} us",
         )
     return table
 
 
 def _links(profile: Profile) -> Table:
-    table = Table("what", "latency", "bandwidth", "jitter")
+    table = Table("link", "latency", "bandwidth", "jitter")
     for name, link in (
         ("messages within a VM", profile.within_vm),
         ("messages between VMs", profile.between_vms),
@@ -235,7 +232,7 @@ def _links(profile: Profile) -> Table:
         table.add_row(name, *_line(link), f"{link.jitter:.0%}")
     for ring in profile.rings:
         where = "between VMs" if ring.between_vms else "within a VM"
-        name = f"all-reduce over {ring.ranks} {where}, {ring.rings} at once"
+        name = f"all-reduce over {ring.ranks} {where}, {ring.rings} concurrently"
         table.add_row(name, *_line(ring), "")
     return table
 

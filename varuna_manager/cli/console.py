@@ -15,7 +15,7 @@ from rich.console import Console, RenderableType
 from spottrain.errors import causes
 
 LOG_WIDTH = 160
-"""Columns of tables that go into a file or a pipe."""
+"""Width of tables that go to a file or a pipe, in characters."""
 
 
 class Output(StrEnum):
@@ -27,12 +27,12 @@ class Output(StrEnum):
 
 OutputOption = Annotated[
     Output,
-    typer.Option("--output", "-o", help="json prints one JSON document, nothing else."),
+    typer.Option("--output", "-o", help="json prints a single JSON document."),
 ]
 
 
 def console(*, stderr: bool = False) -> Console:
-    """Return a console for people, wide enough where nobody has a terminal."""
+    """Return a console for people; without a terminal it is ``LOG_WIDTH`` wide."""
     stream = sys.stderr if stderr else sys.stdout
     return Console(
         stderr=stderr, width=None if stream.isatty() else LOG_WIDTH, highlight=False

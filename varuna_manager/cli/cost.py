@@ -1,4 +1,4 @@
-"""``spottrain cost``: what a job cost, what for, and what it would have cost otherwise."""
+"""``spottrain cost``: what a job cost, by kind, and what alternatives would have cost."""
 
 from __future__ import annotations
 
@@ -24,19 +24,15 @@ from spottrain.varuna_manager.reporting.costs import By
 from spottrain.varuna_manager.reporting.text import money_rows, time_kinds
 
 
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(cost)
-
-
 def cost(
     name: NameArgument,
     by: Annotated[
-        By | None, typer.Option("--by", help="Show the bill by zone, type or VM, too.")
+        By | None,
+        typer.Option("--by", help="Also break the bill down by zone, type or VM."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what a job cost, what for, and what that saved."""
+    """Show what a job cost, what the money went to, and what was saved."""
     document, _, _ = describe_history(find(name), documents.cost)
     if output is Output.JSON:
         show_json(document)
@@ -47,11 +43,11 @@ def cost(
 def cost_parts(
     cost: Mapping[str, Any], by: By | None = None
 ) -> Iterator[RenderableType]:
-    """Yield what ``cost`` shows to people.
+    """Yield the parts of the command's answer for people.
 
     Args:
-        cost: As ``views.cost`` gives it.
-        by: Show the bill by this, too.
+        cost: From ``documents.cost``.
+        by: Also break the bill down by this.
     """
     of = "" if cost["usd_budget"] is None else f" of {dollars(cost['usd_budget'])}"
     yield (
@@ -79,7 +75,7 @@ def _time_table(cost: Mapping[str, Any]) -> Table:
             f"${cost['usd_by_time'][kind]:.4f}",
             words,
         )
-    table.add_row("billed", f"{seconds['billed'] / 3600:.2f}", "", "", "all of it")
+    table.add_row("billed", f"{seconds['billed'] / 3600:.2f}", "", "", "total")
     return table
 
 

@@ -1,4 +1,4 @@
-"""``spottrain doctor``: can jobs be run from here, and if not, what to do."""
+"""``spottrain doctor``: check whether jobs can run from here, and say what to fix."""
 
 from __future__ import annotations
 
@@ -33,7 +33,9 @@ from spottrain.varuna_manager.launch.submit import check_checkpoint_path
 
 FileArgument = Annotated[
     Path | None,
-    typer.Argument(help="Job file; without one every cloud's account is tried."),
+    typer.Argument(
+        help="Job file; without one, the accounts of all clouds are checked."
+    ),
 ]
 SCHEMA_VERSION = 1
 _TYPICAL: dict[str, AnyCloud] = {
@@ -41,18 +43,13 @@ _TYPICAL: dict[str, AnyCloud] = {
     "azure": AzureConfig(instance_types=("Standard_NC24ads_A100_v4",)),
     "gcp": GcpConfig(instance_types=("g2-standard-4",)),
 }
-"""What is tried where no job says what it wants."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(doctor)
+"""Checked where no job file names instance types."""
 
 
 def doctor(file: FileArgument = None, output: OutputOption = Output.TABLE) -> None:
     """Check credentials, permissions, quotas, image and SSH; rents nothing.
 
-    One line each; the exit code is 0 if all is well.
+    Prints a line per check; exits with 0 if all pass.
     """
     found = _of_job(load_config(file)) if file is not None else _of_all()
     told = [
@@ -67,7 +64,7 @@ def doctor(file: FileArgument = None, output: OutputOption = Output.TABLE) -> No
 def _shown(
     found: Iterator[tuple[str, Finding]], output: Output
 ) -> Iterator[tuple[str, Finding]]:
-    """Show each finding when it is made: some take seconds."""
+    """Show each finding as soon as it is known: some take seconds."""
     out = console()
     for where, each in found:
         if output is Output.TABLE:
@@ -94,7 +91,7 @@ def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
     (provider,) = config.resources.providers
     try:
         told = (
-            "; ".join(control.check_machines(config)[0]) or "this machine, nothing else"
+            "; ".join(control.check_machines(config)[0]) or "only this machine is used"
         )
         yield provider, Finding(what="machines", ok=True, told=told)
     except SpottrainError as error:
@@ -112,7 +109,7 @@ def _secrets(config: JobConfig) -> Finding:
     except SpottrainError as error:
         return Finding(what="secrets", ok=False, told=str(error))
     return Finding(
-        what="secrets", ok=True, told=f"{len(config.secrets)} named, all set"
+        what="secrets", ok=True, told=f"{len(config.secrets)} named, all are set"
     )
 
 
@@ -127,5 +124,5 @@ def _checkpoints(config: JobConfig) -> Finding:
 
 def _ssh_client() -> Finding:
     path = shutil.which("ssh")
-    told = path or "no ssh command: jobs run, 'spottrain ssh' does not; install OpenSSH"
+    told = path or "none: 'spottrain ssh' does not work, jobs do; install OpenSSH"
     return Finding(what="ssh command", ok=path is not None, told=told)

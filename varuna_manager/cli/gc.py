@@ -1,4 +1,4 @@
-"""``spottrain gc``: VMs that nobody manages any more, in all regions of all clouds."""
+"""``spottrain gc``: find orphaned VMs in all regions of all clouds."""
 
 from __future__ import annotations
 
@@ -44,24 +44,19 @@ _ALIVE = (VmState.STARTING, VmState.RUNNING)
 
 FileArgument = Annotated[
     Path | None,
-    typer.Argument(help="Job file that says which account; else what SDKs find."),
+    typer.Argument(help="Job file that names the account; else the SDKs' default."),
 ]
 CloudOption = Annotated[
     list[str] | None,
-    typer.Option("--cloud", help="aws, azure or gcp; repeatable; all by default."),
+    typer.Option("--cloud", help="aws, azure or gcp; repeatable. Default: all."),
 ]
 JobOption = Annotated[
     list[str] | None,
-    typer.Option("--job", help="Of these jobs only; also removes what VMs shared."),
+    typer.Option("--job", help="Only these jobs; also removes what their VMs shared."),
 ]
 YesOption = Annotated[
-    bool, typer.Option("--yes", help="Return them; otherwise they are only shown.")
+    bool, typer.Option("--yes", help="Return the VMs; without it they are only shown.")
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(gc)
 
 
 def gc(
@@ -71,11 +66,11 @@ def gc(
     yes: YesOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show VMs that no manager of this machine looks after; --yes returns them.
+    """Show VMs that have no manager on this machine; --yes returns them.
 
-    A job that is managed from another machine looks like an orphan from here: see whose
-    it is before you say --yes, or name jobs with --job. Jobs whose manager is on a VM of
-    its own are left alone, VMs and all, unless they are named.
+    VMs of a job that is managed from another machine look like orphans here: check whose
+    they are before you pass --yes, or name jobs with --job. Jobs whose manager runs on a
+    VM of its own are left alone unless you name them.
     """
     found: list[Vm] = []
     failed: dict[str, str] = {}
@@ -116,7 +111,7 @@ def _chosen_clouds(
 def _sweep(
     cloud: AnyCloud, jobs: Collection[str], yes: bool
 ) -> tuple[list[Vm], list[str]]:
-    """Return the orphans of one cloud, given back if so wished, and what was not.
+    """Return the orphans of one cloud, terminated if ``yes``, and what failed.
 
     Raises:
         CloudError: the cloud cannot be asked.
@@ -137,7 +132,7 @@ def _sweep(
 
 
 def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
-    """Whether a VM's job has a manager on one of some VMs that live."""
+    """Return whether a VM's job has a live manager on one of these VMs."""
     return any(
         one.job == vm.job and one.intent == tags.MANAGER and one.state in _ALIVE
         for one in vms
@@ -147,17 +142,17 @@ def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
 def _orphans(provider: ChildProvider, jobs: Collection[str]) -> Iterator[Vm]:
     if not isinstance(provider, FindsOrphans):
         raise CloudError(
-            f"{provider.name}: cannot look for orphans; look there yourself"
+            f"{provider.name}: cannot search for orphans; check the cloud's console"
         )
     for vm in provider.list_all():
         wanted = not jobs or vm.job in jobs
-        there = vm.state is not VmState.TERMINATED  # one that is off has its disk yet
+        there = vm.state is not VmState.TERMINATED  # a stopped one still has its disk
         if wanted and there and not job_dir(vm.job).is_managed():
             yield vm
 
 
 def _release(provider: ChildProvider, jobs: Collection[str]) -> list[str]:
-    """Remove what VMs of jobs shared; return why some of it is still there."""
+    """Remove what the jobs' VMs shared; return why some of it is left."""
     trouble: list[str] = []
     if isinstance(provider, ReleasesJob):
         for name in sorted(jobs):
@@ -179,7 +174,7 @@ def _show(
     for name, why in failed.items():
         say(f"{name}: not asked: {why}")
     for name, why in left.items():
-        say(f"{name}: something is left: {why}")
+        say(f"{name}: not everything was removed: {why}")
     if output is Output.JSON:
         show_json(
             {
@@ -199,8 +194,8 @@ def _show(
     hint = "; 'spottrain gc --yes' returns them" if lost and not yes else ""
     for name in sorted({vm.job for vm in vms} - {vm.job for vm in lost}):
         say(
-            f"job {name} has its manager on a VM of its own: not an orphan; 'spottrain gc "
-            f"--job {name} --yes' ends it all the same"
+            f"job {name} has its manager on a VM of its own and is no orphan; 'spottrain gc "
+            f"--job {name} --yes' ends it anyway"
         )
     say(f"{'returned: ' if yes and vms else ''}{what}{hint}")
 

@@ -1,4 +1,4 @@
-"""``spottrain set``: other limits for a job, while it runs or before it is resumed."""
+"""``spottrain set``: change a job's limits while it runs or before it is resumed."""
 
 from __future__ import annotations
 
@@ -26,26 +26,21 @@ from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_
 SCHEMA_VERSION = 1
 
 
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command("set")(set_command)
-
-
 def set_command(
     name: NameArgument,
     changes: Annotated[
         list[str],
         typer.Argument(
             metavar="KEY=VALUE...",
-            help=f"{', '.join(limits.SETTABLE)}; 'none' takes a limit away.",
+            help=f"{', '.join(limits.SETTABLE)}; 'none' removes a limit.",
         ),
     ],
     yes: Annotated[
-        bool, typer.Option("--yes", "-y", help="Also if it ends the job at once.")
+        bool, typer.Option("--yes", "-y", help="Change it even if that ends the job.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Change the budget, the deadline or the least speed of a job."""
+    """Change the budget, deadline or minimum speed of a job."""
     job = find(name)
     wanted = limits.read_limits(
         changes,
@@ -62,7 +57,7 @@ def set_command(
 
 
 def describe(job: JobDir) -> dict[str, Any]:
-    """Return the limits of a job as they are now, and where it stands under them."""
+    """Return a job's present limits and how much of them is used."""
     state = read_state(job)
     settings, deadline_s = state.job, state.job.deadline_s
     return {
@@ -74,7 +69,7 @@ def describe(job: JobDir) -> dict[str, Any]:
         "deadline_s": deadline_s,
         "min_examples_per_s": settings.min_examples_per_s,
         "usd_spent": spent_usd(state, state.now_s),
-        "usd_kept_back": budget(state).kept.usd,
+        "usd_kept_back": budget(state).reserve.usd,
         "usd_per_hour": budget(state).rate.usd_per_hour,
         "promise": deadline_view(state, state.now_s),
         "notes": list(_notes(state)),
@@ -82,7 +77,7 @@ def describe(job: JobDir) -> dict[str, Any]:
 
 
 def _notes(state: State) -> Iterator[str]:
-    """Say which limits will let nothing be rented, as far as prices are known."""
+    """Yield a line for each limit under which nothing can be rented at known prices."""
     cap, on_demand_allowed = state.job.max_usd_per_hour, state.job.allow_on_demand
     prices = [
         offer.usd_per_hour for offer in state.offers if offer.spot or on_demand_allowed
@@ -90,21 +85,21 @@ def _notes(state: State) -> Iterator[str]:
     cheapest = min(filter(is_amount, prices), default=None)
     min_vms = state.job.min_vms
     if cap is not None and cheapest is not None and cap < cheapest * min_vms:
-        some = "no machine" if min_vms == 1 else f"less than {min_vms} machines"
+        some = "no machine" if min_vms == 1 else f"fewer than {min_vms} machines"
         yield (
-            f"budget.max_usd_per_hour: {dollars(cap)} pays for {some} now: the "
-            f"cheapest costs {dollars(cheapest)} per hour; the job waits for a lower price"
+            f"budget.max_usd_per_hour: {dollars(cap)} pays for {some} at present: the "
+            f"cheapest costs {dollars(cheapest)} per hour; the job waits until prices fall"
         )
 
 
 def _lines(document: dict[str, Any]) -> Iterator[str]:
     spent, kept = dollars(document["usd_spent"]), dollars(document["usd_kept_back"])
-    rate, least = dollars(document["usd_per_hour"]), document["min_examples_per_s"]
-    total = f"{dollars(document['max_usd'])}: {spent} spent, {kept} kept back"
+    rate, min_speed = dollars(document["usd_per_hour"]), document["min_examples_per_s"]
+    total = f"{dollars(document['max_usd'])}: {spent} spent, {kept} reserved"
     yield f"budget       {total}"
     yield f"per hour     {dollars(document['max_usd_per_hour'])}: {rate} now"
     yield f"deadline     {document['deadline'] or NOTHING}"
-    yield f"least speed  {number(least, 1)} examples/s"
+    yield f"min speed    {number(min_speed, 1)} examples/s"
     if (promise := document["promise"]) is not None:
-        yield f"promise      {deadline_line(promise, document['deadline_s'])}"
+        yield f"forecast     {deadline_line(promise, document['deadline_s'])}"
     yield from document["notes"]

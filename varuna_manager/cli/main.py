@@ -1,4 +1,4 @@
-"""The command line: ``spottrain``. Commands that change something; see cli_read.py, cli_plan.py.
+"""The command line ``spottrain``, and the commands that change a job.
 
 Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 """
@@ -42,6 +42,8 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
+from spottrain.varuna_manager.cli.simulate import deadlines, mix, trace
+from spottrain.varuna_manager.cli.simulate import prices as simulated_prices
 from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -50,8 +52,8 @@ from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.launch import control, data, inspect, submit
 
 EXIT_CODES = (
-    "Exit codes: 0 done, 1 an error of spottrain's own, 2 usage or job file, "
-    "3 failed by user code, 4 budget or deadline cannot be met, 5 no capacity, "
+    "Exit codes: 0 success, 1 internal or other error, 2 usage or job file, "
+    "3 user code failed, 4 budget or deadline cannot be met, 5 no capacity, "
     "6 cloud or credentials, 130 interrupted."
 )
 
@@ -90,19 +92,19 @@ def options(
 def launch_command(
     file: FileArgument,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="As 'plan': check and plan, rent nothing.")
+        bool, typer.Option("--dry-run", help="Check and plan only, as 'plan' does.")
     ] = False,
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Do not watch the job.")
+        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
     ] = False,
     with_vm: Annotated[
-        bool, typer.Option("--manager-vm", help="Put the manager on a VM of its own.")
+        bool, typer.Option("--manager-vm", help="Run the manager on a VM of its own.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Start a job and watch it; Ctrl-C stops it, a closed terminal does not.
+    """Start a job and watch it. Ctrl-C stops the job; closing the terminal does not.
 
-    With --manager-vm Ctrl-C only ends the watching.
+    With --manager-vm, Ctrl-C only stops watching.
     """
     config = load_config(file)
     if dry_run:
@@ -132,7 +134,7 @@ def launch_command(
 
 
 def _check_here(config: JobConfig, *, on_vm: bool) -> None:
-    """Check what can be told before a cloud is asked, or data fetched."""
+    """Check what needs no cloud and no data."""
     submit.check_name(config.name)
     submit.check_manager(config, on_vm=on_vm)
     submit.check_budget(config)
@@ -145,10 +147,11 @@ def _check_here(config: JobConfig, *, on_vm: bool) -> None:
 def stop(
     name: NameArgument,
     now: Annotated[
-        bool, typer.Option("--now", help="Without a checkpoint: VMs go back at once.")
+        bool,
+        typer.Option("--now", help="Return the VMs at once, without a checkpoint."),
     ] = False,
 ) -> None:
-    """Stop a job: checkpoint, return its VMs, keep it for 'resume'."""
+    """Stop a job: save a checkpoint and return its VMs; 'resume' continues it."""
     job = find(name)
     control.stop_job(job, now=now)
     code = Watcher(job, console(stderr=True)).run()
@@ -162,18 +165,18 @@ def resume(
     name: Annotated[
         str,
         typer.Argument(
-            help="Name of a job; or, from any machine, the URL where its checkpoints are.",
+            help="Name of a job, or the URL of its checkpoints (on any machine).",
             callback=run_at_manager,
         ),
     ],
     detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Do not watch the job.")
+        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Go on with a job that was stopped or whose manager is gone, and watch it."""
+    """Continue a job that was stopped or lost its manager, and watch it."""
     if is_url(name):
-        # Not above: other commands have no use for it.
+        # Not above: no other command uses it.
         from spottrain.varuna_manager.launch.takeover import take_over
 
         job = take_over(name, say)
@@ -184,21 +187,23 @@ def resume(
 
 @app.command()
 def down(name: NameArgument) -> None:
-    """Return everything that a job rents and end it for good; its report stays."""
+    """End a job for good and return everything it rents; its report stays."""
     job = find(name)
     returned = control.end_job(job)
-    say(f"job {name} is ended; VMs returned after its manager: {returned}")
+    say(f"job {name} has ended; VMs returned after its manager ended: {returned}")
 
 
 def _run_here(
     job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
 ) -> None:
-    """Watch a job whose manager was just started; exits with the job's exit code."""
+    """Watch a job whose manager was just started; exit with the job's exit code."""
     if detach:
         control.await_manager(job, manager)
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
-        say(f"job {job.name} is on its way: 'spottrain status {job.name} --watch'")
+        say(
+            f"job {job.name} has started: 'spottrain status {job.name} --watch' shows it"
+        )
         return
     watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
     try:
@@ -219,15 +224,17 @@ def _run_here(
 def _run_on_manager_vm(
     job: JobDir, offers: Sequence[Offer], detach: bool, output: Output
 ) -> None:
-    """Start the manager of a job on a VM and look on; exits with the job's exit code."""
-    # Not above: it imports what rents, which other commands do not need.
+    """Start a job's manager on a VM and watch it; exit with the job's exit code."""
+    # Not above: it imports the cloud adapters, which other commands do not need.
     from spottrain.varuna_manager.cli import remote
 
     remote.begin(job, offers)
     if detach:
         if output is Output.JSON:
             show_json({"name": job.name, "folder": str(job.path)})
-        say(f"job {job.name} is on its way: 'spottrain status {job.name} --watch'")
+        say(
+            f"job {job.name} has started: 'spottrain status {job.name} --watch' shows it"
+        )
         return
     code = remote.watch(job)
     if not job.remote_manager_file.exists():
@@ -235,29 +242,56 @@ def _run_on_manager_vm(
     raise typer.Exit(code)
 
 
-show_commands.register(app)
-cost.register(app)
-calibrate.register(app)
-schedule.register(app)
-prices.register(app)
-plan.register(app)
-limits.register(app)
-doctor.register(app)
-gc.register(app)
-ssh.register(app)
+for command in (
+    show_commands.status,
+    show_commands.logs,
+    show_commands.events,
+    show_commands.report,
+    show_commands.inspect,
+    cost.cost,
+    calibrate.calibrate,
+    schedule.schedule,
+    prices.prices,
+    plan.plan,
+    doctor.doctor,
+    gc.gc,
+    ssh.ssh,
+):
+    app.command()(command)
+app.command("set")(limits.set_command)
+config_commands = typer.Typer(help="Tools for job files.", no_args_is_help=True)
+config_commands.command()(show_commands.schema)
+app.add_typer(config_commands, name="config")
+simulate_commands = typer.Typer(
+    help="Simulate steps, traces, prices and deadlines in virtual time.",
+    no_args_is_help=True,
+    cls=trace.SimulateGroup,
+)
+for simulation in (
+    schedule.step,
+    mix.mix,
+    trace.trace,
+    simulated_prices.prices,
+    deadlines.deadlines,
+):
+    simulate_commands.command()(simulation)
+simulate_commands.command("promise", hidden=True)(
+    deadlines.deadlines
+)  # its former name
+app.add_typer(simulate_commands, name="simulate")
 
 
 def _say_how_to_resume(job: JobDir) -> None:
     if submit.can_be_resumed(job):
         say(
-            f"go on with 'spottrain resume {job.name}', or end the job with "
+            f"continue it with 'spottrain resume {job.name}', or end it with "
             f"'spottrain down {job.name}'"
         )
 
 
 def _show_log_tail(job: JobDir) -> None:
-    most = 200 if is_debugging() else 5
-    for line in job.log.read_text(errors="replace").splitlines()[-most:]:
+    max_lines = 200 if is_debugging() else 5
+    for line in job.log.read_text(errors="replace").splitlines()[-max_lines:]:
         say(f"manager.log: {line}")
 
 

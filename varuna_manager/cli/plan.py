@@ -1,4 +1,4 @@
-"""``spottrain plan``: what would be rented, how it would train, and why."""
+"""``spottrain plan``: what a launch would rent and how it would train, and why."""
 
 from __future__ import annotations
 
@@ -32,67 +32,64 @@ from spottrain.wire import ScheduleKind
 FileArgument = Annotated[
     Path,
     typer.Argument(
-        help="Job file; or a model and its profile as JSON (see examples/profiles), "
-        "with --gpus."
+        help="Job file; or, with --gpus, a model and its profile as JSON (see "
+        "examples/profiles)."
     ),
 ]
 ExplainOption = Annotated[
-    bool, typer.Option("--explain", help="Show all that was weighed, and why not.")
+    bool, typer.Option("--explain", help="Show all candidates and why not.")
 ]
 GpusOption = Annotated[
-    int | None, typer.Option(min=1, help="Of JSON: GPUs, one in each VM.")
+    int | None, typer.Option(min=1, help="JSON only: number of GPUs, one per VM.")
 ]
 MinibatchOption = Annotated[
-    int | None, typer.Option(min=1, help="Of JSON: examples, instead of those it says.")
+    int | None, typer.Option(min=1, help="JSON only: override the mini-batch size.")
 ]
 FactsOption = Annotated[
     Path | None,
     typer.Option(
-        help="Of JSON: 'spottrain inspect -o json', for a calibrated profile, with "
-        "--minibatch-size, --gpu-memory-gib and --usd-per-hour."
+        help="JSON only: output of 'spottrain inspect -o json' for a calibrated profile; "
+        "needs --minibatch-size, --gpu-memory-gib and --usd-per-hour."
     ),
 ]
 MemoryOption = Annotated[
-    float | None, typer.Option(help="Of JSON: of each GPU, instead of what it says.")
+    float | None, typer.Option(help="JSON only: override the memory per GPU.")
 ]
 PriceOption = Annotated[
-    float | None, typer.Option(help="Of JSON: of each VM, instead of what it says.")
+    float | None, typer.Option(help="JSON only: override the price per VM.")
 ]
 ObjectiveOption = Annotated[
     str | None,
-    typer.Option(help="throughput or examples_per_dollar, instead of the file's."),
+    typer.Option(help="throughput or examples_per_dollar; overrides the file."),
 ]
 ScheduleOption = Annotated[
-    str | None, typer.Option(help="One schedule for all, instead of the file's.")
+    str | None, typer.Option(help="Schedule for all plans; overrides the file.")
 ]
 CloudsOption = Annotated[
     str | None,
     typer.Option(
-        help="Rank what these clouds rent too, such as aws,gcp, at the last known "
-        "prices; throughputs are estimates."
+        help="Also rank offers of these clouds, such as aws,gcp, at the last known "
+        "prices, with estimated throughputs."
     ),
 ]
 OfflineOption = Annotated[
-    bool, typer.Option("--offline", help="Ask no cloud for the best offers again.")
+    bool, typer.Option("--offline", help="Do not refresh the best offers.")
 ]
 MeasuredOnOption = Annotated[
     str | None,
     typer.Option(
-        help="The GPU that the profile's device is like, such as T4, to estimate others."
+        help="GPU that the profile's device resembles, such as T4; to estimate others."
     ),
 ]
 TopOption = Annotated[
-    int, typer.Option(min=1, help="Offers that are worked out to the end.")
+    int, typer.Option(min=1, help="Number of offers to evaluate exactly.")
 ]
 RecomputeOption = Annotated[
     bool | None,
-    typer.Option("--recompute/--no-recompute", help="One way for all, as above."),
+    typer.Option(
+        "--recompute/--no-recompute", help="For all plans; overrides the file."
+    ),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(plan)
 
 
 def plan(
@@ -112,12 +109,12 @@ def plan(
     top: TopOption = EXACT,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show which machines and which plan a launch would begin with; rents nothing.
+    """Show which machines and which plan a launch would start with; rents nothing.
 
-    Offers are ranked by the examples that a dollar trains, boot, interruptions and
-    storage counted: < marks bounds, ~ estimates from published peaks.
+    Offers are ranked by examples per dollar, including boot time, interruptions and
+    storage: < marks bounds, ~ marks estimates from published peak FLOPS.
 
-    Given a model and a profile as JSON, which need no machine at all: the plan for so
+    With a model and a profile as JSON, which need no machine, it plans for --gpus GPUs.
     many of its GPUs.
     """
     scope = SearchScope(
@@ -130,13 +127,15 @@ def plan(
     if file.suffix != ".json":
         if any((gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour)):
             raise ConfigError(
-                "--gpus, --minibatch-size and the like go with a profile as JSON: got "
-                f"{file.name}; a job file says them itself"
+                "--gpus, --minibatch-size and the like need a profile as JSON: got "
+                f"{file.name}; remove them, the job file has these values"
             )
         preview(_changed(load_config(file), changes), output, explain, scope)
         return
     if gpus is None:
-        raise ConfigError(f"{file.name}: --gpus says on how many; give it")
+        raise ConfigError(
+            f"{file.name}: a profile needs --gpus; give the number of GPUs"
+        )
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     inputs = replace(previews.workload_inputs(workload, gpus), **changes)
     try:
@@ -154,7 +153,7 @@ def _changed(config: JobConfig, changes: dict[str, Any]) -> JobConfig:
 def _changes(
     objective: str | None, schedule: str | None, recompute: bool | None
 ) -> dict[str, Any]:
-    """Return what is asked for instead of what the file says."""
+    """Return the options that override the file."""
     asked: dict[str, Any] = {
         "objective": _one_of("--objective", objective, get_args(Objective)),
         "schedule": _one_of("--schedule", schedule, get_args(ScheduleKind)),
@@ -169,13 +168,13 @@ def preview(
     explain: bool = False,
     scope: SearchScope | None = None,
 ) -> None:
-    """Show what a launch of ``config`` would begin with.
+    """Show what a launch of ``config`` would start with.
 
     Args:
         config: The job.
         output: How to show it.
-        explain: Show all that was weighed.
-        scope: Which clouds to ask beside the job's own; by default none.
+        explain: Show all candidates.
+        scope: Which clouds to search beside the job's own; by default none.
 
     Raises:
         SpottrainError: It cannot be launched.

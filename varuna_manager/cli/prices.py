@@ -1,4 +1,4 @@
-"""``spottrain prices``: what GPU machines cost now, how that changed, how safe they are."""
+"""``spottrain prices``: prices of GPU machines, their history and interruption rates."""
 
 from __future__ import annotations
 
@@ -51,39 +51,34 @@ TypeOption = Annotated[
     typer.Option("--type", help="Such as p4d.24xlarge; repeatable."),
 ]
 SpotOption = Annotated[
-    bool | None, typer.Option("--spot/--on-demand", help="One market only.")
+    bool | None, typer.Option("--spot/--on-demand", help="Only this market.")
 ]
 TopOption = Annotated[
     int | None,
-    typer.Option(min=1, help=f"The cheapest per GPU only; a table has {TABLE_ROWS}."),
+    typer.Option(min=1, help=f"Number of offers; by default a table has {TABLE_ROWS}."),
 ]
-DaysOption = Annotated[float, typer.Option(min=0.01, help="How far the history goes.")]
+DaysOption = Annotated[float, typer.Option(min=0.01, help="Length of the history.")]
 OfflineOption = Annotated[
-    bool, typer.Option("--offline", help="Ask nobody; the last known prices.")
+    bool, typer.Option("--offline", help="Show the last known prices; ask no cloud.")
 ]
 SvgOption = Annotated[
     Path | None,
-    typer.Option("--svg", help=f"Draw the history of the {SVG_LINES} cheapest here."),
+    typer.Option("--svg", help=f"Plot the {SVG_LINES} cheapest offers to this file."),
 ]
 ExportOption = Annotated[
     Path | None,
-    typer.Option("--export", help="Folder: write prices.csv and vms.csv, all known."),
+    typer.Option("--export", help="Write all known prices and VMs to this folder."),
 ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Row:
-    """One offer and what is known of it."""
+    """One offer and what is known about it."""
 
     price: Price
     kind: InstanceType
     hazard: Hazard | None
     series: Sequence[Price]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(prices)
 
 
 def prices(
@@ -99,11 +94,11 @@ def prices(
     export: ExportOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what GPU machines cost, by zone, the cheapest GPU first.
+    """Show prices of GPU machines by zone, the cheapest GPU first.
 
-    Prices older than an hour are asked for again; where a cloud does not answer, the
-    last known ones are shown with their age. Losses per hour are of one VM: from what
-    this machine's jobs have seen, and what the clouds publish.
+    Prices older than an hour are refreshed; where a cloud does not answer, the last
+    known ones are shown with their age. LOSSES/DAY is the expected number of
+    interruptions of one VM, from this machine's jobs and what the clouds publish.
     """
     facts = catalogue()
     kinds = facts.matching(gpus=gpu or (), clouds=cloud or (), names=kind or ())
@@ -134,13 +129,15 @@ def prices(
 
 def _say_notes(rows: Sequence[_Row], offers: int, unusable: int, now_s: float) -> None:
     if any(row.price.is_stale(now_s) for row in rows):
-        say("stale: too old to rent by; prices need network and credentials")
+        say(
+            "stale prices are too old to rent by; refreshing needs network and credentials"
+        )
     if unusable:
-        say(f"{unusable} spot prices left out: no less than on demand")
+        say(f"{unusable} spot prices left out: not below the on-demand price")
     if not rows:
-        say("no price is known of such a machine")
+        say("no price is known for such a machine; try other filters")
     elif len(rows) < offers:
-        say(f"{len(rows)} of {offers} offers; --top shows more")
+        say(f"{len(rows)} of {offers} offers shown; --top shows more")
 
 
 def _ask(
@@ -160,7 +157,7 @@ def _ask(
     if not answers.failures:
         return list(answers.warnings)
     why = "; ".join(f"{cloud}: {why}" for cloud, why in answers.failures.items())
-    return [f"not refreshed, the last known prices are shown: {why}", *answers.warnings]
+    return [f"prices not refreshed, showing the last known: {why}", *answers.warnings]
 
 
 def _rows(

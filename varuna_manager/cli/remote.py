@@ -1,7 +1,7 @@
-"""Commands about a job whose manager is on a VM of its own: done there, over SSH.
+"""Commands on a job whose manager runs on a VM of its own: they run there, over SSH.
 
-When that VM is gone, the job comes home: what its manager wrote down last is taken from
-the checkpoint store, and from then on this machine has the job as any other.
+When that VM is gone, this machine reclaims the job: it restores the journal from the
+checkpoint store and from then on has the job like any other.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from spottrain.varuna_manager.launch.ssh_command import argv_to
 from spottrain.varuna_manager.launch.submit import end_of
 
 LOST = 255
-"""How ``ssh`` ends when it cannot connect, or the connection breaks."""
+"""Exit code of ``ssh`` when it cannot connect or loses the connection."""
 GONE_S = 180.0
-"""How long the VM of a job that is over may take to be gone."""
+"""How long the manager's VM may take to end after the job is over."""
 COPIED_S = 30.0
-"""How long the end of a job may take to be in its store."""
+"""How long the end of a job may take to reach its store."""
 POLL_S = 1.0
 _LASTING = {"--watch", "-w", "--follow", "-f"}
 _ALIVE = (VmState.STARTING, VmState.RUNNING)
@@ -50,18 +50,18 @@ class ManagerVmError(SpottrainError):
 
 
 def forward_command(job: JobDir, command: str) -> None:
-    """Do a command where the job's manager is; returns if that is this machine, or if
-    the command is one for this machine.
+    """Run a command on the VM of the job's manager; return if it must run on this
+    machine, after all.
 
     Args:
         job: The job that the command is about.
         command: Its name; its arguments are those of this process.
 
     Raises:
-        typer.Exit: It was done there; with its exit code.
-        ConfigError: The launch did not finish.
-        ManagerVmError: The VM is there, but does not answer.
-        CloudError: Nobody knows whether the VM is there.
+        typer.Exit: It ran there; with its exit code.
+        ConfigError: The launch was not completed.
+        ManagerVmError: The VM exists but does not answer.
+        CloudError: It is unknown whether the VM exists.
     """
     manager = manager_location.read(job)
     if manager is None:
@@ -76,7 +76,7 @@ def forward_command(job: JobDir, command: str) -> None:
         return
     argv = sys.argv[1:]
     if "--html" in argv:
-        raise ConfigError("--html: the report is written once the job has come home")
+        raise ConfigError("--html: the page can be written only once the job has ended")
     code = run_there(job, manager, argv)
     ends = command == "stop" or bool(_LASTING.intersection(argv))
     if code == LOST and reclaim(job, manager) and command != "stop":
@@ -92,11 +92,11 @@ def begin(job: JobDir, offers: Sequence[Offer]) -> None:
     """Rent the VM of a job's manager and start the manager there.
 
     Args:
-        job: As it was submitted here.
-        offers: What its cloud offers to train on.
+        job: The job as submitted here.
+        offers: Offers of its cloud to train on.
 
     Raises:
-        SpottrainError: As ``manager_vm.begin``; what becomes of the VM has been said.
+        SpottrainError: As ``manager_vm.begin``; the user was told about the VM.
     """
     with launching(job):
         manager_vm.begin(job, offers, say)
@@ -104,9 +104,9 @@ def begin(job: JobDir, offers: Sequence[Offer]) -> None:
 
 @contextlib.contextmanager
 def launching(job: JobDir) -> Iterator[None]:
-    """Leave nobody with a rented VM unawares when its launch fails within the block.
+    """Tell the user about a rented VM when its launch fails within the block.
 
-    A VM that cannot be used is returned; else what was begun may be gone on with.
+    A VM that cannot be used is returned; otherwise the launch can be continued.
     """
     try:
         yield
@@ -114,8 +114,8 @@ def launching(job: JobDir) -> Iterator[None]:
         useless = isinstance(error, UnfitHostError | HostKeyError)
         if not (useless and _give_up(job)):
             say(
-                f"job {job.name}: its launch did not finish, and a VM may be rented: "
-                f"'spottrain resume {job.name}' goes on with it, 'spottrain down "
+                f"job {job.name}: the launch was not completed, and a VM may be rented: "
+                f"'spottrain resume {job.name}' continues it, 'spottrain down "
                 f"{job.name}' returns what it rented"
             )
         raise
@@ -130,13 +130,13 @@ def _give_up(job: JobDir) -> bool:
         return False
     manager_location.forget(job)
     say(
-        f"job {job.name}: its VM cannot be used and was returned; mend why, then launch"
+        f"job {job.name}: its VM cannot be used and was returned; fix the cause, then launch"
     )
     return True
 
 
 def watch(job: JobDir) -> int:
-    """Look on until the job ends; return its exit code. Ctrl-C only ends the looking."""
+    """Watch until the job ends; return its exit code. Ctrl-C only stops watching."""
     manager = manager_location.read(job)
     assert manager is not None, "its manager was just started there"
     code = run_there(job, manager, ["status", job.name, "--watch"])
@@ -154,8 +154,8 @@ def _outcome(job: JobDir) -> int:
 def _finish_launch(job: JobDir, command: str) -> None:
     if command != "resume":
         raise ConfigError(
-            f"job {job.name}: its launch did not finish: 'spottrain resume {job.name}' "
-            f"goes on with it, 'spottrain down {job.name}' returns what it rented"
+            f"job {job.name}: its launch was not completed: 'spottrain resume {job.name}' "
+            f"continues it, 'spottrain down {job.name}' returns what it rented"
         )
     with launching(job):
         manager_vm.go_on(job, say)
@@ -163,7 +163,7 @@ def _finish_launch(job: JobDir, command: str) -> None:
 
 
 def _end_there(job: JobDir, manager: RemoteManager) -> None:
-    """Have the manager end at once, if it can be reached, and take the job home."""
+    """Have the manager end at once, if it can be reached, and reclaim the job."""
     if manager.started:
         run_there(job, manager, ["stop", job.name, "--now"])
     refresh(job)
@@ -174,7 +174,7 @@ def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
     """Run one of our commands on the manager's VM; return its exit code, or ``LOST``."""
     program = shutil.which("ssh")
     if program is None:
-        raise ConfigError("there is no ssh command here; install OpenSSH's client")
+        raise ConfigError("ssh command not found; install the OpenSSH client")
     assert manager.target is not None, "the manager was started there"
     cloud = job.config().clouds[0]
     cli = f"{manager_vm.run_on_vm(cloud)} spottrain.varuna_manager.cli.main"
@@ -188,11 +188,11 @@ def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
     return done.returncode if done.returncode >= 0 else LOST
 
 
-# --- Coming home ----------------------------------------------------------------------
+# --- Reclaiming the job ---------------------------------------------------------------
 
 
 def refresh(job: JobDir) -> State:
-    """Take over what the checkpoint store has of a job's journal; return its state.
+    """Copy new events of a job's journal from its checkpoint store; return its state.
 
     Raises:
         StorageError: The store cannot be read.
@@ -209,19 +209,19 @@ def refresh(job: JobDir) -> State:
 
 
 def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool:
-    """Take a job back if the VM of its manager is gone; return whether it was.
+    """Reclaim a job if the VM of its manager is gone; return whether it is.
 
-    What the job's VMs shared is removed if the job is over: as long as its own VM used
-    it, the manager could not.
+    If the job is over, what its VMs shared is removed: the manager could not do so while
+    its own VM used it.
 
     Args:
         job: The job.
-        manager: Where its manager was.
-        ended: The job is over: its manager is about to write that down last.
+        manager: Where its manager ran.
+        ended: The job is over: its manager is about to journal that.
 
     Raises:
-        ManagerVmError: The VM is there, but did not answer.
-        CloudError: Nobody knows whether it is there.
+        ManagerVmError: The VM exists but did not answer.
+        CloudError: It is unknown whether it exists.
     """
     give_up_at_s = time.monotonic() + COPIED_S
     while not (over := refresh(job).phase is JobPhase.ENDED) and ended:
@@ -234,8 +234,8 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
         while manager.vm_id in (alive := _alive(vms := provider.list_vms(job.name))):
             if not over:
                 raise ManagerVmError(
-                    f"job {job.name}: the VM of its manager ({manager.vm_id}) does not "
-                    "answer, though it runs; try again in a while"
+                    f"job {job.name}: its manager's VM ({manager.vm_id}) runs but does "
+                    "not answer; try again in a few minutes"
                 )
             if time.monotonic() > give_up_at_s:
                 return False
@@ -250,7 +250,7 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
     if not over:
         url = job.config().checkpoint.path
         say(
-            f"job {job.name}: the VM of its manager is gone; go on with 'spottrain "
+            f"job {job.name}: the VM of its manager is gone; continue with 'spottrain "
             f"resume {job.name}' here, or 'spottrain resume {url}' on any machine"
         )
     return True
@@ -261,7 +261,7 @@ def _alive(vms: Sequence[Vm]) -> set[str]:
 
 
 def _note_end(job: JobDir, vms: Sequence[Vm]) -> None:
-    """Let the journal tell when the billing of the manager's own VM ended."""
+    """Journal when the billing of the manager's own VM ended."""
     journal = Journal(job.journal)
     try:
         now_s = time.time()

@@ -1,4 +1,4 @@
-"""Commands that compute and touch nothing: schedule, simulate step."""
+"""Commands that only compute: schedule, simulate step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.schedule import format_schedule
 from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
-from spottrain.varuna_manager.cli.simulate import deadlines, mix, prices, trace
 from spottrain.varuna_manager.cli.simulate.files import read_spec
 from spottrain.varuna_manager.cli.simulate.step_spec import (
     StepSpec,
@@ -24,47 +23,31 @@ from spottrain.varuna_manager.format import number
 from spottrain.wire import ScheduleKind
 
 MAX_TABLE_CHARS = 20_000
-"""Characters of a schedule that are laid out; what is longer comes as plain lines."""
+"""Longer schedules are printed as plain lines instead of a table, in characters."""
 KINDS: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(schedule)
-    simulate = typer.Typer(
-        help="Play in virtual time.",
-        no_args_is_help=True,
-        cls=trace.SimulateGroup,
-    )
-    simulate.command()(step)
-    mix.register(simulate)
-    trace.register(simulate)
-    prices.register(simulate)
-    deadlines.register(simulate)
-    app.add_typer(simulate, name="simulate")
 
 
 def schedule(
     kind: Annotated[str, typer.Argument(help=f"One of {', '.join(KINDS)}.")],
     depth: Annotated[
-        int, typer.Option("--depth", "-P", help="Stages of the pipeline.")
+        int, typer.Option("--depth", "-P", help="Number of pipeline stages.")
     ],
     microbatches: Annotated[
-        int, typer.Option("--microbatches", "-M", help="Micro-batches of a replica.")
+        int, typer.Option("--microbatches", "-M", help="Micro-batches per replica.")
     ],
     chunks: Annotated[
         int | None,
-        typer.Option("--chunks", "-v", help="Parts of the model on each stage."),
+        typer.Option("--chunks", "-v", help="Model chunks per stage."),
     ] = None,
     recompute: Annotated[
-        bool, typer.Option(help="Compute activations again before the backward.")
+        bool, typer.Option(help="Recompute activations before the backward pass.")
     ] = True,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Print what each stage of a pipeline does, in order.
+    """Print the tasks of each pipeline stage, in order.
 
-    F3: forward of micro-batch 3, R3: recompute, B3: backward; F3.1: of the stage's next
-    chunk.
+    F3 is the forward pass of micro-batch 3, R3 its recompute, B3 its backward pass; F3.1
+    is that of the stage's next chunk.
     """
     lists = format_schedule(_schedule(kind, depth, microbatches, chunks, recompute))
     if output is Output.JSON:
@@ -116,11 +99,11 @@ def _schedule(
                 )
             except PlanError as error:
                 raise ConfigError(str(error)) from error
-    raise ConfigError(f"no such schedule: got {kind}; take one of {', '.join(KINDS)}")
+    raise ConfigError(f"schedule must be one of {', '.join(KINDS)}: got {kind}")
 
 
 def _stages_table(spec: StepSpec, document: dict[str, Any]) -> Table:
-    table = Table("stage", "busy", "idle", "most in flight")
+    table = Table("stage", "busy", "idle", "max in flight")
     for p, stage in enumerate(spec.stages):
         table.add_row(
             stage.name or str(p),

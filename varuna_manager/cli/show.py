@@ -1,4 +1,4 @@
-"""Commands that only look: status, logs, events, report, inspect, config schema."""
+"""Commands that only read: status, logs, events, report, inspect, config schema."""
 
 from __future__ import annotations
 
@@ -40,39 +40,29 @@ from spottrain.varuna_manager.reporting.history import JobHistory, read_history
 from spottrain.varuna_manager.reporting.html.page import write_page
 
 FollowOption = Annotated[
-    bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+    bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
 ]
 POLL_S = 0.5
 FINAL = ("succeeded", "failed")
-"""Ends that ``down`` does not change."""
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands of this module."""
-    app.command()(status)
-    app.command()(logs)
-    app.command()(events)
-    app.command()(report)
-    app.command()(inspect)
-    config = typer.Typer(help="About job files.", no_args_is_help=True)
-    config.command()(schema)
-    app.add_typer(config, name="config")
+"""Final states that ``down`` does not change."""
 
 
 def status(
     name: Annotated[
         str | None,
-        typer.Argument(help="A job; all without it.", callback=run_at_manager),
+        typer.Argument(
+            help="Name of a job; without one, all jobs.", callback=run_at_manager
+        ),
     ] = None,
     watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Look on until the job ends.")
+        bool, typer.Option("--watch", "-w", help="Watch until the job ends.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show where jobs stand."""
+    """Show the state of a job, or of all jobs."""
     if name is None:
         if watch:
-            raise typer.BadParameter("--watch needs the name of a job")
+            raise typer.BadParameter("--watch needs a job; name one")
         _show_all(output)
         return
     job = find(name)
@@ -83,7 +73,9 @@ def status(
     if output is Output.JSON:
         show_json(document)
         return
-    show(tables.live_panel(document, None), tables.fleet_table(document))
+    show(tables.live_panel(document, None))
+    if document["fleet"]:
+        show(tables.fleet_table(document))
     if document["journal_copy"]:
         say(document["journal_copy"])
 
@@ -94,7 +86,7 @@ def _show_all(output: Output) -> None:
     for job in all_jobs():
         try:
             if job.remote_manager_file.exists():
-                # Not above: it imports what rents, which other commands do not need.
+                # Not above: it imports the cloud adapters, which other commands do not need.
                 from spottrain.varuna_manager.cli.remote import refresh
 
                 refresh(job)
@@ -123,12 +115,12 @@ def report(
     html: Annotated[
         Path | None,
         typer.Option(
-            "--html", help="Write one HTML page with pictures instead of tables."
+            "--html", help="Write one HTML page with charts instead of tables."
         ),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what a job did, what happened to it and what it cost."""
+    """Show what a job did, what happened to it, and what it cost."""
     job = find(name)
     if html is None:
         show_report(job, output)
@@ -145,10 +137,10 @@ def events(
     follow: FollowOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what happened to a job; with -o json every event of its journal."""
+    """Show what happened to a job; -o json prints every event of its journal."""
     job = find(name)
     if output is Output.JSON and follow:
-        raise typer.BadParameter("-o json prints one document: leave --follow out")
+        raise typer.BadParameter("-o json prints a single document; leave --follow out")
     entries = _entries(job, follow)
     if output is Output.JSON:
         show_json([_event(entry) for entry in entries])
@@ -177,7 +169,7 @@ def inspect(
     file: Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")],
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show how a model would be cut into sections, and what they weigh."""
+    """Show how a model would be cut into sections, and their sizes."""
     facts = tools.inspect_model(load_config(file))
     if output is Output.JSON:
         show_json(dataclasses.asdict(facts))
@@ -205,11 +197,11 @@ def show_report(job: JobDir, output: Output) -> None:
     else:
         show(*tables.summary(document))
     if job.page.exists() and document["exit_code"] is not None:
-        say(f"report as a page: {job.page}")
+        say(f"report as an HTML page: {job.page}")
 
 
 def say_failure(job: JobDir) -> None:
-    """Tell why a job ended as it did, with the user's own traceback if there is one."""
+    """Print why a job failed, with the traceback of the user's code if there is one."""
     outcome = read_state(job).outcome
     if outcome is not None:
         if outcome.traceback:
@@ -220,7 +212,7 @@ def say_failure(job: JobDir) -> None:
 def _describe(
     job: JobDir, view: Callable[[State, bool, float], dict[str, Any]]
 ) -> dict[str, Any]:
-    """Return a view of a job with what its folder alone knows."""
+    """Return a view of a job, completed with what only its folder has."""
     managed = job.is_managed() or job.remote_manager_file.exists()
     return _named(job, view(read_state(job), managed, time.time()))
 
@@ -229,15 +221,15 @@ def describe_history(
     job: JobDir,
     view: Callable[[State, JobHistory, bool, float], dict[str, Any]],
 ) -> tuple[dict[str, Any], State, JobHistory]:
-    """Return a view of a job that needs its past, and what the view was made of."""
+    """Return a view of a job that needs its history, and what the view is made from."""
     state, history = read_history(job)
     document = view(state, history, job.is_managed(), time.time())
     return _named(job, document), state, history
 
 
 def _named(job: JobDir, document: dict[str, Any]) -> dict[str, Any]:
-    """Add what a job's folder alone knows."""
-    document["name"] = job.name  # an ended job that made room is kept as NAME.1
+    """Add what only the job's folder has."""
+    document["name"] = job.name  # an ended job whose name was reused is kept as NAME.1
     if job.is_down and document["state"] not in FINAL:
         document["state"] = "down"
     return document
@@ -268,13 +260,13 @@ def _log_files(job: JobDir) -> list[Path]:
 
 
 def _copy_log(path: Path, read: dict[Path, int], name: str) -> None:
-    """Print the whole lines of a log that were not printed yet, under its name."""
+    """Print the complete new lines of a log, each with its name."""
     try:
         with open(path, "rb") as log:
             log.seek(read.get(path, 0))
             new = log.read()
     except FileNotFoundError:
-        return  # its VM has just gone
+        return  # its VM is gone since
     whole = new[: new.rfind(b"\n") + 1]
     read[path] = read.get(path, 0) + len(whole)
     for line in whole.decode(errors="replace").splitlines():

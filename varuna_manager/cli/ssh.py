@@ -1,4 +1,4 @@
-"""``spottrain ssh``: enter a VM of a job."""
+"""``spottrain ssh``: open a shell on a VM of a job."""
 
 from __future__ import annotations
 
@@ -19,38 +19,35 @@ from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.launch.ssh_command import argv_to
 
 VmArgument = Annotated[
-    str | None, typer.Argument(help="Id of a VM, or how it begins; the only one.")
+    str | None,
+    typer.Argument(help="Id of a VM or its beginning; not needed for one VM."),
 ]
 CommandArgument = Annotated[
-    list[str] | None, typer.Argument(help="After --: what to run there, no shell.")
+    list[str] | None,
+    typer.Argument(help="After --: a command to run instead of a shell."),
 ]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command of this module."""
-    app.command()(ssh)
 
 
 def ssh(
     name: NameArgument, vm: VmArgument = None, command: CommandArgument = None
 ) -> None:
-    """Enter a VM of a job, or run a command there: spottrain ssh JOB VM -- nvidia-smi.
+    """Open a shell on a VM, or run a command there: spottrain ssh JOB VM -- nvidia-smi.
 
-    The VM has to prove by its own host key who it is. The exit code is that of ssh.
+    The VM must prove its identity with its host key. The exit code is that of ssh.
     """
     job = find(name)
     argv = ssh_argv(job, choose_vm(job, vm), command or [])
     program = shutil.which(argv[0])
     if program is None:
-        raise ConfigError("there is no ssh command here; install OpenSSH's client")
+        raise ConfigError("ssh command not found; install the OpenSSH client")
     os.execv(program, argv)
 
 
 def choose_vm(job: JobDir, wanted: str | None) -> str:
-    """Return the id of the VM that is meant.
+    """Return the id of the VM that the user means.
 
     Raises:
-        ConfigError: none is, or several are.
+        ConfigError: No VM fits, or several do.
     """
     vms = sorted(read_state(job).vms)
     fitting = [vm_id for vm_id in vms if vm_id.startswith(wanted or "")]
@@ -60,16 +57,16 @@ def choose_vm(job: JobDir, wanted: str | None) -> str:
         return fitting[0]
     if not vms:
         raise ConfigError(f"job {job.name} has no VMs now; see 'spottrain status'")
-    got = "no name" if wanted is None else wanted
-    raise ConfigError(f"VM: got {got}; name one of {', '.join(fitting or vms)}")
+    got = "none" if wanted is None else wanted
+    raise ConfigError(f"VM must be one of {', '.join(fitting or vms)}: got {got}")
 
 
 def ssh_argv(job: JobDir, vm_id: str, command: list[str]) -> list[str]:
-    """Return the command line that enters a VM.
+    """Return the ssh command line for a VM.
 
     Raises:
-        ConfigError: the job's VMs are not entered by SSH.
-        CloudError: the VM is gone, boots still, or its cloud does not answer.
+        ConfigError: The job's VMs are not reached by SSH.
+        CloudError: The VM is gone or still boots, or its cloud does not answer.
     """
     config = job.config()
     if config.clouds:
@@ -80,7 +77,7 @@ def ssh_argv(job: JobDir, vm_id: str, command: list[str]) -> list[str]:
         host = next(h for h in config.ssh.fleet() if _is_on(vm_id, h.name))
         return argv_to(job, _own(job, vm_id), host.key_file, None, command)
     raise ConfigError(
-        f"job {job.name}: its VMs are processes of this machine; see "
+        f"job {job.name}: its VMs are processes on this machine; see "
         f"'spottrain logs {job.name}'"
     )
 
@@ -98,7 +95,7 @@ def _own(job: JobDir, vm_id: str) -> SshTarget:
 
 
 def _cloud_of(clouds: Sequence[AnyCloud], vm_id: str) -> tuple[AnyCloud, str]:
-    """Return the cloud that a VM is from, and its id there."""
+    """Return the cloud of a VM, and the VM's id there."""
     if len(clouds) == 1:
         return clouds[0], vm_id
     from spottrain.cloud.multi import split_vm_id
@@ -113,7 +110,7 @@ def _rented(cloud: AnyCloud, vm_id: str) -> SshTarget:
     provider = open_cloud(cloud)
     try:
         if not isinstance(provider, ReachedBySsh):
-            raise CloudError(f"{provider.name}: its VMs are not entered by SSH")
+            raise CloudError(f"{provider.name}: its VMs are not reached by SSH")
         return _there(provider, vm_id)
     finally:
         provider.close()
@@ -122,5 +119,5 @@ def _rented(cloud: AnyCloud, vm_id: str) -> SshTarget:
 def _there(provider: ReachedBySsh, vm_id: str) -> SshTarget:
     target = provider.ssh_target(vm_id)
     if target is None:
-        raise CloudError(f"VM {vm_id} boots still; try again in a minute")
+        raise CloudError(f"VM {vm_id} is still booting; try again in a minute")
     return target

@@ -29,14 +29,14 @@ from spottrain.varuna_manager.reporting.tables import live_panel, plain_line
 
 POLL_S = 0.25
 PLAIN_LINE_S = 5.0
-"""Where there is no terminal, a line comes at most that often."""
+"""Minimum time between lines where there is no terminal."""
 ALIVE_S = 2.0
-"""How often the manager's lock is looked at."""
+"""Time between checks of the manager's lock."""
 INTERRUPTED = 130
 
 
 class ManagerGoneError(SpottrainError):
-    """The manager ended without saying how the job ended."""
+    """The manager is gone, and the job has not ended."""
 
 
 class Watcher:
@@ -44,9 +44,9 @@ class Watcher:
 
     Args:
         job: What to watch.
-        console: Where people read.
-        manager: The manager's process, if it is our child.
-        may_stop: Whether Ctrl-C stops the job; otherwise it ends the watching.
+        console: Where the progress is shown.
+        manager: The manager's process, if it is a child of this one.
+        may_stop: Ctrl-C stops the job; otherwise it only stops watching.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class Watcher:
 
     def _show(self, live: Live | None) -> bool:
         """Show what is new; return whether that was the end."""
-        # Looked at before the journal is read, so that the last events are not missed.
+        # Checked before the journal is read, so that the last events are not missed.
         gone = self._manager_is_gone()
         for entry in self._follower.advance():
             if entry.news:
@@ -112,7 +112,7 @@ class Watcher:
         return moved and time.monotonic() - self._plain_at_s >= PLAIN_LINE_S
 
     def _manager_is_gone(self) -> bool:
-        """Whether nobody drives the job any more."""
+        """Return whether the job has no manager any more."""
         if self._manager is not None:
             return self._manager.poll() is not None
         if time.monotonic() - self._alive_at_s >= ALIVE_S or self._follower.has_ended:
@@ -125,20 +125,20 @@ class Watcher:
         if not self._follower.has_ended or outcome is None:
             name = self._job.name
             raise ManagerGoneError(
-                f"job {name}: its manager is gone; VMs train on for up to their lease: "
-                f"'spottrain resume {name}' goes on, 'spottrain down {name}' returns "
-                f"them, 'spottrain logs {name}' may say why"
+                f"job {name}: its manager is gone; its VMs train on until their lease ends: "
+                f"'spottrain resume {name}' continues, 'spottrain down {name}' returns "
+                f"the VMs, 'spottrain logs {name}' may say why"
             )
         stopped = self._interrupts and outcome.kind == "stopped"
         return INTERRUPTED if stopped else outcome.exit_code
 
     def _serve_interrupts(self) -> None:
-        """Pass Ctrl-C on to the manager: first to checkpoint, then to end at once."""
+        """Forward Ctrl-C to the manager: first to checkpoint, then to end at once."""
         if self._interrupts_served == self._interrupts or self._follower.has_ended:
             return
         address = self._job.manager()
         if self._manager and (address is None or address.pid != self._manager.pid):
-            return  # it is still starting: asked as soon as it can hear us
+            return  # it is still starting: asked as soon as it can answer
         now = self._interrupts > 1
         try:
             request_stop(self._job, checkpoint=not now, now=now)
@@ -146,9 +146,9 @@ class Watcher:
             self._say(f"error: {error}")
         else:
             self._say(
-                "returning all VMs at once"
+                "returning all VMs now"
                 if now
-                else "stopping: checkpoint, then VMs go back (Ctrl-C again: at once)"
+                else "stopping: checkpoint first, then the VMs are returned (Ctrl-C again: now)"
             )
         self._interrupts_served = self._interrupts
 

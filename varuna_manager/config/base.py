@@ -1,4 +1,4 @@
-"""What all parts of a job file have in common."""
+"""The base of all sections of a job file, and types that they share."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from spottrain.storage.store import StorageError, local_folder, parse_url
 
 
 class Section(BaseModel):
-    """What all parts of a job file have in common."""
+    """The base of all sections of a job file, and types that they share."""
 
     model_config = ConfigDict(
         extra="forbid",
@@ -24,7 +24,7 @@ class Section(BaseModel):
 
 def _job_name(name: str) -> str:
     if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
-        raise ValueError("must be at most 63 of a-z, 0-9 and -, no - at either end")
+        raise ValueError("must be at most 63 of a-z, 0-9 and -, without - at the ends")
     return name
 
 
@@ -48,8 +48,8 @@ def _store_place(text: str) -> str:
 
 
 JobName = Annotated[str, AfterValidator(_job_name)]
-"""Usable in tags, paths and host names."""
+"""Name of a job; valid in tags, paths and host names."""
 Entrypoint = Annotated[str, AfterValidator(_entrypoint)]
-"""Where the user's code begins."""
+"""The function that returns the user's training job."""
 StorePlace = Annotated[str, AfterValidator(_store_place)]
 """A folder or a bucket's URL, see ``spottrain.storage.store``."""

@@ -1,12 +1,13 @@
-"""The parts of a job file that say where and how clouds rent machines."""
+"""The sections of a job file about clouds."""
 
 from __future__ import annotations
 
 import getpass
 import ipaddress
 import os
+from dataclasses import fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import (
     AfterValidator,
@@ -41,10 +42,10 @@ Port = Annotated[int, Field(ge=1, le=65535)]
 
 
 def provider_of(value: Any) -> Any:
-    """Return a job file's provider; several clouds as a tuple, a list of one as that one.
+    """Return a job file's provider; several clouds as a tuple, a list of one as its item.
 
     Raises:
-        ValueError: it is none.
+        ValueError: It is not a provider.
     """
     clouds = get_args(CloudName)
     if value in ("local", "ssh", *clouds):
@@ -63,7 +64,7 @@ def _network(text: str) -> str:
     network = ipaddress.ip_network(text)
     if network.version != 4:
         raise ValueError(
-            f"must be an IPv4 network such as 198.51.100.7/32, VMs have no IPv6 "
+            f"must be an IPv4 network such as 198.51.100.7/32, as VMs have no IPv6 "
             f"address: got {text}"
         )
     return str(network)
@@ -80,15 +81,15 @@ class BastionConfig(Section):
     port: Port = 22
     """Port of its SSH server."""
     user: str | None = None
-    """Who logs in; by default your own name here."""
+    """Login name; by default your own on this machine."""
     host_key: str | None = None
-    """Its public key as `ssh-keyscan` prints it without the name; by default
-    `known_hosts` must have it."""
+    """Its public key as printed by `ssh-keyscan`, without the name; by default it must
+    be in `known_hosts`."""
     known_hosts: str = "~/.ssh/known_hosts"
-    """Relative to the job file. Nothing is ever added."""
+    """File with known host keys, relative to the job file. It is never changed."""
     key_file: str | None = None
-    """Private key; by default those of your SSH agent and of ~/.ssh. Relative to the
-    job file."""
+    """Private key file, relative to the job file; by default the keys of your SSH agent
+    and of ~/.ssh."""
 
     def absolute(self, base: Path) -> BastionConfig:
         """Return this with its paths made absolute."""
@@ -102,7 +103,7 @@ class BastionConfig(Section):
         )
 
     def host(self) -> Host:
-        """Return it as sessions know it."""
+        """Return it as an SSH host."""
         return Host(
             name="bastion",
             address=self.address,
@@ -115,33 +116,35 @@ class BastionConfig(Section):
 
 
 class CloudConfig(Section):
-    """What all clouds are told alike."""
+    """Keys that all clouds have."""
+
+    cloud: ClassVar[str]
 
     regions: tuple[Name, ...]
-    """Where machines may be rented."""
+    """Regions in which machines may be rented."""
     zones: tuple[Name, ...] = ()
-    """Only these zones; by default all of the regions."""
+    """Use only these zones; by default all zones of the regions."""
     instance_types: tuple[Name, ...] = ()
-    """What may be rented; `spottrain prices` knows the names."""
+    """Instance types that may be rented; `spottrain prices` lists them."""
     gpus: tuple[Name, ...] = ()
-    """Rent whatever has these GPUs, such as A100 (any memory) or A100-80GB."""
+    """Rent any type with these GPUs, such as A100 (any memory) or A100-80GB."""
     disk_gib: PositiveInt = 200
     """Size of a VM's disk."""
     python: Name = "python3"
-    """Python 3.11 or newer of the image, with torch, numpy and safetensors, or with
-    what `setup` installs."""
+    """Python 3.11 or newer of the image, with torch, numpy and safetensors unless
+    `setup` installs them."""
     folder: Folder = ".spottrain"
-    """spottrain's own folder on a VM, relative to the home folder."""
+    """spottrain's folder on a VM, relative to the home folder."""
     ssh_port: Port = 22
-    """Where the image's SSH server listens."""
+    """Port of the image's SSH server."""
     ssh_from: tuple[Network, ...] = ()
-    """IPv4 networks from which SSH is let in, such as 198.51.100.7/32; by default this
-    machine's own public address, as `https://checkip.amazonaws.com` sees it."""
+    """IPv4 networks that may connect by SSH, such as 198.51.100.7/32; by default this
+    machine's public address, as reported by `https://checkip.amazonaws.com`."""
     public_addresses: bool = True
-    """Whether VMs get a public address; without one they are reached from inside the
-    network, or through `bastion`."""
+    """Give VMs a public address; without one they are reached from inside their network
+    or through `bastion`."""
     bastion: BastionConfig | None = None
-    """The host through which VMs are entered."""
+    """The host through which VMs are reached."""
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -152,20 +155,15 @@ class CloudConfig(Section):
         return self
 
     @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        raise NotImplementedError
-
-    @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         raise NotImplementedError
 
     def kinds(self) -> tuple[str, ...]:
-        """Return what may be rented: the types named, and all with the GPUs named.
+        """Return the instance types that may be rented, by name or by GPU.
 
         Raises:
-            ConfigError: the catalogue does not know a name.
+            ConfigError: The catalogue does not know a name.
         """
         found: list[InstanceType] = []
         if self.instance_types:
@@ -182,16 +180,15 @@ class CloudConfig(Section):
             return self
         return self.model_copy(update={"bastion": self.bastion.absolute(base)})
 
-    def _shared(self, public_key: str, ssh_from: tuple[str, ...]) -> dict[str, Any]:
-        """Return what every adapter's settings have."""
+    def _values(
+        self, settings: type, public_key: str, ssh_from: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Return the values of an adapter's settings, which are named as here."""
+        names = {one.name for one in fields(settings)} & type(self).model_fields.keys()
         return {
+            **{name: getattr(self, name) for name in names},
             "instance_types": self.kinds(),
-            "regions": self.regions,
-            "zones": self.zones,
-            "disk_gib": self.disk_gib,
-            "ssh_port": self.ssh_port,
             "ssh_from": self.ssh_from or ssh_from,
-            "public_addresses": self.public_addresses,
             "public_key": public_key,
         }
 
@@ -199,105 +196,79 @@ class CloudConfig(Section):
 class AwsConfig(CloudConfig):
     """Amazon Web Services, for `provider: aws`; see docs/clouds.md."""
 
+    cloud: ClassVar[str] = "aws"
     regions: tuple[Name, ...] = Field(default=("us-east-1",), min_length=1)
-    """Where machines may be rented."""
+    """Regions in which machines may be rented."""
     profile: str = ""
-    """Name of a profile in ~/.aws; by default what boto3 finds: the environment, the
+    """Name of a profile in ~/.aws; by default boto3 chooses: the environment, the
     profile `default`, SSO, a role."""
     image: Name = IMAGE_NAME
-    """Id (`ami-…`), or a name with wildcards, of which the newest is taken."""
+    """Image id (`ami-…`), or a name with wildcards; the newest match is used."""
     image_owner: Name = "amazon"
-    """Whose image counts when it is found by name."""
+    """Owner of images that are found by name."""
     user: Name = "ubuntu"
-    """Whom SSH logs in as on that image."""
+    """Login name of the image."""
     subnets: dict[str, str] = Field(default_factory=dict)
-    """Existing subnet by zone; by default the zone's default one, else our own."""
+    """Existing subnet by zone; by default the zone's default subnet, else one that
+    spottrain creates."""
     security_groups: tuple[Name, ...] = ()
-    """Existing groups by id; by default one of our own."""
+    """Ids of existing security groups; by default spottrain creates one."""
     instance_profile: str = ""
-    """Name of an instance profile (role) that VMs are given."""
+    """Name of an instance profile (role) for the VMs."""
     interruption_role: str = ""
     """ARN of a role with which the Fault Injection Service may interrupt VMs."""
     endpoint_url: str | None = None
-    """Another address than AWS's own."""
-
-    @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        return "aws"
+    """Endpoint instead of AWS's own."""
 
     @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         return bool(self.subnets)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AwsSettings:
-        """Return what the adapter is told."""
-        return AwsSettings(
-            **self._shared(public_key, ssh_from),
-            profile=self.profile,
-            image=self.image,
-            image_owner=self.image_owner,
-            user=self.user,
-            subnets=self.subnets,
-            security_groups=self.security_groups,
-            instance_profile=self.instance_profile,
-            interruption_role=self.interruption_role,
-            endpoint_url=self.endpoint_url,
-        )
+        """Return the adapter's settings."""
+        return AwsSettings(**self._values(AwsSettings, public_key, ssh_from))
 
 
 class AzureConfig(CloudConfig):
     """Microsoft Azure, for `provider: azure`; see docs/clouds.md."""
 
+    cloud: ClassVar[str] = "azure"
     regions: tuple[Name, ...] = Field(default=("eastus",), min_length=1)
-    """Where machines may be rented."""
+    """Regions in which machines may be rented."""
     subscription: str = ""
-    """Id of the subscription that pays; by default AZURE_SUBSCRIPTION_ID."""
+    """Id of the subscription; by default AZURE_SUBSCRIPTION_ID."""
     resource_group: str = ""
-    """An existing one; by default one for each job, removed at its end."""
+    """Existing resource group; by default one per job, removed at its end."""
     image: Name = AZURE_IMAGE
     """`publisher:offer:sku:version`, or an image's resource id."""
     user: Name = "spottrain"
-    """Whom SSH logs in as; the account is made at boot."""
+    """Login name; the account is created at boot."""
     subnets: dict[str, str] = Field(default_factory=dict)
-    """Resource id of an existing subnet by region; by default our own."""
+    """Resource id of an existing subnet by region; by default spottrain creates one."""
     max_usd_per_hour: PositiveFloat | None = None
-    """Above this price a spot VM is neither made nor kept; by default the on-demand
-    price."""
+    """Maximum spot price; above it a VM is neither created nor kept. By default the
+    on-demand price."""
     identity: str = ""
-    """Resource id of a managed identity that may delete the VMs; by default our own."""
+    """Resource id of a managed identity that may delete the VMs; by default spottrain
+    creates one."""
     self_delete: bool = True
-    """Whether a VM that hears no manager deletes itself, which takes an identity."""
+    """Let VMs without contact to a manager delete themselves, which needs an
+    identity."""
     endpoint_url: Name = MANAGEMENT_URL
-    """Another address than the public cloud's, such as that of a national one."""
+    """Endpoint instead of the public cloud's, such as a national cloud's."""
     authority_url: str = ""
-    """Where tokens are had; by default where Azure's SDK does."""
-
-    @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        return "azure"
+    """Token authority; by default that of Azure's SDK."""
 
     @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         return bool(self.subnets)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AzureSettings:
-        """Return what the adapter is told."""
+        """Return the adapter's settings."""
         return AzureSettings(
-            **self._shared(public_key, ssh_from),
-            subscription=self.subscription,
-            resource_group=self.resource_group,
-            image=self.image,
-            user=self.user,
-            subnets=self.subnets,
-            max_usd_per_hour=self.max_usd_per_hour,
-            identity=self.identity,
-            self_delete=self.self_delete,
-            endpoint_url=self.endpoint_url,
-            authority_url=self.authority_url,
+            **self._values(AzureSettings, public_key, ssh_from),
             prices_url=os.environ.get(PRICES_VARIABLE) or PRICES_URL,
         )
 
@@ -305,78 +276,65 @@ class AzureConfig(CloudConfig):
 class GcpConfig(CloudConfig):
     """Google Cloud, for `provider: gcp`; see docs/clouds.md."""
 
+    cloud: ClassVar[str] = "gcp"
     regions: tuple[Name, ...] = Field(default=("us-central1",), min_length=1)
-    """Where machines may be rented."""
+    """Regions in which machines may be rented."""
     project: str = ""
-    """Id of the project; needed."""
+    """Id of the project; required."""
     image: Name = GCP_IMAGE
     """`projects/P/global/images/NAME`, or `…/images/family/FAMILY` for the newest."""
     user: Name = "spottrain"
-    """Whom SSH logs in as; the account is made at boot."""
+    """Login name; the account is created at boot."""
     network: str = ""
-    """Name of an existing network; by default one of our own."""
+    """Name of an existing network; by default spottrain creates one."""
     subnetworks: dict[str, str] = Field(default_factory=dict)
     """Name of an existing subnet by region."""
     network_tags: tuple[Name, ...] = ()
-    """Tags that existing firewall rules let through; by default rules of our own."""
+    """Tags that existing firewall rules admit; by default spottrain creates rules."""
     service_account: str = ""
-    """Email of the VMs' service account; one that may delete instances lets a VM that
-    hears no manager delete itself."""
+    """Email of the VMs' service account; if it may delete instances, VMs without
+    contact to a manager delete themselves."""
     max_run_s: Annotated[float, Field(ge=30, le=120 * DAY_S)] = 7 * DAY_S
-    """Google deletes a VM so long after its start, whatever happens."""
+    """Google deletes a VM this long after its start in any case."""
     endpoint: str = ""
-    """Another address than Compute Engine's own."""
-
-    @property
-    def cloud(self) -> str:
-        """The cloud's name."""
-        return "gcp"
+    """Endpoint instead of Compute Engine's own."""
 
     @property
     def has_own_network(self) -> bool:
-        """Whether VMs are put into a network of the user's."""
+        """True if VMs are put into an existing network of the user."""
         return bool(self.network)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> GcpSettings:
-        """Return what the adapter is told."""
-        return GcpSettings(
-            **self._shared(public_key, ssh_from),
-            project=self.project,
-            image=self.image,
-            user=self.user,
-            network=self.network,
-            subnetworks=self.subnetworks,
-            network_tags=self.network_tags,
-            service_account=self.service_account,
-            max_run_s=self.max_run_s,
-            endpoint=self.endpoint,
-        )
+        """Return the adapter's settings."""
+        return GcpSettings(**self._values(GcpSettings, public_key, ssh_from))
 
 
 AnyCloud = AwsConfig | AzureConfig | GcpConfig
 
 
 def check_cloud(cloud: AnyCloud, checkpoint_path: str | None, span: Span) -> None:
-    """Check what the rest of a job file must be like with a cloud as its provider.
+    """Check the rest of a job file whose provider is a cloud.
 
     Raises:
-        ValueError: it is not.
+        ValueError: It is wrong.
     """
     name = cloud.cloud
     if not (cloud.instance_types or cloud.gpus):
         raise ValueError(
             f"resources.provider {name} needs {name}.instance_types or {name}.gpus: "
-            "what may be rented"
+            "name what may be rented"
         )
     if isinstance(cloud, GcpConfig) and not cloud.project:
-        raise ValueError("resources.provider gcp needs gcp.project: who pays")
+        raise ValueError(
+            "resources.provider gcp needs gcp.project, the project that pays"
+        )
     if checkpoint_path is None:
         raise ValueError(
             f"resources.provider {name} needs a checkpoint.path that all VMs and this "
-            "machine reach, such as s3://bucket/prefix; VMs share nothing else"
+            "machine can access, such as s3://bucket/prefix; VMs share nothing else"
         )
     if span != "region" and not cloud.has_own_network:
         raise ValueError(
             f"resources.span {span} needs a network of your own whose regions reach "
-            f"each other, named in {name}; or leave it at region"
+            f"each other, named in {name}; or keep resources.span at region"
         )

@@ -1,4 +1,4 @@
-"""The part of a job file that names the data that each VM is given."""
+"""The section of a job file about the data for its VMs."""
 
 from __future__ import annotations
 
@@ -21,31 +21,32 @@ _SECRET = re.compile(
     r"|.*(api|access)[-_]?key(-?id)?",
     re.IGNORECASE,
 )
-"""Names in a query, or of a mount's option, whose values give access."""
+"""Names of query parameters and mount options whose values are credentials."""
 
 
 class DataConfig(Section):
     """One dataset: a URL, a path, or a file system to mount."""
 
     url: str | None = None
-    """An object, or a prefix that ends in `/`: `s3://`, `gs://`, `az://`, `https://`, or
-    `http://` with `sha256`. Fetched once a machine. `file:///…` is a path."""
+    """An object, or a prefix that ends in `/`: `s3://`, `gs://`, `az://`, `https://`,
+    or `http://` with `sha256`. Fetched once per machine. `file:///…` is a path."""
     path: str | None = None
-    """A file or folder that the machines have already; not on a cloud's."""
+    """A file or folder that the machines already have; not for machines of a cloud."""
     mount: str | None = None
-    """The source of a file system, such as `fs-0123.efs.us-east-1.amazonaws.com:/`; it is
-    mounted by root, or `sudo` without a password. Not with the local provider."""
+    """The source of a file system to mount, such as
+    `fs-0123.efs.us-east-1.amazonaws.com:/`; mounting needs root or `sudo` without a
+    password. Not for the local provider."""
     type: str = ""
-    """The type of that file system, such as `nfs4`."""
+    """Type of the file system, such as `nfs4`."""
     options: str = ""
-    """Its mount options, such as `ro,nconnect=8`."""
+    """Mount options, such as `ro,nconnect=8`."""
     unpack: bool = False
-    """The URL is one tar or zip archive, which your code finds unpacked."""
+    """The URL is a tar or zip archive that is unpacked for your code."""
     sha256: Annotated[str, Field(pattern=r"^([0-9a-f]{64})?$")] = ""
-    """The SHA-256 of the one object, in hexadecimal digits; checked."""
+    """SHA-256 of the object in hexadecimal; it is verified."""
     sample: str | None = None
-    """A path on this machine that stands for it while the model is inspected here;
-    relative to the job file."""
+    """A path on this machine to use instead while the model is inspected here; relative
+    to the job file."""
 
     @model_validator(mode="after")
     def _adds_up(self) -> Self:
@@ -55,26 +56,26 @@ class DataConfig(Section):
                 f"give one of url, path and mount: got {', '.join(given) or 'none'}"
             )
         if self.mount is None and (self.type or self.options):
-            raise ValueError("type and options go with mount")
+            raise ValueError("type and options need mount")
         if self.mount is not None:
             _check_mount(self.mount, self.type, self.options)
         if self.unpack and not self.is_fetched:
-            raise ValueError("unpack goes with a url that is fetched")
+            raise ValueError("unpack needs a url that is fetched")
         if self.sha256 and not self.is_fetched:
-            raise ValueError("sha256 goes with a url that is fetched")
+            raise ValueError("sha256 needs a url that is fetched")
         if self.url is not None:
             self._check_url(self.url)
         return self
 
     def _check_url(self, url: str) -> None:
         parts = urlsplit(url)
-        _check_secrets(parts)  # before anything is said in which the URL stands
+        _check_secrets(parts)  # first: further errors show the URL
         if parts.scheme not in _SCHEMES:
             known = ", ".join(f"{scheme}://" for scheme in _SCHEMES)
             raise ValueError(f"url must begin with {known}: got {url}")
         if parts.scheme in WEB_SCHEMES and not _WEB_URL.fullmatch(url):
             raise ValueError(
-                "url must be written in ASCII without blanks, others as %C3%A9: got "
+                "url must be ASCII without blanks, with escapes such as %C3%A9: got "
                 f"{url!r}"
             )
         if parts.scheme == "file":
@@ -83,11 +84,11 @@ class DataConfig(Section):
             return
         path = unquote(parts.path)
         if {".", ".."} & set(path.split("/")) or "\0" in path:
-            raise ValueError(f"url must be without . and .. and %00: got {url!r}")
+            raise ValueError(f"url must not contain . or .. or %00: got {url!r}")
         if not parts.netloc:
             raise ValueError(f"url must name a bucket or server: got {url}")
         if parts.scheme == "http" and not self.sha256:
-            raise ValueError("http:// needs sha256: nobody else vouches for what comes")
+            raise ValueError("http:// needs sha256: nothing else verifies the data")
         if parts.scheme in OBJECT_SCHEMES:
             try:
                 parse_url(url)
@@ -96,17 +97,17 @@ class DataConfig(Section):
         is_folder = parts.path.endswith("/") or not parts.path
         if is_folder and (self.unpack or self.sha256 or parts.scheme in WEB_SCHEMES):
             raise ValueError(
-                f"url must name one object here, without / at its end: got {url}"
+                f"url must name one object here and not end with /: got {url}"
             )
 
     @property
     def is_fetched(self) -> bool:
-        """Whether it is brought to machines."""
+        """True if machines fetch it."""
         return self.url is not None and not self.url.startswith("file:")
 
     @property
     def local_path(self) -> str | None:
-        """The path that it is, if it is one."""
+        """Its path, if it is one."""
         if self.url is not None and not self.is_fetched:
             return urlsplit(self.url).path
         return self.path
@@ -121,7 +122,7 @@ class DataConfig(Section):
         return self.model_copy(update=update)
 
     def to_request(self, name: str) -> DataRequest:
-        """Return it as machines are told of it."""
+        """Return it as a request to the machines."""
         return DataRequest(
             name=name,
             url=self.url if self.is_fetched and self.url else "",
@@ -135,16 +136,16 @@ class DataConfig(Section):
 
 
 def _check_secrets(parts: SplitResult) -> None:
-    """Refuse a URL with a password or a signature; says which, not what."""
+    """Refuse a URL with credentials; the error names them but does not show them."""
     found = [name for name, _ in parse_qsl(parts.query) if _SECRET.fullmatch(name)]
     names_account = parts.scheme in ("abfs", "abfss") and parts.password is None
     if parts.username is not None and not names_account:
         found.append("a password")
     if found:
         raise ValueError(
-            f"url must not hold a password or signature, got {found[0]}: URLs stand in "
-            "logs; name what is in a bucket by s3://, gs:// or az://: VMs find "
-            "credentials in secrets: or by their role"
+            f"url must not hold a password or signature, got {found[0]}: URLs appear in "
+            "logs; use s3://, gs:// or az:// for buckets: VMs take "
+            "credentials from secrets: or from their role"
         )
 
 
@@ -155,7 +156,7 @@ def _check_mount(source: str, kind: str, options: str) -> None:
     if found or (":" in source.partition("://")[2].rpartition("@")[0]):
         raise ValueError(
             f"mount must not hold a password, got {(*found, 'one in its source')[0]}: it "
-            "would stand in logs and among the processes; have it in a file of the image "
+            "would appear in logs and process lists; keep it in a file of the image "
             "that an option names, such as credentials=/etc/share"
         )
     if not kind:
@@ -170,9 +171,9 @@ def _short(data: Any) -> Any:
 
 
 DataName = Annotated[str, Field(pattern=r"^[a-z][a-z0-9_]{0,39}$")]
-"""What the user's code calls it."""
+"""Name of a dataset in the user's code."""
 AnyData = Annotated[DataConfig, BeforeValidator(_short)]
-"""A dataset; a text alone is its URL."""
+"""A dataset; a string is short for its URL."""
 
 
 Data = dict[DataName, AnyData]
@@ -188,28 +189,28 @@ def absolute_data(
 
 
 def check_data(data: Mapping[str, DataConfig], providers: Sequence[str]) -> None:
-    """Check what datasets must be like with a job's providers.
+    """Check datasets against a job's providers.
 
     Raises:
-        ValueError: one is not.
+        ValueError: One does not fit.
     """
     provider = ", ".join(providers)
     for name, one in data.items():
         where = f"data.{name}"
         if provider == "local" and one.mount is not None:
             raise ValueError(
-                f"{where}: mount is for VMs: the local provider's are this machine; "
+                f"{where}: the local provider cannot mount, its VMs are this machine; "
                 "mount it yourself and give its path"
             )
         path = one.local_path
         if path is not None and provider not in ("local", "ssh"):
             raise ValueError(
-                f"{where}: VMs of {provider} begin without {path}; give a url or mount"
+                f"{where}: VMs of {provider} do not have {path}; give a url or mount"
             )
         if path is not None and provider == "ssh" and path[0] not in "/~":
             raise ValueError(f"{where}: path must be absolute on the hosts: got {path}")
 
 
 def data_requests(data: Mapping[str, DataConfig]) -> tuple[DataRequest, ...]:
-    """Return all datasets as machines are told of them."""
+    """Return all datasets as requests to the machines."""
     return tuple(one.to_request(name) for name, one in data.items())

@@ -1,4 +1,4 @@
-"""Reading job files, and saying in one line what is wrong with them."""
+"""Reads job files and explains in one line what is wrong with them."""
 
 from __future__ import annotations
 
@@ -31,13 +31,13 @@ class _Loader(yaml.SafeLoader):
             if key_node.value in seen:
                 line = key_node.start_mark.line + 1
                 raise ConfigError(
-                    f"line {line}: {key_node.value}: given twice; remove one"
+                    f"line {line}: {key_node.value}: is given twice; remove one"
                 )
             seen.add(key_node.value)
         return super().construct_mapping(node, deep)
 
 
-# YAML 1.1, which the base class reads, wants a dot in every such number; YAML 1.2 and
+# YAML 1.1, which the base class reads, needs a dot in every such number; YAML 1.2 and
 # people do not.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float",
@@ -50,19 +50,19 @@ def read_value(text: str) -> Any:
     """Return one plain value as a job file would have it.
 
     Raises:
-        ConfigError: it is no YAML.
+        ConfigError: It is not YAML.
     """
     try:
         return yaml.load(text, _Loader)
     except yaml.YAMLError as error:
-        raise ConfigError(f"must be a plain value: got {text!r}; mend it") from error
+        raise ConfigError(f"must be a plain value: got {text!r}") from error
 
 
 def read_job_file(path: Path) -> Any:
     """Return the plain data in a YAML or TOML file.
 
     Raises:
-        ConfigError: No such file, not readable, neither YAML nor TOML.
+        ConfigError: The file does not exist, is not readable, or neither YAML nor TOML.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -79,7 +79,7 @@ def read_job_file(path: Path) -> Any:
         raise ConfigError(f"{path.name}: {error}") from error
     except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
         what = " ".join(str(error).split())
-        raise ConfigError(f"{path.name}: {what}; mend the file") from error
+        raise ConfigError(f"{path.name}: {what}; fix the file") from error
     raise ConfigError(f"{path.name}: must end in .yaml, .yml or .toml; rename it")
 
 
@@ -87,11 +87,11 @@ def to_json(data: Any, source: str) -> str:
     """Return parsed YAML or TOML as JSON, dates as ISO 8601.
 
     Raises:
-        ConfigError: ``data`` is no mapping or holds what JSON cannot.
+        ConfigError: ``data`` is not a mapping or not valid JSON.
     """
     if not isinstance(data, dict):
         got = "nothing" if data is None else f"a {type(data).__name__}"
-        raise ConfigError(f"{source}: must hold keys and values: got {got}")
+        raise ConfigError(f"{source}: must contain keys and values: got {got}")
     try:
         return json.dumps(data, default=_plain)
     except (TypeError, ValueError) as error:
@@ -101,7 +101,7 @@ def to_json(data: Any, source: str) -> str:
 def _plain(value: Any) -> str:
     if isinstance(value, date):
         return value.isoformat()
-    raise TypeError(f"{value!r} is no text, number, list or mapping")
+    raise TypeError(f"{value!r} is not a text, number, list or mapping")
 
 
 def explain(error: ValidationError, model: type[BaseModel]) -> str:
@@ -127,7 +127,7 @@ def _explain_one(detail: ErrorDetails, model: type[BaseModel]) -> str:
         case "timezone_aware":
             message = "must have a time zone, such as +00:00 at its end for UTC"
         case kind if kind.startswith(("datetime_", "date_")):
-            message = "must be a moment, such as 2030-01-31T18:00:00+00:00"
+            message = "must be a time, such as 2030-01-31T18:00:00+00:00"
         case _:
             message = detail["msg"].replace("Input should", "must", 1)
     got = detail["input"]
@@ -144,10 +144,10 @@ def _dotted(loc: tuple[int | str, ...]) -> str:
 
 
 def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
-    """Say which known key is nearest: in the same place first, then anywhere."""
+    """Return a hint with the nearest known key: in the same section, then anywhere."""
     here: type[BaseModel] | None = model
     for part in loc[:-1]:
-        # What is no field is a name that the user gave: a key of a mapping.
+        # Parts that are not fields are keys of a mapping, chosen by the user.
         if here is not None and part in here.model_fields:
             here = _model_in(here.model_fields[str(part)].annotation)
     wrong = str(loc[-1])
@@ -157,11 +157,11 @@ def _suggest(loc: tuple[int | str, ...], model: type[BaseModel]) -> str:
     everywhere = {path.rpartition(".")[2]: path for path in key_paths(model)}
     if near := difflib.get_close_matches(wrong, everywhere, n=1, cutoff=0.8):
         return f"; did you mean {everywhere[near[0]]}?"
-    return f"; known are {', '.join(known)}"
+    return f"; known keys are {', '.join(known)}"
 
 
 def key_paths(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
-    """Yield every key of a job file, dotted, lists as if they were one item."""
+    """Yield the dotted paths of all keys of a job file; a list counts as one item."""
     for name, field in model.model_fields.items():
         yield prefix + name
         if inner := _model_in(field.annotation):

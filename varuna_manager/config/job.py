@@ -1,6 +1,6 @@
-"""The job file: what a user writes, validated whole before anything starts.
+"""The job file, validated completely before anything starts.
 
-YAML or TOML, one model for both. Unknown keys are refused naming the nearest known one.
+YAML or TOML, with one model for both. Unknown keys are refused with the nearest known one.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
 from spottrain.wire import JobSpec, Reduction, ScheduleKind
 
 MAX_MEASURED_MICROBATCH = 16
-"""Bound on the micro-batch sizes that are measured when the job file names none."""
+"""Largest micro-batch size that is measured when the job file names none."""
 MAX_DEFAULT_MICROBATCH = 4
-"""Bound on the micro-batch size that is chosen when the job file names none."""
+"""Largest micro-batch size that is chosen when the job file names none."""
 
 
 def _local_path(text: str) -> str:
@@ -64,26 +64,28 @@ class ResourcesConfig(Section):
     """What may be rented."""
 
     provider: Annotated[Provider, BeforeValidator(provider_of)] = "local"
-    """Where machines come from: `local` plays a spot market on this machine, `ssh` takes
-    your own hosts, the others rent from that cloud; several as a list: `[aws, gcp]`."""
+    """Where machines come from: `local` simulates a spot market on this machine, `ssh`
+    uses your own hosts, the others rent from that cloud; several as a list: `[aws,
+    gcp]`."""
     span: Span = "region"
-    """How far apart the VMs of a plan may be: `region` keeps them where they reach each
-    other; `cloud` and `any` take a network of yours that joins regions."""
+    """How far apart the VMs of a plan may be: `region` keeps them in one region, where
+    they reach each other; `cloud` and `any` need a network of yours that connects
+    regions."""
     min_vms: PositiveInt = 1
-    """Never train on fewer VMs than this; wait for more."""
+    """Minimum number of VMs to train on; with fewer, the job waits."""
     max_vms: PositiveInt = 4
-    """Never rent more VMs than this at once; those that leave or are being replaced do
-    not count."""
+    """Maximum number of VMs at a time, not counting those that leave or are being
+    replaced."""
     allow_on_demand: bool = False
-    """Rent on demand too: where the spot market gives nothing, and where a dollar trains
-    more than on spot VMs, interruptions counted; with `slo` only as far as that needs
-    it."""
+    """Also rent on-demand VMs: where there is no spot capacity, and where they train
+    more per dollar than spot VMs, including interruptions; with `slo`, only as needed
+    for it."""
     capacity_wait_s: PositiveFloat | None = None
-    """Give up after waiting that long without a single VM; by default wait on."""
+    """Give up after waiting this long without any VM; by default wait forever."""
 
     @property
     def providers(self) -> tuple[str, ...]:
-        """Names of all providers, one as a rule."""
+        """Names of all providers; usually one."""
         return (self.provider,) if isinstance(self.provider, str) else self.provider
 
     @model_validator(mode="after")
@@ -98,7 +100,7 @@ class ResourcesConfig(Section):
 def _dollars(value: Any) -> Any:
     match value:
         case str():
-            raise ValueError("must be a plain number of US dollars, without a currency")
+            raise ValueError("must be a number of US dollars, without a currency")
         case _:
             return value
 
@@ -109,34 +111,35 @@ Share = Annotated[float, Field(gt=0, lt=1)]
 MAX_HOURS = 876_600.0
 """A hundred years."""
 LAST_DEADLINE = datetime(9000, 1, 1, tzinfo=UTC)
-"""What is projected a while beyond it can still be written."""
+"""Forecasts beyond it can still be formatted."""
 
 
 class BudgetConfig(Section):
-    """What may be spent; nothing given means no bound. See docs/budget.md."""
+    """What may be spent; by default without limit. See docs/budget.md."""
 
     max_usd: Dollars | None = None
-    """Dollars over the whole job. The job checkpoints and ends before it spends more."""
+    """Dollars for the whole job. The job saves a checkpoint and ends before it spends
+    more."""
     max_usd_per_hour: Dollars | None = None
-    """Dollars per hour of all VMs together, at the prices that they cost."""
+    """Dollars per hour for all VMs together, at the prices they are billed."""
     alerts: tuple[Share, ...] = (0.5, 0.8, 0.95)
-    """Shares of `max_usd`; when one is spent, it is told once."""
+    """Shares of `max_usd` at which to report the spending, once each."""
     storage_usd_per_gb_month: Price = 0.0
-    """What the checkpoint store costs."""
+    """Price of the checkpoint store."""
     zone_usd_per_gb: Price | None = None
-    """What data from one zone of a region to another costs, both ends together; by default
-    the list price of the cloud."""
+    """Price of data between two zones of a region, both ends together; by default the
+    cloud's list price."""
 
 
 class SloConfig(Section):
-    """What the job must keep; at most one of `deadline` and `max_hours`."""
+    """Service-level objectives; give at most one of `deadline` and `max_hours`."""
 
     deadline: AwareDatetime | None = None
-    """A moment with a time zone, such as 2030-01-31T18:00:00+00:00."""
+    """Time with a time zone, such as 2030-01-31T18:00:00+00:00."""
     max_hours: Annotated[float, Field(gt=0, le=MAX_HOURS)] | None = None
-    """Hours from launch."""
+    """Deadline in hours after the launch."""
     min_examples_per_s: PositiveFloat | None = None
-    """Examples per second that the job must train, interruptions included."""
+    """Minimum examples per second of the job, including interruptions."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> Self:
@@ -151,30 +154,31 @@ class SloConfig(Section):
 
 
 class CheckpointConfig(Section):
-    """Where and when the weights are saved."""
+    """Where and how often checkpoints are saved."""
 
     path: StorePlace | None = None
-    """s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or a folder that all
-    VMs reach, relative to the job file. By default inside the job's own state folder."""
+    """s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or a folder that
+    all VMs can access, relative to the job file. By default in the job's state
+    folder."""
     every_steps: PositiveInt = 100
-    """Mini-batches from one checkpoint to the next."""
+    """Number of mini-batches between checkpoints."""
     keep: PositiveInt = 2
-    """Complete checkpoints that are kept, the newest first."""
+    """Number of newest complete checkpoints to keep."""
 
 
 class MorphingConfig(Section):
-    """How the job changes its shape."""
+    """How the job changes its plan."""
 
     debounce_s: NonNegativeFloat = 2.0
-    """Wait that long for further changes before growing."""
+    """Time to wait for further changes before growing."""
     schedule: ScheduleKind | Literal["auto"] = "auto"
-    """Order of work inside a pipeline; `auto`: whichever is best for each plan."""
+    """Pipeline schedule; `auto`: the best one for each plan."""
     recompute: bool | Literal["auto"] = "auto"
-    """Compute activations again in the backward pass to save memory; `auto`: where that
-    pays."""
+    """Recompute activations in the backward pass to save memory; `auto`: where that is
+    faster."""
     objective: Objective = "throughput"
-    """What plans are compared by: `throughput` (examples per second) or
-    `examples_per_dollar`, which returns machines that are not worth it."""
+    """How plans are compared: by `throughput` (examples per second) or by
+    `examples_per_dollar`, which returns machines that are not worth their price."""
 
     @property
     def asked_schedule(self) -> ScheduleKind | None:
@@ -183,19 +187,19 @@ class MorphingConfig(Section):
 
     @property
     def asked_recompute(self) -> bool | None:
-        """Whether every plan must recompute; ``None``: the planner chooses."""
+        """True if every plan must recompute; ``None``: the planner chooses."""
         return None if self.recompute == "auto" else self.recompute
 
 
 class ManagerConfig(Section):
-    """How the manager watches over VMs."""
+    """How the manager monitors VMs."""
 
     heartbeat_s: PositiveFloat = 1.0
-    """An agent speaks up at least that often."""
+    """Time between heartbeats of an agent."""
     suspect_s: PositiveFloat = 5.0
-    """Silence after which the provider is asked about a VM."""
+    """Silence of a VM after which its provider is asked about it."""
     lease_s: PositiveFloat = 600.0
-    """VMs that hear no manager for so long checkpoint and return themselves."""
+    """VMs without contact to a manager for this long save a checkpoint and end."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -210,38 +214,38 @@ class JobConfig(Section):
     name: JobName
     """Name of the job, unique on this machine."""
     entrypoint: Entrypoint
-    """`module:function` in workdir; the function returns a spottrain.TrainingJob."""
+    """`module:function` in workdir; the function returns a `spottrain.TrainingJob`."""
     workdir: str = "."
     """Folder with your code, sent to every VM; relative to the job file."""
     minibatch_size: PositiveInt
-    """Examples per optimizer step; never changes, whatever the job runs on."""
+    """Examples per optimizer step, whatever machines the job runs on."""
     microbatch_size: PositiveInt | None = None
-    """Examples that a pipeline computes at once. By default the first plan settles it
-    for the whole job: the smallest that was measured to be nearly as good as the best."""
+    """Examples per micro-batch. By default the first plan chooses it for the whole job:
+    the smallest size that was measured to be nearly as fast as the best one."""
     steps: PositiveInt
-    """Optimizer steps of the whole job."""
+    """Number of optimizer steps of the whole job."""
     seed: NonNegativeInt = 0
-    """Decides initial weights, data order and dropout."""
+    """Random seed of initial weights, data order and dropout."""
     reduction: Reduction = "fast"
-    """`exact`: the same weights, bit for bit, whatever the shape and the interruptions;
-    `fast`: the usual rounding differences."""
+    """`exact`: weights are the same bit for bit, whatever the plans and interruptions;
+    `fast`: they differ by rounding."""
     profile: Annotated[str, AfterValidator(_local_path)] | None = None
-    """A profile to plan with instead of measuring, see docs/calibration.md; relative to
-    the job file."""
+    """A profile to use instead of measuring, see docs/calibration.md; relative to the
+    job file."""
     setup: str = ""
-    """Shell commands, run once on each VM in its copy of workdir, before training; a
-    failure ends the job. Not with the local provider."""
+    """Shell commands to run once on each VM, in its copy of workdir, before training; a
+    failure ends the job. Not for the local provider."""
     setup_limit_s: PositiveFloat = 600.0
-    """How long setup may take on a VM."""
+    """Time limit of `setup` on a VM."""
     env: dict[Variable, str] = Field(default_factory=dict)
-    """Environment variables of your code."""
+    """Environment variables for your code."""
     secrets: tuple[Variable, ...] = ()
-    """Names of further ones, whose values are taken from your environment at launch and
-    at resume, and are written down nowhere."""
+    """Names of further environment variables; their values are taken from your
+    environment at launch and resume and are never stored."""
     data: Data = Field(default_factory=dict)
     """Datasets by name, for `spottrain.data_path(name)`; see docs/data.md."""
     data_limit_s: PositiveFloat = 3600.0
-    """How long a VM may take to fetch them."""
+    """Time limit for a VM to fetch the data."""
     resources: ResourcesConfig = ResourcesConfig()
     budget: BudgetConfig = BudgetConfig()
     slo: SloConfig = SloConfig()
@@ -274,18 +278,18 @@ class JobConfig(Section):
             for cloud in self.clouds:
                 check_cloud(cloud, self.checkpoint.path, self.resources.span)
         elif self.setup:
-            raise ValueError("setup is for VMs: the local provider's are this machine")
+            raise ValueError("setup cannot be used with the local provider; remove it")
         return self
 
     @property
     def zones(self) -> tuple[ZoneConfig, ...]:
-        """The machines that the job file itself names, by kind."""
+        """The machines that the job file itself describes, by type."""
         own = {"local": self.local.zones, "ssh": self.ssh.zones}
         return own.get(self.resources.providers[0], ())
 
     @property
     def clouds(self) -> tuple[AnyCloud, ...]:
-        """The clouds that the job rents from, if it does, as the job file orders them."""
+        """The clouds that the job rents from, in the order of the job file."""
         known: dict[str, AnyCloud]
         known = {"aws": self.aws, "azure": self.azure, "gcp": self.gcp}
         return tuple(known[name] for name in self.resources.providers if name in known)
@@ -308,7 +312,7 @@ class JobConfig(Section):
 
     @property
     def microbatch_sizes(self) -> tuple[int, ...]:
-        """The micro-batch sizes to measure: the one given, or those to choose from."""
+        """The micro-batch sizes to measure: the one given, or all candidates."""
         if self.microbatch_size is not None:
             return (self.microbatch_size,)
         powers = (2**n for n in range(MAX_MEASURED_MICROBATCH.bit_length()))
@@ -316,7 +320,7 @@ class JobConfig(Section):
         return tuple(sorted(fitting | {self.chosen_microbatch_size}))
 
     def job_spec(self, checkpoint_path: str) -> JobSpec:
-        """Return what every VM must know of the job."""
+        """Return the job's specification for VMs."""
         return JobSpec(
             name=self.name,
             entrypoint=self.entrypoint,
@@ -344,7 +348,7 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
 
     Args:
         path: YAML (.yaml, .yml) or TOML (.toml).
-        now: The time that a deadline must lie after; the present by default.
+        now: A deadline must be later; by default the present.
 
     Raises:
         ConfigError: The file is missing, unreadable or wrong.
@@ -354,12 +358,12 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
     if deadline is not None and deadline <= (now or datetime.now(UTC)):
         raise ConfigError(
             f"{path.name}: slo.deadline: is in the past: got {deadline.isoformat()}; "
-            "give a later moment"
+            "give a later time"
         )
     base = path.resolve().parent
     workdir = (base / Path(config.workdir).expanduser()).resolve()
     if not workdir.is_dir():
-        raise ConfigError(f"{path.name}: workdir: is no folder: got {workdir}")
+        raise ConfigError(f"{path.name}: workdir: is not a folder: got {workdir}")
     update: dict[str, Any] = {
         "workdir": str(workdir),
         "data": absolute_data(config.data, base, config.resources.providers),
@@ -380,14 +384,14 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
 
 
 def parse_config(data: Any, source: str) -> JobConfig:
-    """Return ``data`` as a job's configuration.
+    """Return a job's configuration from parsed data.
 
     Args:
-        data: What YAML or TOML made of the file.
+        data: The parsed YAML or TOML.
         source: Name of the file, for errors.
 
     Raises:
-        ConfigError: One line that names the first thing wrong and counts the others.
+        ConfigError: In one line, the first error and the number of others.
     """
     try:
         return JobConfig.model_validate_json(to_json(data, source))

@@ -1,4 +1,4 @@
-"""The part of a job file that the local provider plays by."""
+"""The section of a job file about the local provider's market."""
 
 from __future__ import annotations
 
@@ -19,70 +19,70 @@ from spottrain.varuna_manager.config.base import Section
 
 
 class ZoneConfig(Section):
-    """One zone of the local market; its machines are all alike."""
+    """A zone of the local market, with identical machines."""
 
     name: str = Field(default="local-a", min_length=1)
     """Name of the zone."""
     instance_type: str = Field(default="cpu", min_length=1)
-    """Name of its kind of machine."""
+    """Name of its instance type."""
     slots: PositiveInt = 1
-    """Workers that one machine can run."""
+    """Number of workers per machine."""
     slot_memory_bytes: PositiveInt = 4_000_000_000
-    """Declared memory of a slot; the planner keeps tensors within it."""
+    """Declared memory per slot, which the planner's memory model respects."""
     slot_speed: PositiveFloat = 1.0
-    """Speed relative to the machine that is measured."""
+    """Speed relative to the machine on which the model is measured."""
     capacity: NonNegativeInt = 4
-    """Spot VMs that the zone has at the start; on demand there is always another one."""
+    """Number of spot VMs at the start; on-demand VMs are always available."""
     spot_usd_per_hour: NonNegativeFloat = 0.1
-    """Price of a machine that may be taken away."""
+    """Initial spot price."""
     on_demand_usd_per_hour: NonNegativeFloat = 0.3
-    """Price of a machine that stays."""
+    """On-demand price."""
     boot_s: NonNegativeFloat = 0.0
     """Seconds from launch to running."""
 
 
 class EventConfig(Section):
-    """Something that the local market does at a given time."""
+    """A scripted event of the local market."""
 
     at_s: NonNegativeFloat
-    """Seconds since the market opened, at launch."""
+    """Seconds after the launch."""
     kind: Literal["capacity", "price", "notice", "kill", "silence", "slow"]
-    """What happens: see docs/configuration.md."""
+    """Kind of event, see docs/configuration.md."""
     zone: str | None = None
-    """Where; any zone if not given."""
+    """The zone; by default any."""
     count: NonNegativeInt = 1
-    """VMs hit, or for `capacity` the machines that the zone has from now on."""
+    """Number of VMs hit; for `capacity`, the zone's number of machines from now on."""
     lead_s: NonNegativeFloat = 0.0
-    """For `notice`: seconds from the notice to the end."""
+    """For `notice`: seconds from the notice to the end of the VM."""
     usd_per_hour: NonNegativeFloat | None = None
     """For `price`: the new spot price."""
     factor: Annotated[float, Field(gt=1)] | None = None
-    """For `slow`: how many times longer everything takes there from then on."""
+    """For `slow`: factor by which everything takes longer from then on."""
     machine: NonNegativeInt | None = None
-    """Hit the zone's spot VM of this number in order of launch, if it runs."""
+    """Number, in order of launch, of the zone's spot VM to hit, if it runs."""
     return_after_s: PositiveFloat | None = None
-    """Seconds until the capacity that was taken comes back by itself, if ever."""
+    """Seconds until the lost capacity returns; by default never."""
 
 
 class LocalConfig(Section):
-    """The spot market that the local provider plays."""
+    """The spot market that the local provider simulates."""
 
     seed: NonNegativeInt = 0
-    """Decides who is hit and when hazards strike."""
+    """Random seed: which VMs are hit, and when."""
     zones: tuple[ZoneConfig, ...] = Field(default=(ZoneConfig(),), min_length=1)
-    """Where machines can be had."""
+    """Zones of the market."""
     events: tuple[EventConfig, ...] = ()
-    """What happens when, written by hand."""
+    """Scripted events."""
     notices_per_hour: NonNegativeFloat = 0.0
-    """Preemptions with notice for each running VM, at random times."""
+    """Rate of preemptions with notice per running VM, at random times."""
     kills_per_hour: NonNegativeFloat = 0.0
-    """Preemptions without notice for each running VM."""
+    """Rate of preemptions without notice per running VM."""
     silences_per_hour: NonNegativeFloat = 0.0
-    """VMs that stop answering, for each running VM."""
+    """Rate at which a running VM stops answering."""
     notice_lead_s: NonNegativeFloat = 30.0
-    """Seconds from a hazard's notice to the end."""
+    """Seconds from a random notice to the end of the VM."""
     return_after_s: PositiveFloat = 30.0
-    """Seconds until capacity that a hazard took comes back."""
+    """Seconds until the capacity of a random preemption returns."""
     price_volatility: NonNegativeFloat = 0.0
     """Standard deviation of the logarithm of the spot price after an hour."""
 
@@ -95,5 +95,5 @@ class LocalConfig(Section):
         return self
 
     def market(self) -> MarketSpec:
-        """Return the market as the local cloud plays it."""
+        """Return the market for the local cloud."""
         return MarketSpec.from_json(self.model_dump_json())

@@ -1,4 +1,4 @@
-"""The part of a job file about the VM that ``launch --manager-vm`` puts the manager on."""
+"""The section of a job file about the manager's VM, for ``launch --manager-vm``."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ IDENTITY: Mapping[str, str] = {
     "azure": "identity",
     "gcp": "service_account",
 }
-"""Which key of a cloud's section says what VMs act as."""
+"""Key of a cloud's section that names the identity of VMs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ManagerMachine:
-    """What is rented for a manager where the job file does not say otherwise."""
+    """The default machine for a manager."""
 
     instance_type: str
     usd_per_hour: float
-    """On demand, in the dearest region that is widely used: the budget counts on it."""
+    """On-demand price in the most expensive widely used region; the budget assumes it."""
     image: str
-    """With Python 3.11 or newer."""
+    """An image with Python 3.11 or newer."""
     image_owner: str = ""
-    """Whose image counts when it is found by name; AWS only."""
+    """Owner of images that are found by name; AWS only."""
 
 
 DEFAULTS: Mapping[str, ManagerMachine] = {
@@ -52,44 +52,45 @@ DEFAULTS: Mapping[str, ManagerMachine] = {
         image="projects/ubuntu-os-cloud/global/images/family/ubuntu-2404-lts-amd64",
     ),
 }
-"""By cloud: two virtual CPUs and 4 GiB, which bear a manager of thousands of VMs."""
+"""By cloud: two virtual CPUs and 4 GiB, enough for a manager of thousands of VMs."""
 
 
 class ManagerVmConfig(Section):
     """The VM of the manager, for `launch --manager-vm`; see docs/clouds.md."""
 
     identity: str = ""
-    """What the VM acts as, needed: the name of an instance profile on AWS, the resource
-    id of a managed identity on Azure, the email of a service account on GCP."""
+    """Required: the VM's identity, which is the name of an instance profile on AWS, the
+    resource id of a managed identity on Azure, or the email of a service account on
+    GCP."""
     instance_type: Name | None = None
-    """By default t3.medium, Standard_B2s or e2-medium."""
+    """Instance type; by default t3.medium, Standard_B2s or e2-medium."""
     usd_per_hour: PositiveFloat | None = None
-    """What an hour of it costs on demand, needed with `instance_type`; by default what
-    the default type costs in a dear region."""
+    """Its on-demand price per hour, required with `instance_type`; by default the
+    default type's price in an expensive region."""
     image: Name | None = None
-    """As the cloud's own `image`; by default Ubuntu 24.04."""
+    """As the cloud's `image`; by default Ubuntu 24.04."""
     python: Name = "python3"
-    """Python 3.11 or newer of that image; where it lacks what a manager needs, that is
-    installed into a folder of ours."""
+    """Python 3.11 or newer of that image; packages that it lacks are installed into a
+    folder of spottrain's."""
     disk_gib: PositiveInt = 30
     """Size of its disk."""
     lease_s: PositiveFloat = 1800.0
-    """When no manager runs on it for so long, the VM ends itself."""
+    """After this time without a running manager, the VM ends itself."""
 
     @model_validator(mode="after")
     def _priced(self) -> Self:
         if self.instance_type is not None and self.usd_per_hour is None:
             raise ValueError(
-                "instance_type needs usd_per_hour: what an hour of it costs"
+                "instance_type needs usd_per_hour, its on-demand price per hour"
             )
         return self
 
     def machine(self, cloud: str, image_owner: str = "") -> ManagerMachine:
-        """Return what to rent from a cloud.
+        """Return the machine to rent from a cloud.
 
         Args:
             cloud: Its name.
-            image_owner: Whose image counts where the job file names the image.
+            image_owner: Owner of the image, if the job file names the image.
         """
         usual = DEFAULTS[cloud]
         own_image = self.image is not None

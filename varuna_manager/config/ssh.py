@@ -1,4 +1,4 @@
-"""The part of a job file that names the user's own hosts, and what hosts are given."""
+"""The section of a job file about the user's own hosts; their environment and secrets."""
 
 from __future__ import annotations
 
@@ -24,57 +24,57 @@ from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.base import Section
 from spottrain.varuna_manager.config.local import ZoneConfig
 
-_ALIKE = ("slots", "slot_memory_bytes", "slot_speed", "usd_per_hour")
+_SAME_BY_TYPE = ("slots", "slot_memory_bytes", "slot_speed", "usd_per_hour")
 OURS = ("SPOTTRAIN_", "OMP_NUM_THREADS")
-"""How variables begin that a job file cannot set."""
+"""Prefixes of variables that a job file cannot set."""
 
 
 def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith(OURS):
-        raise ValueError("must be a name of a variable that spottrain does not set")
+        raise ValueError("must be a variable's name that spottrain does not set itself")
     return name
 
 
 def _folder(text: str) -> str:
     if not text.strip("./") or ".." in text.split("/"):
-        raise ValueError("must be a folder of spottrain's own")
+        raise ValueError("must be a folder used by spottrain only")
     return text
 
 
 Variable = Annotated[str, AfterValidator(_variable)]
 """The name of an environment variable."""
 Folder = Annotated[str, AfterValidator(_folder)]
-"""A folder of spottrain's own on a host."""
+"""A folder of spottrain's on a host."""
 
 
 class SshHostConfig(Section):
-    """One of your own hosts."""
+    """One of your hosts."""
 
     address: str = Field(min_length=1)
     """Name or IP address."""
     port: Annotated[int, Field(ge=1, le=65535)] = 22
     """Port of its SSH server."""
     name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]*$")] | None = None
-    """What it is called; by default its address, and its port unless that is 22."""
+    """Name of the host; by default its address, with the port unless that is 22."""
     user: str | None = None
-    """Who logs in; by default `ssh.user`."""
+    """Login name; by default `ssh.user`."""
     host_key: str | None = None
-    """Its public key as `ssh-keyscan` prints it without the name, such as
-    `ssh-ed25519 AAAA…`; by default `ssh.known_hosts` must have it."""
+    """Its public key as printed by `ssh-keyscan`, without the name, such as
+    `ssh-ed25519 AAAA…`; by default it must be in `ssh.known_hosts`."""
     python: str | None = None
     """Its Python; by default `ssh.python`."""
     private_address: str | None = None
-    """Where the other hosts reach it; by default the address at which SSH arrives."""
+    """Its address for the other hosts; by default the one that accepts SSH."""
     type: str = Field(default="host", min_length=1)
-    """Name of its kind; hosts of one kind are alike in all that follows."""
+    """Name of its type; hosts of one type must have the same values below."""
     slots: PositiveInt = 1
-    """Workers that it runs: its GPUs, or shares of its CPU."""
+    """Number of workers: its GPUs, or shares of its CPU."""
     slot_memory_bytes: PositiveInt = 4_000_000_000
-    """Memory of a slot; the planner keeps tensors within it."""
+    """Memory per slot, which the planner's memory model respects."""
     slot_speed: PositiveFloat = 1.0
-    """Speed relative to the machine that is measured."""
+    """Speed relative to the machine on which the model is measured."""
     usd_per_hour: NonNegativeFloat = 0.0
-    """What an hour of it is worth to you."""
+    """Its price per hour, as you value it."""
 
     @property
     def chosen_name(self) -> str:
@@ -87,19 +87,20 @@ class SshConfig(Section):
     """Your own hosts, for `provider: ssh`; see docs/clouds.md."""
 
     hosts: tuple[SshHostConfig, ...] = ()
-    """The hosts; each is one VM while the job has it."""
+    """The hosts; the job uses each as one VM."""
     user: str | None = None
-    """Who logs in; by default your own name here."""
+    """Login name; by default your own on this machine."""
     key_file: str | None = None
-    """Private key; by default those of your SSH agent and of ~/.ssh. Relative to the
-    job file."""
+    """Private key file, relative to the job file; by default the keys of your SSH agent
+    and of ~/.ssh."""
     known_hosts: str = "~/.ssh/known_hosts"
-    """Keys of hosts that name none; relative to the job file. Nothing is ever added."""
+    """File with the keys of hosts that have no `host_key`, relative to the job file. It
+    is never changed."""
     python: str = "python3"
     """Python 3.11 or newer on the hosts, with torch, numpy and safetensors."""
     folder: Folder = ".spottrain"
-    """spottrain's own folder on the hosts, removed when a host is given back; relative
-    to the home folder. Hosts that share a home need a local one, such as
+    """spottrain's folder on the hosts, relative to the home folder; removed when a host
+    is released. Hosts with a shared home need a local folder, such as
     /tmp/spottrain."""
 
     @model_validator(mode="after")
@@ -108,10 +109,10 @@ class SshConfig(Section):
         names: set[str] = set()
         for host in self.hosts:
             if host.chosen_name in names:
-                raise ValueError(f"two hosts have the name {host.chosen_name}")
+                raise ValueError(f"two hosts are named {host.chosen_name}; rename one")
             names.add(host.chosen_name)
             first = types.setdefault(host.type, host)
-            for field in _ALIKE:
+            for field in _SAME_BY_TYPE:
                 one, other = getattr(first, field), getattr(host, field)
                 if one != other:
                     raise ValueError(
@@ -132,7 +133,7 @@ class SshConfig(Section):
 
     @property
     def zones(self) -> tuple[ZoneConfig, ...]:
-        """The types of hosts, as the planner knows machines."""
+        """The types of hosts, as zones for the planner."""
         counts = Counter(host.type for host in self.hosts)
         return tuple(
             ZoneConfig(
@@ -149,7 +150,7 @@ class SshConfig(Section):
         )
 
     def fleet(self) -> tuple[Host, ...]:
-        """Return the hosts as the provider knows them."""
+        """Return the hosts for the provider."""
         return tuple(
             Host(
                 name=host.chosen_name,
@@ -173,17 +174,17 @@ class SshConfig(Section):
 
 
 def check_ssh(ssh: SshConfig, checkpoint_path: str | None, objective: str) -> None:
-    """Check what the rest of a job file must be like with ``provider: ssh``.
+    """Check the rest of a job file with ``provider: ssh``.
 
     Raises:
-        ValueError: it is not.
+        ValueError: It is wrong.
     """
     if not ssh.hosts:
         raise ValueError("resources.provider ssh needs hosts; list them in ssh.hosts")
     if checkpoint_path is None:
         raise ValueError(
             "resources.provider ssh needs a checkpoint.path that all hosts and this "
-            "machine reach, such as s3://bucket/prefix or a network folder; hosts share "
+            "machine can access, such as s3://bucket/prefix or a network folder; hosts share "
             "nothing else"
         )
     if objective == "examples_per_dollar" and not all(
@@ -196,20 +197,20 @@ def check_ssh(ssh: SshConfig, checkpoint_path: str | None, objective: str) -> No
 
 
 def environment_of(env: Mapping[str, str], secrets: Iterable[str]) -> dict[str, str]:
-    """Return what setup and workers find in their environment, as far as it is here."""
+    """Return the environment of setup and workers, with the secrets that are set here."""
     found = {name: os.environ[name] for name in secrets if name in os.environ}
     return {**env, **found}
 
 
 def check_secrets(secrets: Iterable[str]) -> None:
-    """Check that every secret that a job file names is in this environment.
+    """Check that this environment has every secret that a job file names.
 
     Raises:
-        ConfigError: one is not.
+        ConfigError: One is missing.
     """
     for name in secrets:
         if not os.environ.get(name):
             raise ConfigError(
-                f"secrets: {name} is not in the environment; set it before you launch "
+                f"secrets: {name} is not set in the environment; set it before you launch "
                 "or resume"
             )

@@ -94,7 +94,7 @@ class NextLaunch:
 def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
     """Decide what to rent next, and how many VMs of it.
 
-    All that bears on the decision is called here, in this order:
+    Every rule is applied here, in this order:
 
     1. Count (``room``): up to ``max_vms``, launches in flight included; while on-demand
        VMs take over for a deadline, a few more. After VMs were returned that the plan
@@ -232,7 +232,7 @@ def must_move(state: State) -> bool:
 def stranded_vms(state: State) -> tuple[VmRecord, ...]:
     """Return VMs that cannot train with the others, once those are enough.
 
-    Where the job must move, only those stay that are where more can be had.
+    Where the job must move, only those stay that are where more can be rented.
     """
     where = home(state)
     if sum(vm.is_usable for vm in at_home(state)) < state.job.min_vms:
@@ -303,11 +303,11 @@ def affordable(state: State) -> Callable[[Offer], int]:
     None where the fleet would still be too small to train: it would only cost.
     """
     money, job = budget(state), state.job
-    lack = job.min_vms - _count(state)
+    missing = job.min_vms - _count(state)
 
     def affords(offer: Offer) -> int:
         fetched = egress.fetched(job.data_bytes, offer.cloud)
         vms = money.affords(offer.usd_per_hour, job.max_vms, fetched)
-        return vms if vms >= lack else 0
+        return vms if vms >= missing else 0
 
     return affords

@@ -43,7 +43,7 @@ from spottrain.wire import Initialise, Plan, Profile
 MORPH_COST_S = 5.0
 """Assumed cost of a planned morph until one was measured."""
 PREPARE_BOUND_S = 300.0
-"""Bound on writing the first weights, and on measuring the sections."""
+"""Time limit for writing the first weights, and for measuring the sections."""
 MAX_FAILED_PREPARATIONS = 3
 UNUSED_S = 60.0
 """How long VMs stay that the plan does not use: clouds charge for the first minute anyway,

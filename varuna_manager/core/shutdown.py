@@ -58,8 +58,8 @@ def _watch_budget(transition: Transition, max_usd: float) -> None:
     is_over = lasts_s is not None and transition.is_due(state.now_s + lasts_s)
     if is_over or _is_over_budget(state):
         reason = f"budget of {max_usd:g} USD used up: {money.spent.usd:.4f} spent"
-        if money.kept > NOTHING:
-            reason += f", {money.kept.usd:.4f} kept back for {money.reserve_s:g} s"
+        if money.reserve > NOTHING:
+            reason += f", {money.reserve.usd:.4f} kept back for {money.reserve_s:g} s"
         outcome = Outcome(kind="budget", exit_code=4, reason=reason)
         transition.end(outcome, checkpoint=True)
 
@@ -72,8 +72,8 @@ def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
     for share in sorted(set(state.job.alerts) - given):
         left = Money.allowed(max_usd).share(share) - money.spent
         if left <= NOTHING or (
-            money.pace > FREE
-            and transition.is_due(state.now_s + money.pace.lasts_s(left))
+            money.job_rate > FREE
+            and transition.is_due(state.now_s + money.job_rate.lasts_s(left))
         ):
             reached.append(share)
     if not reached:

@@ -80,7 +80,7 @@ class MarketWatch:
             self._hazards = self._known_hazards()
         state = self._sink.state
         try:
-            return self._ranker.appraise(state, offers, self._hazards)
+            return self._ranker.rank(state, offers, self._hazards)
         except PlanError as error:
             logger.warning("offers are not ranked: %s", error)
             return None

@@ -1,13 +1,13 @@
-"""A job in its checkpoint store: what it takes to go on with it on any machine.
+"""A job in its checkpoint store: all that another machine needs to resume it.
 
     job/<uid>/config.json, facts.json, workdir.tar.gz
-    job/newest.json                          put after them: whose place this is
+    job/newest.json                          written after them: the job's name and uid
     job/<uid>/journal/<first>-<last>-<epoch>-<level>.jsonl.gz
-    job/<uid>/manager/<epoch>.json           who managed it, one more at each start
-    job/<uid>/down.json                      it has been ended for good
+    job/<uid>/manager/<epoch>.json           a claim of each manager that was started
+    job/<uid>/down.json                      the job has been ended for good
 
-No key, token or value of a secret is among them. ``uid`` is the job's own: another job of
-that name, launched with the same place, gets a folder beside.
+They contain no keys, tokens or secret values. ``uid`` is unique: another job of that
+name with the same checkpoint path gets a folder of its own.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ SCHEMA_VERSION = 1
 _FILES = ("config.json", "facts.json", "workdir.tar.gz")
 _NEWEST = "job/newest.json"
 _DAMAGED = (SpottrainError, ValueError, OSError, EOFError, tarfile.TarError, zlib.error)
-"""What reading a damaged file ends with."""
+"""Errors that reading a damaged file raises."""
 _READS = 3
-"""How often a journal is read anew that a manager merges meanwhile."""
+"""Attempts to read a journal whose segments a manager merges meanwhile."""
 
 
 class FencedError(SpottrainError):
-    """Another manager has taken the job over: this one must do nothing any more."""
+    """Another manager has taken the job over: this one must stop."""
 
 
 class StoredJobError(SpottrainError):
-    """What lies in the store of a job is damaged, or of another version."""
+    """A job's files in its store are damaged or of another version."""
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Who manages a job from some moment on."""
+    """A manager's claim on a job, from some moment on."""
 
     folder: str
-    """Made once for a job's folder on one machine: its next manager is no other."""
+    """The claiming job folder's id: a manager restarted on the same folder is no rival."""
     host: str
     at_s: float
     software_version: str
@@ -74,7 +74,7 @@ class Claim:
 
 @dataclass(frozen=True, slots=True)
 class Newest:
-    """Which job a store belongs to; both become parts of paths."""
+    """The job that a store belongs to; both fields become parts of paths."""
 
     name: JobName
     uid: Annotated[str, Field(pattern=r"^[0-9a-f-]+$")]
@@ -84,7 +84,7 @@ _Document = TypeVar("_Document", Claim, Newest)
 
 
 def folder_mark(job: JobDir) -> str:
-    """Return what tells a job's folder from its like on other machines; made once."""
+    """Return the id that tells a job's folder from copies on other machines."""
     path = job.path / "folder.id"
     if not path.exists():
         path.write_text(uuid.uuid4().hex)
@@ -94,12 +94,12 @@ def folder_mark(job: JobDir) -> str:
 class StoredJob:
     """One job in a store.
 
-    Every method may raise ``StorageError``: the store cannot be reached, or refuses.
+    Every method may raise ``StorageError``: the store cannot be reached or refuses.
 
     Args:
         url: The job's ``checkpoint.path``.
-        uid: The job's own, from its settings.
-        patience_s: How long a store that does not answer is asked again.
+        uid: The job's unique id, from its settings.
+        patience_s: How long a store that does not answer is retried.
     """
 
     def __init__(self, url: str, uid: str, patience_s: float = PATIENCE_S) -> None:
@@ -111,19 +111,19 @@ class StoredJob:
     # --- What the job is ------------------------------------------------------------------
 
     def publish(self, job: JobDir) -> None:
-        """Put what does not change into the store, once."""
+        """Copy the files that do not change into the store, once."""
         found = _read_newest(self._store)
         if found is None or found.uid != self._uid:
             for name in _FILES:
                 self._store.put(f"{self._root}/{name}", job.path / name)
-            told = {"name": job.config().name, "uid": self._uid}
-            self._put_json(_NEWEST, told)
+            document = {"name": job.config().name, "uid": self._uid}
+            self._put_json(_NEWEST, document)
 
     def fetch(self, folder: Path) -> None:
-        """Copy what does not change into a folder.
+        """Copy the files that do not change into a folder.
 
         Raises:
-            StoredJobError: It is damaged, or of another version.
+            StoredJobError: One is damaged or of another version.
         """
         for name in _FILES:
             self._store.fetch(f"{self._root}/{name}", folder / name)
@@ -136,7 +136,7 @@ class StoredJob:
             except _DAMAGED as error:
                 why = str(error).removeprefix(f"{job.name}: ")
                 raise StoredJobError(
-                    f"{self.url}: {name} is damaged, or of another version: {why}"
+                    f"{self.url}: {name} is damaged or of another version: {why}"
                 ) from error
 
     def mark_down(self) -> None:
@@ -144,17 +144,17 @@ class StoredJob:
         self._put_json(f"{self._root}/down.json", {"at_s": time.time()})
 
     def is_down(self) -> bool:
-        """Whether the job has been ended for good."""
+        """Return whether the job has been ended for good."""
         try:
             self._store.get(f"{self._root}/down.json")
         except MissingError:
             return False
         return True
 
-    # --- Who manages it -------------------------------------------------------------------
+    # --- Claims ---------------------------------------------------------------------------
 
     def newest_claim(self) -> tuple[int, Claim | None]:
-        """Return the newest epoch and whose it is; 0 and None if nobody managed it."""
+        """Return the newest epoch and its claim; 0 and None if there is none."""
         prefix = f"{self._root}/manager"
         epochs = [
             int(number)
@@ -165,11 +165,11 @@ class StoredJob:
         return epoch, self._claim_of(epoch)
 
     def claim(self, folder: str, *, take_over: bool = False) -> int:
-        """Begin a new epoch, which ends all before it; return its number.
+        """Begin a new epoch, which fences all earlier ones; return its number.
 
         Args:
             folder: From ``folder_mark``.
-            take_over: Also from a manager of another folder.
+            take_over: Fence a manager of another folder, too.
 
         Raises:
             FencedError: The newest epoch is another folder's.
@@ -182,7 +182,7 @@ class StoredJob:
         try:
             self._store.put_new(name, json.dumps(asdict(claim)).encode())
         except ExistsError as error:
-            # A put whose answer was lost finds itself; anybody else was faster.
+            # A put whose answer was lost finds its own claim; otherwise somebody was faster.
             if (other := self._claim_of(epoch)) != claim and other is not None:
                 raise self._fenced(other) from error
         return epoch
@@ -209,32 +209,32 @@ class StoredJob:
     # --- Its journal ----------------------------------------------------------------------
 
     def segments(self) -> list[Segment]:
-        """Return all pieces of the journal, also those that no longer count."""
+        """Return all segments of the journal, including obsolete ones."""
         entries = self._store.list(f"{self._root}/journal")
         found = (segment_of(entry.name.rpartition("/")[2]) for entry in entries)
         return [segment for segment in found if segment is not None]
 
     def held(self) -> list[Segment]:
-        """Return the pieces that make up the journal, in order."""
+        """Return the segments that make up the journal, in order."""
         found = self.segments()
         return [segment for segment, _ in chain(found, ends(found))]
 
     def put(self, segment: Segment, rows: list[JournalRow]) -> None:
-        """Write one piece of the journal."""
+        """Write one segment of the journal."""
         self._store.put(self._segment_name(segment), pack(segment, rows))
 
     def drop(self, segments: list[Segment]) -> None:
-        """Delete pieces whose events are elsewhere too."""
+        """Delete segments whose events are in other segments, too."""
         self._store.delete([self._segment_name(one) for one in segments])
 
     def journal(
         self, say: Callable[[str], None], at: int = 1
     ) -> Iterator[list[JournalRow]]:
-        """Yield the events of the journal, in order, as far as they are whole.
+        """Yield the events of the journal, in order, up to the first gap.
 
         Args:
-            say: Told in one line what is damaged or missing.
-            at: The first event wanted.
+            say: Called with a line about what is damaged or missing.
+            at: Number of the first event to return.
         """
         for _ in range(_READS):
             try:
@@ -242,11 +242,11 @@ class StoredJob:
                     yield rows
                     at = rows[-1].seq + 1
             except MissingError:
-                continue  # merged since, by a manager that does not know its end yet
+                continue  # merged meanwhile, by a manager that is not fenced yet
             return
         raise StoredJobError(
-            f"{self.url}: the journal there changes while it is read: stop the manager "
-            "that writes it, then try again"
+            f"{self.url}: the journal changes while it is read; stop the manager that "
+            "writes it, then try again"
         )
 
     def _unpack(self, segment: Segment) -> list[JournalRow]:
@@ -273,8 +273,8 @@ class StoredJob:
 
     def _fenced(self, claim: Claim) -> FencedError:
         return FencedError(
-            f"the job goes on elsewhere: {claim.host} took it over from {self.url}; "
-            f"to have it here run 'spottrain resume {self.url}'"
+            f"the job was taken over by {claim.host} from {self.url}; "
+            f"to continue it here run 'spottrain resume {self.url}'"
         )
 
     def _put_json(self, name: str, content: dict[str, Any]) -> None:
@@ -283,11 +283,11 @@ class StoredJob:
 
 
 def newest_job(url: str) -> Newest | None:
-    """Return which job a store belongs to; None if there is none.
+    """Return the job that a store belongs to; None if there is none.
 
     Raises:
         StorageError: The store cannot be read.
-        StoredJobError: What tells it is damaged.
+        StoredJobError: The file that names it is damaged.
     """
     return _read_newest(open_store(url))
 
@@ -301,16 +301,16 @@ def _read_newest(store: Store) -> Newest | None:
 
 
 def _read(kind: type[_Document], name: str, data: bytes) -> _Document:
-    """Return what a JSON file tells.
+    """Return the contents of a JSON file.
 
     Raises:
-        StoredJobError: It is damaged, or of another version.
+        StoredJobError: It is damaged or of another version.
     """
     try:
-        told = json.loads(data)
-        version = told["schema_version"]
+        document = json.loads(data)
+        version = document["schema_version"]
         if version == SCHEMA_VERSION:
-            return TypeAdapter(kind).validate_python(told)
+            return TypeAdapter(kind).validate_python(document)
     except ValidationError as error:
         wrong = error.errors()[0]
         where = ".".join(map(str, wrong["loc"]))
@@ -318,13 +318,13 @@ def _read(kind: type[_Document], name: str, data: bytes) -> _Document:
     except (ValueError, TypeError, KeyError, RecursionError) as error:
         raise StoredJobError(f"{name} is damaged: {error}") from error
     raise StoredJobError(
-        f"{name} has version {version}, this spottrain knows {SCHEMA_VERSION}: use "
+        f"{name} has version {version}, this spottrain reads {SCHEMA_VERSION}: use "
         "the version that launched the job"
     )
 
 
 def _check_packed(path: Path) -> None:
-    """Read a package to its end, where its sum is."""
+    """Read an archive to its end, where its checksum is."""
     with tarfile.open(path, "r:gz") as tar:
         tar.getmembers()
         assert tar.fileobj is not None, "it was opened for reading"

@@ -1,19 +1,19 @@
-"""Where jobs live on this machine: one folder a job, and the folders are the index.
+"""Jobs on this machine: one folder per job.
 
 The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
 
     <home>/jobs/<name>/config.json      the job file, validated, paths absolute
-                       facts.json       what the tracer found out about the model
+                       facts.json       what the tracer found about the model
                        workdir.tar.gz   the user's code
-                       journal.sqlite   every event
+                       journal.sqlite   all events
                        manager.lock     held by the running manager
                        manager.json     its pid and url
                        manager.log, identity.pem, cloud/, checkpoints/
-                       report.html          once the job is over
-                       folder.id, copy.json tells this folder from its like on other
-                                        machines; how far the journal's copy is
+                       report.html      once the job is over
+                       folder.id        tells this folder from copies on other machines
+                       copy.json        progress of the journal's copy
     <home>/cache/                       facts and profiles by fingerprint
-           locks/<name>                 held by whoever puts a job of that name on disk
+           locks/<name>                 held while a job of that name is put on disk
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def home() -> Path:
 
 @dataclass(frozen=True, slots=True)
 class ManagerAddress:
-    """Where a running manager can be reached."""
+    """Process and address of a running manager."""
 
     pid: int
     url: str
@@ -69,22 +69,22 @@ class JobDir:
 
     @property
     def log(self) -> Path:
-        """What the manager writes."""
+        """The manager's log."""
         return self.path / "manager.log"
 
     @property
     def page(self) -> Path:
-        """The report as a page, written when the job ends."""
+        """The report as an HTML page, written when the job ends."""
         return self.path / "report.html"
 
     @property
     def copy_note(self) -> Path:
-        """How far the copy of the journal is, if it is copied."""
+        """Progress of the journal's copy, if the journal is copied."""
         return self.path / "copy.json"
 
     @property
     def remote_manager_file(self) -> Path:
-        """Where the manager runs, if it is not on this machine; see manager_location."""
+        """The manager's VM, if it has one of its own; see ``manager_location``."""
         return self.path / "away.json"
 
     @property
@@ -94,34 +94,34 @@ class JobDir:
 
     @property
     def checkpoints(self) -> Path:
-        """Where checkpoints go when the job file names no place."""
+        """Folder of checkpoints if the job file names no other."""
         return self.path / "checkpoints"
 
     @property
     def is_down(self) -> bool:
-        """Whether ``spottrain down`` has ended the job."""
+        """True if ``spottrain down`` has ended the job."""
         return (self.path / "down").exists()
 
     def mark_down(self) -> None:
-        """Note that the job has been ended for good."""
+        """Record that the job has been ended for good."""
         (self.path / "down").touch()
 
     def config(self) -> JobConfig:
-        """Return the job's configuration, as it was at launch."""
+        """Return the job's configuration at launch."""
         return parse_config(json.loads(self._read("config.json")), self.name)
 
     def facts(self) -> ModelFacts:
-        """Return what was found out about the model at launch."""
+        """Return what the tracer found about the model at launch."""
         facts: ModelFacts = decode(ModelFacts, self._read("facts.json"))
         return facts
 
     def write(self, config: JobConfig, facts: ModelFacts) -> None:
-        """Store what the job is."""
+        """Store the job's configuration and its model's facts."""
         (self.path / "config.json").write_text(config.model_dump_json(indent=2))
         (self.path / "facts.json").write_text(encode(facts))
 
     def is_managed(self) -> bool:
-        """Whether a manager of this job runs: it holds the lock while it lives."""
+        """Return whether a manager of this job runs: it holds the lock while it does."""
         try:
             with open(self.path / "manager.lock", "rb") as lock:
                 fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -132,7 +132,7 @@ class JobDir:
         return False
 
     def manager(self) -> ManagerAddress | None:
-        """Return where the running manager can be reached, if it says so already."""
+        """Return the running manager's address, once it has published it."""
         try:
             data = json.loads((self.path / "manager.json").read_text())
         except (FileNotFoundError, ValueError):
@@ -144,7 +144,7 @@ class JobDir:
             return (self.path / name).read_text()
         except FileNotFoundError as error:
             raise ConfigError(
-                f"job {self.name}: {name} is missing: the launch did not finish; "
+                f"job {self.name}: {name} is missing, the launch was not completed; "
                 f"run 'spottrain down {self.name}', then launch again"
             ) from error
 
@@ -162,11 +162,11 @@ def find(name: str) -> JobDir:
     """
     if (job := job_dir(name)).journal.exists():
         return job
-    known = ", ".join(job.name for job in all_jobs()) or "none yet"
-    raise ConfigError(f"no job {name} on this machine: jobs are {known}")
+    known = ", ".join(job.name for job in all_jobs()) or "none"
+    raise ConfigError(f"no job {name} on this machine; its jobs: {known}")
 
 
 def all_jobs() -> list[JobDir]:
-    """Return all jobs of this machine by name."""
+    """Return all jobs of this machine, sorted by name."""
     folders = (home() / "jobs").glob("[!.]*/journal.sqlite")
     return [JobDir(journal.parent) for journal in sorted(folders)]

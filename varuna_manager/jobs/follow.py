@@ -19,11 +19,11 @@ class JournalEntry:
     seq: int
     event: Event
     news: str
-    """What it means to people, one line; empty if it is nothing new to them."""
+    """One line for people; empty if the event is no news to them."""
 
 
 class Follower:
-    """The state of a job, kept up to date by ``advance``.
+    """The state of a job, brought up to date by ``advance``.
 
     Raises:
         JournalError: The journal is missing or damaged.
@@ -37,7 +37,7 @@ class Follower:
         """When ``state.last_news`` happened."""
 
     def advance(self) -> Iterator[JournalEntry]:
-        """Yield what was journalled since the last call, after folding it."""
+        """Yield the events since the last call, each after it was folded."""
         for seq, event in self._journal.read(self._seq):
             before = self.state.last_news
             self.state, _ = step.step(self.state, event)
@@ -49,7 +49,7 @@ class Follower:
 
     @property
     def has_ended(self) -> bool:
-        """Whether the job is over and nothing is rented any more."""
+        """True if the job is over and nothing is rented any more."""
         return self.state.phase is JobPhase.ENDED
 
     def close(self) -> None:

@@ -3,8 +3,8 @@
 Everything lies in one file of the job's folder, ``identity.pem`` (0600): the server's
 key and certificate, the certificate of the job's own authority, and a secret from which
 every VM's bearer token is derived. It is made once and reused on resume, so that agents
-that pinned the authority find the same manager again. The authority's key is thrown
-away as soon as it has signed: nobody can ever sign a second server.
+that pinned the authority trust the resumed manager. The authority's key is deleted as
+soon as it has signed: nobody can ever sign a second server.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class IdentityError(SpottrainError):
 
 @dataclass(frozen=True, slots=True)
 class Identity:
-    """What lets agents know the manager, and the manager its agents."""
+    """The credentials by which agents and the manager authenticate each other."""
 
     path: Path
     """Server key and certificate chain, as ``ssl`` and uvicorn read them."""
@@ -50,8 +50,8 @@ class Identity:
     def vm_token(self, vm_id: str) -> str:
         """Return the bearer token of a VM; the same one every time.
 
-        A StartAgent that is repeated after a crash must not lock out an agent that runs
-        already, hence derived, not random.
+        Derived, not random: a StartAgent that is repeated after a crash must not lock out
+        an agent that already runs.
         """
         return hmac.new(self.secret, f"vm:{vm_id}".encode(), hashlib.sha256).hexdigest()
 
@@ -74,7 +74,7 @@ def ensure_identity(job_dir: Path, addresses: tuple[str, ...]) -> Identity:
             only when the identity is made.
 
     Raises:
-        IdentityError: the file is there but damaged.
+        IdentityError: The file exists but is damaged.
     """
     path = job_dir / _FILE
     if not path.exists():
@@ -86,7 +86,7 @@ def load_identity(job_dir: Path) -> Identity:
     """Return the identity that ``ensure_identity`` made.
 
     Raises:
-        IdentityError: the file is missing or damaged.
+        IdentityError: The file is missing or damaged.
     """
     path = job_dir / _FILE
     try:
@@ -96,7 +96,7 @@ def load_identity(job_dir: Path) -> Identity:
         x509.load_pem_x509_certificate(ca_pem.encode())
     except (OSError, ValueError, IndexError) as error:
         raise IdentityError(
-            f"{path}: not a manager's identity ({error}); end the job with "
+            f"{path}: the manager's identity is damaged ({error}); end the job with "
             "'spottrain down' and launch it again"
         ) from error
     return Identity(path, ca_pem, secret)
@@ -192,7 +192,7 @@ def _alternative_names(addresses: tuple[str, ...]) -> x509.SubjectAlternativeNam
 
 
 def _write_private(path: Path, text: str) -> None:
-    """Put ``text`` in place whole, readable by its owner alone from the first byte."""
+    """Write ``text`` atomically, readable only by its owner from the first byte."""
     draft = path.with_suffix(f".{secrets.token_hex(4)}.tmp")
     handle = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     with open(handle, "w") as file:

@@ -1,4 +1,4 @@
-"""The memory of a job: every event, in order, in one SQLite file.
+"""The journal of a job: all its events, in order, in one SQLite file.
 
 State is a fold over it. One process writes (it holds the job's manager.lock); any number
 may read at the same time. An event is durable when ``append`` returns.
@@ -11,7 +11,7 @@ import functools
 import json
 import sqlite3
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -48,7 +48,7 @@ class JournalWriteError(JournalError):
 
 
 class JournalRow(NamedTuple):
-    """An event as it is written down."""
+    """An event as stored."""
 
     seq: int
     at_s: float
@@ -61,16 +61,16 @@ class Journal:
 
     Args:
         path: The SQLite file.
-        read_only: Look on while another process writes; the file must exist.
+        read_only: Only read, while another process may write; the file must exist.
 
     Raises:
-        JournalError: the file cannot be opened, is damaged or from a newer version.
+        JournalError: The file cannot be opened, is damaged or from a newer version.
     """
 
     def __init__(self, path: Path, *, read_only: bool = False) -> None:
         self._path = path
         mode = "ro" if read_only else "rwc"
-        with self._explained():
+        with self._translating_errors():
             # Autocommit: transactions are exactly where this class says BEGIN.
             self._db = sqlite3.connect(
                 f"{path.absolute().as_uri()}?mode={mode}",
@@ -79,7 +79,7 @@ class Journal:
                 isolation_level=None,
             )
         try:
-            with self._explained():
+            with self._translating_errors():
                 self._check_version()
                 if not read_only:
                     self._prepare()
@@ -91,8 +91,8 @@ class Journal:
         """Add events, all or none; return the number of the last one in the journal.
 
         Raises:
-            JournalWriteError: the disk refused; nothing was added.
-            JournalError: the file is damaged.
+            JournalWriteError: The disk refused; nothing was added.
+            JournalError: The file is damaged.
         """
         rows = [(e.at_s, type(e).__name__, _encode(e)) for e in events]
         self._insert("INSERT INTO events (at_s, kind, body) VALUES (?, ?, ?)", rows)
@@ -104,10 +104,10 @@ class Journal:
         Events that arrive while reading are yielded too. Numbers count from 1.
 
         Raises:
-            JournalError: the file is damaged.
+            JournalError: The file is damaged.
         """
         while True:
-            with self._explained():
+            with self._translating_errors():
                 # Pages, since an open cursor would keep the writer from checkpointing.
                 rows = self._db.execute(
                     "SELECT seq, kind, body FROM events WHERE seq > ? "
@@ -121,12 +121,12 @@ class Journal:
             after_seq = rows[-1][0]
 
     def rows(self, first: int, last: int) -> list[JournalRow]:
-        """Return the events numbered ``first`` to ``last`` as they are written down.
+        """Return the events numbered ``first`` to ``last`` as stored.
 
         Raises:
-            JournalError: the file is damaged.
+            JournalError: The file is damaged.
         """
-        with self._explained():
+        with self._translating_errors():
             found = self._db.execute(
                 "SELECT seq, at_s, kind, body FROM events WHERE seq BETWEEN ? AND ? "
                 "ORDER BY seq",
@@ -135,10 +135,10 @@ class Journal:
             return [JournalRow(*row) for row in found]
 
     def take_over(self, rows: Iterable[JournalRow]) -> None:
-        """Add events under the numbers that they had in another journal, all or none.
+        """Add events with the numbers of another journal, all or none.
 
         Raises:
-            JournalError: the disk refused, or a number is taken.
+            JournalError: The disk refused, or a number is taken.
         """
         self._insert("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
 
@@ -146,9 +146,9 @@ class Journal:
         """Return the number of the newest event; 0 if there is none.
 
         Raises:
-            JournalError: the file is damaged.
+            JournalError: The file is damaged.
         """
-        with self._explained():
+        with self._translating_errors():
             last = self._db.execute("SELECT max(seq) FROM events").fetchone()[0]
             return int(last or 0)
 
@@ -156,7 +156,7 @@ class Journal:
         """Return the state that the events lead to.
 
         Raises:
-            JournalError: the file is damaged.
+            JournalError: The file is damaged.
         """
         state = State()
         for _, event in self.read():
@@ -169,7 +169,7 @@ class Journal:
 
     def _insert(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
         """Add rows, all or none."""
-        with self._explained():
+        with self._translating_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
                 self._db.executemany(statement, rows)
@@ -183,12 +183,12 @@ class Journal:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         if version > len(_MIGRATIONS):
             raise JournalError(
-                f"{self._path}: journal has version {version}, this spottrain knows "
+                f"{self._path}: journal has version {version}, this spottrain reads "
                 f"up to {len(_MIGRATIONS)}; use the newer spottrain that wrote it"
             )
 
     def _prepare(self) -> None:
-        """Make the file ours to write: settings, a check, the newest schema."""
+        """Prepare the file for writing: settings, a check, the newest schema."""
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -207,8 +207,8 @@ class Journal:
             raise JournalError(f"{self._path}: {error}") from error
 
     @contextmanager
-    def _explained(self) -> Iterator[None]:
-        """Turn what SQLite says into one line with what to do."""
+    def _translating_errors(self) -> Iterator[None]:
+        """Translate SQLite's errors into one line with what to do."""
         try:
             yield
         except sqlite3.OperationalError as error:
@@ -217,35 +217,48 @@ class Journal:
             ) from error
         except sqlite3.DatabaseError as error:
             raise JournalError(
-                f"{self._path}: journal is damaged: {error}; put a copy of it back, or "
+                f"{self._path}: journal is damaged: {error}; restore a copy of it, or "
                 "end the job with 'spottrain down' (checkpoints are kept)"
             ) from error
 
 
 def event_of(seq: int, kind: str, body: str) -> Event:
-    """Return an event from what is written down of it.
+    """Return an event from its stored form.
 
     Raises:
-        JournalError: It is none.
+        JournalError: It is not an event.
     """
     try:
         if any(f'"{name}":' in body for name in FORMER_FIELDS):
-            body = json.dumps(with_current_names(json.loads(body)))
+            body = _with_current_names(kind, body)
         event: Event = _adapter(kind).validate_json(body)
     except (KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise JournalError(
-            f"event {seq} is no {kind} ({reason}); it was damaged or written by "
+            f"event {seq} is no valid {kind} ({reason}); it is damaged or was written by "
             "another version: use the version that launched the job"
         ) from error
     return event
+
+
+def _with_current_names(kind: str, body: str) -> str:
+    """Return a stored event with the present names of its fields.
+
+    A former name may also be data, such as the name of a zone: what reads back as it was
+    written stays.
+    """
+    stored = json.loads(body)
+    with suppress(ValueError):
+        if json.loads(_encode(_adapter(kind).validate_json(body))) == stored:
+            return body
+    return json.dumps(with_current_names(stored))
 
 
 def _encode(event: Event) -> str:
     text = json.dumps(
         dataclasses.asdict(event), separators=(",", ":"), ensure_ascii=False
     )
-    # Half a surrogate pair, as in odd file names, has no place in UTF-8.
+    # Lone surrogates, as in undecodable file names, cannot be encoded.
     return text.encode("utf-8", "replace").decode()
 
 

@@ -1,7 +1,7 @@
-"""Where the manager of a job is, if it is not on the machine that launched the job.
+"""The location of a job's manager, if it is not the machine that launched the job.
 
 <job>/away.json   on the machine that launched the job: the VM of its manager
-<job>/vm.json     on that VM: which one it is
+<job>/vm.json     on that VM: its own id and address
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RemoteManager:
-    """The VM of a job's manager, as far as it has come; written before each step."""
+    """The VM of a job's manager and the progress of its launch; saved before each step."""
 
     requests: tuple[LaunchRequest, ...]
-    """What is rented, the first one that has not been refused; repeated with its token it
-    rents nothing twice."""
+    """What to rent; the first is the one to try. Repeated with the same token, it rents
+    nothing twice."""
     networks: tuple[str, ...]
-    """From which SSH is let in."""
+    """Networks from which the VM accepts SSH."""
     vm_id: str = ""
-    """Empty until it is known that the VM was rented."""
+    """Empty until the VM is rented."""
     target: SshTarget | None = None
-    """How it is entered."""
+    """How to log in to it."""
     started: bool = False
-    """Whether the manager has been started there."""
+    """True once the manager has been started there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,14 +39,14 @@ class OwnVm:
 
     vm_id: str
     private_address: str
-    """Where the job's other VMs reach it."""
+    """Its address for the job's other VMs."""
 
 
 _REMOTE, _OWN = TypeAdapter(RemoteManager), TypeAdapter(OwnVm)
 
 
 def read(job: JobDir) -> RemoteManager | None:
-    """Return where the manager of a job is, None if it is here."""
+    """Return where the manager of a job runs; None if that is this machine."""
     try:
         data = with_current_names(json.loads(job.remote_manager_file.read_bytes()))
         return _REMOTE.validate_python(data)
@@ -55,19 +55,19 @@ def read(job: JobDir) -> RemoteManager | None:
 
 
 def write(job: JobDir, manager: RemoteManager) -> None:
-    """Remember where the manager of a job is, whole or not at all."""
+    """Save where the manager of a job runs, atomically."""
     draft = job.remote_manager_file.with_suffix(".tmp")
     draft.write_text(json.dumps(asdict(manager)))
     draft.replace(job.remote_manager_file)
 
 
 def forget(job: JobDir) -> None:
-    """The manager of a job is on this machine again."""
+    """Record that the manager of a job runs on this machine again."""
     job.remote_manager_file.unlink(missing_ok=True)
 
 
 def own_vm(job: JobDir) -> OwnVm | None:
-    """Return the VM that this process runs on, None on a machine of the user's."""
+    """Return the VM that this process runs on; None on the user's machine."""
     try:
         return _OWN.validate_json((job.path / "vm.json").read_bytes())
     except FileNotFoundError:
@@ -75,5 +75,5 @@ def own_vm(job: JobDir) -> OwnVm | None:
 
 
 def own_vm_file(own: OwnVm) -> bytes:
-    """Return what ``own_vm`` reads."""
+    """Return the contents of the file that ``own_vm`` reads."""
     return json.dumps(asdict(own)).encode()

@@ -1,9 +1,9 @@
-"""Profiles on disk: those that this machine keeps, those that users write.
+"""Profiles on disk: those that this machine keeps and those that users write.
 
     <home>/cache/profiles/<model>-<device and software>-<micro-batch sizes>.json
 
-Each is one ``wire.Profile`` as indented JSON. A profile is used again for the same model
-on the same device with the same software.
+Each is a ``wire.Profile`` as indented JSON. A profile is reused for the same model on the
+same device with the same software.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from spottrain.wire import ModelFacts, Profile, decode
 
 logger = logging.getLogger(__name__)
 
-MOST_KNOWN = 8
-"""Profiles of one model that a job is told of, the newest ones."""
+MAX_KNOWN = 8
+"""Number of profiles of one model that a job gets, the newest ones."""
 
 
 def folder() -> Path:
@@ -36,19 +36,19 @@ def folder() -> Path:
 
 
 def to_text(profile: Profile) -> str:
-    """Return a profile as people and ``read_profile`` read it."""
+    """Return a profile as indented JSON."""
     return json.dumps(dataclasses.asdict(profile), indent=2) + "\n"
 
 
 def read_profile(path: Path, facts: ModelFacts | None = None) -> Profile:
-    """Read a profile, whoever wrote it.
+    """Return the profile in a file.
 
     Args:
-        path: Its file.
-        facts: The model that it has to be of, if one is known.
+        path: The file.
+        facts: The model that it must fit, if one is known.
 
     Raises:
-        ConfigError: It cannot be read or planned with; names the file and the field.
+        ConfigError: It cannot be read or used; names the file and the field.
     """
     try:
         profile: Profile = decode(Profile, path.read_text(encoding="utf-8"))
@@ -58,7 +58,7 @@ def read_profile(path: Path, facts: ModelFacts | None = None) -> Profile:
         raise ConfigError(f"{path}: cannot be read: {error}") from error
     except WireError as error:
         what = str(error).replace("message.", "profile.")
-        raise ConfigError(f"{path}: {what}; mend the file") from error
+        raise ConfigError(f"{path}: {what}; fix the file") from error
     try:
         check_profile(profile, facts, str(path))
     except PlanError as error:
@@ -70,7 +70,7 @@ def given_profile(config: JobConfig, facts: ModelFacts) -> Profile | None:
     """Return the profile that the job file names, if it names one.
 
     Raises:
-        ConfigError: It cannot be planned with; names the file and the field.
+        ConfigError: It cannot be used; names the file and the field.
     """
     if config.profile is None:
         return None
@@ -78,14 +78,14 @@ def given_profile(config: JobConfig, facts: ModelFacts) -> Profile | None:
     wanted = config.microbatch_size
     if wanted is not None and wanted not in profile.microbatch_sizes:
         raise ConfigError(
-            f"{config.profile}: microbatches must have one of microbatch_size {wanted}, "
-            f"the job's: got {list(profile.microbatch_sizes)}; change one of them"
+            f"{config.profile}: microbatches must include microbatch_size {wanted} of the "
+            f"job: got {list(profile.microbatch_sizes)}; change one of them"
         )
     return profile
 
 
 def write_profile(path: Path, profile: Profile) -> None:
-    """Write a profile, whole or not at all.
+    """Write a profile atomically.
 
     Raises:
         ConfigError: It cannot be written there.
@@ -101,14 +101,14 @@ def write_profile(path: Path, profile: Profile) -> None:
 
 
 def path_of(profile: Profile) -> Path:
-    """Return the file that a measured profile is kept in."""
+    """Return the file in which a measured profile is kept."""
     where = hashlib.sha256(f"{profile.device}\0{profile.software}".encode()).hexdigest()
     sizes = "-".join(map(str, profile.microbatch_sizes))
     return folder() / f"{profile.fingerprint[:16]}-{where[:16]}-m{sizes}.json"
 
 
 def keep(profile: Profile) -> None:
-    """Keep what was measured for later.
+    """Keep a measured profile for later.
 
     Raises:
         ConfigError: It cannot be written.
@@ -117,7 +117,7 @@ def keep(profile: Profile) -> None:
 
 
 def known_profiles(facts: ModelFacts) -> tuple[KnownProfile, ...]:
-    """Return what this machine keeps of a model, newest first; damaged files are told."""
+    """Return the kept profiles of a model, newest first; damaged files are logged."""
     found = []
     for path in folder().glob(f"{facts.fingerprint[:16]}-*.json"):
         try:
@@ -126,15 +126,15 @@ def known_profiles(facts: ModelFacts) -> tuple[KnownProfile, ...]:
                 KnownProfile(profile=profile, measured_at_s=path.stat().st_mtime)
             )
         except (ConfigError, OSError) as error:
-            logger.warning("profile is left out: %s", error)
+            logger.warning("profile skipped: %s", error)
     found.sort(key=lambda known: -known.measured_at_s)
-    return tuple(found[:MOST_KNOWN])
+    return tuple(found[:MAX_KNOWN])
 
 
 def find(
     facts: ModelFacts, device: str, software: str, sizes: tuple[int, ...]
 ) -> KnownProfile | None:
-    """Return the newest kept profile that measuring here would only repeat."""
+    """Return the newest kept profile that makes measuring here unnecessary."""
     return next(
         (
             known

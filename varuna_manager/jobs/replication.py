@@ -1,11 +1,11 @@
-"""A job's journal, copied to its checkpoint store while its manager works.
+"""Copies a job's journal to its checkpoint store while its manager runs.
 
-The copy runs beside the manager: no step waits for it, and never is more than one piece
-under way; what gathers meanwhile is the next one. So the copy always is a beginning of
-the journal. A store that is down is told once and tried again without end.
+The copy runs in the background: no step waits for it. One segment is written at a time,
+and what is journalled meanwhile goes into the next, so the copy is always a prefix of the
+journal. A store that is down is reported once and retried forever.
 
-With each manager begins a new epoch. One that finds a later epoch than its own has been
-replaced by a manager on another machine, and ends at once.
+Each manager begins a new epoch. One that finds a later epoch than its own has been
+replaced by a manager on another machine and stops at once.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
 logger = logging.getLogger(__name__)
 
 PACE_S = 1.0
-"""From one piece to the next, unless somebody waits for it: each put costs money."""
+"""Time between segments, unless somebody waits for one: each put costs money."""
 CHECK_S = 5.0
-"""From one look for a later epoch to the next."""
+"""Time between checks for a later epoch."""
 PERMIT_S = 10.0
-"""How long a store may take to say whether a manager is still the newest."""
+"""How long to wait for the store's answer whether this manager is still the newest."""
 DURABLE_S = 30.0
-"""How long a launch waits for its intent to be in the store."""
+"""How long a launch of VMs waits until its intent is in the store."""
 FINISH_S = 60.0
-"""How long the end of a manager waits for the last piece."""
+"""How long a manager that ends waits for the last segment."""
 MAX_EVENTS = 5_000
-"""In one piece."""
+"""In one segment."""
 BEHIND_S = 60.0
 """A copy that lags for longer is reported to the user."""
 _MAX_PAUSE_S = 30.0
@@ -57,11 +57,11 @@ _PATIENCE_S = 10.0
 
 
 class ReplicationError(SpottrainError):
-    """The journal here cannot follow the one in the store."""
+    """The local journal is older than its copy in the store."""
 
 
 def uid_of(job: JobDir) -> str:
-    """Return the id that a job got at its launch.
+    """Return the unique id of a job.
 
     Raises:
         JournalError: Its journal cannot be read.
@@ -71,12 +71,12 @@ def uid_of(job: JobDir) -> str:
         _, event = next(journal.read())
     finally:
         journal.close()
-    assert isinstance(event, JobSubmitted), "it always is the first event"
+    assert isinstance(event, JobSubmitted), "it is always the first event"
     return event.settings.uid
 
 
 def stored_job(job: JobDir) -> StoredJob | None:
-    """Return the job in its checkpoint store; None if that is just a folder.
+    """Return the job in its checkpoint store; None if that is a plain folder.
 
     Raises:
         StorageError: The store cannot be opened.
@@ -91,16 +91,16 @@ def stored_job(job: JobDir) -> StoredJob | None:
 def begin_replication(
     job: JobDir, *, durable: bool = False
 ) -> JournalReplication | None:
-    """Begin an epoch of a job for a manager that is starting; None: nothing is copied.
+    """Begin an epoch for a manager that starts; None if the journal is not copied.
 
     Args:
-        job: Its lock is held.
-        durable: Launches wait until their intents are in the store.
+        job: The job; the caller holds its lock.
+        durable: Launches of VMs wait until their intents are in the store.
 
     Raises:
         FencedError: Another machine has taken the job over.
-        StorageError: The store cannot be reached: whether one has is unknown.
-        CopyError: The journal here is older than the one in the store.
+        StorageError: The store cannot be reached, so this is unknown.
+        ReplicationError: The local journal is older than its copy in the store.
     """
     stored = stored_job(job)
     if stored is None:
@@ -110,7 +110,7 @@ def begin_replication(
 
 
 def check_here(job: JobDir) -> None:
-    """Check that no other machine is known to have taken a job over.
+    """Check that no other machine has taken a job over, as far as the store answers.
 
     Raises:
         FencedError: One has.
@@ -121,17 +121,17 @@ def check_here(job: JobDir) -> None:
     except FencedError:
         raise
     except SpottrainError as error:
-        logger.warning("cannot tell whether another machine has the job: %s", error)
+        logger.warning("cannot check whether another machine has the job: %s", error)
 
 
 def end_replication(job: JobDir) -> None:
-    """Bring the copy of a job that has been ended for good to its end.
+    """Complete the copy of a job that has been ended for good.
 
     Args:
-        job: Its lock is held.
+        job: The job; the caller holds its lock.
 
     Raises:
-        FencedError: Another machine has taken it over.
+        FencedError: Another machine has taken the job over.
         StorageError: The store cannot be written.
     """
     if (copy := begin_replication(job)) is not None:
@@ -139,17 +139,17 @@ def end_replication(job: JobDir) -> None:
 
 
 class JournalReplication:
-    """What copies one job's journal, in one epoch.
+    """Copies one job's journal, in one epoch.
 
     Args:
-        job: Its journal is read, never written.
+        job: The job; its journal is only read.
         stored: Where the copy goes.
         epoch: This manager's, from ``StoredJob.claim``.
-        held: What is in the store already.
+        held: Segments that are already in the store.
         durable: See ``begin_replication``.
 
     Raises:
-        CopyError: The store holds events that the journal does not.
+        ReplicationError: The store has events that the local journal lacks.
     """
 
     def __init__(
@@ -177,9 +177,9 @@ class JournalReplication:
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         if self.copied > (last := last_seq(self._job)):
             raise ReplicationError(
-                f"{job.journal}: has {last} events, the copy in {stored.url} "
-                f"{self.copied}: take that with 'spottrain resume {stored.url}' on a "
-                "machine without this job"
+                f"{job.journal} has {last} events, its copy in {stored.url} "
+                f"{self.copied}; continue from the copy with 'spottrain resume "
+                f"{stored.url}' on a machine without this job"
             )
 
     @property
@@ -190,14 +190,14 @@ class JournalReplication:
     # --- For the manager ------------------------------------------------------------------
 
     def wake(self) -> None:
-        """Tell that the journal has grown."""
+        """Signal that the journal has grown."""
         self._news.set()
 
     async def run(self) -> None:
-        """Copy for ever.
+        """Copy until cancelled.
 
         Raises:
-            FencedError: A later epoch has begun: this manager must end.
+            FencedError: A later epoch has begun: this manager must stop.
         """
         try:
             while True:
@@ -228,27 +228,27 @@ class JournalReplication:
         return self.copied >= seq
 
     async def permit(self, seq: int | None = None) -> None:
-        """Return when a command to the cloud may be sent: this manager is the newest.
+        """Wait until a command may be sent to the cloud: this manager is the newest.
 
-        A store that does not answer is not waited for: VMs that nobody wants cost money.
+        If the store does not answer, go ahead: VMs that are not returned cost money.
 
         Args:
-            seq: Of the event that must be in the store before, for a launch; it counts
-                where the copy is durable.
+            seq: Number of the event that must be in the store before a launch, if the
+                copy is durable.
 
         Raises:
             FencedError: A later epoch has begun.
         """
         if seq is not None and self.durable and not await self.reach(seq, DURABLE_S):
-            logger.warning("launching though event %d is not in the store yet", seq)
+            logger.warning("launching although event %d is not in the store yet", seq)
         try:
             async with asyncio.timeout(PERMIT_S):
                 await self._call(self._check)
         except (StorageError, TimeoutError) as error:
-            logger.warning("cannot tell whether this manager is the newest: %s", error)
+            logger.warning("cannot check whether this manager is the newest: %s", error)
 
     async def finish(self, limit_s: float = FINISH_S) -> bool:
-        """Copy what is left, after ``run`` has ended; return whether all is copied.
+        """Copy what is left after ``run`` has ended; return whether all is copied.
 
         Raises:
             FencedError: A later epoch has begun.
@@ -262,7 +262,7 @@ class JournalReplication:
         return not left
 
     def end(self) -> None:
-        """Copy what is left and note that nobody may go on with the job.
+        """Copy what is left and mark the job as ended for good.
 
         Raises:
             StorageError: The store cannot be written.
@@ -273,13 +273,13 @@ class JournalReplication:
         self.close()
 
     def close(self) -> None:
-        """Give up what has not begun, wait for what has."""
+        """Cancel calls that have not begun and wait for the others."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
-    # --- At work ------------------------------------------------------------------------
+    # --- Copying --------------------------------------------------------------------------
 
     async def _persist(self) -> bool:
-        """Write the next piece, tried again until the store takes it; return whether
+        """Write the next segment, retrying until the store takes it; return whether
         there may be more."""
         retrying = AsyncRetrying(
             retry=retry_if_exception_type(StorageError),
@@ -305,12 +305,12 @@ class JournalReplication:
     def _record_failure(self, call: RetryCallState) -> None:
         error = call.outcome.exception() if call.outcome else None
         if not self._failure:
-            logger.warning("the journal is not copied: %s", error)
+            logger.warning("the journal cannot be copied: %s", error)
         self._failure = str(error)
         self._write_status()
 
     def _write_status(self, elsewhere: str = "") -> None:
-        """Leave how far the copy is where ``status`` finds it."""
+        """Save the copy's progress for the ``status`` command."""
         if self.copied >= last_seq(self._job):
             self._whole_at_s = time.time()
         note = ReplicationStatus(
@@ -321,13 +321,13 @@ class JournalReplication:
         draft.replace(self._job.copy_note)
 
     def _check(self) -> None:
-        """Look for a later epoch."""
+        """Check for a later epoch."""
         began_at_s = time.monotonic()
         self._stored.check(self._epoch)
         self._checked_at_s = began_at_s
 
     def _advance(self) -> bool:
-        """Write the next piece; return whether there may be more."""
+        """Write the next segment; return whether there may be more."""
         with self._one_at_a_time:
             if time.monotonic() - self._checked_at_s >= CHECK_S:
                 self._check()
@@ -348,7 +348,7 @@ class JournalReplication:
             return len(rows) == MAX_EVENTS
 
     def _merge(self, journal: Journal) -> None:
-        """Make one of the newest pieces where there are many."""
+        """Merge the newest segments where there are many."""
         while parts := list(to_merge(self._held)):
             whole = merged(parts, self._epoch)
             self._stored.put(whole, journal.rows(whole.first, whole.last))

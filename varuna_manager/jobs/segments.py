@@ -1,9 +1,9 @@
-"""A journal in pieces: what segments hold, which of them count, and when they are merged.
+"""Segments of a journal: their format, which of them count, and when they are merged.
 
-A segment is a run of events in a file that is written whole and never changed. Managers
-of one job follow each other; each has an epoch, a number that grows, and marks its
-segments with it. Where a manager began, nothing counts that an earlier one wrote from
-there on: it was dead to the others by then, even if its last write came late.
+A segment is a range of events in a file that is written once and never changed. Managers
+of a job have increasing epochs and mark their segments with them. From the first event of
+an epoch on, nothing of earlier epochs counts: those managers were fenced by then, even if
+their last writes arrived late.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from spottrain.varuna_manager.jobs.journal import JournalRow
 
 SCHEMA_VERSION = 1
 FANOUT = 32
-"""Segments of one level that become one of the next."""
+"""Number of segments of one level that are merged into one of the next level."""
 TOP_LEVEL = 2
-"""Segments of this level stay as they are."""
+"""Segments of this level are not merged any more."""
 _NAME = re.compile(r"(\d{12})-(\d{12})-(\d{6})-(\d)\.jsonl\.gz")
 
 
@@ -32,24 +32,24 @@ class SegmentError(SpottrainError):
 
 @dataclass(frozen=True, slots=True, order=True)
 class Segment:
-    """One file: events ``first`` to ``last``, as the manager of ``epoch`` wrote them."""
+    """A file with events ``first`` to ``last``, written by the manager of ``epoch``."""
 
     first: int
     last: int
     epoch: int
     level: int = 0
-    """How often its events have been merged."""
+    """Number of times its events have been merged."""
 
     @property
     def name(self) -> str:
-        """The name of the file; sorts by the first event."""
+        """Name of the file; names sort by the first event."""
         return (
             f"{self.first:012d}-{self.last:012d}-{self.epoch:06d}-{self.level}.jsonl.gz"
         )
 
 
 def segment_of(name: str) -> Segment | None:
-    """Return the segment that a file is by its name; None for any other file."""
+    """Return the segment that a file name denotes; None for other files."""
     match = _NAME.fullmatch(name)
     if match is None:
         return None
@@ -58,10 +58,10 @@ def segment_of(name: str) -> Segment | None:
 
 
 def pack(segment: Segment, rows: Sequence[JournalRow]) -> bytes:
-    """Return what the file of ``segment`` holds: JSON lines, compressed, with a sum.
+    """Return the contents of a segment's file: JSON lines, compressed, with a checksum.
 
     Args:
-        segment: Its events are those of ``rows``.
+        segment: The segment of these rows.
         rows: In order.
     """
     head = {"schema_version": SCHEMA_VERSION, "first": segment.first}
@@ -74,7 +74,7 @@ def unpack(segment: Segment, data: bytes) -> list[JournalRow]:
     """Return the events of a file.
 
     Raises:
-        SegmentError: It does not hold what its name says.
+        SegmentError: Its contents do not match its name.
     """
     try:
         head, *lines = gzip.decompress(data).decode().split("\n")
@@ -84,7 +84,7 @@ def unpack(segment: Segment, data: bytes) -> list[JournalRow]:
         raise SegmentError(f"{segment.name} is damaged: {error}") from error
     if version != SCHEMA_VERSION:
         raise SegmentError(
-            f"{segment.name} has version {version}, this spottrain knows "
+            f"{segment.name} has version {version}, this spottrain reads "
             f"{SCHEMA_VERSION}: use the version that launched the job"
         )
     if [row.seq for row in rows] != list(range(segment.first, segment.last + 1)):
@@ -93,9 +93,9 @@ def unpack(segment: Segment, data: bytes) -> list[JournalRow]:
 
 
 def ends(segments: Iterable[Segment]) -> dict[int, int]:
-    """Return for each epoch the number before which its events count.
+    """Return for each epoch the number of the first event that no longer counts.
 
-    That is where the earliest later epoch began.
+    That is where the first later epoch begins.
     """
     begins: dict[int, int] = {}
     for segment in segments:
@@ -112,14 +112,14 @@ def ends(segments: Iterable[Segment]) -> dict[int, int]:
 def chain(
     segments: Iterable[Segment], end_of: dict[int, int], at: int = 1
 ) -> Iterator[tuple[Segment, int]]:
-    """Yield what to read, in order: segments, and the last event that counts in each.
+    """Yield the segments to read, in order, with the last event that counts in each.
 
     Args:
-        segments: What there is.
-        end_of: From ``ends``; of all segments, also of damaged ones.
-        at: The first event wanted.
+        segments: All that are readable.
+        end_of: From ``ends`` of all segments, including damaged ones.
+        at: Number of the first event to return.
 
-    It ends where no segment goes on.
+    It ends at the first gap.
     """
     ordered = sorted(segments, reverse=True)
     fitting: list[tuple[int, int, Segment]] = []
@@ -141,13 +141,13 @@ def restore(
     say: Callable[[str], None],
     at: int = 1,
 ) -> Iterator[list[JournalRow]]:
-    """Yield the events that count, in order, from the first to the last that is whole.
+    """Yield the events that count, in order, up to the first gap.
 
     Args:
-        segments: What there is, of all epochs.
-        fetch: Returns the events of one, or raises ``SegmentError``.
-        say: Told in one line what is damaged or missing.
-        at: The first event wanted.
+        segments: Those of all epochs.
+        fetch: Returns the events of a segment or raises ``SegmentError``.
+        say: Called with a line about what is damaged or missing.
+        at: Number of the first event to return.
     """
     left = set(segments)
     end_of = ends(left)
@@ -160,17 +160,19 @@ def restore(
             except SegmentError as error:
                 say(str(error))
                 left.remove(segment)
-                begun = True  # again from here: another one may hold the same events
+                begun = (
+                    True  # again from here: another segment may have the same events
+                )
                 break
             yield rows[at - segment.first : last + 1 - segment.first]
             at = last + 1
     lost = [s.first for s in left if s.first > at and s.first < end_of[s.epoch]]
     if lost:
-        say(f"events {at} to {min(lost) - 1} are missing: what follows is not used")
+        say(f"events {at} to {min(lost) - 1} are missing; later events are ignored")
 
 
 def to_merge(held: Sequence[Segment]) -> Sequence[Segment]:
-    """Return the newest segments that are to become one now; none is most usual."""
+    """Return the newest segments that must be merged now; usually none."""
     tail = held[-FANOUT:]
     level = tail[-1].level if tail else TOP_LEVEL
     due = len(tail) == FANOUT and level < TOP_LEVEL
@@ -178,5 +180,5 @@ def to_merge(held: Sequence[Segment]) -> Sequence[Segment]:
 
 
 def merged(parts: Sequence[Segment], epoch: int) -> Segment:
-    """Return the segment that takes the place of ``parts``, which follow each other."""
+    """Return the segment that replaces the consecutive ``parts``."""
     return Segment(parts[0].first, parts[-1].last, epoch, parts[-1].level + 1)

@@ -1,6 +1,6 @@
-"""What the jobs of this machine have seen of the market: how their VMs lived and ended.
+"""Collects from journals how long VMs of this machine's jobs ran and how they ended.
 
-The journals are the memory; the database of prices holds what hazards are made of.
+The journals are the source; the price database gets what hazards are estimated from.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def open_history() -> History:
 
 
 def ingest_journals(history: History) -> tuple[str, ...]:
-    """Bring the database up to date with the journals; return warnings, a line each."""
+    """Update the database from the journals; return warnings, a line each."""
     warnings = []
     for job in all_jobs():
         scope = f"journal|{job.journal}"
@@ -46,7 +46,7 @@ def ingest_journals(history: History) -> tuple[str, ...]:
 
 
 def vm_lives(journal: Journal) -> list[VmLife]:
-    """Return the lives of all VMs that a job ever had."""
+    """Return the lifetimes of all VMs that a job ever had."""
     book, state = VmHistory(), State()
     for _, event in journal.read():
         before, (state, _) = state, step.step(state, event)
@@ -55,10 +55,10 @@ def vm_lives(journal: Journal) -> list[VmLife]:
 
 
 class VmHistory:
-    """Keeps account of the lives of a job's VMs while its events are folded.
+    """Tracks the lifetimes of a job's VMs while its events are folded.
 
     Args:
-        state: Where to begin; its VMs count as known.
+        state: The state to start from.
     """
 
     def __init__(self, state: State | None = None) -> None:
@@ -69,7 +69,7 @@ class VmHistory:
                 self._known[vm.vm_id] = _begun(state.job.uid, vm)
 
     def note(self, before: State, at_s: float, state: State) -> None:
-        """Take in what an event of ``at_s`` has changed."""
+        """Record what an event at ``at_s`` has changed."""
         if state.interruptions is not before.interruptions:
             for hit in state.interruptions:
                 life = self._known.get(hit.vm_id)
@@ -90,12 +90,12 @@ class VmHistory:
                 self._known[vm_id] = _begun(state.job.uid, state.vms[vm_id])
 
     def take_ended(self) -> list[VmLife]:
-        """Return the VMs that have ended since this was last asked, and forget them."""
+        """Return the VMs that have ended since the last call, and forget them."""
         ended, self._ended = self._ended, []
         return [self._known.pop(vm_id) for vm_id in ended]
 
     def until_now(self, state: State) -> list[VmLife]:
-        """Return all VMs that are not forgotten, those that live as of now."""
+        """Return all VMs that are not forgotten; running ones end at the present."""
         return list(_until_now(self._known, state))
 
 

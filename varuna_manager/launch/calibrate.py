@@ -1,7 +1,7 @@
-"""Measures a job's model on this machine, with real supervisors and without a manager.
+"""Measures a job's model on this machine, with supervisors but without a manager.
 
-As many workers as there are cores, two at least and four at most, on two pretended VMs:
-so messages and all-reduces are measured too.
+One worker per core, at least two and at most four, on two simulated VMs, so that
+messages and all-reduces are measured, too.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.wire import Profile, Slot
 
 TIME_LIMIT_S = 600.0
-"""A model that cannot be measured in that time never will be."""
+"""Measuring is given up after this time."""
 SUPERVISOR = (sys.executable, "-P", "-m", "spottrain.pipeline.process.supervisor")
 _ADDRESS = "127.0.0.1"
 _ROUND = -1
@@ -47,12 +47,12 @@ def measure_here(
     """Return the profile of the job's model, measured now.
 
     Args:
-        config: The job; nothing of it is rented.
-        on_progress: Told whenever a step is done.
-        supervisor: The command that starts one.
+        config: The job; nothing is rented for it.
+        on_progress: Called after each step.
+        supervisor: The command that starts a supervisor.
 
     Raises:
-        UserCodeError: The user's code is missing, raises or misfits.
+        UserCodeError: The user's code is missing, raised or returned the wrong thing.
         MeasuringError: A process died, or it took too long.
     """
     slots = min(max(1, machine.cores() // 2), _MAX_SLOTS)
@@ -63,7 +63,7 @@ def measure_here(
 
 
 class _Fleet:
-    """Supervisors on this machine, told what agents would tell them."""
+    """Supervisors on this machine; gets and sends what agents would."""
 
     def __init__(
         self, config: JobConfig, slots: int, folder: Path, supervisor: Sequence[str]
@@ -104,7 +104,7 @@ class _Fleet:
         return process
 
     def measure(self, sizes: tuple[int, ...], on_progress: OnProgress) -> Profile:
-        """Take all slots through one round."""
+        """Run one round of measuring on all slots."""
         reports = self._reports()
         first = next(iter(self._vms))
         waiting = set(self._vms)
@@ -135,33 +135,33 @@ class _Fleet:
                 case wire.UserCodeFailed(message=message, traceback=traceback):
                     raise UserCodeError(message, traceback)
                 case wire.WorkerDied(reason=reason):
-                    raise MeasuringError(f"{reason}: {self._last_words()}")
+                    raise MeasuringError(f"{reason}: {self._last_line()}")
                 case _:
-                    pass  # one that lost a peer: whose death is told by its supervisor
+                    pass  # a worker lost a peer; that one's supervisor reports it
         raise AssertionError("reports end with an error")
 
     def _reports(self) -> Iterator[tuple[str, wire.Report]]:
-        """Yield what the supervisors say, until the time is over or one has ended."""
+        """Yield the supervisors' reports until the time is over or one has ended."""
         while True:
             ready = self._selector.select(max(0.0, self._end_s - time.monotonic()))
             if not ready:
                 raise MeasuringError(
-                    f"not measured within {TIME_LIMIT_S:.0f} s; give a smaller "
+                    f"measuring took more than {TIME_LIMIT_S:.0f} s; set a smaller "
                     "microbatch_size"
                 )
             for key, _ in ready:
                 data = os.read(key.fd, 1 << 16)
                 if not data:
-                    raise MeasuringError(f"a supervisor ended: {self._last_words()}")
+                    raise MeasuringError(f"a supervisor exited: {self._last_line()}")
                 *lines, rest = (self._rest[key.data] + data).split(b"\n")
                 self._rest[key.data] = rest
                 for line in lines:
                     yield key.data, wire.decode(wire.Report, line)
 
-    def _last_words(self) -> str:
+    def _last_line(self) -> str:
         text = self._log.read_text(errors="replace")
         if "No module named 'torch'" in text:
-            return "needs torch here; pip install 'spottrain[train]'"
+            return "torch is not installed here; pip install 'spottrain[train]'"
         return (text.strip().splitlines() or ["no message"])[-1]
 
     def close(self) -> None:
@@ -185,6 +185,6 @@ def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:
 
 def _write(process: subprocess.Popen[bytes], line: str) -> None:
     stdin: Any = _pipe(process.stdin)
-    with contextlib.suppress(BrokenPipeError):  # its end is read where it speaks
+    with contextlib.suppress(BrokenPipeError):  # its exit is noticed on its stdout
         stdin.write(f"{line}\n".encode())
         stdin.flush()

@@ -1,4 +1,4 @@
-"""What a person asks of a job that exists: stop, resume, end it."""
+"""Actions on an existing job: stop it, resume it, change its limits, end it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from spottrain.varuna_manager.launch.submit import (
 )
 
 ANSWER_S = 10.0
-"""A manager that does not answer for so long counts as stuck."""
+"""A manager that does not answer within this time counts as stuck."""
 END_S = 30.0
 """How long a manager may take to return its VMs when it must end at once."""
 POLL_S = 0.05
@@ -65,10 +65,10 @@ class ManagerUnreachableError(SpottrainError):
 
 @runtime_checkable
 class ShutsDown(Protocol):
-    """A provider with a process of its own on this machine, which can be ended."""
+    """A provider with a process of its own on this machine, which can be shut down."""
 
     def shut_down(self) -> None:
-        """End all VMs and the process; returns when nothing is left."""
+        """End all VMs and the process; return when both are gone."""
 
 
 def open_provider(job: JobDir) -> CloudProvider:
@@ -96,7 +96,7 @@ def open_provider(job: JobDir) -> CloudProvider:
 
 
 def _uses_buckets(config: JobConfig) -> bool:
-    """Whether machines talk to an object store, for checkpoints or data."""
+    """Return whether machines use an object store, for checkpoints or data."""
     places = (config.checkpoint.path, *(data.url for data in config.data.values()))
     return any(is_object_url(place) for place in places if place is not None)
 
@@ -104,20 +104,20 @@ def _uses_buckets(config: JobConfig) -> bool:
 def check_machines(
     config: JobConfig, *, on_vm: bool = False
 ) -> tuple[list[str], tuple[Offer, ...] | None]:
-    """Check that a job can have its machines.
+    """Check that a job can get its machines.
 
     Args:
         config: The job's.
-        on_vm: Its manager will be on a VM.
+        on_vm: Its manager will run on a VM.
 
     Returns:
-        What to tell about them, and what a cloud offers; ``None``: the job file tells.
+        Messages about them, and a cloud's offers; ``None``: the job file names machines.
 
     Raises:
-        CloudError: a host is not what the job file says, or unfit; or a cloud does not
+        CloudError: A host is unfit or not what the job file says, or a cloud does not
             let the job rent what it names.
-        CapacityError: too few hosts answer; or the cloud offers nothing that is wanted.
-        BudgetError: the budget does not pay for the cheapest machine.
+        CapacityError: Too few hosts answer, or the cloud offers nothing suitable.
+        BudgetError: The budget does not pay for the cheapest machine.
     """
     if config.resources.provider == "local":
         return [], None
@@ -139,9 +139,9 @@ def check_machines(
 
 
 def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
-    """Return what happens when this machine sleeps."""
+    """Return what will happen when this machine sleeps."""
     if on_vm:
-        return "this machine may sleep or go offline: the job has its manager on a VM"
+        return "this machine may sleep or go offline: the job's manager runs on a VM"
     lease_s, place = config.manager.lease_s, config.checkpoint.path
     anywhere = (
         f", on any other machine 'spottrain resume {place}',"
@@ -149,9 +149,9 @@ def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
         else ""
     )
     return (
-        f"if this machine sleeps or goes offline: VMs train on for {lease_s:g} s "
-        "(manager.lease_s), then checkpoint and end themselves; "
-        f"'spottrain resume {config.name}'{anywhere} goes on from there"
+        f"if this machine sleeps or goes offline, VMs train on for {lease_s:g} s "
+        "(manager.lease_s), then save a checkpoint and end themselves; "
+        f"'spottrain resume {config.name}'{anywhere} continues from there"
     )
 
 
@@ -171,7 +171,7 @@ def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
 
 
 def _ask_manager(job: JobDir, what: str, request: dict[str, Any]) -> None:
-    """Put a wish to the manager of a job.
+    """Send a request to the manager of a job.
 
     Raises:
         ManagerUnreachableError: The manager does not answer.
@@ -203,12 +203,12 @@ def _ask_manager(job: JobDir, what: str, request: dict[str, Any]) -> None:
 
 
 def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None:
-    """Give a job other limits, whether or not a manager runs it now.
+    """Change the limits of a job, with or without a running manager.
 
     Args:
-        job: A job that can still go on.
-        limits: Those that change.
-        sure: Do it also if it ends the job.
+        job: A job that has not ended for good.
+        limits: The limits to change.
+        sure: Change them even if that ends the job.
 
     Raises:
         ConfigError: The job has ended for good.
@@ -221,7 +221,7 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
         return
     if not can_be_resumed(job):
         raise ConfigError(
-            f"job {job.name} has ended: it has no limits any more; see 'spottrain "
+            f"job {job.name} has ended, its limits cannot be changed; see 'spottrain "
             f"report {job.name}'"
         )
     with _manager_lock(job):
@@ -236,10 +236,10 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
 
 
 def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
-    """Return once a manager that was just started serves its job, or has ended it.
+    """Wait until a manager that was just started serves its job, or has ended it.
 
     Raises:
-        ManagerUnreachableError: It ended before that.
+        ManagerUnreachableError: The manager exited before that.
     """
     while (address := job.manager()) is None or address.pid != manager.pid:
         if manager.poll() is not None:
@@ -247,7 +247,7 @@ def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
                 return
             last = job.log.read_text(errors="replace").strip().rpartition("\n")[2]
             raise ManagerUnreachableError(
-                f"job {job.name}: its manager ended at once: {last}; "
+                f"job {job.name}: its manager exited right after its start: {last}; "
                 f"see 'spottrain logs {job.name}'"
             )
         time.sleep(POLL_S)
@@ -257,19 +257,19 @@ def stop_job(job: JobDir, *, now: bool) -> None:
     """Ask a running job to checkpoint and return its VMs.
 
     Raises:
-        ConfigError: No manager runs: there is nothing to ask.
+        ConfigError: The job has no running manager.
         ManagerUnreachableError: The manager does not answer.
     """
     if not job.is_managed():
         raise ConfigError(
-            f"job {job.name} has no running manager; return what it may still rent "
+            f"job {job.name} has no running manager; return what it still rents "
             f"with 'spottrain down {job.name}', or 'spottrain resume {job.name}' first"
         )
     request_stop(job, checkpoint=not now, now=now)
 
 
 def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
-    """Start the manager of a job again; it finds VMs that still run.
+    """Start the manager of a job again; it finds the VMs that still run.
 
     Raises:
         ConfigError: The job runs or has ended for good.
@@ -293,18 +293,18 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
 
 
 def end_job(job: JobDir) -> int:
-    """Return everything that a job rents and end it for good.
+    """End a job for good and return everything that it rents.
 
-    Works without a manager, and with one that is stuck or a journal that is damaged.
+    Works without a manager, with a stuck manager and with a damaged journal.
 
     Returns:
         How many VMs had to be returned after the manager was gone.
 
     Raises:
-        FencedError: The job goes on elsewhere, with these VMs.
+        FencedError: Another machine has taken the job over, with these VMs.
         CloudError: The cloud still lists VMs as running afterwards.
     """
-    # Not above: no other command has a use for it.
+    # Not above: no other command uses it.
     from spottrain.varuna_manager.jobs import replication
 
     replication.check_here(job)
@@ -321,7 +321,7 @@ def end_job(job: JobDir) -> int:
             provider.shut_down()
         if left := [vm.vm_id for vm in _live(provider, job)]:
             raise CloudError(
-                f"job {job.name}: still running after terminate: {', '.join(left)}; "
+                f"job {job.name}: VMs still run after they were ended: {', '.join(left)}; "
                 f"run 'spottrain down {job.name}' again"
             )
         with contextlib.suppress(
@@ -337,7 +337,7 @@ def end_job(job: JobDir) -> int:
 
 
 def _live(provider: CloudProvider, job: JobDir) -> list[Vm]:
-    """Return the VMs that have not been asked to end."""
+    """Return the VMs that are not ending yet."""
     ended = (VmState.STOPPING, VmState.TERMINATED)
     return [vm for vm in provider.list_vms(job.name) if vm.state not in ended]
 
@@ -357,7 +357,7 @@ def _end_manager(job: JobDir) -> None:
 
 @contextlib.contextmanager
 def _manager_lock(job: JobDir) -> Iterator[None]:
-    """Keep managers from starting."""
+    """Hold the manager's lock, so that no manager can start."""
     with open(job.path / "manager.lock", "ab") as lock:
         deadline = time.monotonic() + ANSWER_S
         while True:
@@ -367,14 +367,14 @@ def _manager_lock(job: JobDir) -> Iterator[None]:
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     raise ManagerUnreachableError(
-                        f"job {job.name}: its manager cannot be ended; kill it by hand"
+                        f"job {job.name}: its manager does not end; kill it by hand"
                     ) from error
             time.sleep(POLL_S)
         yield
 
 
 def _journal_end(job: JobDir, asked_at_s: float, provider: CloudProvider) -> None:
-    """Let the journal tell that the job was ended and its VMs are gone."""
+    """Journal that the job was ended and its VMs are gone."""
     journal = Journal(job.journal)
     try:
         if journal.replay().phase is not JobPhase.ENDED:

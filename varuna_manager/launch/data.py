@@ -1,6 +1,6 @@
-"""The job's data as this machine sees it: checked before a launch, fetched where needed.
+"""A job's data on this machine: checked before a launch and fetched where needed.
 
-It is needed here if the VMs are on this machine, and while the model is inspected and
+It is needed here if the VMs run on this machine, and while the model is inspected and
 measured here.
 """
 
@@ -29,7 +29,7 @@ from spottrain.varuna_manager.format import size
 from spottrain.varuna_manager.jobs.folder import home
 
 MAX_SAMPLE_BYTES = 10**9
-"""What is larger is not fetched just to inspect a model here."""
+"""Larger datasets are not fetched just to inspect a model here."""
 _HOLDERS = {"s3": "aws", "gs": "gcp", "az": "azure", "abfs": "azure", "abfss": "azure"}
 _THREADS = 8
 _PATIENCE_S = 15.0
@@ -38,19 +38,19 @@ Say = Callable[[str], None]
 
 
 def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
-    """Check the data of a job from here, and have here what is needed here.
+    """Check a job's data and fetch what is needed on this machine.
 
-    What cannot be seen from here is told and no more: VMs may have other rights.
+    Data that this machine cannot see is only reported: VMs may have other rights.
 
     Args:
         config: The job.
-        say: Told what data there is, and how fetching goes on, a line each time.
+        say: Called with messages: what data there is, and progress.
 
     Returns:
         Bytes that each VM fetches, by the cloud whose buckets hold them.
 
     Raises:
-        ConfigError: A dataset does not exist, or VMs' disks are too small.
+        ConfigError: A dataset does not exist, or the VMs' disks are too small.
         DataError, DataUnavailableError: As ``ensure_data``.
     """
     wanted = [request for request in data_requests(config.data) if request.url]
@@ -60,7 +60,7 @@ def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
     total_bytes = 0
     for request, found in zip(wanted, seen, strict=True):
         if isinstance(found, str):
-            say(f"{found}; VMs will try")
+            say(f"{found}; the VMs will try")
             continue
         found_bytes = num_bytes(found.files)
         total_bytes += found_bytes * (2 if request.unpack else 1)
@@ -73,42 +73,42 @@ def prepare_data(config: JobConfig, say: Say) -> dict[str, float]:
     for rented in config.clouds:
         if total_bytes > rented.disk_gib * 2**30:
             raise ConfigError(
-                f"{rented.cloud}.disk_gib: data takes {size(total_bytes)}, "
-                f"archives and what is in them counted: got {rented.disk_gib}; raise it"
+                f"{rented.cloud}.disk_gib: the data takes {size(total_bytes)}, "
+                f"including unpacked archives: got {rented.disk_gib}; raise it"
             )
     ensure_data(config, say)
     return dict(held)
 
 
 def holder(url: str) -> str | None:
-    """Return the cloud that has a bucket, if it is one of a cloud's own."""
+    """Return the cloud whose bucket a URL names; None if it is not a cloud's."""
     return None if "endpoint_url=" in url else _HOLDERS.get(url.partition(":")[0])
 
 
 def _inspect(request: DataRequest) -> DataSource | str:
-    """Return what there is of a dataset, or why that cannot be seen from here."""
+    """Return what a dataset consists of, or why this machine cannot see it."""
     try:
         return open_source(request, _PATIENCE_S)
     except DataMissingError as error:
         raise ConfigError(f"data.{request.name}: {error}") from error
     except (DataError, DataUnavailableError) as error:
-        return f"cannot be seen from here: {error}"
+        return f"not visible from this machine: {error}"
 
 
 def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
-    """Have the user's code find the job's data here, by this process's environment.
+    """Make the job's data available to user code that this process starts.
 
-    With the local provider that is all data. Else it is for inspecting the model: the
-    samples that the job file names, paths that are here too, and what is small. What is
-    set in the environment already stays.
+    With the local provider that is all data. Otherwise it is for inspecting the model:
+    the samples that the job file names, paths that exist here, and small datasets. What
+    the environment already sets stays.
 
     Args:
         config: The job.
-        say: Told how fetching goes on.
+        say: Called with progress messages.
 
     Raises:
-        DataError: The local provider's data cannot be had.
-        DataUnavailableError: Nor can it now.
+        DataError: The local provider's data cannot be fetched.
+        DataUnavailableError: Its source is unavailable at present.
     """
     is_local = config.resources.provider == "local"
     missing = {k: v for k, v in config.data.items() if variable(k) not in os.environ}
@@ -129,7 +129,7 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
 
 
 def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
-    """Yield what can be had here without much ado."""
+    """Yield the datasets that are here or quickly fetched."""
     for name, one in data.items():
         request = one.to_request(name)
         if one.sample is not None:
@@ -140,6 +140,6 @@ def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:
             try:
                 found = open_source(request, _PATIENCE_S)
             except (DataError, DataUnavailableError):
-                continue  # it was told, and the user's code may not ask for it
+                continue  # already reported, and the user's code may not need it
             if num_bytes(found.files) <= MAX_SAMPLE_BYTES:
                 yield request

@@ -138,6 +138,6 @@ def _run_inspector(config: JobConfig) -> str:
         failure = json.loads(done.stdout)
         raise UserCodeError(failure["error"], failure["traceback"])
     if "No module named 'torch'" in done.stderr:
-        raise ToolError("inspect: needs torch here; pip install 'spottrain[train]'")
+        raise ToolError("inspect needs torch here; pip install 'spottrain[train]'")
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
     raise ToolError(f"inspect: ended with {done.returncode}: {last}")

@@ -1,4 +1,4 @@
-"""Changing the limits of a job: what a person wrote, what would follow, and doing it."""
+"""Changes of a job's limits: parses them and checks what would follow."""
 
 from __future__ import annotations
 
@@ -23,24 +23,24 @@ SETTABLE = (
     "slo.max_hours",
     "slo.min_examples_per_s",
 )
-"""Keys of the job file that can be changed while a job lives."""
+"""Keys of the job file that can be changed before the job has ended."""
 _NO_BOUND = ("none", "null")
 
 
 class LimitsRefusedError(BudgetError):
-    """A change of limits would end the job, and nobody has said that this is meant."""
+    """A change of limits would end the job, and the user has not confirmed it."""
 
 
 def read_limits(
     texts: Iterable[str], config: JobConfig, *, launched_at_s: float, now_s: float
 ) -> tuple[Limit, ...]:
-    """Return the limits that a person wrote as ``key=value``; ``none`` takes one away.
+    """Return the limits that the user wrote as ``key=value``; ``none`` removes one.
 
     Args:
         texts: Such as ``budget.max_usd=60``.
         config: The job's.
         launched_at_s: What ``slo.max_hours`` counts from, seconds since the epoch.
-        now_s: A deadline must lie after it.
+        now_s: A deadline must be later.
 
     Raises:
         ConfigError: A key is unknown, cannot be changed or is given twice, or its value
@@ -52,10 +52,10 @@ def read_limits(
         key = key.strip()
         if not given or not value.strip():
             raise ConfigError(
-                f"{text!r}: must be KEY=VALUE, such as budget.max_usd=60; mend it"
+                f"a limit must be KEY=VALUE, such as budget.max_usd=60: got {text!r}"
             )
         if key in values:
-            raise ConfigError(f"{key}: given twice; remove one")
+            raise ConfigError(f"{key}: is given twice; remove one")
         values[key] = _scalar(key, value.strip())
     _check_keys(values)
     if "slo.deadline" in values and "slo.max_hours" in values:
@@ -80,13 +80,13 @@ def _check_keys(values: dict[str, Any]) -> None:
     for key in values:
         if key in known and key not in SETTABLE:
             raise ConfigError(
-                f"{key}: cannot be changed while the job lives; these can: "
+                f"{key}: cannot be changed after the launch; these can: "
                 f"{', '.join(SETTABLE)}"
             )
 
 
 def _parsed(values: dict[str, Any], config: JobConfig) -> JobConfig:
-    """Return the job's file with nothing but the new limits, checked as at launch."""
+    """Return the job file with only the new limits, checked as at launch."""
     data = config.model_dump(mode="json", exclude_unset=True)
     data = {k: v for k, v in data.items() if k not in ("budget", "slo")}
     for key, value in values.items():
@@ -96,7 +96,7 @@ def _parsed(values: dict[str, Any], config: JobConfig) -> JobConfig:
             place = place.setdefault(part, {})
             if not isinstance(place, dict):
                 raise ConfigError(
-                    f"{key}: unknown key; known are {', '.join(SETTABLE)}"
+                    f"{key}: unknown key; use one of {', '.join(SETTABLE)}"
                 )
         place[name] = value
     return parse_config(data, "set")
@@ -111,19 +111,19 @@ def _limit(
         case "budget.max_usd_per_hour":
             return Limit(name="max_usd_per_hour", value=config.budget.max_usd_per_hour)
         case "slo.min_examples_per_s":
-            least = config.slo.min_examples_per_s
-            return Limit(name="min_examples_per_s", value=least)
+            min_speed = config.slo.min_examples_per_s
+            return Limit(name="min_examples_per_s", value=min_speed)
         case _:
             deadline_s = config.deadline_s(launched_at_s)
             if value is not None and deadline_s is not None and deadline_s <= now_s:
                 raise ConfigError(
-                    f"{key}: is in the past: got {utc(deadline_s)}; give a later moment"
+                    f"{key}: is in the past: got {utc(deadline_s)}; give a later time"
                 )
             return Limit(name="deadline_s", value=deadline_s)
 
 
 def check(state: State, event: LimitsChanged) -> None:
-    """Check that a change of limits ends nothing.
+    """Check that a change of limits does not end the job.
 
     Raises:
         LimitsRefusedError: It would end the job, at once or when it is resumed.
@@ -134,25 +134,25 @@ def check(state: State, event: LimitsChanged) -> None:
         when = (
             "as soon as it is resumed" if state.phase is JobPhase.ENDED else "at once"
         )
-        spent, least_usd = f"{money.spent.usd:.4f} is spent", _up(money.committed)
-        if money.kept > NOTHING:
+        spent, min_usd = f"{money.spent.usd:.4f} is spent", _up(money.committed)
+        if money.reserve > NOTHING:
             spent += (
-                f" and {money.kept.usd:.4f} kept back for the {money.reserve_s:g} s that "
-                "the fleet may still cost"
+                f" and {money.reserve.usd:.4f} reserved for the {money.reserve_s:g} s that "
+                "the VMs may still run"
             )
         raise LimitsRefusedError(
             f"budget.max_usd: {money.cap.usd:g} would end the job {when}: {spent}; "
-            f"give more than {least_usd:.4f}, or --yes if that is meant"
+            f"give more than {min_usd:.4f}, or confirm with --yes"
         )
     if state.phase is JobPhase.ACTIVE:
         ended, _ = step.step(state, event)
         if ended.phase is not JobPhase.ACTIVE and ended.outcome is not None:
             raise LimitsRefusedError(
-                f"that would end the job at once: {ended.outcome.reason}; "
-                "give a higher limit, or --yes if that is meant"
+                f"this would end the job at once: {ended.outcome.reason}; "
+                "give a higher limit, or confirm with --yes"
             )
 
 
 def _up(amount: Money) -> float:
-    """Return dollars rounded up to what is shown of them."""
+    """Return dollars rounded up to the digits that are shown."""
     return -(-amount.microusd // 100) / 1e4

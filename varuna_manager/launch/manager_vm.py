@@ -1,8 +1,8 @@
-"""``launch --manager-vm``: a small VM is rented, and the job's manager is started there.
+"""``launch --manager-vm``: rents a small VM and starts the job's manager there.
 
-Every step is written down before it is made and may be repeated, so that whoever dies in
-between leaves nothing that ``resume`` or ``down`` does not find. What no one finds ends
-itself: the VM has a lease.
+Every step is recorded before it is taken and may be repeated, so that ``resume`` or
+``down`` finds everything after a crash in between. The VM has a lease: one that nobody
+finds ends by itself.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ if TYPE_CHECKING:
     from spottrain.cloud.ssh.transport.session import Dial
 
 ANSWER_S = 600.0
-"""How long the VM may take from its launch until it lets us in."""
+"""How long the VM may take from its launch until it accepts SSH."""
 _PREPARE_S = 900.0
 _SEND_S = 300.0
 _START_S = 180.0
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 5.0
 _LONGEST_RUN = {"gcp": {"max_run_s": 120 * DAY_S}}
-"""Google ends any VM after a while; a manager's as late as it may be."""
+"""Google limits how long any VM runs; a manager's VM gets the largest limit."""
 _UNPACK = """\
 set -eu
 umask 077
@@ -74,12 +74,12 @@ Say = Callable[[str], None]
 def requests(
     config: JobConfig, offers: Sequence[Offer], uid: str
 ) -> Iterator[LaunchRequest]:
-    """Yield what to ask for, one zone after another, in the region that is cheapest.
+    """Yield the requests to try, zone by zone, in the cheapest region.
 
     Args:
         config: The job's.
-        offers: What its cloud offers to train on.
-        uid: The job's own.
+        offers: Offers of its cloud to train on.
+        uid: The job's unique id.
     """
     cloud = config.clouds[0]
     machine = config.manager_vm.machine(cloud.cloud)
@@ -109,15 +109,15 @@ def requests(
 
 
 def renting(config: JobConfig) -> AnyCloud:
-    """Return the cloud as the manager's VM is rented from it: no GPU, an own image."""
-    cloud, wish = config.clouds[0], config.manager_vm
-    machine = wish.machine(cloud.cloud, getattr(cloud, "image_owner", ""))
+    """Return the cloud's section for the manager's VM: no GPU, its own image."""
+    cloud, manager_vm = config.clouds[0], config.manager_vm
+    machine = manager_vm.machine(cloud.cloud, getattr(cloud, "image_owner", ""))
     update: dict[str, Any] = {
         "instance_types": (),
         "gpus": (),
         "image": machine.image,
-        "disk_gib": wish.disk_gib,
-        IDENTITY[cloud.cloud]: wish.identity,
+        "disk_gib": manager_vm.disk_gib,
+        IDENTITY[cloud.cloud]: manager_vm.identity,
         **_LONGEST_RUN.get(cloud.cloud, {}),
     }
     if machine.image_owner:
@@ -126,15 +126,15 @@ def renting(config: JobConfig) -> AnyCloud:
 
 
 def config_there(config: JobConfig, manager: RemoteManager) -> JobConfig:
-    """Return what the manager is told on its VM.
+    """Return the job file for the manager on its VM.
 
-    It rents where it can reach VMs: in its own region, unless a network of the user's
-    joins regions.
+    It rents where it can reach the VMs: in its own region, unless a network of the user's
+    connects regions.
     """
     cloud = config.clouds[0]
     update: dict[str, Any] = {"ssh_from": manager.networks, "bastion": None}
     if isinstance(cloud, AwsConfig):
-        update["profile"] = ""  # it acts as its VM
+        update["profile"] = ""  # it uses the VM's role
     if isinstance(cloud, AzureConfig) and not cloud.subscription:
         update["subscription"] = os.environ.get("AZURE_SUBSCRIPTION_ID", "")
     if not cloud.has_own_network:
@@ -151,13 +151,13 @@ def begin(job: JobDir, offers: Sequence[Offer], say: Say) -> None:
     """Rent the VM of a job's manager and start the manager there.
 
     Args:
-        job: As it was submitted here.
-        offers: What its cloud offers to train on.
-        say: Told in lines what is under way.
+        job: The job as submitted here.
+        offers: Offers of its cloud to train on.
+        say: Called with progress messages.
 
     Raises:
-        CloudError: no VM came, or none that lets us in.
-        ConfigError: this machine lacks something.
+        CloudError: No VM was rented, or it does not accept SSH.
+        ConfigError: This machine lacks something.
     """
     config = job.config()
     cloud = config.clouds[0]
@@ -168,10 +168,10 @@ def begin(job: JobDir, offers: Sequence[Offer], say: Say) -> None:
 
 
 def go_on(job: JobDir, say: Say) -> None:
-    """Go on with what ``begin`` has begun; safe to repeat.
+    """Continue what ``begin`` has begun; safe to repeat.
 
     Raises:
-        CloudError: as ``begin``.
+        CloudError: As ``begin``.
     """
     manager = manager_location.read(job)
     assert manager is not None, "begin writes it first"
@@ -182,7 +182,7 @@ def go_on(job: JobDir, say: Say) -> None:
 
 
 class _Rental:
-    """The cloud that the VM is rented from, open for a while."""
+    """The rental of the manager's VM; holds the cloud open."""
 
     def __init__(self, job: JobDir, manager: RemoteManager, say: Say) -> None:
         # Not above: paramiko takes longer to import than most commands run.
@@ -212,10 +212,10 @@ class _Rental:
         return VmAccess(key_file=self._key_file, bastion=host).dial()
 
     def rent(self) -> None:
-        """Have the VM, from the first zone that has one; the same VM each time.
+        """Rent the VM in the first zone that has one; idempotent.
 
         Raises:
-            CloudError: no zone has one, or the cloud refuses.
+            CloudError: No zone has one, or the cloud refuses.
         """
         while not self.manager.vm_id:
             request, *others = self.manager.requests
@@ -232,12 +232,12 @@ class _Rental:
                 self._put(replace(self.manager, vm_id=vm.vm_id))
 
     def enter(self) -> Remote:
-        """Wait until the VM lets us in.
+        """Wait until the VM accepts SSH; return the connection.
 
         Raises:
-            VmNotFoundError: it is gone.
-            HostKeyError: it cannot prove who it is.
-            CloudError: it does not let us in in time.
+            VmNotFoundError: It is gone.
+            HostKeyError: Its host key is wrong.
+            CloudError: It does not accept SSH in time.
         """
         deadline_s, pause_s = time.monotonic() + ANSWER_S, _MIN_PAUSE_S
         while True:
@@ -245,7 +245,7 @@ class _Rental:
             try:
                 if (remote := self._try()) is not None:
                     return remote
-                trouble = CloudError(f"VM {self.manager.vm_id} boots for too long")
+                trouble = CloudError(f"VM {self.manager.vm_id} takes too long to boot")
             except (VmNotFoundError, HostKeyError):
                 raise
             except CloudError as error:
@@ -271,16 +271,16 @@ class _Rental:
 
 
 def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None:
-    """Start the manager of a job on its VM, unless it runs there.
+    """Start the manager of a job on its VM, unless it already runs there.
 
     Raises:
-        CloudError: the VM is unfit, or cannot be reached.
-        ConfigError: this machine lacks something.
+        CloudError: The VM is unfit or cannot be reached.
+        ConfigError: This machine lacks something.
     """
     config = job.config()
     cloud = config.clouds[0]
     root, name = root_of(cloud.folder), shlex.quote(job.name)
-    say(f"VM {manager.vm_id}: making it ready for the manager")
+    say(f"VM {manager.vm_id}: preparing it for the manager")
     ours = software()
     script = prepare_script(root, config.manager_vm.python, cloud.cloud, ours)
     remote.check(script, ours, _PREPARE_S)
@@ -306,7 +306,7 @@ def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None
 
 
 def host_of(job: JobDir, manager: RemoteManager) -> Host:
-    """Return the manager's VM as sessions know it; its ``target`` is known."""
+    """Return the manager's VM as an SSH host; its ``target`` must be known."""
     target = manager.target
     assert target is not None, "it is known before anybody enters"
     return Host(

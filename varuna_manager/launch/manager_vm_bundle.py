@@ -1,4 +1,4 @@
-"""What is carried to the VM of a manager: this software, the job, and how to run them.
+"""The files for the VM of a manager: this software, the job, and how to run them.
 
 ~/<folder>/manager/software-…/  our own modules, as they are here
                    venv/        what they need, where the image does not have it
@@ -86,11 +86,11 @@ def root_of(folder: str) -> str:
 
 
 def software() -> bytes:
-    """Return our own modules with their tables, packed (tar.gz)."""
+    """Return spottrain's own modules and tables, packed (tar.gz)."""
     top = Path(errors.__file__).parent
     files: dict[str, bytes] = {}
     for folder in (top, *sorted(path for path in top.iterdir() if path.is_dir())):
-        # In a checkout the folders are links, which would lead nowhere elsewhere.
+        # In a checkout the folders are links, which would be broken on another machine.
         real = folder.resolve()
         for path in _files(real, deep=folder != top):
             below = Path("spottrain") / folder.relative_to(top) / path.relative_to(real)
@@ -107,10 +107,10 @@ def bundle(job: JobDir, config: JobConfig, key_file: Path, own_vm: bytes) -> byt
     """Return a job's folder as its manager's VM needs it, packed (tar.gz).
 
     Args:
-        job: The job, as it was submitted here.
-        config: What it is told there.
-        key_file: With which it enters the job's other VMs.
-        own_vm: What tells it which VM it is on.
+        job: The job as submitted here.
+        config: Its configuration there.
+        key_file: The SSH key for the job's other VMs.
+        own_vm: Contents of the file that identifies its VM.
     """
     files = {name: (job.path / name).read_bytes() for name in _BUNDLE}
     files["config.json"] = config.model_dump_json(indent=2).encode()
@@ -120,18 +120,18 @@ def bundle(job: JobDir, config: JobConfig, key_file: Path, own_vm: bytes) -> byt
 
 
 def prepare_script(root: str, python: str, cloud: str, ours: bytes) -> str:
-    """Return what makes a VM ready to run a manager.
+    """Return the shell script that prepares a VM to run a manager.
 
-    Safe to repeat. What the image's Python lacks is installed as it is here.
+    Safe to repeat. What the image's Python lacks is installed in the versions used here.
 
     Args:
         root: From ``root_of``.
-        python: Of the image.
-        cloud: Whose SDK is needed.
-        ours: From ``software``: the script's input.
+        python: The image's Python.
+        cloud: The cloud whose SDK is needed.
+        ours: From ``software``; the script reads it from stdin.
 
     Raises:
-        ConfigError: spottrain was not installed here, so that nobody knows its needs.
+        ConfigError: spottrain is not installed here, so its dependencies are unknown.
     """
     pins = pinned(cloud)
     return _PREPARE.format(
@@ -144,13 +144,13 @@ def prepare_script(root: str, python: str, cloud: str, ours: bytes) -> str:
 
 
 def pinned(cloud: str) -> dict[str, str]:
-    """Return the distributions that a manager needs, in the versions that are here.
+    """Return the distributions that a manager needs, with the versions used here.
 
     Args:
-        cloud: Whose SDK is needed.
+        cloud: The cloud whose SDK is needed.
 
     Raises:
-        ConfigError: they are not installed.
+        ConfigError: They are not installed.
     """
     try:
         wanted = needed(requires("spottrain") or [], cloud)
@@ -163,7 +163,7 @@ def pinned(cloud: str) -> dict[str, str]:
 
 
 def needed(requirements: list[str], extra: str) -> list[str]:
-    """Return the names in some requirements: those of all, and those of one extra."""
+    """Return the names of requirements: the general ones and those of one extra."""
     found = []
     for line in requirements:
         match = _REQUIREMENT.match(line)

@@ -1,4 +1,4 @@
-"""What is wrong with a cloud account or a fleet of hosts, before anything is rented."""
+"""Checks of cloud accounts before anything is rented."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ OffersAndMessages = tuple[Sequence[Offer], list[str]]
 
 
 def before_launch(clouds: Sequence[AnyCloud]) -> OffersAndMessages:
-    """Return what clouds offer of what a job wants, and what to tell about them.
+    """Return the clouds' offers for a job, and messages about the clouds.
 
-    They are asked at the same time. Of several, one that can be used is enough: what is
-    wrong with the others is told.
+    Clouds are asked at the same time. One that can be used is enough; what is wrong with
+    the others is reported.
 
     Raises:
         ConfigError: who may enter the VMs is not named and cannot be found out.
-        CloudError: something that the job needs is not there or not allowed.
-        CapacityError: nothing that the job wants is offered.
+        CloudError: Something that the job needs is missing or not allowed.
+        CapacityError: Nothing that the job wants is offered.
     """
     with ThreadPoolExecutor(len(clouds)) as threads:
         answers = tuple(threads.map(_offers_or_error, clouds))
@@ -38,7 +38,7 @@ def before_launch(clouds: Sequence[AnyCloud]) -> OffersAndMessages:
     if len(troubles) == len(answers):
         raise troubles[0]
     offers: list[Offer] = []
-    lines = [f"goes on without {trouble}" for trouble in troubles]
+    lines = [f"continuing without this cloud: {trouble}" for trouble in troubles]
     for answer in answers:
         if not isinstance(answer, SpottrainError):
             offers += answer[0]
@@ -63,7 +63,7 @@ def _offers_of(cloud: AnyCloud) -> OffersAndMessages:
             more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
             raise CloudError(
                 f"{cloud.cloud} {wrong[0].what}: {wrong[0].told}{more}; 'spottrain "
-                "doctor' shows all"
+                "doctor' lists all problems"
             )
         lines += [f"{cloud.cloud} {x.what}: {x.told}" for x in found if not x.ok]
         offers = provider.offers()
@@ -76,7 +76,7 @@ def _offers_of(cloud: AnyCloud) -> OffersAndMessages:
 
 
 def blocking(found: Iterable[Finding]) -> list[Finding]:
-    """Return what keeps a job from renting: what it needs, where nothing else will do."""
+    """Return the failed findings that keep a job from renting."""
     found = tuple(found)
     met = {one.one_of for one in found if one.ok and one.one_of}
     return [one for one in found if not one.ok and one.one_of not in met]
@@ -84,14 +84,14 @@ def blocking(found: Iterable[Finding]) -> list[Finding]:
 
 def _why_none(cloud: AnyCloud) -> str:
     return (
-        f"{cloud.cloud}: no spot price is known of {', '.join(cloud.kinds())} in "
+        f"{cloud.cloud}: no spot price is known for {', '.join(cloud.kinds())} in "
         f"{', '.join(cloud.regions)}; run 'spottrain prices --cloud {cloud.cloud}', or "
         "name other types or regions"
     )
 
 
 def findings(cloud: AnyCloud) -> Iterator[Finding]:
-    """Yield what was found out about a cloud account, the most basic things first."""
+    """Yield findings about a cloud account, the most basic first."""
     try:
         provider = open_cloud(cloud)
     except CloudError as error:
@@ -107,7 +107,7 @@ def findings(cloud: AnyCloud) -> Iterator[Finding]:
 
 
 def account_findings(provider: CloudProvider) -> Iterator[Finding]:
-    """Yield what a provider finds out itself; else whether it answers at all."""
+    """Yield the provider's own findings; without any, whether it answers and its quotas."""
     if isinstance(provider, ChecksAccount):
         yield from provider.check()
         return
@@ -128,7 +128,7 @@ def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
         used = "" if quota.used is None else f", {quota.used:g} used"
         told = f"{quota.limit:g} {quota.unit}{used}"
         if quota.limit <= 0:
-            told += ": nothing can be rented; ask the cloud for more"
+            told += ": nothing can be rented; request more quota from the cloud"
         what = f"quota {quota.region} {quota.family} spot"
         yield Finding(what=what, ok=quota.limit > 0, told=told, one_of="quota")
 
@@ -136,7 +136,7 @@ def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
 def _ssh_access(cloud: AnyCloud) -> str:
     networks = cloud.ssh_from or own_network(cloud)
     if cloud.bastion is not None:
-        return f"VMs are entered through {cloud.bastion.address}"
+        return f"VMs are reached through {cloud.bastion.address}"
     if not cloud.public_addresses:
-        return "VMs are entered from inside their network, where this machine must be"
-    return f"VMs will let in {', '.join(networks)}"
+        return "VMs have no public address; this machine must be in their network"
+    return f"VMs will accept SSH from {', '.join(networks)}"

@@ -1,7 +1,7 @@
-"""Opens clouds: each SDK in a child process, its VMs brought up over SSH.
+"""Opens clouds: each SDK runs in a child process; VMs are set up over SSH.
 
-The functions named in ``_FACTORIES`` run in that child; they are given an adapter's
-settings as JSON, and nothing secret: credentials are what the SDK itself finds.
+The functions named in ``_FACTORIES`` run in that child; they get an adapter's
+settings as JSON and no secrets: credentials are what the SDK itself finds.
 """
 
 from __future__ import annotations
@@ -53,18 +53,18 @@ def open_cloud(
     everywhere: bool = False,
     inside: bool = False,
 ) -> ChildProvider:
-    """Return a cloud's provider, in a child process; ``close`` it in the end.
+    """Return a cloud's provider in a child process; the caller must ``close`` it.
 
     Args:
-        cloud: What the job file says of it.
-        public_key: Of whoever enters the VMs; needed to rent.
-        ssh_from: Networks that may enter them, where the job file names none.
-        everywhere: Look at all regions that the account may use, not only at those of
-            the job file.
-        inside: This machine is in the VMs' own network.
+        cloud: Its section of the job file.
+        public_key: The key that VMs let in; needed to rent.
+        ssh_from: Networks that VMs let in if the job file names none.
+        everywhere: Use all regions of the account, not only those of the
+            job file.
+        inside: This machine is in the VMs' network.
 
     Raises:
-        CloudError: the settings do not fit each other, or the child does not start.
+        CloudError: The settings contradict each other, or the child does not start.
     """
     settings = replace(cloud.settings(public_key, ssh_from), inside=inside)
     if everywhere and isinstance(settings, AwsSettings):
@@ -75,17 +75,17 @@ def open_cloud(
 def rent(
     job: JobDir, clouds: Sequence[AnyCloud], span: Span, payload: Payload
 ) -> RentedVmProvider | MultiCloudProvider:
-    """Return what a job's manager rents from: one cloud, or several as one.
+    """Return the provider of a job's manager: one cloud, or several as one.
 
     Args:
-        job: Whose it is.
+        job: The job.
         clouds: One or more.
         span: How far apart the VMs of a plan may be.
-        payload: What each VM is given.
+        payload: What each VM gets.
 
     Raises:
-        ConfigError: who may enter the VMs is not named and cannot be found out.
-        CloudError: as ``open_cloud``. Of several clouds one that can be opened is enough.
+        ConfigError: It is unknown from which networks VMs must let SSH in.
+        CloudError: As ``open_cloud``; of several clouds, one that works is enough.
     """
     if len(clouds) == 1:
         return _rent(job, job.cloud, clouds[0], payload, lambda child: child)
@@ -101,7 +101,7 @@ def rent(
 
 
 def _asked_clouds(job: JobDir, clouds: Collection[str]) -> Collection[str]:
-    """Return the clouds that a job has ever asked for VMs; all if nobody knows."""
+    """Return the clouds that a job has ever asked for VMs; all if that is unknown."""
     from spottrain.varuna_manager.jobs.follow import read_state
     from spottrain.varuna_manager.jobs.journal import JournalError
 
@@ -121,11 +121,11 @@ def _rent(
     """Return a cloud's provider with agents on its VMs.
 
     Args:
-        job: Whose it is.
-        folder: Where is remembered what was rented there.
-        cloud: What the job file says of it.
-        payload: What each VM is given.
-        wrap: What goes between the cloud and those who enter its VMs.
+        job: The job.
+        folder: Where the provider keeps what it rented.
+        cloud: Its section of the job file.
+        payload: What each VM gets.
+        wrap: Wraps the cloud's provider.
     """
     # Not above: paramiko takes longer to import than most commands run.
     from spottrain.cloud.ssh.rented.provider import RentedVmProvider
@@ -151,12 +151,12 @@ def _rent(
 
 
 def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]:
-    """Return this machine's public address as a network, as others see it.
+    """Return this machine's public address as a network.
 
-    None where VMs have no public address: the network that they are in decides.
+    Empty where VMs have no public address: their own network decides.
 
     Raises:
-        ConfigError: it cannot be found out, or is an IPv6 address, which VMs lack.
+        ConfigError: It cannot be determined, or it is an IPv6 address.
     """
     if not cloud.public_addresses:
         return ()
@@ -165,8 +165,8 @@ def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]
         return (str(ipaddress.IPv4Network(answer.text.strip())),)
     except (httpx.HTTPError, ValueError) as error:
         raise ConfigError(
-            f"{cloud.cloud}.ssh_from: this machine's public address cannot be found "
-            f"out: {error}; name the networks from which SSH is let in"
+            f"{cloud.cloud}.ssh_from: cannot determine this machine's public address: "
+            f"{error}; list the networks that may connect by SSH"
         ) from error
 
 
@@ -200,7 +200,7 @@ def make_gcp(settings: Mapping[str, Any]) -> CloudProvider:
 
 
 def _gcp_prices() -> Callable[[str, str, bool], float | None]:
-    """Return a function of (region, type, spot): USD per hour, as this machine knows."""
+    """Return a function of (region, type, spot): last known USD per hour."""
     facts = catalogue()
     kinds = [kind for kind in facts.types.values() if kind.cloud == "gcp"]
     now_s = time.time()

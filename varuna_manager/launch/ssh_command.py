@@ -1,4 +1,4 @@
-"""The ``ssh`` command line that enters a host of a job."""
+"""The ``ssh`` command line for a host of a job."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ def argv_to(
     bastion: BastionConfig | None,
     command: list[str],
 ) -> list[str]:
-    """Return the command line of ``ssh`` that enters a host of a job, or runs something
-    there; it accepts no other host keys than those of ``target``.
+    """Return the ``ssh`` command line that logs in to a host of a job or runs a command
+    there; it accepts only the host keys of ``target``.
     """
     known = _known(job.path / "known_hosts", target.host, target.port, target.host_keys)
     argv = ["ssh", "-p", str(target.port), "-l", target.user, *_proof(known, key_file)]
@@ -31,9 +31,9 @@ def argv_to(
 
 
 def _through(job: JobDir, bastion: Host) -> str:
-    """Return the command that leads to a host by a bastion.
+    """Return the proxy command that reaches a host through a bastion.
 
-    No ProxyJump: that would not be told the bastion's own keys.
+    ProxyJump would not know the bastion's host keys.
     """
     known = bastion.known_hosts
     if bastion.host_key is not None:
@@ -45,14 +45,14 @@ def _through(job: JobDir, bastion: Host) -> str:
 
 
 def _known(path: Path, host: str, port: int, keys: Sequence[str]) -> Path:
-    """Write the file that a host's keys are known from."""
+    """Write a known-hosts file with a host's keys; return its path."""
     place = host if port == 22 else f"[{host}]:{port}"
     path.write_text("".join(f"{place} {key}\n" for key in keys))
     return path
 
 
 def _proof(known: Path, key_file: Path | None) -> list[str]:
-    """Return the options by which a host and we prove to each other who we are."""
+    """Return the options for the host's keys and our own."""
     options = {
         "UserKnownHostsFile": f'"{known}"',
         "GlobalKnownHostsFile": os.devnull,

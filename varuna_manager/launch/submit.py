@@ -1,4 +1,4 @@
-"""From a job file to a running manager: every check first, then all at once or nothing."""
+"""From a job file to a running manager: all checks first, then all of it or nothing."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ from spottrain.wire import ModelFacts
 MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.daemon.main")
 """Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
 MAX_VMS_HERE = 128
-"""Rented VMs that a manager on a user's own machine looks after."""
+"""Largest number of rented VMs for a manager on the user's own machine."""
 STORE_PATIENCE_S = 10.0
-"""How long a checkpoint store that does not answer is asked before nothing is rented."""
+"""How long a checkpoint store that does not answer is retried before a launch fails."""
 
 
 def end_of(job: JobDir) -> str:
-    """Return how a job ended: ``down``, the kind of its outcome, or nothing."""
+    """Return how a job ended: ``down`` or the kind of its outcome; empty: it has not."""
     if job.is_managed():
         return ""
     if job.is_down:
@@ -48,23 +48,23 @@ def end_of(job: JobDir) -> str:
     try:
         state = read_state(job)
     except JournalError:
-        return ""  # what it rents is unknown: its name must not be reused
+        return ""  # it is unknown what it rents: its name must not be reused
     outcome = state.outcome if state.phase is JobPhase.ENDED else None
     return "" if outcome is None else outcome.kind
 
 
 def can_be_resumed(job: JobDir) -> bool:
-    """Whether a job that has no manager may still go on."""
+    """Return whether a job without a manager can be resumed."""
     return end_of(job) not in ("down", "succeeded")
 
 
 def has_free_name(job: JobDir) -> bool:
-    """Whether a job's name may be used again: nobody would resume it."""
+    """Return whether a job's name may be reused: nobody would resume the job."""
     return end_of(job) in ("down", "succeeded", "failed")
 
 
 def check_name(name: str) -> None:
-    """Check that no job that runs or can be resumed has this name.
+    """Check that no running or resumable job has this name.
 
     Raises:
         ConfigError: One has.
@@ -83,7 +83,7 @@ def check_name(name: str) -> None:
 
 
 def check_manager(config: JobConfig, *, on_vm: bool) -> None:
-    """Check that a job can have its manager where it is wished.
+    """Check that a job's manager can run where the user wants it.
 
     Args:
         config: The job's.
@@ -93,30 +93,30 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
         ConfigError: It cannot.
     """
     if not on_vm:
-        most = config.resources.max_vms
-        if config.clouds and most > MAX_VMS_HERE:
+        max_vms = config.resources.max_vms
+        if config.clouds and max_vms > MAX_VMS_HERE:
             raise ConfigError(
-                f"resources.max_vms: a manager on your own machine looks after "
-                f"{MAX_VMS_HERE} rented VMs at most: got {most}; launch with "
+                f"resources.max_vms: a manager on your own machine handles at most "
+                f"{MAX_VMS_HERE} rented VMs: got {max_vms}; launch with "
                 "--manager-vm, or lower it"
             )
         return
     if len(config.clouds) != 1:
         raise ConfigError(
-            "--manager-vm: the manager's VM is rented from the one cloud of the job: got "
+            "--manager-vm: the job must rent from exactly one cloud: got "
             f"resources.provider {', '.join(config.resources.providers)}"
         )
     if not is_object_url(config.checkpoint.path or ""):
         raise ConfigError(
-            "--manager-vm: checkpoint.path must be in an object store, such as "
+            "--manager-vm: checkpoint.path must be in an object store such as "
             "s3://bucket/job, which outlives the manager's VM: got "
             f"{config.checkpoint.path}"
         )
     if not config.manager_vm.identity:
         name = config.clouds[0].cloud
         raise ConfigError(
-            "--manager-vm needs manager_vm.identity: what the VM acts as when it rents "
-            f"(as {name}.{IDENTITY[name]}); docs/permissions.md says what it must allow"
+            "--manager-vm needs manager_vm.identity, the identity under which the VM rents "
+            f"({name}.{IDENTITY[name]}); docs/permissions.md lists what it must allow"
         )
 
 
@@ -135,10 +135,10 @@ def check_checkpoint_path(config: JobConfig) -> None:
 
 
 def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
-    """Check that the budget pays for at least a step on the fewest, cheapest machines.
+    """Check that the budget pays for a step on the fewest and cheapest machines.
 
-    A lower bound: what ``resources.min_vms`` cost in the least time for which they are
-    rented, and in that which is kept back for their return.
+    This is a lower bound: what ``resources.min_vms`` machines cost for the shortest time
+    that they are rented, and for the reserve until they are returned.
 
     Args:
         config: The job; its own machines count.
@@ -165,12 +165,12 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
             f"costs {cheapest} per hour; raise it"
         )
     kept_s = reserve_s(config.manager.lease_s)
-    least = rate.over(kept_s + WORTH_S)
-    if budget is not None and Money.allowed(budget) < least:
+    min_usd_needed = rate.over(kept_s + WORTH_S)
+    if budget is not None and Money.allowed(budget) < min_usd_needed:
         raise BudgetError(
-            f"budget.max_usd: {budget} is below the cost of one step: {least.usd:.4f} "
+            f"budget.max_usd: {budget} is less than one step costs: {min_usd_needed.usd:.4f} "
             f"for {some} of the cheapest, {WORTH_S:.0f} s and the {kept_s:.0f} s that "
-            "are kept back for the return; raise it or shorten manager.lease_s"
+            "are reserved until they are returned; raise it or shorten manager.lease_s"
         )
 
 
@@ -181,7 +181,7 @@ def job_settings(
     at_s: float,
     data_bytes: Mapping[str, float] | None = None,
 ) -> JobSettings:
-    """Return what the manager's core must know of a job launched at ``at_s``."""
+    """Return the settings for the manager's core of a job launched at ``at_s``."""
     return JobSettings(
         uid=uuid.uuid4().hex,
         spec=config.job_spec(config.checkpoint.path or str(job.checkpoints)),
@@ -216,7 +216,7 @@ def job_settings(
 def submit(
     config: JobConfig, facts: ModelFacts, data_bytes: Mapping[str, float] | None = None
 ) -> tuple[JobDir, int]:
-    """Put a job on disk, ready for its manager: whole, or not at all.
+    """Put a job on disk, ready for its manager: all of it or nothing.
 
     An ended job of the same name is kept beside it as ``<name>.1``, ``<name>.2``, …
 
@@ -241,7 +241,7 @@ def submit(
         settings = job_settings(config, facts, job, at_s, data_bytes)
         journal.append(JobSubmitted(at_s=at_s, settings=settings))
         journal.close()
-        with placing(job):
+        with name_lock(job):
             check_name(config.name)
             archive(job)
             draft.path.rename(job.path)
@@ -249,8 +249,8 @@ def submit(
 
 
 @contextmanager
-def placing(job: JobDir) -> Iterator[None]:
-    """Wait until no other process puts a job of this name on disk, and keep them out."""
+def name_lock(job: JobDir) -> Iterator[None]:
+    """Hold the lock on a job's name: no other process can put such a job on disk."""
     locks = job.path.parent.with_name("locks")
     locks.mkdir(mode=0o700, parents=True, exist_ok=True)
     with open(locks / job.name, "ab") as lock:
@@ -260,7 +260,7 @@ def placing(job: JobDir) -> Iterator[None]:
 
 @contextmanager
 def draft_of(job: JobDir) -> Iterator[JobDir]:
-    """Make a folder that becomes the job's by renaming; else it goes away."""
+    """Yield a temporary folder, to be renamed to the job's; it is removed if it is not."""
     job.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder = tempfile.mkdtemp(prefix=f".{job.name}-", dir=job.path.parent)
     try:
@@ -270,7 +270,7 @@ def draft_of(job: JobDir) -> Iterator[JobDir]:
 
 
 def archive(job: JobDir) -> None:
-    """Keep a job that is over, if there is one, beside: as ``<name>.1``, …"""
+    """Rename a job that is over, if there is one, to ``<name>.1``, ``<name>.2``, …"""
     if not job.path.exists():
         return
     job.mark_down()

@@ -1,4 +1,4 @@
-"""A job goes on from its checkpoint store, on a machine that knows nothing of it."""
+"""Resumes a job from its checkpoint store on a machine that does not have it."""
 
 from __future__ import annotations
 
@@ -26,33 +26,33 @@ from spottrain.varuna_manager.launch.submit import (
     archive,
     check_name,
     draft_of,
-    placing,
+    name_lock,
 )
 
 _FOLDER = "/job"
-"""Where a job lies in its store; a URL may end with it or not."""
+"""Folder of a job in its store; a URL may end with it or not."""
 
 
 def take_over(url: str, say: Callable[[str], None]) -> JobDir:
-    """Put a job from its checkpoint store on disk here, ready for a manager.
+    """Copy a job from its checkpoint store to this machine, ready for a manager.
 
-    Whole, or not at all. A manager that still runs elsewhere ends itself within seconds.
+    All of it or nothing. A manager that runs on another machine ends within seconds.
 
     Args:
         url: The job's ``checkpoint.path``; ``/job`` may follow.
-        say: Told in lines what was found, and what is lost.
+        say: Called with messages: what was found and what is lost.
 
     Raises:
-        ConfigError: No job is there, it is over, or this machine has it already.
+        ConfigError: There is no job, it has ended, or this machine has it already.
         StorageError: The store cannot be read.
-        StoredJobError: The copy is damaged from its beginning.
+        StoredJobError: The copy is damaged from its first event.
     """
     url, found = _find(url)
     stored, job = StoredJob(url, found.uid), job_dir(found.name)
     if stored.is_down():
-        raise ConfigError(f"{url}: job {job.name} has been ended: launch it again")
-    # To its end: whoever claims the job last must also be the one who has it here.
-    with placing(job):
+        raise ConfigError(f"{url}: job {job.name} has ended; launch it again")
+    # Held to the end: the last process to claim the job must also be the one to place it.
+    with name_lock(job):
         _check_here(job, stored, found.uid)
         with draft_of(job) as draft:
             stored.fetch(draft.path)
@@ -72,13 +72,13 @@ def _find(url: str) -> tuple[str, Newest]:
         if (found := newest_job(where)) is not None:
             return where, found
     raise ConfigError(
-        f"{url}: no job's journal is there: give the checkpoint.path of a job; its "
-        "journal is copied if that is a URL"
+        f"{url}: no job found; give the checkpoint.path of a job (its journal is copied "
+        "there if that is a URL)"
     )
 
 
 def _check_here(job: JobDir, stored: StoredJob, uid: str) -> None:
-    """Check that this machine does not have the job, or another one of its name."""
+    """Check that this machine has neither the job nor another one of its name."""
     if not job.path.exists():
         return
     if job.is_managed():
@@ -92,7 +92,7 @@ def _check_here(job: JobDir, stored: StoredJob, uid: str) -> None:
     _, newest = stored.newest_claim()
     if newest is not None and newest.folder == folder_mark(job):
         raise ConfigError(
-            f"job {job.name} is on this machine, and nowhere newer: go on with "
+            f"job {job.name} is on this machine, and no newer copy exists; continue it with "
             f"'spottrain resume {job.name}'"
         )
 
@@ -100,32 +100,34 @@ def _check_here(job: JobDir, stored: StoredJob, uid: str) -> None:
 def _restore_journal(
     draft: JobDir, stored: StoredJob, found: Newest, say: Callable[[str], None]
 ) -> State:
-    """Copy the journal here and become the one who manages the job.
+    """Copy the journal here and claim the job.
 
-    Most is read before the claim: what cannot be read must not end a manager that works.
+    Most is read before the claim: an unreadable copy must not end a working manager.
     """
-    told = dict[str, None]()
+    warnings = dict[str, None]()
     journal = Journal(draft.journal)
     try:
-        for rows in stored.journal(told.setdefault):
+        for rows in stored.journal(warnings.setdefault):
             journal.take_over(rows)
         if not journal.last_seq():
-            why = "; ".join(told) or "it is empty"
+            why = "; ".join(warnings) or "it is empty"
             raise StoredJobError(f"{stored.url}: the journal cannot be used: {why}")
         _check_whose(draft, stored, journal, found)
         _check_goes_on(stored, journal.replay())
         epoch = stored.claim(folder_mark(draft), take_over=True)
-        for rows in stored.journal(told.setdefault, journal.last_seq() + 1):
+        for rows in stored.journal(warnings.setdefault, journal.last_seq() + 1):
             journal.take_over(rows)
         state = journal.replay()
         moved = JobMoved(at_s=time.time(), epoch=epoch, host=platform.node())
         last = journal.append(moved)
-        # At once: whatever the manager before writes from now on counts no more.
+        # At once: what the previous manager writes from now on no longer counts.
         stored.put(Segment(last, last, epoch), journal.rows(last, last))
-        say(f"{last - 1} events in {stored.url}, the last of {clock(state.now_s)}")
+        say(
+            f"{last - 1} events found in {stored.url}, the last of {clock(state.now_s)}"
+        )
     finally:
         journal.close()
-    for line in told:
+    for line in warnings:
         say(f"warning: {line}")
     return state
 
@@ -133,19 +135,19 @@ def _restore_journal(
 def _check_whose(
     draft: JobDir, stored: StoredJob, journal: Journal, found: Newest
 ) -> None:
-    """Check that all of the job is the same job's: names and ids become paths."""
+    """Check that all files belong to the same job: its name and id become paths."""
     _, first = next(journal.read())
     same = isinstance(first, JobSubmitted) and first.settings.uid == found.uid
     if not same or draft.config().name != found.name:
         raise StoredJobError(
-            f"{stored.url}: what lies there is not all of job {found.name}: it is damaged"
+            f"{stored.url}: the files there do not all belong to job {found.name}"
         )
 
 
 def _check_goes_on(stored: StoredJob, state: State) -> None:
     if state.outcome is not None and state.outcome.kind == "succeeded":
         raise ConfigError(
-            f"{stored.url}: job {state.job.spec.name} is done: its weights are there"
+            f"{stored.url}: job {state.job.spec.name} has finished; its weights are there"
         )
 
 
@@ -156,6 +158,6 @@ def _say_state(job: JobDir, state: State, say: Callable[[str], None]) -> None:
         f"{spent:.4f} USD spent"
     )
     say(
-        "its keys stayed behind: VMs that still run are returned and others rented; it "
-        "goes on from the newest checkpoint, what was trained since is trained again"
+        "its keys are on the other machine: VMs that still run are returned and new ones "
+        "rented; training continues from the newest checkpoint"
     )

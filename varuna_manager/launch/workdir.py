@@ -1,4 +1,4 @@
-"""The user's workdir: what of it is sent to VMs, its fingerprint, and the package."""
+"""The user's workdir: which files are sent to VMs, their hash, and the archive."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from spottrain.errors import ConfigError
 
 MAX_BYTES = 512 * 1024**2
-"""A workdir larger than this is refused: data belongs elsewhere."""
+"""Largest accepted workdir; datasets belong elsewhere."""
 
 LEFT_OUT = frozenset(
     {
@@ -32,12 +32,12 @@ LEFT_OUT = frozenset(
 """Folders that are never sent."""
 
 IGNORE_FILE = ".spottrainignore"
-"""In the workdir: what else is not sent, a pattern a line, ``*`` and ``?`` allowed. One
-with a ``/`` inside is a path from the workdir, any other a name in whatever folder."""
+"""In the workdir: what else is not sent, one pattern per line, with ``*`` and ``?``. One
+with a ``/`` inside is a path from the workdir, any other a name in any folder."""
 
 
 def packed_files(workdir: Path) -> list[Path]:
-    """Return what is sent of a workdir: paths relative to it, sorted.
+    """Return the files of a workdir that are sent: relative paths, sorted.
 
     Raises:
         ConfigError: It is too large, or a link leads out of it.
@@ -55,13 +55,13 @@ def packed_files(workdir: Path) -> list[Path]:
             if path.is_symlink():
                 _check_link(path, workdir)
             elif not path.is_file():
-                continue  # sockets and pipes mean nothing elsewhere
+                continue  # sockets and pipes are useless on another machine
             size += path.lstat().st_size
             found.append(path.relative_to(workdir))
     if size > MAX_BYTES:
         raise ConfigError(
-            f"workdir: {workdir} holds {size / 1024**2:.0f} MB, at most "
-            f"{MAX_BYTES // 1024**2} can be sent; keep data outside of it"
+            f"workdir: {workdir} holds {size / 1024**2:.0f} MiB, at most "
+            f"{MAX_BYTES // 1024**2} MiB can be sent; move data out of it"
         )
     return sorted(found)
 
@@ -78,7 +78,7 @@ def _ignored(workdir: Path) -> list[str]:
     except FileNotFoundError:
         return []
     except (OSError, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path}: cannot be read: {error}; mend it") from error
+        raise ConfigError(f"{path}: cannot be read: {error}; fix it") from error
     patterns = [line.strip().rstrip("/") for line in lines]
     return [pattern for pattern in patterns if pattern and pattern[0] != "#"]
 
@@ -101,8 +101,8 @@ def _check_link(path: Path, workdir: Path) -> None:
     inside = path.resolve().is_relative_to(workdir.resolve())
     if os.path.isabs(target) or not inside:
         raise ConfigError(
-            f"workdir: {path} leads to {target}, which VMs do not have; replace the "
-            "link by what it leads to, or keep it outside the workdir"
+            f"workdir: link {path} points to {target}, which VMs do not have; replace the "
+            "link by its target, or move it out of the workdir"
         )
 
 
@@ -118,7 +118,7 @@ def fingerprint(workdir: Path, files: list[Path]) -> str:
 
 
 def pack(workdir: Path, files: list[Path], target: Path) -> int:
-    """Write ``files`` of ``workdir`` to ``target`` (tar.gz); the same bytes each time.
+    """Write ``files`` of ``workdir`` to ``target`` (tar.gz), reproducibly.
 
     Returns:
         The size of the package in bytes.
@@ -134,7 +134,7 @@ def pack(workdir: Path, files: list[Path], target: Path) -> int:
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
-    """Return ``member`` without what differs from one user or moment to the next."""
+    """Return ``member`` without owner and time, for reproducible archives."""
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = ""
     return member

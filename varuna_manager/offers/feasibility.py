@@ -76,8 +76,6 @@ def predict(
     limited = settings.has_slo or settings.max_usd is not None
     if config.resources.provider == "ssh" or not limited:
         return None
-    if offers is None:
-        offers = own_offers(config, now_s)
     state = State(
         phase=JobPhase.ACTIVE,
         settings=settings,
@@ -85,7 +83,7 @@ def predict(
         known_profiles=tuple(known_profiles(facts)),
         now_s=now_s,
         reconciled=True,
-        offers=tuple(offers),
+        offers=own_offers(config, now_s) if offers is None else tuple(offers),
     )
     terms = _terms(state)
     if terms is None:
@@ -106,7 +104,7 @@ def _terms(state: State) -> FleetTerms | None:
     """Return what fleets do for the job; None if that is not known yet."""
     ranker, hazards = OfferRanker(), Hazards((), {})
     try:
-        ranker.appraise(state, state.offers, hazards)
+        ranker.rank(state, state.offers, hazards)
         return ranker.fleet_terms(state, state.offers, hazards)
     except PlanError:
         return None  # the planner will say why
@@ -149,5 +147,5 @@ def own_offers(config: JobConfig, now_s: float) -> tuple[Offer, ...]:
     """Return the offers of the machines that the job file itself names."""
     market = own_market(config, Hazards((), {}), now_s)
     return tuple(
-        replace(priced.offer, available=priced.most_vms) for priced in market.offers
+        replace(priced.offer, available=priced.max_vms) for priced in market.offers
     )

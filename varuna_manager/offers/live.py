@@ -1,4 +1,4 @@
-"""Ranks offers at today's prices: clouds are asked again for the few that would be rented."""
+"""Ranks offers at current prices: clouds are asked again for the few that would be rented."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from spottrain.pricing.ranking.rank import EXACT, Priced, Ranking, RankingTerms,
 from spottrain.pricing.ranking.throughput import ThroughputCache
 
 FEW = 3
-"""Offers that are asked for again at once."""
+"""Offers whose prices are asked for at once."""
 ROUNDS = 3
-"""How often others may come out best, before their last known prices serve."""
+"""How often the current prices may change which is best, before last known prices serve."""
 
 
 def rank_live(
@@ -31,15 +31,15 @@ def rank_live(
     sources: Sequence[PriceSource] | None = None,
     facts: Catalogue | None = None,
 ) -> tuple[Ranking, tuple[str, ...]]:
-    """Rank offers, and ask for the best again until the best one was asked for.
+    """Rank offers, and ask for current prices until the price of the best one is current.
 
     Where a cloud does not answer, its last known prices serve.
 
     Args:
-        offers: Those of clouds alone are asked for.
+        offers: Only those of clouds are asked for.
         throughputs: See ``rank``.
         terms: See ``rank``.
-        history: What is known, and where the answers go.
+        history: Known prices; the answers are added.
         now_s: Seconds since the epoch.
         exact: See ``rank``.
         sources: The price APIs; by default all, over the network.
@@ -81,11 +81,11 @@ def _ask(
     now_s: float,
     facts: Catalogue,
 ) -> tuple[list[Priced], tuple[str, ...]]:
-    """Return offers at the prices of now, without those that are no more."""
+    """Return offers at current prices, without those that are gone."""
     by_key = {offer_key(priced.offer): priced for priced in few}
     wanted = [priced.offer for priced in few]
     if sources is None:
-        # Not above: they take longer to import than most commands run.
+        # Imported here: they take longer to import than most commands run.
         import httpx
 
         from spottrain.cloud.http import TIMEOUT

@@ -1,4 +1,4 @@
-"""What a job could rent: from its own file, and from the prices that clouds were asked for."""
+"""The offers of a job: those of its own file, and those of clouds at known prices."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.wire import ModelFacts, Profile
 
 EXPOSURE_S = 90 * DAY_S
-"""VMs that ended longer ago tell nothing of today's market."""
+"""Older VM lives say nothing about today's market."""
 BOOT_S = 180.0
-"""From paying for a cloud's VM to training on it, until a job has seen it."""
+"""Assumed time from paying for a cloud's VM to training, until a job has measured it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredOn:
-    """What a job was measured on, and its model: what speeds are told relative to."""
+    """What a job was measured on, and its model: the base of relative speeds."""
 
     facts: ModelFacts
     gpu: GpuType
@@ -39,25 +39,25 @@ class MeasuredOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobMarket:
-    """What can be had now."""
+    """Offers that can be rented now."""
 
     offers: tuple[Priced, ...]
     warnings: tuple[str, ...] = ()
-    """What was left out, a line each."""
+    """A line each about what was left out."""
 
 
 def hazards_of(history: History, now_s: float) -> Hazards:
-    """Return how often machines are taken away, as far as this machine's jobs have seen."""
+    """Return interruption rates, as far as the jobs of this machine have seen them."""
     return Hazards(history.exposures(now_s - EXPOSURE_S, now_s), catalogue().bands())
 
 
 def losses_per_hour(offer: Offer, hazards: Hazards) -> float:
-    """Return the interruptions to expect of one VM; on demand nothing is taken back."""
+    """Return the interruptions of one VM to expect; on-demand VMs have none."""
     return hazards.of(place_of(offer)).losses_per_hour if offer.spot else 0.0
 
 
 def machine(offer: Offer) -> MachineShape:
-    """Return what an offer itself says of its machine."""
+    """Return the machine as the offer itself describes it."""
     return MachineShape(
         gpus=offer.gpus,
         gpu_memory_bytes=offer.gpu_memory_bytes,
@@ -68,14 +68,14 @@ def machine(offer: Offer) -> MachineShape:
 def own_market(
     config: JobConfig, hazards: Hazards, now_s: float, *, is_measured: bool = True
 ) -> JobMarket:
-    """Return the machines that the job file itself names, spot and on demand.
+    """Return the offers of the job file's own machines, spot and on demand.
 
     Args:
         config: The job.
-        hazards: How often machines are taken away.
+        hazards: Interruption rates.
         now_s: Seconds since the epoch.
-        is_measured: Whether the profile was measured; what the file says of the speed of
-            its machines makes an estimate in any case.
+        is_measured: Whether the profile was measured; a speed in the file makes an
+            estimate in any case.
     """
     (provider,) = config.resources.providers
     markets = (True, False) if provider == "local" else (True,)
@@ -101,7 +101,7 @@ def own_market(
                 machine=machine(offer),
                 losses_per_hour=losses_per_hour(offer, hazards),
                 boot_s=zone.boot_s,
-                most_vms=zone.capacity if spot else None,
+                max_vms=zone.capacity if spot else None,
                 is_estimate=zone.slot_speed != 1.0 or not is_measured,
             )
             found.append(priced)
@@ -119,19 +119,19 @@ def cloud_market(
     instance_types: Collection[str] = (),
     facts: Catalogue | None = None,
 ) -> JobMarket:
-    """Return what clouds rent at the last known prices; nobody is asked.
+    """Return what clouds rent at the last known prices, without asking them.
 
-    All throughputs of it are estimates: ratios of published peaks.
+    Its throughputs are estimates: ratios of published peaks.
 
     Args:
-        history: Where prices and interruptions are remembered.
+        history: Known prices and interruptions.
         base: What the job was measured on.
         now_s: Seconds since the epoch.
         clouds: Of ``catalogue.CLOUDS``.
         regions: All if empty.
-        zones: All if empty; a price for a whole region counts for each.
+        zones: All if empty; a price for a whole region is one for each.
         instance_types: All that the catalogue knows if empty.
-        facts: The catalogue, by default the one that ships.
+        facts: The catalogue; by default the one that is shipped.
 
     Raises:
         ConfigError: A cloud or an instance type that the catalogue does not know.
@@ -148,15 +148,16 @@ def cloud_market(
         for offer in offers([price], facts):
             priced = priced_offer(offer, base, hazards, facts)
             found.append(replace(priced, is_stale=price.is_stale(now_s)))
-    dear = len(believed.warnings)
-    told = (f"{dear} spot prices left out: no less than on demand",) if dear else ()
-    return JobMarket(offers=tuple(found), warnings=(*told, *new.warnings))
+    overpriced = len(believed.warnings)
+    left_out = f"{overpriced} spot prices left out: no lower than on demand"
+    warnings = (left_out,) * bool(overpriced)
+    return JobMarket(offers=tuple(found), warnings=(*warnings, *new.warnings))
 
 
 def priced_offer(
     offer: Offer, base: MeasuredOn, hazards: Hazards, facts: Catalogue
 ) -> Priced:
-    """Return a cloud's offer with what the catalogue and the history know of it."""
+    """Return a cloud's offer with what the catalogue and the history know about it."""
     kind = facts.find(offer.cloud, offer.instance_type)
     return Priced(
         offer=offer,
@@ -175,10 +176,10 @@ def base_of(
     Args:
         profile: Names the device.
         facts: The model.
-        measured_on: A GPU of the catalogue that the device equals, if its name says none.
+        measured_on: The GPU of the catalogue that the device equals, if its name is none.
 
     Raises:
-        ConfigError: There is no such GPU; or speeds cannot be told relative to the device.
+        ConfigError: There is no such GPU; or the device cannot be compared with others.
     """
     known = catalogue()
     gpu = known.gpu_of(measured_on or profile.device)
@@ -189,8 +190,7 @@ def base_of(
         )
     if gpu is None:
         raise ConfigError(
-            f"the profile was measured on {profile.device}, of which no published peak "
-            "is known to compare clouds' GPUs with; say with --measured-on which GPU it "
-            "is like"
+            f"the profile was measured on {profile.device}, which has no published peak "
+            "to compare clouds' GPUs with; name the GPU that it equals with --measured-on"
         )
     return MeasuredOn(facts=facts, gpu=gpu)

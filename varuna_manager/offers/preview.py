@@ -1,7 +1,7 @@
 """What ``spottrain plan`` shows: offers, their ranking, and the plan a launch begins with.
 
 Nothing is rented. The fleet is the one that ``core.allocation.next_launch`` would come to
-if all that is on offer were there.
+if everything on offer could be rented.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candida
 from spottrain.wire import ModelFacts, Profile
 
 NO_END = 1e15
-"""Examples of a job that is to run for ever: what is paid once does not count."""
+"""Examples of a job without an end: what is paid once does not count."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchScope:
-    """Where to look for offers beside what the job file names."""
+    """Where to search for offers beside the job's own; empty: nowhere."""
 
     clouds: tuple[str, ...] = ()
     offline: bool = False
-    """Ask no cloud for the best offers again."""
+    """Do not ask clouds for the current prices of the best offers."""
     measured_on: str | None = None
-    """The GPU that the profile's device is like."""
+    """The GPU of the catalogue that the profile's device equals."""
     exact: int = EXACT
-    """Offers that are worked out to the end."""
+    """Offers whose plan is computed, see ``rank``."""
 
 
 def check_capacity(config: JobConfig) -> None:
@@ -79,15 +79,16 @@ def check_capacity(config: JobConfig) -> None:
             ``resources.min_vms`` machines.
         CapacityError: There are fewer.
     """
-    most = config.resources.max_vms
+    max_vms = config.resources.max_vms
     prices = [
         zone.spot_usd_per_hour
         for zone in config.zones
-        for _ in range(min(zone.capacity, most))
+        for _ in range(min(zone.capacity, max_vms))
     ]
     if config.resources.allow_on_demand:
-        prices += [z.on_demand_usd_per_hour for z in config.zones for _ in range(most)]
-    prices = sorted(prices)[:most]
+        for zone in config.zones:
+            prices += [zone.on_demand_usd_per_hour] * max_vms
+    prices = sorted(prices)[:max_vms]
     cap = config.budget.max_usd_per_hour
     costs = itertools.accumulate(map(Rate.of, prices))
     vms = sum(cap is None or cost <= Rate.allowed(cap) for cost in costs)
@@ -99,19 +100,19 @@ def _check_enough(config: JobConfig, vms: int, *, capped: bool) -> None:
 
     Args:
         config: The job.
-        vms: Of the fleet.
-        capped: Whether there would be enough without the hourly cap.
+        vms: Its size.
+        capped: Whether it would be without the hourly cap.
     """
-    least = config.resources.min_vms
-    if vms >= least:
+    min_vms = config.resources.min_vms
+    if vms >= min_vms:
         return
-    told = f"resources.min_vms: {least} VMs wanted, {vms} can be had now"
+    shortage = f"resources.min_vms: {min_vms} VMs wanted, {vms} can be rented now"
     if capped:
         raise BudgetError(
-            f"{told} within {CAP} {config.budget.max_usd_per_hour:g}; raise the cap or "
+            f"{shortage} within {CAP} {config.budget.max_usd_per_hour:g}; raise the cap or "
             "lower resources.min_vms"
         )
-    raise CapacityError(f"{told}; lower it or wait for more")
+    raise CapacityError(f"{shortage}; lower it or wait for more")
 
 
 def preview_job(
@@ -121,20 +122,20 @@ def preview_job(
     scope: SearchScope,
     data_bytes: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
-    """Return what a launch would begin with and all offers that were weighed.
+    """Return what a launch would begin with, and all offers that were compared.
 
-    What other clouds rent is ranked with the rest, but the fleet is the provider's.
+    Offers of other clouds are ranked with the rest, but the fleet is of the job's own.
 
     Args:
         config: The job.
         facts: What the tracer found out about its model.
-        profile: What was measured of it.
+        profile: Measured of the model.
         scope: Which clouds to ask beside the job's own.
-        data_bytes: What each VM fetches, by the cloud that holds it.
+        data_bytes: Bytes that each VM fetches, by the cloud that holds them.
 
     Raises:
         BudgetError: The budget does not pay for a step.
-        CapacityError: No fleet can be had.
+        CapacityError: No fleet can be rented.
         ConfigError: A cloud or GPU that the catalogue does not know.
         PlanError: The profile does not fit the model.
     """
@@ -162,17 +163,17 @@ def preview_job(
 def _preview(
     config: JobConfig, inputs: PlanInputs, ranking: Ranking, terms: RankingTerms
 ) -> dict[str, Any]:
-    """Return the plan that a launch would begin with, what it costs, and why.
+    """Return the plan that a launch would begin with, its cost, and what it beat.
 
     Args:
         config: The job.
         inputs: What its plans are made from, without slots.
-        ranking: Of what the job's provider has; the fleet is of its first rows.
-        terms: What it was ranked by.
+        ranking: Of the job's own offers; the fleet is of its first rows.
+        terms: What they were ranked by.
 
     Raises:
         BudgetError: The hourly cap leaves too few VMs.
-        CapacityError: No fleet can be had.
+        CapacityError: No fleet can be rented.
         PlanError: The profile does not fit the model.
     """
     fleet = [row for row, count in greedy_fleet(ranking, terms) for _ in range(count)]
@@ -209,17 +210,17 @@ def _preview(
 
 
 def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
-    """Whether there could be VMs enough, or at least more, without the hourly cap."""
+    """Return whether only the hourly cap leaves too few VMs, or keeps an offer out."""
     wider = greedy_fleet(ranking, replace(terms, max_usd_per_hour=None))
-    dear = any(why_not.startswith(CAP) for why_not in ranking.reasons())
-    return dear or sum(count for _, count in wider) >= terms.min_vms
+    over_cap = any(why_not.startswith(CAP) for why_not in ranking.reasons())
+    return over_cap or sum(count for _, count in wider) >= terms.min_vms
 
 
 def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
     """Return what a plan for a workload on so many of its VMs is made from.
 
-    All is left to the planner: schedule, recompute, and the micro-batch size among those
-    of the profile.
+    A workload is no job: schedule, recompute and the micro-batch size are left to the
+    planner.
     """
     machine = MachineShape(gpus=1, gpu_memory_bytes=workload.gpu_memory_bytes)
     return PlanInputs(
@@ -235,10 +236,10 @@ def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
 def preview_workload(
     name: str, inputs: PlanInputs, sources: tuple[str, ...], scope: SearchScope
 ) -> dict[str, Any]:
-    """Return the plan for machines that one need not have, and why.
+    """Return the plan for a workload on hypothetical machines, and what it beat.
 
-    With all offers of the clouds of ``scope``, if it names any, on fleets of up to as
-    many GPUs.
+    And the ranking of all offers of the clouds in ``scope``, if it names any, on fleets
+    of up to as many GPUs.
 
     Args:
         name: Of the workload's file.
@@ -271,7 +272,7 @@ def preview_workload(
 
 
 def _choice_view(inputs: PlanInputs, choice: Choice) -> dict[str, Any]:
-    """Return what was planned from, and all that was weighed, the best first."""
+    """Return what a plan was made from, and all candidates, the best first."""
     plan, facts, profile = choice.plan, inputs.facts, inputs.profile
     size = inputs.microbatch_size
     if choice.candidates:
@@ -308,7 +309,7 @@ def _vm(offer: Offer) -> dict[str, Any]:
 def profile_on_known_gpu(facts: ModelFacts) -> Profile | None:
     """Return the newest kept profile of a model that was measured on a known GPU.
 
-    What a cloud's machines will do is told better from that than from this machine.
+    It predicts a cloud's machines better than a profile of this machine would.
     """
     known = (one.profile for one in known_profiles(facts))
     return next((p for p in known if catalogue().gpu_of(p.device) is not None), None)
@@ -322,7 +323,7 @@ def _own(
     now_s: float,
     scope: SearchScope,
 ) -> JobMarket:
-    """Return what the job's own providers rent."""
+    """Return the offers of the job's own providers."""
     if not config.clouds:
         return own_market(
             config,

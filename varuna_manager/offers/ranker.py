@@ -1,4 +1,4 @@
-"""What offers are worth to a job that runs: the ranking, from the manager's state."""
+"""What offers are worth to a job: the ranking, from the manager's state."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from spottrain.pricing.ranking.order import (
     in_order,
 )
 from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, rank
-from spottrain.pricing.ranking.throughput import ThroughputCache
+from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -39,45 +39,45 @@ from spottrain.varuna_manager.offers.market import (
 )
 from spottrain.wire import ModelFacts, Profile
 
-SURE = 0.95
-"""Share of the throughput of a fleet that a promise is built on."""
+SAFE_SHARE = 0.95
+"""Share of a fleet's predicted throughput that the deadline policy counts on."""
 TRUSTED_STEPS = 5
-"""Mini-batches that a plan must have run before its speed corrects predictions."""
-SETTLES_S = 60.0
-"""In so long a correction goes two thirds of the way to what is measured now: what is
-promised must not change with every hiccup."""
+"""Mini-batches that a plan must have run before its step time corrects predictions."""
+SMOOTHING_S = 60.0
+"""Time constant of the exponential smoothing of corrections: decisions must not change with
+every hiccup."""
 
 Kind = tuple[str, str]
 """Cloud and instance type."""
 
 
 class OfferRanker:
-    """Ranks what a job could rent, with what was measured on the way."""
+    """Ranks what a job could rent, corrected by what the job has measured."""
 
     def __init__(self) -> None:
         self._profile: Profile | None = None
         self._settled: int | None = None
-        self._paces: ThroughputCache | None = None
+        self._throughputs: ThroughputCache | None = None
         self._corrections: dict[Kind, float] = {}
         self._measured: dict[Kind, tuple[float, float]] = {}
-        """Predicted over real time of a mini-batch, smoothed, and as of when."""
+        """Predicted over measured step time, smoothed, and as of when."""
         self._boots_s: dict[Kind, float] = {}
         self._last: object = None
 
-    def appraise(
+    def rank(
         self, state: State, offers: Sequence[Offer], hazards: Hazards
     ) -> Mapping[str, OfferWorth] | None:
-        """Return what offers are worth, by ``offer_key``.
+        """Return what offers are worth to the job, by ``offer_key``.
 
         Args:
             state: The manager's.
             offers: What can be rented now.
-            hazards: How often machines are taken away.
+            hazards: Interruption rates.
 
         Returns:
-            None if nothing has changed that matters since the last time; and while no
-            profile tells of such machines, unless all have GPUs of the catalogue: these
-            are told apart by their published peaks.
+            None if nothing that matters has changed since the last time. Before there is
+            a profile that such machines can be compared with: by published peaks, or None
+            if a GPU is not in the catalogue.
 
         Raises:
             PlanError: No plan can be made from the profile, whatever the machines.
@@ -93,26 +93,26 @@ class OfferRanker:
             replace(terms, examples=1.0),
             dict(self._boots_s),
         )
-        # Other fleets have no plan to stay near: of the one that runs, only the
-        # micro-batch size counts that it has settled.
+        # Of the plan that runs only the micro-batch size counts, which it has settled:
+        # other fleets have no plan to stay near.
         inputs = plan_inputs(state.job, profile, previous=newest_plan(state))
         settled = inputs.microbatch_size
         known = profile is self._profile and settled == self._settled
-        if not known or self._paces is None:
+        if not known or self._throughputs is None:
             self._profile, self._settled = profile, settled
-            self._paces = ThroughputCache(replace(inputs, previous=None))
+            self._throughputs = ThroughputCache(replace(inputs, previous=None))
         elif asked == self._last:
             return None
         self._last = asked
         priced = [self._priced(o, state, profile, hazards) for o in offers]
-        ranking = rank(priced, self._paces, terms)
+        ranking = rank(priced, self._throughputs, terms)
         worths = map(_worth, ranking.rows)
         return {worth.offer: worth for worth in worths}
 
     def _by_peaks(
         self, state: State, offers: Sequence[Offer]
     ) -> Mapping[str, OfferWorth] | None:
-        """Return what offers are worth to each other if jobs ran at published peaks."""
+        """Return what offers are worth as if the job ran at published peaks."""
         asked = {offer_key(offer): offer.usd_per_hour for offer in offers}
         rates = [_peak_rate(offer, state) for offer in offers]
         if asked == self._last or None in rates:
@@ -131,20 +131,21 @@ class OfferRanker:
     def fleet_terms(
         self, state: State, offers: Sequence[Offer], hazards: Hazards
     ) -> FleetTerms | None:
-        """Return what fleets of the kind of machine do that the job has or should have.
+        """Return the throughput of fleets of the kind of machine that the job has or
+        should have.
 
         Args:
             state: The manager's.
             offers: What can be rented now.
-            hazards: How often machines are taken away.
+            hazards: Interruption rates.
 
         Returns:
-            None before anything was appraised, or where nothing trains the job.
+            None before anything was ranked, or where nothing trains the job.
 
         Raises:
             PlanError: No plan can be made from the profile, whatever the machines.
         """
-        profile, throughputs = self._profile, self._paces
+        profile, throughputs = self._profile, self._throughputs
         if profile is None or throughputs is None:
             return None
         of_kind = _of_one_kind(state, offers)
@@ -152,21 +153,16 @@ class OfferRanker:
             return None
         priced = [self._priced(o, state, profile, hazards) for o in of_kind]
         first = priced[0]
-        kind = first.offer.cloud, first.offer.instance_type
         if first.machine is None:
             return None
-        off = self._terms(state).correction(first.place)
-        rates = [0.0]
-        for vms in _sizes(state.job.max_vms):
-            throughput = throughputs.of(first.machine, vms)
-            rates += [rates[-1]] * (vms - len(rates))
-            rates.append(max(rates[-1], SURE * off * throughput.examples_per_s))
+        share = SAFE_SHARE * self._terms(state).correction(first.place)
+        rates = _rates(throughputs, first.machine, state.job.max_vms, share)
         if not rates[-1]:
             return None
         morph_s = state.progress.morph_cost_s or MORPH_COST_S
         return FleetTerms(
-            cloud=kind[0],
-            instance_type=kind[1],
+            cloud=first.offer.cloud,
+            instance_type=first.offer.instance_type,
             fleet=Fleet(
                 examples_per_s=tuple(float(f"{rate:.3g}") for rate in rates),
                 boot_s=float(f"{first.boot_s:.2g}"),
@@ -206,7 +202,7 @@ class OfferRanker:
         return replace(terms, held=_held(state), corrections=dict(self._corrections))
 
     def _learn(self, state: State) -> None:
-        """Take in how fast the present plan really is, and how long VMs took to boot."""
+        """Learn the step time of the present plan, and how long VMs took to boot."""
         booted: dict[Kind, list[float]] = {}
         for vm in state.vms.values():
             if vm.ready_at_s is not None:
@@ -230,15 +226,15 @@ class OfferRanker:
             (kind,) = kinds
             ratio = generation.plan.predicted_step_s / measured_s
             before, at_s = self._measured.get(kind, (ratio, state.now_s))
-            kept = math.exp(min(0.0, at_s - state.now_s) / SETTLES_S)
+            kept = math.exp(min(0.0, at_s - state.now_s) / SMOOTHING_S)
             ratio = before**kept * ratio ** (1 - kept)
             self._measured[kind] = ratio, state.now_s
-            # Two digits: what changes less often is told less often.
+            # Two digits: what changes less often is reported less often.
             self._corrections[kind] = float(f"{ratio:.2g}")
 
 
 def _of_one_kind(state: State, offers: Sequence[Offer]) -> list[Offer]:
-    """Return the offers of the kind of most VMs; before there are any, of the best."""
+    """Return the offers of the kind of most VMs; without VMs, of the best kind."""
     kinds = Counter(
         (vm.offer.cloud, vm.offer.instance_type)
         for vm in state.vms.values()
@@ -254,13 +250,20 @@ def _of_one_kind(state: State, offers: Sequence[Offer]) -> list[Offer]:
     return [o for o in offers if (o.cloud, o.instance_type) == kind]
 
 
-def _sizes(most: int) -> list[int]:
-    """Return fleets to make plans for: all small ones, ever fewer of the large ones."""
-    sizes, size = [], 0
-    while size < most:
-        size = min(most, size + 1 + size // 8)
-        sizes.append(size)
-    return sizes
+def _rates(
+    throughputs: ThroughputCache, machine: MachineShape, max_vms: int, share: float
+) -> list[float]:
+    """Return ``share`` of the throughput of fleets by size, from 0; it never falls.
+
+    Of the small sizes all are planned, of the large ones ever fewer.
+    """
+    rates = [0.0]
+    while (size := len(rates) - 1) < max_vms:
+        step = min(max_vms, size + 1 + size // 8) - size
+        throughput = throughputs.of(machine, size + step)
+        rates += [rates[-1]] * (step - 1)
+        rates.append(max(rates[-1], share * throughput.examples_per_s))
+    return rates
 
 
 def _worth(row: RankedOffer) -> OfferWorth:
@@ -277,7 +280,7 @@ def _worth(row: RankedOffer) -> OfferWorth:
 
 
 def _profile_of(state: State) -> Profile | None:
-    """Return the job's profile; before it is measured the newest kept one of its model."""
+    """Return the job's profile; before it is measured, the newest kept one of its model."""
     if state.profile is not None:
         return state.profile
     newest = next(iter(state.known_profiles), None)
@@ -285,7 +288,7 @@ def _profile_of(state: State) -> Profile | None:
 
 
 def _can_compare(profile: Profile, offers: Sequence[Offer]) -> bool:
-    """Whether speeds of all offers can be told relative to the profile's device."""
+    """Return whether the speeds of all offers relative to the profile's device are known."""
     known = catalogue().gpu_of(profile.device) is not None
     return known or not any(offer.cloud in CLOUDS for offer in offers)
 
@@ -302,7 +305,7 @@ def _peak_rate(offer: Offer, state: State) -> float | None:
 
 
 def _held(state: State) -> Place | None:
-    """Return where most of the fleet stands."""
+    """Return the place of most VMs of the fleet."""
     places = Counter(place_of(vm.offer) for vm in state.vms.values() if vm.counts)
     return max(places, key=lambda place: (places[place], place), default=None)
 
@@ -315,7 +318,7 @@ def ranking_terms(
     Args:
         job: Its settings.
         steps_done: Mini-batches that are committed.
-        morph_s: What a morph has cost, once one was measured.
+        morph_s: Measured cost of a morph; None: none was measured.
     """
     spec = job.spec
     return RankingTerms(

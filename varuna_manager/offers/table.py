@@ -16,7 +16,7 @@ from spottrain.varuna_manager.format import NOTHING, age, dollars, number
 SHORT_TABLE = 6
 """Offers that are shown without ``--explain``."""
 REASONS = 5
-"""Reasons that are named for offers that are out of the question."""
+"""Reasons that are listed why offers cannot be used."""
 
 
 def ranking_view(
@@ -27,7 +27,7 @@ def ranking_view(
     Args:
         ranking: All offers.
         now_s: Seconds since the epoch.
-        warnings: What was left out before, a line each.
+        warnings: A line each about what was left out before.
     """
     return {
         "offers": [_row_view(row, now_s) for row in ranking.rows],
@@ -70,19 +70,19 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
 
 
 def _finite(value: float) -> float | None:
-    """Return a number that JSON has; what costs nothing trains without end for it."""
+    """Return a number as JSON has it: None if infinite, as examples per dollar for free."""
     return value if math.isfinite(value) else None
 
 
 def name_of(row: RankedOffer) -> str:
-    """Return what an offer is called, such as ``aws us-east-1a p4d.24xlarge spot``."""
+    """Return the name of an offer, such as ``aws us-east-1a p4d.24xlarge spot``."""
     offer = row.priced.offer
     market = "spot" if offer.spot else "on demand"
     return f"{offer.cloud} {offer.zone} {offer.instance_type} {market}"
 
 
 def why(ranking: Ranking) -> str:
-    """Return in a line why the first offer is the first, or why there is none."""
+    """Return a line: why the first offer is the best, or why there is none."""
     usable = [row for row in ranking.rows if not row.why_not]
     if not usable:
         return f"no offer can be used: {why_nothing(ranking)}"
@@ -90,13 +90,12 @@ def why(ranking: Ranking) -> str:
     assert best.worth is not None
     if math.isinf(best.worth.examples_per_usd):
         return f"{name_of(best)} costs nothing"
-    told = (
-        f"{name_of(best)} trains {best.worth.examples_per_usd:,.0f} examples a dollar"
-    )
+    worth = best.worth.examples_per_usd
+    line = f"{name_of(best)} trains {worth:,.0f} examples per dollar"
     if not others:
-        return f"{told}; nothing else can be used"
-    told += f", {_more(best, others[0])} than {name_of(others[0])}"
-    return told + _though(best, others)
+        return f"{line}; no other offer can be used"
+    line += f", {_more(best, others[0])} than {name_of(others[0])}"
+    return line + _though(best, others)
 
 
 def _more(best: RankedOffer, other: RankedOffer) -> str:
@@ -107,36 +106,36 @@ def _more(best: RankedOffer, other: RankedOffer) -> str:
 
 
 def _though(best: RankedOffer, others: Sequence[RankedOffer]) -> str:
-    """Tell of an offer that trains more for its rent, but not in the end."""
+    """Return a remark on an offer with more throughput for its rent, but not in the end."""
     known = [row for row in (best, *others) if row.worth and not row.is_bound]
     raw = max(known, key=lambda row: row.worth.raw_examples_per_usd if row.worth else 0)
     if raw is best:
         return ""
     per_day = 24 * raw.priced.losses_per_hour
     return (
-        f"; for its rent alone {name_of(raw)} would train more, but boot and losses "
-        f"({number(per_day, 2)} a day and VM) count"
+        f"; {name_of(raw)} trains more for its rent alone, but not after boot and "
+        f"interruptions ({number(per_day, 2)} per VM and day)"
     )
 
 
 def why_nothing(ranking: Ranking) -> str:
-    """Return why offers are out of the question, the most frequent reasons first."""
+    """Return why offers cannot be used, the most frequent reasons first."""
     reasons = ranking.reasons()
     if not reasons:
         return "there are none"
-    told = [f"{why_not} ({count})" for why_not, count in reasons.items()]
-    more = [f"and {len(told) - REASONS} other reasons"] if len(told) > REASONS else []
-    return "; ".join([*told[:REASONS], *more])
+    lines = [f"{why_not} ({count})" for why_not, count in reasons.items()]
+    more = [f"and {len(lines) - REASONS} other reasons"] if len(lines) > REASONS else []
+    return "; ".join([*lines[:REASONS], *more])
 
 
 def ranking_parts(
     view: dict[str, Any], explain: bool = False
 ) -> Iterator[RenderableType]:
-    """Yield a ranking as people read it.
+    """Yield a ranking for people.
 
     Args:
         view: See ``ranking_view``.
-        explain: Show all offers, those out of the question too.
+        explain: Show all offers, those that cannot be used too.
     """
     usable = [row for row in view["offers"] if not row["why_not"]]
     shown = view["offers"] if explain else usable[:SHORT_TABLE]
@@ -147,7 +146,7 @@ def ranking_parts(
         yield f"         {left} more with --explain"
     out = len(view["offers"]) - len(usable)
     if out and not explain:
-        yield f"         {out} offers are out of the question; --explain says why"
+        yield f"         {out} offers cannot be used; --explain says why"
     yield Text(f"offer    {view['why']}")
 
 

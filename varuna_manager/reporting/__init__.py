@@ -1,1 +1,1 @@
-"""What happened to a job, for people and programs."""
+"""Reports on a job for people and programs."""

@@ -1,6 +1,6 @@
-"""What a job cost, what for, and what it would have cost otherwise: plain data.
+"""The cost of a job, by kind, and of alternatives: plain data.
 
-Everything comes from the journal: bills are made of the prices and times that were seen.
+Everything comes from the journal: the prices and times that the job has seen.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from spottrain.varuna_manager.reporting.time_split import (
 )
 
 By = Literal["zone", "type", "vm"]
-"""What costs can be told by."""
+"""How the bill can be broken down."""
 _NAMES: dict[By, Callable[[Rental], str]] = {
     "zone": lambda one: f"{one.offer.cloud} {one.offer.zone}",
     "type": lambda one: (
@@ -37,14 +37,14 @@ _NAMES: dict[By, Callable[[Rental], str]] = {
 
 
 def rentals(state: State, history: JobHistory, at_s: float) -> list[Rental]:
-    """Return all VMs that a job ever had, until ``at_s``, in order of launch."""
+    """Return all VMs that a job had until ``at_s``, in order of launch."""
     lines = {**state.ledger.closed, **state.ledger.open}
     told = (rental(k, v, history.slots.get(k, 0), at_s) for k, v in lines.items())
     return sorted((one for one in told if one), key=lambda one: one.launched_s)
 
 
 def cost(state: State, history: JobHistory, at_s: float) -> dict[str, Any]:
-    """Return what a job cost until ``at_s`` (seconds since the epoch), and what for.
+    """Return what a job cost until ``at_s`` (seconds since the epoch), by kind.
 
     Money in dollars, times in VM-seconds; ``None`` where nothing is known. The fields
     are described in docs/reports.md.
@@ -87,7 +87,7 @@ def _splits(
 def _by_time(
     rented: Iterable[Rental], splits: Mapping[str, TimeSplit]
 ) -> dict[str, float]:
-    """Return dollars by what the VMs' time was spent on."""
+    """Return dollars by how the VMs' time was spent."""
     shares = [share_money(one.cost, splits[one.vm_id]) for one in rented]
     return {kind: total(share[kind] for share in shares).usd for kind in KINDS}
 
@@ -95,7 +95,7 @@ def _by_time(
 def _rows(
     by: By, rented: Iterable[Rental], splits: Mapping[str, TimeSplit]
 ) -> list[dict[str, Any]]:
-    """Return the bill by zone, type or VM; the dearest first."""
+    """Return the bill by zone, type or VM; the most expensive first."""
     groups: dict[str, list[Rental]] = {}
     for one in rented:
         groups.setdefault(_NAMES[by](one), []).append(one)
@@ -114,7 +114,7 @@ def _rows(
     return sorted(rows, key=lambda row: (-row["usd"], row[by]))
 
 
-# --- What it would have cost otherwise ------------------------------------------------
+# --- Alternatives ---------------------------------------------------------------------
 
 
 def _savings(
@@ -143,16 +143,16 @@ def _savings(
 def cheapest_fixed(
     rented: Sequence[Rental], prices: Mapping[str, PriceSeries]
 ) -> tuple[Offer, float] | None:
-    """Return the one offer that would have been cheapest all the time, and its dollars.
+    """Return the single offer that would have been cheapest all along, and its cost.
 
-    For every VM, for as long as it was billed, as much of the offer is held instead (by
-    slots times declared speed), at the price that the offer was seen to have at each
-    moment. Only offers that were there at every look, with no less memory a slot than
-    the least that was rented; that they would have had machines enough, and been
+    Each VM is replaced, while it was billed, by as much of the offer (slots times declared
+    speed) at the price that the offer was seen to have at each moment. Only offers that
+    were seen in every listing count, with at least the smallest memory per slot that was
+    rented; that they had enough machines and no more interruptions is assumed.
     interrupted no more often, is assumed.
 
     Returns:
-        None: nothing was rented, or no offer was there all the time.
+        None: Nothing was rented, or no offer was in every listing.
     """
     rented = [one for one in rented if one.trains]
     if not rented:
@@ -171,7 +171,7 @@ def cheapest_fixed(
 
 
 def _held(rented: Iterable[Rental], points: Sequence[Point], power: float) -> float:
-    """Return dollars for holding as much of one offer as was rented."""
+    """Return dollars for renting as much of one offer as was rented."""
     usd_at = _integral(points)
     dollars = 0.0
     for one in rented:
@@ -182,8 +182,8 @@ def _held(rented: Iterable[Rental], points: Sequence[Point], power: float) -> fl
 
 
 def _integral(points: Sequence[Point]) -> Callable[[float], float]:
-    """Return the dollars that a price has come to by any moment; the first price holds
-    before the first look, too."""
+    """Return the integral of a price over time; the first price holds
+    before the first listing, too."""
     times = [at_s for at_s, _ in points]
     sums = [0.0]
     for (at_s, usd), (next_s, _) in pairwise(points):

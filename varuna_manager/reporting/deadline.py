@@ -1,4 +1,4 @@
-"""A job's promise for people and programs: slack, and finish and cost to be expected."""
+"""A job's deadline for people and programs: slack, expected finish and expected cost."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from spottrain.varuna_manager.format import dollars, duration, utc
 
 
 def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
-    """Return what was promised and how it stands at ``at_s``; None: nothing is known.
+    """Return the state of a job's deadline at ``at_s``; None if it is unknown.
 
-    ``finish_s`` (seconds since the epoch) and ``usd`` (of the whole job) are what to
-    expect, and between what they lie with a chance of 90 %; None where nobody can tell, or
-    never. ``out_of_reach``: a line for each other limit that nothing can meet.
+    ``finish_s`` (seconds since the epoch) and ``usd`` (of the whole job) are the expected
+    values with a 90 % interval; None if unknown or never. ``out_of_reach`` has a line for
+    each other limit that cannot be met.
     """
     decision, terms = state.deadline.decision, state.deadline.terms
     if decision is None or terms is None or state.phase is not JobPhase.ACTIVE:
@@ -71,21 +71,22 @@ def deadline_line(slo: dict[str, Any], deadline_s: float | None) -> str:
     if slack_s is not None and slack_s >= 0:
         parts.append(f"{duration(slack_s)} of slack")
     elif deadline_s is not None and _is_late(slo, deadline_s):
-        parts.append("cannot be kept")
+        parts.append("cannot be met")
     elif deadline_s is not None:
-        parts.append("not promised" if slack_s is None else "no slack")
+        parts.append("not guaranteed" if slack_s is None else "no slack")
     if finish["expected"] is not None:
-        latest = "?" if finish["high"] is None else utc(finish["high"])
-        parts.append(f"done {utc(finish['expected'])}, 90 %: by {latest}")
+        high = finish["high"]
+        latest = "latest finish unknown" if high is None else f"90 % by {utc(high)}"
+        parts.append(f"done {utc(finish['expected'])} ({latest})")
     elif finish["low"] is not None:
-        parts.append("no end in sight")
+        parts.append("finish unknown")
     if usd["expected"] is not None:
-        most = "?" if usd["high"] is None else dollars(usd["high"])
-        parts.append(f"{dollars(usd['low'])} to {most} in all")
+        highest = "?" if usd["high"] is None else dollars(usd["high"])
+        parts.append(f"{dollars(usd['low'])} to {highest} in total")
     return " · ".join((*parts, *slo["out_of_reach"]))
 
 
 def _is_late(slo: dict[str, Any], deadline_s: float) -> bool:
-    """Whether the deadline passes first, whatever happens."""
+    """Return whether the deadline passes before the earliest possible finish."""
     soonest_s = slo["finish_s"]["low"]
     return slo["mode"] == "late" or soonest_s is None or soonest_s > deadline_s

@@ -1,4 +1,4 @@
-"""What people and programs are told of a job: plain data, made from its state alone."""
+"""Documents about a job for people and programs: plain data, made from its state."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ _COUNTS = (
     "price_changes",
     "vms_launched",
 )
-"""Of the tally, as the report tells them."""
+"""Counters of the tally that the report has."""
 
 
 def job_state(state: State, managed: bool) -> str:
-    """Return one word for where a job stands.
+    """Return a job's state in one word.
 
     ``running``, ``waiting`` (no generation trains), ``ending``, ``unmanaged`` (its
     manager is gone: resume or down), or how it ended: ``succeeded``, ``failed``,
@@ -61,7 +61,7 @@ def job_state(state: State, managed: bool) -> str:
 
 
 def plans(state: State) -> list[GenerationSummary]:
-    """Return every plan that trained, oldest first, the present one included."""
+    """Return every plan that trained, oldest first, including the present one."""
     ran = list(state.generations)
     if (now := state.generation) is not None:
         ran.append(summary_of(now, state.progress.step, None))
@@ -69,7 +69,7 @@ def plans(state: State) -> list[GenerationSummary]:
 
 
 def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
-    """Return where a job stands at ``at_s`` (seconds since the epoch).
+    """Return the status of a job at ``at_s`` (seconds since the epoch).
 
     Money in dollars, times in seconds; ``None`` where nothing is known.
     """
@@ -90,7 +90,7 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
         "promise": deadline_view(state, at_s),
         "usd_spent": spent_usd(state, at_s),
         "usd_budget": job.max_usd,
-        "usd_kept_back": budget(state).kept.usd,
+        "usd_kept_back": budget(state).reserve.usd,
         "budget_alerts": _alerts(state),
         "usd_per_hour": rate_usd_per_hour(state),
         "wall_s": at_s - state.submitted_at_s,
@@ -109,9 +109,9 @@ def report(
 
     Args:
         state: The job's.
-        history: And its past, see ``history.read_history``.
+        history: The job's history, see ``history.read_history``.
         managed: Whether a manager runs.
-        at_s: A job that is over is told up to its end.
+        at_s: Reports on a job that is over stop at its end.
     """
     job, progress = state.job, state.progress
     at_s = clock_of(state, at_s)
@@ -154,7 +154,7 @@ def report(
 def cost(
     state: State, history: JobHistory, managed: bool, at_s: float
 ) -> dict[str, Any]:
-    """Return what a job cost until ``at_s``, as ``spottrain cost`` tells it; see
+    """Return what a job cost until ``at_s``, as ``spottrain cost`` shows it; see
     ``report`` and ``costs.cost``."""
     at_s = clock_of(state, at_s)
     return {
@@ -167,7 +167,7 @@ def cost(
 
 
 def survives_any_vm(plan: Plan) -> bool:
-    """Whether every section has replicas on two VMs at least."""
+    """Return whether every section has replicas on at least two VMs."""
     depth = plan.pipeline_depth
     return all(
         len({slot.vm_id for slot in plan.slots[stage::depth]}) > 1
@@ -176,12 +176,12 @@ def survives_any_vm(plan: Plan) -> bool:
 
 
 def clock_of(state: State, at_s: float) -> float:
-    """Return the time up to which a job is told: time stands still after its end."""
+    """Return the time up to which a job is reported: at most its end."""
     return state.now_s if state.phase is JobPhase.ENDED else at_s
 
 
 def _recent_examples_per_s(state: State) -> float | None:
-    """Return the speed of the present plan: measured, not predicted."""
+    """Return the measured speed of the present plan."""
     measured_s = state.generation.measured_step_s if state.generation else None
     return state.job.spec.minibatch_size / measured_s if measured_s else None
 
@@ -196,7 +196,7 @@ def _examples_per_s(state: State) -> float | None:
 
 
 def _time_left_s(state: State) -> float | None:
-    """Return how long the rest takes at the present plan's speed."""
+    """Return the time for the remaining steps at the present plan's speed."""
     if state.generation is None or state.phase is not JobPhase.ACTIVE:
         return None
     generation = state.generation
@@ -224,7 +224,7 @@ def _present_plan(state: State) -> dict[str, Any] | None:
 
 
 def _safety(state: State) -> dict[str, Any]:
-    """Return what a loss would cost now (design: the guarantee)."""
+    """Return what the loss of a VM would cost now."""
     newest = state.newest_checkpoint
     return {
         "survives_any_vm": (
@@ -252,7 +252,7 @@ def _vm(vm: VmRecord) -> dict[str, Any]:
 
 
 def decision(inputs_hash: str, candidates: tuple[Candidate, ...]) -> dict[str, Any]:
-    """Return how a plan was chosen: the hash of what from, and what it was weighed with."""
+    """Return how a plan was chosen: a hash of the inputs and the candidates."""
     return {
         "inputs_hash": inputs_hash,
         "candidates": [candidate_view(candidate) for candidate in candidates],
@@ -260,7 +260,7 @@ def decision(inputs_hash: str, candidates: tuple[Candidate, ...]) -> dict[str, A
 
 
 def candidate_view(candidate: Candidate) -> dict[str, Any]:
-    """Return a plan that was weighed as plain data."""
+    """Return a candidate plan as plain data."""
     return {"shape": candidate.shape, **asdict(candidate)}
 
 

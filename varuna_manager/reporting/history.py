@@ -1,8 +1,8 @@
-"""What a report needs of a job's past beyond its state, gathered as its journal is folded.
+"""The history of a job beyond its state, gathered while its journal is folded.
 
-The core keeps only what decisions need. Who reads a journal lets a ``JobHistory`` look on:
-it sees every event with the state before and after, and keeps what was done when, and
-thinned series. Its memory grows with VMs, generations and saved checkpoints, and with
+The core keeps only what decisions need. A reader of the journal passes every event, with
+the state before and after, to a ``JobHistory``, which keeps what was done when, and
+downsampled series. Its memory grows with VMs, generations and saved checkpoints, and with
 mini-batches only since the oldest checkpoint that is kept.
 """
 
@@ -46,24 +46,24 @@ from spottrain.wire import (
 )
 
 MAX_POINTS = 2048
-"""Of one series; beyond that neighbours are merged."""
+"""Size of a series beyond which it is downsampled."""
 
 
 @dataclass(slots=True)
 class PriceSeries:
-    """What one offer cost, as far as it was seen."""
+    """The price of one offer over time, as far as it was seen."""
 
     offer: Offer
     """As it was seen first."""
     points: list[Point] = field(default_factory=list)
     """(seconds since the epoch, USD per hour), a new one where the price changed."""
     is_constant: bool = True
-    """Whether it was offered at every look, from the first one on."""
+    """True if it was in every listing from the first one on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Milestone:
-    """Something that befell the job as a whole."""
+    """Something that happened to the job as a whole."""
 
     at_s: float
     kind: str
@@ -73,7 +73,7 @@ class Milestone:
 
 @dataclass(slots=True)
 class _CurrentInterval:
-    """What the job does since a moment."""
+    """The interval that has not ended yet."""
 
     since_s: float
     key: tuple[int | None, str]
@@ -82,30 +82,30 @@ class _CurrentInterval:
 
 
 class JobHistory:
-    """A job's past; see the module."""
+    """The history of a job; see the module."""
 
     def __init__(self) -> None:
         self.slots: dict[str, int] = {}
-        """How many each VM has, of those whose agent ever called."""
+        """Number of slots by VM, for VMs whose agent has registered."""
         self.throughput = Bins()
         """Examples per second, from commit to commit."""
         self.prices: dict[str, PriceSeries] = {}
         """By ``offer_key``."""
         self.budgets: list[Point] = []
-        """What the budget was from when on; infinite without one."""
+        """The budget over time; infinite without one."""
         self.milestones: deque[Milestone] = deque(maxlen=KEPT)
         self.checkpoints: list[Point] = []
-        """When checkpoints were saved, and of which step; thinned."""
+        """(time, step) of saved checkpoints; downsampled."""
         self._stretches: list[Interval] = []
         self._open = _CurrentInterval(0.0, (None, "waiting"), "waiting", {})
         self._mark_s = 0.0
-        """The newest commit, or when its generation began to train."""
+        """Time of the newest commit, or of the start of its generation's training."""
         self._steps: list[int] = []
         self._step_times: list[float] = []
         self._looked = False
 
     def note(self, before: State, event: Event, after: State) -> None:
-        """Look at one step of the fold."""
+        """Record one step of the fold."""
         if after.phase is JobPhase.NEW:
             return
         report = event.report if isinstance(event, ReportReceived) else None
@@ -116,7 +116,7 @@ class JobHistory:
         self._follow_work(before, after, report)
 
     def intervals(self, at_s: float) -> list[Interval]:
-        """Return what the job did until ``at_s`` (seconds since the epoch), by time."""
+        """Return what the job did until ``at_s`` (seconds since the epoch), in order."""
         now = self._open
         if at_s <= now.since_s:
             return list(self._stretches)
@@ -144,14 +144,14 @@ class JobHistory:
                 text = f"manager started{again}, version {version}"
                 self._add_milestone(after.now_s, "manager", text)
             case StopRequested(by=by):
-                self._add_milestone(after.now_s, "stop", f"stop asked for by {by}")
+                self._add_milestone(after.now_s, "stop", f"stop requested by {by}")
             case LimitsChanged(by=by, limits=limits):
                 self._add_milestone(
                     after.now_s, "limits", f"{_limits(limits)}, by {by}"
                 )
             case ClockSet(by_s=by_s):
                 self._add_milestone(
-                    after.now_s, "manager", f"its clock was set by {by_s:+.0f} s"
+                    after.now_s, "manager", f"manager's clock was set by {by_s:+.0f} s"
                 )
             case ReportReceived(report=CheckpointSaved(step=step)):
                 self._follow_checkpoint(step, after)
@@ -176,7 +176,7 @@ class JobHistory:
         self._looked = True
 
     def _follow_checkpoint(self, step: int, after: State) -> None:
-        """Note it; no restore goes back beyond the oldest one that is kept."""
+        """Record it; no restore goes back beyond the oldest checkpoint kept."""
         self.checkpoints.append((after.now_s, step))
         if len(self.checkpoints) > 2 * KEPT:
             self.checkpoints = self.checkpoints[::2]
@@ -221,8 +221,8 @@ class JobHistory:
     def _end_training(
         self, generation: Generation, after: State, report: object
     ) -> None:
-        """Training until the last commit; what came after it counted only if all
-        stopped as told."""
+        """Count training until the last commit; later work counts only if all slots
+        stopped as requested."""
         mark_s, now_s = max(self._mark_s, self._open.since_s), after.now_s
         self._put(self._open.since_s, mark_s, "training")
         broke = after.generation is not None and (
@@ -245,7 +245,7 @@ class JobHistory:
             self._stretches.append(interval)
 
     def _count_as_trained(self) -> None:
-        """The mini-batch in the air was committed after all: it was not lost."""
+        """Count the mini-batch in flight as trained: it was committed after all."""
         for index in reversed(range(len(self._stretches))):
             one = self._stretches[index]
             if one.activity == "training":
@@ -255,7 +255,7 @@ class JobHistory:
                 return
 
     def _discard_after(self, step: int) -> None:
-        """A restore went back to ``step``: what was trained after it is lost."""
+        """Count what was trained after ``step`` as lost: a restore went back to it."""
         index = bisect_right(self._steps, step)
         since_s = self._step_times[index - 1] if index else 0.0
         del self._steps[index:], self._step_times[index:]
@@ -297,9 +297,9 @@ def fold(journal: Journal) -> tuple[State, JobHistory]:
 
 
 def _limits(limits: tuple[Limit, ...]) -> str:
-    """Return changed limits in words."""
+    """Return changed limits as text."""
     return ", ".join(
-        f"{one.name} {'without a bound' if one.value is None else f'{one.value:g}'}"
+        f"{one.name} {'removed' if one.value is None else f'set to {one.value:g}'}"
         for one in limits
     )
 
@@ -308,7 +308,7 @@ _TRAINS = (GenerationPhase.RUNNING, GenerationPhase.STOPPING)
 
 
 def _activity_of(state: State) -> tuple[tuple[int | None, str], Activity]:
-    """Return what a job does, and a key that changes when that, or with whom, does."""
+    """Return what a job does, and a key that changes with it or its participants."""
     generation = state.generation
     if generation is not None:
         if generation.phase in _TRAINS:
@@ -323,7 +323,7 @@ def _activity_of(state: State) -> tuple[tuple[int | None, str], Activity]:
 
 
 def _plans_again(state: State) -> bool:
-    """Whether a job that has trained is about to go on: it does not lack VMs."""
+    """Return whether a job that has trained is about to continue, having enough VMs."""
     answer = state.answer
     refused = answer is not None and answer.plan is None and state.plan_asked is None
     enough = len(usable_vms(state)) >= max(1, state.job.min_vms)
@@ -332,7 +332,7 @@ def _plans_again(state: State) -> bool:
 
 
 def _slots(state: State, activity: Activity) -> Mapping[str, int]:
-    """Return the slots that take part in what the job does now, by VM."""
+    """Return the number of participating slots by VM."""
     if activity == "waiting":
         return {}
     if (generation := state.generation) is not None:

@@ -1,4 +1,4 @@
-"""Long series in little memory: neighbours are merged, and no extreme is lost."""
+"""Downsampled time series, which keep the extremes."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 Point = tuple[float, float]
-"""A moment, and the value that holds from it on."""
+"""A time, and the value that holds from it on."""
 
 
 @dataclass(slots=True)
 class Bin:
-    """What a value did in one stretch of time."""
+    """A value during one interval of time."""
 
     low: float
     high: float
@@ -20,24 +20,24 @@ class Bin:
 
 
 class Bins:
-    """A value over time in bins of one width, which doubles when they become many.
+    """A value over time in bins of equal width, which doubles when they become too many.
 
     Args:
-        most: Bins are never more than this; even.
-        width_s: Of a bin at first.
+        max_bins: Largest number of bins; even.
+        width_s: Initial width of a bin.
     """
 
-    def __init__(self, most: int = 1024, width_s: float = 1.0) -> None:
+    def __init__(self, max_bins: int = 1024, width_s: float = 1.0) -> None:
         self.width_s = width_s
         self.start_s: float | None = None
-        """Where bin 0 begins; None as long as there is nothing."""
+        """Start of bin 0; None while there are no values."""
         self.bins: dict[int, Bin] = {}
-        self._most = most
+        self._max_bins = max_bins
 
     def add(self, from_s: float, to_s: float, value: float) -> None:
-        """Note that the value was ``value`` from one moment to a later one.
+        """Record that the value was ``value`` from one time to a later one.
 
-        Moments before the first one that was ever noted are left out.
+        Times before the first one recorded are ignored.
         """
         if self.start_s is None:
             self.start_s = from_s
@@ -45,7 +45,7 @@ class Bins:
         from_s = max(from_s, start_s)
         if to_s <= from_s:
             return
-        while to_s - start_s > self._most * self.width_s:
+        while to_s - start_s > self._max_bins * self.width_s:
             self._double()
         number = int((from_s - start_s) / self.width_s)
         while from_s < to_s:
@@ -57,9 +57,9 @@ class Bins:
             number += 1
 
     def means(self) -> list[tuple[float, float, float, float]]:
-        """Return (begin_s, mean, low, high) of every bin in which there was anything.
+        """Return (begin_s, mean, low, high) of every bin with a value.
 
-        The mean is over the whole bin: where nothing was noted, the value was 0.
+        The mean is over the whole bin: where nothing was recorded, the value was 0.
         """
         start_s = self.start_s or 0.0
         return [
@@ -84,19 +84,19 @@ def _merge(bins: dict[int, Bin], number: int, one: Bin) -> None:
     known.area += one.area
 
 
-def downsampled(points: Sequence[Point], most: int) -> list[Point]:
-    """Return at most ``most`` of the points of a line, its first, last and extremes too.
+def downsampled(points: Sequence[Point], max_points: int) -> list[Point]:
+    """Return at max_points ``max_points`` of the points, with the first, last and extremes.
 
     Of each run of neighbours the lowest and the highest stay.
 
     Args:
-        points: By time.
-        most: 4 or more.
+        points: In order of time.
+        max_points: 4 or more.
     """
-    if len(points) <= most:
+    if len(points) <= max_points:
         return list(points)
     inner = points[1:-1]
-    run = -(-2 * len(inner) // (most - 2))
+    run = -(-len(inner) // ((max_points - 2) // 2))
     kept = [points[0]]
     for begin in range(0, len(inner), run):
         neighbours = range(begin, min(begin + run, len(inner)))

@@ -1,4 +1,4 @@
-"""Prices over time as pictures: a line of text, and SVG."""
+"""Charts of prices over time: a line of text, and SVG."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9")
 
 
 def usd_at(series: Sequence[Price], at_s: float) -> float | None:
-    """Return what held at a moment: the newest price that had begun by then."""
+    """Return the price at a moment: the newest one that had begun by then."""
     begun = [price for price in series if price.since_s <= at_s]
     return begun[-1].usd_per_hour if begun else None
 
@@ -22,13 +22,13 @@ def usd_at(series: Sequence[Price], at_s: float) -> float | None:
 def sparkline(
     series: Sequence[Price], from_s: float, to_s: float, width: int = 12
 ) -> str:
-    """Return a price over time in one line of text; blank where nothing is known.
+    """Return a price over time as one line of text; blank where it is unknown.
 
     Args:
         series: Prices of one offer, oldest first.
         from_s: Seconds since the epoch; so is to_s.
         to_s: The right end.
-        width: Characters.
+        width: In characters.
     """
     step_s = (to_s - from_s) / max(1, width - 1)
     values = [usd_at(series, from_s + i * step_s) for i in range(width)]
@@ -42,7 +42,7 @@ def sparkline(
 
 
 def svg(series: Mapping[str, Sequence[Price]], from_s: float, to_s: float) -> str:
-    """Return a picture of prices over time, one stepped line a name.
+    """Return an SVG chart of prices over time, one step line per name.
 
     Args:
         series: Prices by name, oldest first, USD per hour.

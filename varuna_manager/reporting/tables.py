@@ -1,4 +1,4 @@
-"""Views of a job as rich renderables, for people."""
+"""Tables and panels about a job, for the terminal."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ KIND_NAMES = {
 
 
 def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
-    """Return what a person who watches a job sees.
+    """Return the live view of a job.
 
     Args:
-        status: As ``views.status`` gives it.
+        status: From ``documents.status``.
         last_at_s: When the last event happened, seconds since the epoch.
     """
     grid = Table.grid(padding=(0, 2))
@@ -52,11 +52,12 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_column(ratio=1)
     grid.add_row("step", _progress(status))
     grid.add_row("loss", number(status["loss"]))
-    grid.add_row("speed", f"{number(status['examples_per_s'], 1)} examples/s")
-    grid.add_row("money", money_line(status))
+    grid.add_row("speed", _speed(status["examples_per_s"]))
+    grid.add_row("cost", money_line(status))
     if (deadline := status["promise"]) is not None:
-        grid.add_row("promise", deadline_line(deadline, status["deadline_s"]))
-    grid.add_row("fleet", f"{fleet_line(status)} · {safety_line(status)}")
+        grid.add_row("forecast", deadline_line(deadline, status["deadline_s"]))
+    safety = safety_line(status)
+    grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
     grid.add_row("plan", plan_line(status))
     grid.add_row("now", Text(status["activity"]))
     moment = "" if last_at_s is None else f"{clock(last_at_s)} "
@@ -76,8 +77,12 @@ def _progress(status: dict[str, Any]) -> RenderableType:
     return row
 
 
+def _speed(examples_per_s: float | None) -> str:
+    return NOTHING if examples_per_s is None else f"{examples_per_s:.1f} examples/s"
+
+
 def money_line(status: dict[str, Any]) -> str:
-    """Return dollars so far, of the budget, and per hour."""
+    """Return the dollars spent, the budget, and dollars per hour."""
     budget = status["usd_budget"]
     of = "" if budget is None else f" of {dollars(budget)}"
     return (
@@ -88,7 +93,7 @@ def money_line(status: dict[str, Any]) -> str:
 def plan_line(status: dict[str, Any]) -> str:
     """Return the present plan with its reason, such as ``2x2 since step 40: …``."""
     if (plan := status["plan"]) is None:
-        return "none yet"
+        return "none"
     shape = f"{plan['pipeline_depth']}x{plan['data_parallel_width']}"
     since = plan["from_step"]
     began = plan["phase"] if since is None else f"since step {since}"
@@ -96,12 +101,12 @@ def plan_line(status: dict[str, Any]) -> str:
 
 
 def safety_line(status: dict[str, Any]) -> str:
-    """Return what the loss of a VM would cost now."""
+    """Return what the loss of a VM would cost now; empty if nothing can be lost."""
     safety = status["safety"]
     if status["plan"] is None or safety["checkpoint_step"] is None:
-        return "nothing to lose yet"
+        return ""
     if safety["survives_any_vm"]:
-        return "any one VM may be lost"
+        return "any one VM can be lost without losing progress"
     return f"losing a VM may cost {safety['lag_steps']} steps"
 
 
@@ -109,14 +114,14 @@ def plain_line(status: dict[str, Any]) -> str:
     """Return the state of a job as one line for a log."""
     return (
         f"step {status['step']}/{status['steps']}  loss {number(status['loss'])}  "
-        f"{number(status['examples_per_s'], 1)} examples/s  {money_line(status)}  "
+        f"{_speed(status['examples_per_s'])}  {money_line(status)}  "
         f"{duration(status['time_left_s'])} left  {fleet_line(status)}  "
         f"plan {plan_line(status).partition(':')[0]}"
     )
 
 
 def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
-    """Return all jobs of this machine, one a row."""
+    """Return a table of jobs, one per row."""
     names = ("NAME", "STATE", "STEP", "LOSS", "SPENT", "FLEET", "NOW")
     table = _table(*names, right={"STEP", "LOSS", "SPENT"})
     for job in jobs:
@@ -133,7 +138,7 @@ def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
 
 
 def fleet_table(status: dict[str, Any]) -> Table:
-    """Return the VMs of a job, one a row."""
+    """Return a table of a job's VMs, one per row."""
     table = _table("VM", "PHASE", "ZONE", "TYPE", "SLOTS", "$/HOUR", right={"$/HOUR"})
     for vm in status["fleet"]:
         table.add_row(
@@ -148,7 +153,7 @@ def fleet_table(status: dict[str, Any]) -> Table:
 
 
 def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield what a job did and what it cost, as ``report`` shows it to people."""
+    """Yield the tables of ``spottrain report``."""
     yield _plans_table(report["plans"])
     hits = report["interruptions"]
     yield _interruptions_table(hits) if hits else "No interruptions"
@@ -169,24 +174,27 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if report["heldout_loss_first"] is not None:
         first, last = report["heldout_loss_first"], report["heldout_loss"]
         yield "held-out loss", _arrow(first, last)
-    yield "speed", f"{number(report['examples_per_s'], 1)} examples/s, all told"
+    yield (
+        "speed",
+        f"{number(report['examples_per_s'], 1)} examples/s with interruptions",
+    )
     spent, on_demand = report["usd_spent"], report["usd_on_demand"]
     saved = "" if not on_demand else f" ({100 * (1 - spent / on_demand):.0f} % less)"
-    yield "money", f"{dollars(spent)}, on demand {dollars(on_demand)}{saved}"
+    yield "cost", f"{dollars(spent)}, on demand {dollars(on_demand)}{saved}"
     cost = report["cost"]
-    yield "a million examples", dollars(cost["usd_per_million_examples"])
+    yield "per million examples", dollars(cost["usd_per_million_examples"])
     if (billed_s := cost["vm_seconds"]["billed"]) > 0:
         times = cost["vm_seconds"].items()
         shares = (f"{100 * s / billed_s:.0f} % {k}" for k, s in times if k != "billed")
         yield "rented time", f"{billed_s / 3600:.2f} VM-hours: {', '.join(shares)}"
-    if told := report["budget_alerts"]:
-        words = (f"{a['share']:.0%} spent after {duration(a['at_s'])}" for a in told)
+    if alerts := report["budget_alerts"]:
+        words = (f"{a['share']:.0%} spent after {duration(a['at_s'])}" for a in alerts)
         yield "budget", ", ".join(words)
     lost, twice = report["minibatches_lost"], report["minibatches_recomputed"]
-    yield "mini-batches", f"{lost} lost, {twice} computed twice"
+    yield "mini-batches", f"{lost} lost, {twice} recomputed"
     yield "slow VMs", f"{report['slow_vms_replaced']} replaced"
     if report["checkpoint_error"]:
-        yield "checkpoints", f"the newest failed: {report['checkpoint_error']}"
+        yield "checkpoints", f"the last save failed: {report['checkpoint_error']}"
 
 
 def _wall(report: dict[str, Any]) -> str:
@@ -201,7 +209,7 @@ def _arrow(first: float | None, last: float | None) -> str:
 def _plans_table(plans: list[dict[str, Any]]) -> Table:
     names = ("PLAN", "FROM STEP", "FOR", "STEP TIME", "PREDICTED", "WHY")
     table = _table(*names, right={"FROM STEP", "FOR", "STEP TIME", "PREDICTED"})
-    table.title = "Plans run (pipeline depth x data-parallel width)"
+    table.title = "Plans (pipeline depth x data-parallel width)"
     for plan in plans:
         table.add_row(
             f"{plan['pipeline_depth']}x{plan['data_parallel_width']}",
@@ -229,7 +237,7 @@ def _interruptions_table(interruptions: list[dict[str, Any]]) -> Table:
 
 
 def merged(candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Make one row of those that differ in nothing but the schedule's name."""
+    """Merge candidates that differ only in the name of the schedule."""
     rows: dict[tuple[object, ...], dict[str, Any]] = {}
     for plan in candidates:
         key = tuple(value for name, value in plan.items() if name != "schedule")
@@ -242,7 +250,7 @@ def merged(candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
-    """Return the plans that were weighed, as ``views.candidate_view`` gives them."""
+    """Return a table of candidate plans from ``documents.candidate_view``."""
     right = {"MICRO", "UNUSED", "STEP", "EX/S", "$/MILLION", "MEMORY"}
     table = _table(
         "PLAN", "SCHEDULE", "MICRO", "UNUSED", "STEP", "EX/S", "$/MILLION", "MEMORY", "",
@@ -277,15 +285,15 @@ def execution_line(plan: dict[str, Any]) -> str:
 
 
 SHORT_TABLE = 6
-"""Rows that are shown without ``--explain``."""
+"""Number of rows without ``--explain``."""
 
 
 def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[RenderableType]:
-    """Yield what a launch would begin with, as ``plan`` shows it to people.
+    """Yield the parts of ``spottrain plan`` for people.
 
     Args:
-        preview: See ``planning.preview`` and ``planning.preview_workload``.
-        explain: Show all that was weighed, not only what came nearest.
+        preview: See ``plan_inputs.preview`` and ``plan_inputs.preview_workload``.
+        explain: Show all candidates, not only the best.
     """
     if "fleet" in preview:
         fleet = Counter(
@@ -314,16 +322,16 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
         budget = preview["usd_budget"]
         of = "" if budget is None else f" of {dollars(budget)}"
         words += (
-            f": undisturbed {duration(preview['train_s'])} and "
+            f": without interruptions {duration(preview['train_s'])} and "
             f"{dollars(preview['usd'])}{of} at {dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
-    if (promised := preview.get("promise")) is not None:
-        yield f"promise  {promised['reason']}"
+    if (forecast := preview.get("promise")) is not None:
+        yield f"forecast {forecast['reason']}"
 
 
 def sections_table(facts: ModelFacts) -> Table:
-    """Return the sections of a model, one a row."""
+    """Return a table of a model's sections, one per row."""
     names = ("SECTION", "PARAMETERS", "OPTIMIZER", "ACTIVATION/EXAMPLE")
     table = _table(*names, right=set(names))
     for section in facts.sections:
@@ -337,7 +345,7 @@ def sections_table(facts: ModelFacts) -> Table:
 
 
 def _table(*names: str, right: set[str]) -> Table:
-    """Return an empty table; columns in ``right`` are aligned to the right."""
+    """Return an empty table; columns in ``right`` are right-aligned."""
     table = Table(box=None, title_justify="left", pad_edge=False, header_style="bold")
     for name in names:
         table.add_column(name, justify="right" if name in right else "left")

@@ -1,4 +1,4 @@
-"""What a report says in words and numbers, whoever shows it."""
+"""The sentences and rows of a report, for every output."""
 
 from __future__ import annotations
 
@@ -16,21 +16,21 @@ from spottrain.varuna_manager.reporting.timeline import LANES
 
 Row = Sequence[str]
 TIME_KINDS = {
-    "productive": "mini-batches that are in the final history",
-    "morph": "between training and training: getting out, handing over, forming, saving",
-    "boot": "launch until ready; measuring, and writing the first weights",
-    "idle": "ready but in no plan, going back, or billed beyond its life",
-    "lost": "computed and thrown away",
-    "manager": "the VM that the manager runs on",
+    "productive": "training that is part of the final result",
+    "morph": "changing plans: stopping, handing state over, forming, saving",
+    "boot": "from launch until ready; measuring; writing the first weights",
+    "idle": "ready but not in a plan, being returned, or billed after its end",
+    "lost": "computed, then discarded",
+    "manager": "the manager's own VM",
 }
-"""What the time of rented VMs is split into."""
+"""Kinds of rented time, described for people."""
 
 
 def time_kinds(cost: Mapping[str, Any]) -> dict[str, str]:
-    """Return ``TIME_KINDS`` without a manager's VM where there is none.
+    """Return ``TIME_KINDS``, without the manager's VM if there is none.
 
     Args:
-        cost: As ``costs.cost`` gives it.
+        cost: From ``costs.cost``.
     """
     seconds = cost["vm_seconds"]
     return {k: v for k, v in TIME_KINDS.items() if k != "manager" or seconds[k]}
@@ -42,14 +42,14 @@ _ENDS = {
     "stopped": "was stopped after {wall}: {reason}",
     "budget": "ran out of money after {wall}: {reason}",
     "deadline": "ran out of time after {wall}: {reason}",
-    "capacity": "found no machines and ended after {wall}: {reason}",
+    "capacity": "got no machines and ended after {wall}: {reason}",
     "down": "was ended for good after {wall}: {reason}",
-    "unmanaged": "has no manager; it has taken {wall} so far: {reason}",
+    "unmanaged": "has no manager; {wall} have passed so far: {reason}",
 }
 
 
 def summary(report: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what happened in a few plain sentences, the most important first."""
+    """Yield a summary in a few sentences, the most important first."""
     words = _ENDS.get(
         report["state"], "is {state}, {wall} after it was submitted: {reason}"
     )
@@ -58,7 +58,7 @@ def summary(report: Mapping[str, Any]) -> Iterator[str]:
     )
     done, steps = report["steps_done"], report["steps"]
     far = f"all {steps:,}" if done >= steps else f"{done:,} of {steps:,}"
-    yield f"{report['name']} {how}. It has done {far} mini-batches."
+    yield f"{report['name']} {how}. It trained {far} mini-batches."
     yield _money_sentence(report)
     yield _trouble_sentence(report)
 
@@ -73,25 +73,25 @@ def _money_sentence(report: Mapping[str, Any]) -> str:
     text = f"It cost {dollars(cost['usd_spent'])}{of}"
     if cost["usd_per_million_examples"] is not None:
         text += f", {dollars(cost['usd_per_million_examples'])} per million examples"
-    told = [text + "."]
+    sentences = [text + "."]
     savings = cost["savings"]
     if savings["saved_on_demand_share"] is not None:
         usd = dollars(savings["usd_on_demand"])
-        told.append(
+        sentences.append(
             f"The same VM time on demand would have cost {usd}: "
             f"{_less(savings['saved_on_demand_share'])}."
         )
     if (fixed := savings["fixed"]) is not None:
-        told.append(
-            f"In hindsight the cheapest single offer ({fixed_name(fixed)}), held all "
-            f"the time, would have cost {dollars(fixed['usd'])}: "
+        sentences.append(
+            f"In hindsight, the cheapest single offer ({fixed_name(fixed)}), rented all "
+            f"along, would have cost {dollars(fixed['usd'])}: "
             f"{_less(fixed['saved_share'])}."
         )
-    return " ".join(told)
+    return " ".join(sentences)
 
 
 def fixed_name(fixed: Mapping[str, Any]) -> str:
-    """Return an offer in words."""
+    """Return an offer as text."""
     market = "spot" if fixed["spot"] else "on demand"
     return f"{fixed['instance_type']} in {fixed['zone']}, {market}"
 
@@ -100,36 +100,36 @@ def _less(share: float | None) -> str:
     if share is None:
         return NOTHING
     if abs(share) < 0.005:
-        return "as much"
+        return "the same"
     return f"{share:.0%} saved" if share > 0 else f"{-share:.0%} more was paid"
 
 
 def _trouble_sentence(report: Mapping[str, Any]) -> str:
     counts = {
-        "taken with notice": report["preemptions_noticed"],
-        "killed without": report["preemptions_unnoticed"],
-        "fell silent": report["silent_losses"],
+        "preempted with notice": report["preemptions_noticed"],
+        "preempted without notice": report["preemptions_unnoticed"],
+        "stopped answering": report["silent_losses"],
     }
     vms = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-    told = [
-        f"{report['vms_launched']} VMs were rented; {vms or 'none was taken away'}."
+    sentences = [
+        f"{report['vms_launched']} VMs were rented; {vms or 'none was preempted'}."
     ]
     if report["worker_deaths"]:
-        told.append(f"{report['worker_deaths']} workers died.")
+        sentences.append(f"{report['worker_deaths']} workers died.")
     if report["slow_vms_replaced"]:
-        told.append(f"{report['slow_vms_replaced']} slow machines were replaced.")
-    told.append(
+        sentences.append(f"{report['slow_vms_replaced']} slow machines were replaced.")
+    sentences.append(
         f"{len(report['plans'])} plans ran; {report['minibatches_lost']} mini-batches "
-        f"are lost, {report['minibatches_recomputed']} were computed twice."
+        f"were lost, {report['minibatches_recomputed']} were recomputed."
     )
     useful = report["cost"]["useful_share"]
     if useful is not None:
-        told.append(f"{useful:.0%} of the rented time was productive.")
-    return " ".join(told)
+        sentences.append(f"{useful:.0%} of the rented time was productive.")
+    return " ".join(sentences)
 
 
 def tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
-    """Yield (name, value, note) of the figures that people ask for first."""
+    """Yield (name, value, note) of the key figures."""
     cost = report["cost"]
     useful = cost["useful_share"]
     budget = cost["usd_budget"]
@@ -146,7 +146,7 @@ def tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield (
         "speed",
         number(report["examples_per_s"], 1),
-        "examples/s, interruptions included",
+        "examples/s, including interruptions",
     )
     yield (
         "productive",
@@ -161,7 +161,7 @@ def tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
 
 
 def money_rows(report: Mapping[str, Any]) -> list[Row]:
-    """Return money by kind, the sum, and what it would have been otherwise."""
+    """Return money by kind, the total, and the cost of alternatives."""
     cost = report["cost"]
     kinds, savings = cost["usd_by_kind"], cost["savings"]
     rows: list[Row] = [
@@ -169,15 +169,15 @@ def money_rows(report: Mapping[str, Any]) -> list[Row]:
         ("boot", _usd(kinds["boot"]), "VMs until they could train"),
         ("storage", _usd(kinds["storage"]), "checkpoints"),
         ("egress", _usd(kinds["egress"]), "data between zones"),
-        ("spent", _usd(cost["usd_spent"]), "all of it"),
-        ("on demand", _usd(savings["usd_on_demand"]), _versus(savings["saved_on_demand_share"], "the same VM time on demand where it ran")),
+        ("spent", _usd(cost["usd_spent"]), "total"),
+        ("on demand", _usd(savings["usd_on_demand"]), _versus(savings["saved_on_demand_share"], "the same VM time on demand")),
     ]  # fmt: skip
     if (fixed := savings["fixed"]) is None:
-        none = "no offer was there at every look, or nothing was rented"
-        return [*rows, ("cheapest fixed choice", NOTHING, none)]
-    how = f"{fixed_name(fixed)}, as much of it all the time, at the prices seen"
+        none = "no offer was available all along, or nothing was rented"
+        return [*rows, ("cheapest single offer", NOTHING, none)]
+    how = f"{fixed_name(fixed)}, as many VMs all along, at the prices seen"
     how = _versus(fixed["saved_share"], how)
-    return [*rows, ("cheapest fixed choice", _usd(fixed["usd"]), how)]
+    return [*rows, ("cheapest single offer", _usd(fixed["usd"]), how)]
 
 
 def _versus(share: float | None, what: str) -> str:
@@ -202,7 +202,7 @@ def plan_rows(report: Mapping[str, Any]) -> list[Row]:
 
 
 def interruption_rows(report: Mapping[str, Any]) -> list[Row]:
-    """Return what the cloud and chance did to the job, and what it cost."""
+    """Return the interruptions of the job, and what they cost."""
     return [
         (
             duration(hit["at_s"]),
@@ -231,7 +231,7 @@ def zone_rows(report: Mapping[str, Any]) -> list[Row]:
 
 
 def events_rows(report: Mapping[str, Any]) -> list[Row]:
-    """Return everything that happened, by time."""
+    """Return the whole timeline."""
     return [
         (
             duration(entry["at_s"]),

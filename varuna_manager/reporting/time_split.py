@@ -1,7 +1,8 @@
-"""Where the rented time and its money went; pure.
+"""Splits rented time and its cost by what it was spent on; pure.
 
-Every second that a VM is billed for goes to one of six: productive, morph, boot, idle,
-lost, manager. A VM of several slots is split by slots: one of two in a plan is half a VM at work.
+Every second that a VM is billed for is of one of six kinds: productive, morph, boot, idle,
+lost, manager. A VM of several slots is split by slots: with one of two slots in a plan, half
+of the VM is at work.
 """
 
 from __future__ import annotations
@@ -18,34 +19,34 @@ from spottrain.pricing.billing.ledger import LedgerLine
 from spottrain.pricing.billing.money import NOTHING, Money, ceil_us
 
 Activity = Literal["waiting", "preparing", "morphing", "training", "lost"]
-"""What the job did for a while, as far as its slots are concerned."""
+"""What a job does at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rental:
-    """One VM until a moment, as its bill has it. Seconds since the epoch."""
+    """The bill of one VM until a moment. Times in seconds since the epoch."""
 
     vm_id: str
     offer: Offer
-    """As it was at launch."""
+    """The offer at launch."""
     trains: bool = True
-    """Whether it was rented to train; else the manager ran on it."""
+    """True if it was rented to train; else the manager ran on it."""
     slots: int
     launched_s: float
     ready_s: float
     """When its slots could train; ``end_s`` if they never could."""
     end_s: float
-    """When its billing ended, or the moment up to which it is told."""
+    """When its billing ended, or the moment of the report."""
     billed_s: float
-    """What the cloud charges for: at times more than the VM's life (a least charge, a
-    started second)."""
+    """What the cloud charges for; may exceed the VM's lifetime (minimum charge, started
+    second)."""
     cost: Money
     if_on_demand: Money
     """What it would have cost on demand where it ran."""
 
 
 def rental(vm_id: str, line: LedgerLine, slots: int, at_s: float) -> Rental | None:
-    """Return what a line of the ledger says of a VM until ``at_s``; None if it is not
+    """Return a VM's bill until ``at_s`` from its line of the ledger; None if it is not
     known what was rented.
 
     Args:
@@ -77,35 +78,35 @@ def rental(vm_id: str, line: LedgerLine, slots: int, at_s: float) -> Rental | No
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interval:
-    """A while in which a job did one thing."""
+    """An interval in which a job did one thing."""
 
     from_s: float
     to_s: float
     activity: Activity
     slots: Mapping[str, int]
-    """How many slots of which VM took part; all others were idle."""
+    """Number of participating slots by VM; all others were idle."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeSplit:
-    """VM-seconds by what they were spent on."""
+    """VM-seconds by kind."""
 
     productive_s: float = 0.0
-    """Mini-batches that are in the final history."""
+    """Training that is part of the final result."""
     morph_s: float = 0.0
-    """Between training and training: getting out, handing over, forming, saving."""
+    """Between two plans: stopping, handing state over, forming, saving."""
     boot_s: float = 0.0
-    """From launch until ready, and measuring and writing the first weights."""
+    """From launch until ready, measuring, and writing the first weights."""
     idle_s: float = 0.0
-    """Ready, but in no plan, or there was none."""
+    """Ready, but not in a plan."""
     lost_s: float = 0.0
-    """Computed and thrown away: in the air when a peer died, or undone by a restore."""
+    """Computed and discarded: in flight when a peer died, or undone by a restore."""
     manager_s: float = 0.0
     """VMs that the manager ran on."""
 
     @property
     def billed_s(self) -> float:
-        """All of them together."""
+        """The sum of all kinds."""
         return math.fsum(self.parts().values())
 
     def parts(self) -> dict[str, float]:
@@ -114,7 +115,7 @@ class TimeSplit:
 
 
 KINDS: tuple[str, ...] = tuple(TimeSplit().parts())
-"""What time is spent on, in the order in which people are told."""
+"""Kinds of time, in the order of reports."""
 _KIND_OF: dict[Activity, str] = {
     "training": "productive",
     "morphing": "morph",
@@ -124,11 +125,11 @@ _KIND_OF: dict[Activity, str] = {
 
 
 def split_time(rental: Rental, intervals: Sequence[Interval]) -> TimeSplit:
-    """Return what a VM's billed seconds were spent on.
+    """Return a VM's billed seconds by kind.
 
     Args:
-        rental: The VM. What is billed beyond its life counts as idle.
-        intervals: What the job did, by time, without overlaps.
+        rental: The VM. Time billed beyond its lifetime counts as idle.
+        intervals: What the job did, in order, without overlaps.
     """
     if not rental.trains:
         return TimeSplit(manager_s=rental.billed_s)
@@ -143,23 +144,23 @@ def split_time(rental: Rental, intervals: Sequence[Interval]) -> TimeSplit:
         if kind is not None and slots:
             seconds = min(one.to_s, rental.end_s) - max(one.from_s, rental.ready_s)
             spent[kind] += seconds * min(1.0, slots / rental.slots)
-    # What is left; less than a microsecond is none.
+    # The rest; less than a microsecond is rounding.
     idle_s = round(rental.billed_s - math.fsum(spent.values()), 6)
     spent["idle"] = max(0.0, idle_s)
     return TimeSplit(**{f"{kind}_s": seconds for kind, seconds in spent.items()})
 
 
 def sum_of(splits: Iterable[TimeSplit]) -> TimeSplit:
-    """Return several together."""
+    """Return the sum of several splits."""
     rows = [one.parts() for one in splits]
     sums = {kind: math.fsum(row[kind] for row in rows) for kind in KINDS}
     return TimeSplit(**{f"{kind}_s": seconds for kind, seconds in sums.items()})
 
 
 def share_money(cost: Money, split: TimeSplit) -> dict[str, Money]:
-    """Return what each kind of a VM's time cost; together it is ``cost``.
+    """Return the cost of each kind of a VM's time; together they are ``cost``.
 
-    Time has one price here: where the price moved while the VM ran, its mean.
+    The mean price is used where the price changed while the VM ran.
     """
     billed_s, given = split.billed_s, NOTHING
     shares: dict[str, Money] = {}

@@ -1,4 +1,4 @@
-"""What happened to a job, one entry each, with the plan that ran from then on."""
+"""The timeline of a job: what happened, in order, with the plans that ran."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ LANES = {
     "alert": "budget",
     "end": "end",
 }
-"""Kinds of entries, and what people call them."""
+"""Names of the kinds of entries for people."""
 
 
 def timeline(
     state: State, history: JobHistory, plans: Iterable[GenerationSummary]
 ) -> list[dict[str, Any]]:
-    """Return what happened, by time.
+    """Return what happened, in order of time.
 
     Args:
-        state: The job's.
-        history: And its past.
-        plans: Those that trained.
+        state: The job's state.
+        history: The job's history.
+        plans: The plans that trained.
 
     Returns:
-        ``at_s`` after the submission, ``kind`` (see ``LANES``), ``text``, and ``vm_id``
-        or None.
+        ``at_s`` (seconds after the submission), ``kind`` (see ``LANES``), ``text``,
+        and ``vm_id`` or None.
     """
     entries = [*_of_the_job(state, history), *_of_plans(state, plans), *_of_vms(state)]
     entries.sort(key=lambda entry: entry["at_s"])

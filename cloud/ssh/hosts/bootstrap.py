@@ -1,4 +1,4 @@
-"""Bootstrap of a claimed host: software, code, data, setup, agent. Every step is idempotent."""
+"""Idempotent bootstrap of a claimed host: software, code, data, setup, agent."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def bring_up(
         bootstrap: How the agent reaches the manager.
         announce: Sets the address for the agent's calls; called before it is started.
         payload: The job's files and settings.
-        fleet_software: Given a host's software, returns the versions that all hosts must have.
+        fleet_software: Given a host's software, returns the versions that all hosts
+            must have.
         report: Called with the current step of the job's own preparation.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A job's persistent record of its hosts and VMs, for hosts that are unreachable now."""
+"""A job's persistent record of its hosts and VMs."""
 
 from __future__ import annotations
 

@@ -258,7 +258,7 @@ class SshProvider:
         self._seen[connection.host.name] = here
 
     def _count_as_ended(self, connection: HostConnection) -> None:
-        """Count VMs as ended once their host has been unreachable for longer than their lease."""
+        """Count VMs as ended once their host is unreachable beyond their lease."""
         if connection.unreachable_since_s is None:
             return
         away_s = time.monotonic() - connection.unreachable_since_s
@@ -345,7 +345,7 @@ class SshProvider:
         with self._memory.edit() as record:
             record.end(vm_id)
 
-    # --- Starting agents --------------------------------------------------------------
+    # --- Starting agents ------------------------------------------------------------
 
     def _connection_of(self, vm_id: str) -> HostConnection:
         rented = self._memory.read().rented.get(vm_id)

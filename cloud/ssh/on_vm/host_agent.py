@@ -252,7 +252,7 @@ class HostAgent:
     def data(
         self, vm_id: str, package: str, environment: dict[str, str], **arguments: Any
     ) -> Any:
-        """Prepare the job's data; return the progress, see ``cloud.data.background``."""
+        """Prepare the job's data; return progress by ``cloud.data.background``."""
         self._claim_of(vm_id)
         wait_s = arguments.pop("wait_s")
         if self._data is None:
@@ -344,7 +344,7 @@ class HostAgent:
     def _environment(
         self, vm_id: str, given: dict[str, str], package: str = ""
     ) -> dict[str, str]:
-        """Return the environment of a VM's processes; with our package if it is named."""
+        """Return the environment of a VM's processes, with our package if given."""
         ours = os.path.dirname(sys.executable)
         path = f"{ours}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
         marker = {"SPOTTRAIN_VM": vm_id, "OMP_NUM_THREADS": "1"}

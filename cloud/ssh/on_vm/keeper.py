@@ -1,8 +1,8 @@
 """The agent's parent process on a VM, which cleans up after it.
 
-``python -m spottrain.cloud.ssh.on_vm.keeper FOLDER``, standard library only. It holds the lock
-of the VM's folder for the life of the VM. When the agent ends, it kills every process of
-the VM and removes everything but the logs.
+``python -m spottrain.cloud.ssh.on_vm.keeper FOLDER``, standard library only. It holds
+the lock of the VM's folder for the life of the VM. When the agent ends, it kills every
+process of the VM and removes everything but the logs.
 """
 
 from __future__ import annotations

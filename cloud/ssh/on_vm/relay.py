@@ -1,4 +1,5 @@
-"""Relay on one VM of a region: forwards the calls of the region's agents to the manager.
+"""Relay on one VM of a region: forwards the calls of the region's agents to the
+manager.
 
 Runs in the host agent and ends with it; standard library only. It listens only at the
 VM's private address and forwards only to the manager. The traffic is TLS from agent to

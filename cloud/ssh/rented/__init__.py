@@ -1,1 +1,1 @@
-"""Rented VMs of any cloud, entered and served over SSH."""
+"""Rented VMs of any cloud, used over SSH."""

@@ -1,8 +1,8 @@
 """Rented VMs of any cloud, bootstrapped over SSH.
 
 Adds to a provider that only rents (``ReachedBySsh``) the start of agents and the
-forwarding of their calls, in the same way as on the user's own hosts. A VM serves one job
-and ends with it; a claim on it says so, as on any host.
+forwarding of their calls, in the same way as on the user's own hosts. A VM serves one
+job and ends with it; a claim on it says so, as on any host.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._unfit_counts: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._relays = Relays(self._running, self._for_each, self._enter)
-        # We start agents ourselves. Inside, our own VM uses what a release would remove.
+        # We start agents ourselves; inside, our own VM uses the shared resources.
         own = (StartsAgents, ReleasesJob) if access.inside else (StartsAgents,)
         self._forward_abilities(
             lambda ability: ability not in own and isinstance(inner, ability),
@@ -190,7 +190,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._relays.serve(_address(manager_url))
 
     def unreachable_vms(self) -> Collection[str]:
-        """Return the VMs whose region has no working relay; see ``ReportsUnreachableVms``."""
+        """Return the VMs without a working relay; see ``ReportsUnreachableVms``."""
         return self._relays.unreachable_vms()
 
     def close(self) -> None:
@@ -264,7 +264,8 @@ class RentedVmProvider(ForwardsAbilities):
         ]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:
-        """Return the connection to a VM, None while its cloud does not know the address yet.
+        """Return the connection to a VM, None while its cloud does not know the address
+        yet.
 
         Raises:
             VmNotFoundError: the VM has ended.
@@ -293,7 +294,7 @@ class RentedVmProvider(ForwardsAbilities):
         except (CloudError, OSError) as error:
             logger.info("%s: logs are lost: %s", rented_vm.place, error)
 
-    # --- Starting agents ------------------------------------------------------------------
+    # --- Starting agents ------------------------------------------------------------
 
     def _start(self, rented_vm: RentedVm, bootstrap: AgentBootstrap) -> None:
         try:
@@ -357,7 +358,7 @@ class RentedVmProvider(ForwardsAbilities):
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
 
     def _try(self, rented_vm: RentedVm) -> tuple[HostConnection | CloudError, str]:
-        """Return the connection, or the error that prevents it so far; and the status."""
+        """Return (connection or the current error, status text)."""
         try:
             connection = self._enter(rented_vm)
         except VmNotFoundError:

@@ -1,8 +1,8 @@
 """Relays: one VM of each region forwards the calls of the region's agents.
 
-The manager keeps one connection per region, to the relay (``on_vm.relay``). The other VMs
-get the relay's address over short connections. When a relay is lost, another VM takes its
-place, and the others get the new address.
+The manager keeps one connection per region, to the relay (``on_vm.relay``). The other
+VMs get the relay's address over short connections. When a relay is lost, another VM
+takes its place, and the others get the new address.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Relays:
             self.sync()
 
     def sync(self) -> None:
-        """Start what keeps the calls of all running agents forwarded; does not block."""
+        """Keep the calls of all running agents forwarded; does not block."""
         if self._manager is None:
             return
         with self._sync_lock:
@@ -180,7 +180,8 @@ class Relays:
     def announce_address(
         self, rented_vm: RentedVm, connection: HostConnection, manager: tuple[str, int]
     ) -> None:
-        """Give a VM's agent the address for its calls; make the VM the relay if there is none.
+        """Give a VM's agent the address for its calls; make the VM the relay if there
+        is none.
 
         Args:
             rented_vm: The VM.
@@ -233,7 +234,7 @@ class Relays:
         )
 
     def _to_poll(self) -> list[RentedVm]:
-        """Return the VMs to poll now; only the best candidates where there is no relay."""
+        """Return the VMs to poll now; without a relay the best candidates."""
         manager = self._manager
         direct = manager and is_direct(manager) and f"{manager[0]}:{manager[1]}"
         found: list[RentedVm] = []

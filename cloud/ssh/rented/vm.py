@@ -110,7 +110,8 @@ class RentedVm:
 
     @contextlib.contextmanager
     def in_use(self, may_hang_up: Callable[[RentedVm], bool]) -> Iterator[None]:
-        """Keep the connection open for a caller; close it afterwards if it is not needed.
+        """Keep the connection open for a caller; close it afterwards if it is not
+        needed.
 
         Args:
             may_hang_up: Returns True if the manager does not need the connection.

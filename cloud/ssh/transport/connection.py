@@ -116,10 +116,10 @@ class HostConnection:
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
 
     def status(self, timeout_s: float = _STATUS_S) -> tuple[dict[str, Any] | None, str]:
-        """Return the claim on the host and how its VM is; see ``host_agent.Hands.status``.
+        """Return the claim on the host and its state; see ``HostAgent.status``.
 
         Raises:
-            CloudError: it cannot be looked at.
+            CloudError: the host is unreachable.
         """
         session = self.session()
         try:

@@ -47,7 +47,7 @@ class Host:
     port: int = 22
     user: str
     host_key: str | None = None
-    """``type base64``, as in a known_hosts file; if None, taken from ``known_hosts``."""
+    """``type base64``, as in known_hosts files; None: from ``known_hosts``."""
     host_keys: tuple[str, ...] = ()
     """All its keys, as its cloud reports them."""
     known_hosts: Path = Path(os.devnull)
@@ -55,7 +55,7 @@ class Host:
     """Private key; if None, keys of an SSH agent and of ``~/.ssh``."""
     python: str = "python3"
     folder: str = ".spottrain"
-    """Our folder on the host, relative to the user's home; removed when the host is freed."""
+    """Our folder, relative to the user's home; removed when the host is freed."""
     private_address: str | None = None
     """Address for other hosts; if None, the address that SSH used."""
     instance_type: str = "host"

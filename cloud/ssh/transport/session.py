@@ -239,7 +239,7 @@ class Session:
                 waiting.set_exception(error)
 
     def _end_reason(self, channel: paramiko.Channel) -> CloudError:
-        """Return the error for the end of the connection, such as no suitable Python."""
+        """Return why the connection ended, such as no suitable Python."""
         place, python = self.host.place, self.host.python
         channel.status_event.wait(1.0)  # the exit status follows the output
         code = channel.exit_status

@@ -1,9 +1,9 @@
 """Forwards calls of a host's agent to the manager, over the SSH connection.
 
 The host's sshd listens on the host's loopback; each connection there becomes a channel,
-and one thread copies data between channels and the manager's port. It never blocks on one
-of them: data that an endpoint does not accept yet is kept, and nothing more is read for it
-until it has been sent.
+and one thread copies data between channels and the manager's port. It never blocks on
+one of them: data that an endpoint does not accept yet is kept, and nothing more is read
+for it until it has been sent.
 """
 
 from __future__ import annotations

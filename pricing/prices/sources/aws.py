@@ -43,7 +43,7 @@ class AwsSpotPrices:
         """Yield each price with the time over which it held.
 
         Raises:
-            CloudError: AWS cannot be asked.
+            CloudError: AWS does not answer.
         """
         names = [kind.name for kind in question.kinds]
 
@@ -76,7 +76,7 @@ class AwsPriceList:
         """Yield a price for each type and region.
 
         Raises:
-            CloudError: AWS cannot be asked.
+            CloudError: AWS does not answer.
         """
 
         def ask(name: str) -> list[ListPrice]:

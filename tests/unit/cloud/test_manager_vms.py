@@ -51,7 +51,7 @@ def wish_for(offer: Offer, machine: ManagerMachine) -> LaunchRequest:
 
 
 @pytest.mark.parametrize("cloud", FAKES)
-def test_it_is_rented_once_told_apart_and_its_price_is_known(cloud: str) -> None:
+def test_a_manager_vm_is_rented_once_tagged_and_priced(cloud: str) -> None:
     machine = DEFAULTS[cloud]
     with FAKES[cloud].running() as fake:
         fake.reset()
@@ -71,7 +71,7 @@ def test_it_is_rented_once_told_apart_and_its_price_is_known(cloud: str) -> None
         assert fake.ask("drifts") == []
 
 
-def test_google_is_asked_for_one_without_accelerators() -> None:
+def test_a_manager_vm_on_gcp_has_no_accelerators() -> None:
     machine = DEFAULTS["gcp"]
     settings = GcpSettings(
         project="p", instance_types=(), service_account="m@p", image=machine.image

@@ -37,7 +37,7 @@ def both(*clouds: ToyCloud) -> MultiCloudProvider:
     return MultiCloudProvider({cloud.name: opener(cloud) for cloud in clouds})
 
 
-def wish(offer: Offer, token: str = "token", count: int = 1) -> LaunchRequest:
+def launch_request(offer: Offer, token: str = "token", count: int = 1) -> LaunchRequest:
     return LaunchRequest(
         token=token, job="job", intent=token, offer=offer, count=count, lease_s=60.0
     )
@@ -61,25 +61,26 @@ def gcp() -> CountedCloud:
     return CountedCloud("gcp")
 
 
-def test_it_offers_what_all_offer_and_rents_where_the_offer_is_from(
+def test_offers_are_combined_and_launches_go_to_the_offers_cloud(
     aws: ToyCloud, gcp: CountedCloud
 ) -> None:
     one = both(aws, gcp)
     assert {offer.cloud for offer in one.offers()} == {"aws", "gcp"}
-    (vm,) = one.launch(wish(offer_of(gcp))).vms
+    (vm,) = one.launch(launch_request(offer_of(gcp))).vms
     assert (vm.vm_id, vm.offer.cloud) == ("gcp.v.0", "gcp")
     assert aws.vms == {}
     assert one.list_vms("job") == (vm,)
     with pytest.raises(MisconfiguredError, match="azure: not a cloud of this job"):
-        one.launch(wish(replace(offer_of(gcp), cloud="azure")))
+        one.launch(launch_request(replace(offer_of(gcp), cloud="azure")))
 
 
-def test_ids_lead_back_to_their_cloud_also_after_a_restart(
+def test_vm_ids_identify_their_cloud_also_after_a_restart(
     aws: ToyCloud, gcp: CountedCloud
 ) -> None:
     first = both(aws, gcp)
     ours, theirs = (
-        first.launch(wish(offer_of(cloud))).vms[0].vm_id for cloud in (aws, gcp)
+        first.launch(launch_request(offer_of(cloud))).vms[0].vm_id
+        for cloud in (aws, gcp)
     )
     assert (ours, theirs) == ("aws.v.0", "gcp.v.0")
     again: Any = both(aws, gcp)
@@ -110,7 +111,7 @@ def test_it_has_the_abilities_of_its_clouds_and_no_others(
     assert abilities(one, every) == {*shared, CloudProvider, ReportsQuota}
     assert abilities(both(aws), every) == {*shared, CloudProvider}
     assert [quota.family for quota in one.quotas()] == ["f"]
-    one.launch(wish(offer_of(aws)))
+    one.launch(launch_request(offer_of(aws)))
     assert [vm.vm_id for vm in one.list_all()] == ["aws.v.0"]
     one.release("job")
     assert (aws.released, gcp.released) == (["job"], ["job"])
@@ -121,24 +122,26 @@ def test_it_has_the_abilities_of_its_clouds_and_no_others(
         one.offers()
 
 
-def test_what_one_cloud_cannot_do_is_said(aws: ToyCloud) -> None:
+def test_a_missing_ability_of_one_cloud_is_reported(aws: ToyCloud) -> None:
     class Reached(ToyCloud):
         def start_agent(self, vm_id: str, bootstrap: object) -> None:
             """Do nothing."""
 
     one: Any = both(aws, Reached("gcp"))
-    one.launch(wish(offer_of(aws)))
+    one.launch(launch_request(offer_of(aws)))
     with pytest.raises(CloudError, match="aws: cannot start agent"):
         one.start_agent("aws.v.0", None)
 
 
-def test_a_cloud_that_is_down_stops_no_other(aws: ToyCloud, gcp: CountedCloud) -> None:
+def test_a_cloud_that_is_down_does_not_stop_the_others(
+    aws: ToyCloud, gcp: CountedCloud
+) -> None:
     one: Any = both(aws, gcp)
     for cloud in (aws, gcp):
-        one.launch(wish(offer_of(cloud), cloud.name))
+        one.launch(launch_request(offer_of(cloud), cloud.name))
     aws.down = True
     assert {offer.cloud for offer in one.offers()} == {"gcp"}
-    assert len(one.launch(wish(offer_of(gcp), "more")).vms) == 1
+    assert len(one.launch(launch_request(offer_of(gcp), "more")).vms) == 1
     assert len(one.list_all()) == 2
     with pytest.raises(CloudError, match="aws: does not answer"):
         one.terminate(["aws.v.0", "gcp.v.0"])
@@ -151,11 +154,11 @@ def test_a_cloud_that_is_down_stops_no_other(aws: ToyCloud, gcp: CountedCloud) -
         one.offers()
 
 
-def test_vms_of_a_cloud_that_cannot_be_asked_are_not_taken_for_gone(
+def test_vms_of_a_cloud_that_does_not_answer_are_not_taken_for_ended(
     aws: ToyCloud, gcp: CountedCloud
 ) -> None:
     one = both(aws, gcp)
-    one.launch(wish(offer_of(aws)))
+    one.launch(launch_request(offer_of(aws)))
     aws.down = True
     with pytest.raises(CloudError, match="aws: does not answer"):
         one.list_vms("job")
@@ -165,9 +168,7 @@ def test_vms_of_a_cloud_that_cannot_be_asked_are_not_taken_for_gone(
         parts["aws"].list_vms("job")
 
 
-def test_a_cloud_that_cannot_be_opened_is_tried_again(
-    aws: ToyCloud, gcp: CountedCloud
-) -> None:
+def test_opening_a_cloud_is_retried(aws: ToyCloud, gcp: CountedCloud) -> None:
     trouble: list[SpottrainError] = [ConfigError("gcp.project: no such project")]
 
     def opener() -> CloudProvider:
@@ -182,10 +183,12 @@ def test_a_cloud_that_cannot_be_opened_is_tried_again(
     one.serve("https://manager")
     trouble.clear()
     with pytest.raises(CloudError):
-        one.launch(wish(offer_of(gcp)))  # not every time: opening takes seconds
+        one.launch(
+            launch_request(offer_of(gcp))
+        )  # not every time: opening takes seconds
     one._parts["gcp"]._again_at_s = 0.0
     assert one.unreachable_vms() == ()
-    one.launch(wish(offer_of(gcp)))
+    one.launch(launch_request(offer_of(gcp)))
     assert gcp.serving == "https://manager"
     assert one.unreachable_vms() == ("gcp.v.1",)
     one.close()
@@ -214,7 +217,7 @@ def test_a_cloud_that_was_never_used_need_not_be_opened_to_be_empty(
             call("job")
 
 
-def test_where_no_cloud_can_be_opened_the_first_trouble_is_told() -> None:
+def test_if_no_cloud_can_be_opened_the_first_error_is_raised() -> None:
     def opener() -> CloudProvider:
         raise ConfigError("no project")
 
@@ -259,7 +262,9 @@ def test_calls_to_the_whole_do_what_calls_to_the_parts_do(
     for action in actions:
         match action:
             case ("launch", name, token, count):
-                request = wish(offer_of(alone[name]), f"{name}-{token}", count)
+                request = launch_request(
+                    offer_of(alone[name]), f"{name}-{token}", count
+                )
                 got = outcome(one.launch, request)
                 expected = outcome(alone[name].launch, request)
                 if not isinstance(expected, str):

@@ -14,14 +14,14 @@ def test_a_job_keeps_its_key(tmp_path: Path) -> None:
     assert ensure_key(tmp_path / "other")[1] != ensure_key(folder)[1]
 
 
-def test_whoever_comes_first_makes_the_key_for_all(tmp_path: Path) -> None:
+def test_concurrent_processes_share_one_key(tmp_path: Path) -> None:
     with ThreadPoolExecutor(8) as threads:
         made = set(threads.map(ensure_key, [tmp_path] * 32))
     assert len(made) == 1
     assert [path.name for path in tmp_path.iterdir()] == ["ssh_key"]
 
 
-def test_nobody_else_may_read_the_private_half(tmp_path: Path) -> None:
+def test_only_the_user_can_read_the_private_key(tmp_path: Path) -> None:
     path, public = ensure_key(tmp_path)
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
     kind, _, comment = public.split()

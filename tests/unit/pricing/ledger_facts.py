@@ -1,4 +1,4 @@
-"""Facts that a ledger is told, and what they come to, reckoned from scratch."""
+"""Facts for a ledger, and what they cost, calculated from scratch."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ PLACES = (
 
 @dataclass(frozen=True)
 class Fact:
-    """Something that a ledger may be told, at any time."""
+    """A fact that a ledger may learn at any time."""
 
     kind: str
     what: str
@@ -56,8 +56,8 @@ class Fact:
     rate: Rate = FREE
     cost: Money = NOTHING
 
-    def told(self, ledger: Ledger) -> Ledger:
-        """Return a ledger that was told of it."""
+    def applied_to(self, ledger: Ledger) -> Ledger:
+        """Return the ledger with it."""
         match self.kind:
             case "opened":
                 return ledger.opened(
@@ -129,24 +129,24 @@ def facts(draw: st.DrawFn) -> list[Fact]:
     )
 
 
-def due(told: Sequence[Fact], at_s: float) -> int:
+def due(known: Sequence[Fact], at_s: float) -> int:
     """Return what some facts come to until a moment, in grains."""
-    vms = {fact.what for fact in told if fact.kind == "opened"}
-    rents = (_vm(told, vm_id, at_s) for vm_id in vms)
+    vms = {fact.what for fact in known if fact.kind == "opened"}
+    rents = (_vm(known, vm_id, at_s) for vm_id in vms)
     stored: dict[int, int] = {}
-    for fact in told:
+    for fact in known:
         if fact.kind == "stored":
             _keep_dearest(stored, fact.at_s, fact.rate)
     storage = _integral(stored, 0, min(stored, default=0), ceil_us(at_s))
     sent: dict[str, int] = {}
-    for fact in told:
+    for fact in known:
         if fact.kind == "sent":
             sent[fact.what] = max(sent.get(fact.what, 0), fact.cost.grains)
     return sum(rents) + storage + sum(sent.values())
 
 
-def _vm(told: Sequence[Fact], vm_id: str, at_s: float) -> int:
-    own = [fact for fact in told if fact.what == vm_id]
+def _vm(known: Sequence[Fact], vm_id: str, at_s: float) -> int:
+    own = [fact for fact in known if fact.what == vm_id]
     rented = [fact for fact in own if fact.kind == "opened"]
     first = min(rented, key=lambda fact: (fact.from_s, -fact.offer.usd_per_hour))
     from_us = floor_us(first.from_s)
@@ -155,7 +155,7 @@ def _vm(told: Sequence[Fact], vm_id: str, at_s: float) -> int:
     lasted_us = max(until_us - from_us, terms.min_us)
     lasted_us += -lasted_us % terms.unit_us
     market: dict[int, int] = {}
-    for fact in told:
+    for fact in known:
         same = replace(fact.offer, usd_per_hour=first.offer.usd_per_hour) == first.offer
         if fact.kind == "priced" and same and same_market(first.offer):
             _keep_dearest(market, fact.at_s, Rate.of(fact.offer.usd_per_hour))

@@ -85,7 +85,7 @@ def offer(**changes: Any) -> Offer:
 
 
 def priced(machine: MachineShape | None = MACHINE, **changes: Any) -> Priced:
-    beside = {"losses_per_hour", "boot_s", "most_vms", "is_estimate", "is_stale"}
+    beside = {"losses_per_hour", "boot_s", "max_vms", "is_estimate", "is_stale"}
     own = {key: changes.pop(key) for key in beside & changes.keys()}
     return Priced(offer=offer(**changes), machine=machine, **own)
 

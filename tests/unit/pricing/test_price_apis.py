@@ -115,7 +115,7 @@ def test_azure_regions_are_asked_for(
         {"effectiveStartDate": "2027-01-01T00:00:00Z"},
     ],
 )
-def test_what_azure_sells_beside_linux_machines_by_the_hour_is_passed_over(
+def test_other_azure_products_than_linux_vms_by_the_hour_are_skipped(
     fake: FakePrices, sources: dict[str, PriceSource], changes: dict[str, Any]
 ) -> None:
     fake.azure = [azure_item(A100, 3.0), azure_item(A100, 9.0, **changes)]
@@ -132,7 +132,7 @@ def test_of_two_azure_prices_the_one_that_began_last_counts(
     assert price.usd_per_hour == 3.0
 
 
-def test_a_price_that_is_no_number_comes_through_as_none(
+def test_a_price_that_is_not_a_number_becomes_nan(
     fake: FakePrices, sources: dict[str, PriceSource]
 ) -> None:
     fake.azure = [azure_item(A100, math.nan), azure_item(T4, 0.5, retailPrice="?")]
@@ -140,7 +140,7 @@ def test_a_price_that_is_no_number_comes_through_as_none(
     assert all(math.isnan(price.usd_per_hour) for price in prices)
 
 
-def test_throttling_is_waited_out_as_long_as_the_cloud_says(
+def test_throttled_requests_wait_as_long_as_the_cloud_says(
     fake: FakePrices, sources: dict[str, PriceSource]
 ) -> None:
     fake.azure = [azure_item(A100, 3.0)]
@@ -152,12 +152,12 @@ def test_throttling_is_waited_out_as_long_as_the_cloud_says(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"faults": [(404, {})]}, "127.0.0.1 refuses: HTTP 404 Not Found"),
+        ({"faults": [(404, {})]}, "127.0.0.1 refused the request: HTTP 404 Not Found"),
         (
             {"faults": [(503, {"Retry-After": "0"})] * 4},
-            "127.0.0.1 cannot be asked: HTTP 503 Service Unavailable",
+            "request to 127.0.0.1 failed: HTTP 503 Service Unavailable",
         ),
-        ({"faults": [(200, {})]}, "something other than a JSON object"),
+        ({"faults": [(200, {})]}, "did not answer with a JSON object"),
         ({"azure": [{"armSkuName": A100}]}, "an entry that cannot be read"),
     ],
 )
@@ -173,12 +173,12 @@ def test_an_api_that_fails_says_why_in_one_line(
     assert "\n" not in str(error.value)
 
 
-def test_a_link_to_elsewhere_is_not_followed(
+def test_a_redirect_to_another_host_is_not_followed(
     fake: FakePrices, sources: dict[str, PriceSource]
 ) -> None:
     fake.azure = [azure_item(A100, 3.0) for _ in range(3)]
     url, fake.url = fake.url, "http://127.0.0.1:1"
-    with pytest.raises(PriceSourceError, match="leads astray"):
+    with pytest.raises(PriceSourceError, match="link"):
         ask(sources["azure retail prices"], A100)
     fake.url = url
 
@@ -238,7 +238,7 @@ def test_gcp_types_with_a_part_missing_have_no_price(
     assert price.spot
 
 
-def test_gcp_passes_over_what_is_not_sold_by_the_hour(
+def test_gcp_skips_products_that_are_not_sold_by_the_hour(
     fake: FakePrices, sources: dict[str, PriceSource]
 ) -> None:
     part = "Nvidia Tesla A100 GPU running in Americas"
@@ -252,7 +252,7 @@ def test_gcp_passes_over_what_is_not_sold_by_the_hour(
     assert prices[0].usd_per_hour == pytest.approx(3.673385)
 
 
-def test_gcp_regions_are_told_apart(
+def test_gcp_regions_are_distinguished(
     fake: FakePrices, sources: dict[str, PriceSource]
 ) -> None:
     fake.gcp = [*a2_skus(), *a2_skus("europe-west4")]

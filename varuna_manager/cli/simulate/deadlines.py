@@ -62,12 +62,6 @@ SeedOption = Annotated[int, typer.Option(min=0, help="Seed of the first market."
 ProcessesOption = Annotated[int, typer.Option(min=0, help="Processes; 0: one per CPU.")]
 
 
-def register(simulate: typer.Typer) -> None:
-    """Add the command of this module; ``promise`` is its former name."""
-    simulate.command()(deadlines)
-    simulate.command("promise", hidden=True)(deadlines)
-
-
 def deadlines(
     trace: TracesOption = [],  # noqa: B006 - typer makes a new one each time
     markets: MarketsOption = 200,

@@ -57,11 +57,6 @@ class MixSpec(Part):
     allreduce: AllreduceSpec
 
 
-def register(simulate: typer.Typer) -> None:
-    """Add the command of this module."""
-    simulate.command()(mix)
-
-
 def mix(
     spec: Annotated[
         Path, typer.Argument(help="JSON: minibatch_size, types, allreduce.")

@@ -12,7 +12,6 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.billing.terms import CLOUD_USD_PER_GB
-from spottrain.pricing.ranking.frictions import Frictions
 from spottrain.pricing.simulation.price_file import PriceFile, parse_prices
 from spottrain.pricing.simulation.price_ladder import (
     DURATIONS_V100_DAYS,
@@ -22,7 +21,7 @@ from spottrain.pricing.simulation.price_ladder import (
     Rung,
     Strategy,
 )
-from spottrain.pricing.simulation.switching import SwitchingRule
+from spottrain.pricing.simulation.switching import Frictions, SwitchingRule
 from spottrain.units import DAY_S, GB_BYTES
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -72,11 +71,6 @@ HysteresisOption = Annotated[
 HorizonOption = Annotated[
     float, _amount("How long today's prices are expected to hold.")
 ]
-
-
-def register(simulate: typer.Typer) -> None:
-    """Add the command of this module."""
-    simulate.command()(prices)
 
 
 def prices(

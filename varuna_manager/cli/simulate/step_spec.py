@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import (
-    AliasChoices,
-    Field,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import AliasChoices, Field, PositiveInt, model_validator
 
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.simulate.replica import (

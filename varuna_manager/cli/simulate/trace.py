@@ -82,11 +82,6 @@ def _is_file_name(argument: str) -> bool:
     return not argument.startswith("-") and (bool(path.suffix) or path.is_file())
 
 
-def register(simulate: typer.Typer) -> None:
-    """Add the command of this module."""
-    simulate.command()(trace)
-
-
 def trace(
     file: TraceArgument,
     profile: ProfileOption,

@@ -199,8 +199,8 @@ def budget(state: State) -> Budget:
         spent=state.ledger.spent(state.now_s),
         rate=state.ledger.rate + coming,
         reserve_s=reserve_s(job.spec.lease_s),
-        side=_side(state),
-        coming=_coming(state),
+        side_rate=_side(state),
+        pending=_coming(state),
     )
 
 

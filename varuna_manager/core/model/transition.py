@@ -71,6 +71,11 @@ class Transition:
         self.wake(at_s)
         return False
 
+    def wake(self, at_s: float | None) -> None:
+        """Have the core decide again at ``at_s`` at the latest, if that is a time."""
+        if at_s is not None:
+            self.wake_at_s = min(self.wake_at_s or at_s, at_s)
+
     def note_phase(self, before: StrEnum | None, after: StrEnum | None) -> None:
         """Record a change of phase; refuse one that no table has."""
         recent = self.state.recent
@@ -81,11 +86,6 @@ class Transition:
             change = PhaseChange(before, after, self.is_settling)
             last = replace(recent[-1], changes=(*recent[-1].changes, change))
             self.state = replace(self.state, recent=(*recent[:-1], last))
-
-    def wake(self, at_s: float | None) -> None:
-        """Have the core decide again at ``at_s`` at the latest, if that is a time."""
-        if at_s is not None:
-            self.wake_at_s = min(self.wake_at_s or at_s, at_s)
 
     def put_vm(self, vm: VmRecord) -> None:
         """Add or replace a VM."""

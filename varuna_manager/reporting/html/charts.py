@@ -1,4 +1,4 @@
-"""The pictures of a report: what a job did, over one time axis, as inline SVG.
+"""The charts of a report: what a job did, over one time axis, as inline SVG.
 
 After Varuna (EuroSys 2022), Figure 8: throughput over time with every morph named.
 """
@@ -20,29 +20,29 @@ from spottrain.varuna_manager.reporting.time_split import Interval, Rental
 from spottrain.varuna_manager.reporting.timeline import LANES
 
 MAX_MARKS = 400
-"""Marks of one lane with a hover title; more are drawn without."""
+"""Marks of one lane with a hover title; further ones have none."""
 MAX_PLANS = 1500
 MAX_HITS = 150
-"""Interruptions that are drawn through all pictures; they have a lane of their own."""
+"""Interruptions drawn through all charts; they also have a lane of their own."""
 _THIN = 3.0
-"""Boxes narrower than this have no border, which would hide them."""
+"""Boxes narrower than this have no border."""
 PRICE_LINES = 6
 COLOURS = 6
-"""Of lines that differ: classes c0 … c5, with a dash pattern each."""
+"""Number of line styles: classes c0 … c5, with a dash pattern each."""
 _LABEL_WIDTH = 9.0
-"""Of a character, at most."""
+"""Largest width of a character."""
 MAX_POINTS = 1024
-"""Of one line."""
+"""Largest number of points of a line."""
 Bin = tuple[float, float, float, float]
-"""When it begins, mean, lowest, highest: see ``series.Bins.means``."""
+"""(begin, mean, lowest, highest), see ``series.Bins.means``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scene:
-    """What the pictures are drawn from. Times are seconds since the epoch."""
+    """The data of all charts. Times are seconds since the epoch."""
 
     report: Mapping[str, Any]
-    """As ``views.report`` gives it."""
+    """From ``documents.report``."""
     history: JobHistory
     rented: Sequence[Rental]
     intervals: Sequence[Interval]
@@ -50,7 +50,7 @@ class Scene:
     to_s: float
 
     def frame(self, top: float, height: int = 130, above: int = 14) -> Frame:
-        """Return a frame over the time of the job."""
+        """Return a frame over the job's time."""
         end_s = max(self.to_s, self.from_s + 1.0)
         return Frame(
             from_s=self.from_s, to_s=end_s, top=top, height=height, above=above
@@ -58,12 +58,12 @@ class Scene:
 
     @property
     def plans(self) -> Sequence[Mapping[str, Any]]:
-        """The plans that ran, the newest where they are very many."""
+        """The plans that ran; only the newest if there are very many."""
         plans: Sequence[Mapping[str, Any]] = self.report["plans"][-MAX_PLANS:]
         return plans
 
     def hits(self, frame: Frame) -> str:
-        """Return a faint line for every interruption, unless they would hide the rest."""
+        """Return a faint line per interruption, unless there are too many."""
         if len(self.report["interruptions"]) > MAX_HITS:
             return ""
         drawn = (
@@ -74,7 +74,7 @@ class Scene:
 
 
 def throughput(scene: Scene) -> str:
-    """Examples per second, with its range, and what each plan was predicted to do."""
+    """Draw examples per second, their range, and each plan's prediction."""
     bins = scene.history.throughput.means()
     width_s = scene.history.throughput.width_s
     plans = [(plan, _predicted(scene, plan)) for plan in scene.plans]
@@ -89,38 +89,40 @@ def throughput(scene: Scene) -> str:
         y = frame.y(speed)
         end = frame.x(begin_s + plan["ran_s"])
         dash = f"M{frame.x(begin_s):.1f} {y:.1f}H{end:.1f}"
-        told = f"{_shape(plan)} was predicted to do {speed:.1f} examples/s"
-        parts.append(plot.path(dash, "predicted", told))
+        title = f"{_shape(plan)}: predicted {speed:.1f} examples/s"
+        parts.append(plot.path(dash, "predicted", title))
     if bins:
         end_s = bins[-1][0] + width_s
         parts.append(plot.path(plot.step_path(frame, means, end_s), "line c0"))
     parts += _plan_names(scene, frame)
     what = (
         f"Examples per second over {duration(scene.to_s - scene.from_s)}, at most "
-        f"{top:g}; the band is from the slowest to the fastest mini-batch, dashes are "
-        "what each plan was predicted to do."
+        f"{top:g}; the band spans the slowest to the fastest mini-batch, dashes are "
+        "each plan's prediction."
     )
     return plot.picture(frame, "throughput", "Throughput", what, parts)
 
 
 def fleet(scene: Scene) -> str:
-    """VMs held, and how many of them trained; plans as boxes with their shape."""
+    """Draw the number of VMs rented, and of VMs that trained."""
     held = _held(scene.rented)
     working = _working(scene.intervals)
     top = plot.nice_top(max((count for _, count in held), default=1.0))
     frame = scene.frame(top, height=140)
-    what = f"VMs held and VMs at work over time, at most {top:g}."
+    what = f"VMs rented and VMs training over time, at most {top:g}."
     parts = [
         plot.axes(frame, _counts(top)),
-        plot.path(plot.area_path(frame, held, scene.to_s), "held", "VMs held"),
-        plot.path(plot.area_path(frame, working, scene.to_s), "working", "VMs at work"),
+        plot.path(plot.area_path(frame, held, scene.to_s), "held", "VMs rented"),
+        plot.path(
+            plot.area_path(frame, working, scene.to_s), "working", "VMs training"
+        ),
         scene.hits(frame),
     ]
     return plot.picture(frame, "fleet", "VMs", what, parts)
 
 
 def shapes(scene: Scene) -> str:
-    """Each plan as a box as high as it has slots, named by its shape."""
+    """Draw each plan as a box with its shape; the height is its number of slots."""
     counts = [p["pipeline_depth"] * p["data_parallel_width"] for p in scene.plans]
     top = plot.nice_top(max(counts, default=1))
     frame = scene.frame(top, height=120)
@@ -144,7 +146,7 @@ def shapes(scene: Scene) -> str:
 
 
 def prices(scene: Scene) -> tuple[str, list[str]]:
-    """Prices of the offers that mattered, and their names in order of colour."""
+    """Draw the prices of the main offers; return also their names in order of colour."""
     offered = _main_price_lines(
         scene.rented, scene.history.prices.values(), PRICE_LINES
     )
@@ -158,20 +160,24 @@ def prices(scene: Scene) -> tuple[str, list[str]]:
         data = plot.step_path(frame, downsampled(line.points, MAX_POINTS), scene.to_s)
         parts.append(plot.path(data, f"line c{number}", name))
         names.append(name)
-    what = "USD per hour of one VM over time: " + ("; ".join(names) or "none was seen")
+    what = "USD per VM-hour over time: " + ("; ".join(names) or "no offers")
     return plot.picture(frame, "prices", "Prices", what, parts), names
 
 
 def money(scene: Scene) -> str:
-    """What was spent, what it would have cost on demand, and the budget."""
+    """Draw the money spent, the same on demand, and the budget."""
     cost = scene.report["cost"]
     kinds = cost["usd_by_kind"]
-    beside = kinds["storage"] + kinds["egress"]
+    other_usd = kinds["storage"] + kinds["egress"]
     spent = _spent_over_time(
-        scene.rented, lambda one: one.cost.usd, beside, scene.from_s, scene.to_s
+        scene.rented, lambda one: one.cost.usd, other_usd, scene.from_s, scene.to_s
     )
     on_demand = _spent_over_time(
-        scene.rented, lambda one: one.if_on_demand.usd, beside, scene.from_s, scene.to_s
+        scene.rented,
+        lambda one: one.if_on_demand.usd,
+        other_usd,
+        scene.from_s,
+        scene.to_s,
     )
     budgets = [(at_s, usd) for at_s, usd in scene.history.budgets if math.isfinite(usd)]
     most = max(value for line in (spent, on_demand, [(0, 0)]) for _, value in line)
@@ -202,19 +208,19 @@ SHAPES = {
     "checkpoint": "m0-3v6",
     "other": "m-4-4h8v8h-8z",
 }
-"""What marks a moment, drawn from its middle; no two alike, whatever the colour."""
+"""SVG paths of marks, drawn from their middle; distinct without colour."""
 
 
 def events(scene: Scene) -> str:
-    """Events in lanes, each with a hover title."""
+    """Draw the events in lanes, each with a hover title."""
     lanes: dict[str, list[tuple[float, str]]] = {}
     for entry in scene.report["timeline"]:
         kind = entry["kind"] if entry["kind"] in SHAPES else "other"
         if entry["kind"] != "price":
-            lanes.setdefault(kind, []).append((entry["at_s"], _told(entry)))
+            lanes.setdefault(kind, []).append((entry["at_s"], _event_title(entry)))
     for at_s, step in scene.history.checkpoints:
-        told = f"checkpoint of step {step:g}"
-        lanes.setdefault("checkpoint", []).append((at_s - scene.from_s, told))
+        title = f"checkpoint at step {step:g}"
+        lanes.setdefault("checkpoint", []).append((at_s - scene.from_s, title))
     names = [kind for kind in SHAPES if kind in lanes]
     frame = scene.frame(1.0, height=34 + 24 * max(1, len(names)), above=6)
     parts = [plot.axes(frame, ())]
@@ -224,7 +230,7 @@ def events(scene: Scene) -> str:
         parts.append(plot.text(frame.left - 8, y + 4, words, "tick value"))
         parts += _marks(frame, scene.from_s, y, kind, lanes[kind])
     counts = ", ".join(f"{len(lanes[kind])} {kind}" for kind in names)
-    what = f"What happened when: {counts or 'nothing'}."
+    what = f"Events over time: {counts or 'none'}."
     return plot.picture(frame, "events", "Events", what, parts)
 
 
@@ -232,9 +238,9 @@ def _marks(
     frame: Frame, from_s: float, y: float, kind: str, marks: list[tuple[float, str]]
 ) -> Iterable[str]:
     shape = SHAPES[kind]
-    for at_s, told in marks[-MAX_MARKS:]:
+    for at_s, title in marks[-MAX_MARKS:]:
         yield plot.path(
-            f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", told
+            f"M{frame.x(from_s + at_s):.1f} {y:.1f}{shape}", f"mark k-{kind}", title
         )
     rest = (
         f"M{frame.x(from_s + at_s):.0f} {y:.1f}{shape}"
@@ -247,7 +253,7 @@ def _marks(
 
 
 def _means(bins: Sequence[Bin], width_s: float, to_s: float) -> list[Point]:
-    """Return the means; that of the last bin over the time that has passed of it."""
+    """Return the means of bins; for the last one, over its elapsed part."""
     points = [(at_s, mean) for at_s, mean, _, _ in bins]
     if points and (passed_s := to_s - points[-1][0]) < width_s:
         at_s, mean = points[-1]
@@ -257,7 +263,7 @@ def _means(bins: Sequence[Bin], width_s: float, to_s: float) -> list[Point]:
 
 
 def _with_gaps(points: Sequence[Point], width_s: float) -> list[Point]:
-    """Let a line fall to 0 where nothing is known."""
+    """Insert points so that a line drops to 0 where there are no values."""
     filled: list[Point] = []
     for at_s, value in points:
         if filled and at_s - filled[-1][0] > 1.5 * width_s:
@@ -290,7 +296,7 @@ def _counted(changes: Iterable[tuple[float, float]]) -> list[Point]:
 
 
 def _held(rented: Iterable[Rental]) -> list[Point]:
-    """Return how many VMs were rented from when on."""
+    """Return the number of rented VMs over time."""
     return _counted(
         change
         for one in rented
@@ -299,7 +305,7 @@ def _held(rented: Iterable[Rental]) -> list[Point]:
 
 
 def _working(intervals: Iterable[Interval]) -> list[Point]:
-    """Return on how many VMs a generation trained from when on."""
+    """Return the number of training VMs over time."""
     return _counted(
         change
         for one in intervals
@@ -314,12 +320,12 @@ def _working(intervals: Iterable[Interval]) -> list[Point]:
 def _spent_over_time(
     rented: Iterable[Rental],
     usd: Callable[[Rental], float],
-    beside: float,
+    other_usd: float,
     from_s: float,
     to_s: float,
 ) -> list[Point]:
-    """Return dollars over time; each VM's money flows evenly while it is billed, and
-    what storage and traffic cost, over the whole job."""
+    """Return dollars over time: each VM's cost is spread over its billed time, the cost
+    of storage and traffic over the whole job."""
     changes: list[tuple[float, float]] = []
     for one in rented:
         if one.billed_s > 0:
@@ -327,7 +333,7 @@ def _spent_over_time(
             changes.append((one.launched_s, rate))
             changes.append((one.launched_s + one.billed_s, -rate))
     span_s = max(to_s - from_s, 1.0)
-    changes += [(from_s, beside / span_s), (to_s, -beside / span_s)]
+    changes += [(from_s, other_usd / span_s), (to_s, -other_usd / span_s)]
     points: list[Point] = []
     level = rate = 0.0
     before_s = from_s
@@ -341,7 +347,7 @@ def _spent_over_time(
 def _main_price_lines(
     rented: Iterable[Rental], prices: Iterable[PriceSeries], most: int
 ) -> list[PriceSeries]:
-    """Return the offers on which most was spent, then the cheapest spot offers."""
+    """Return the offers with the highest spending, then the cheapest spot offers."""
     dollars: dict[tuple[str, str, str, bool], float] = {}
     for one in rented:
         key = _place(one.offer)
@@ -390,7 +396,7 @@ def _plan_words(plan: Mapping[str, Any]) -> str:
     )
 
 
-def _told(entry: Mapping[str, Any]) -> str:
+def _event_title(entry: Mapping[str, Any]) -> str:
     vm = f"{entry['vm_id']}: " if entry["vm_id"] else ""
     return (
         f"after {duration(entry['at_s'])}: {LANES[entry['kind']]}: {vm}{entry['text']}"
@@ -414,7 +420,7 @@ def _predicted(scene: Scene, plan: Mapping[str, Any]) -> float:
 
 
 def _plan_names(scene: Scene, frame: Frame) -> Iterable[str]:
-    """Name every change of shape above the line, as far as there is room."""
+    """Label every change of shape above the line where there is room."""
     free, before = 0.0, ""
     for plan in scene.plans:
         shape = _shape(plan)

@@ -1,6 +1,6 @@
-"""A job's report as one HTML page that needs nothing else: no scripts, no files, no net.
+"""A job's report as a self-contained HTML page: no scripts, no other files, no network.
 
-All text comes from job files, clouds and users' code: every piece of it is escaped.
+Text comes from job files, clouds and users' code: all of it is escaped.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ from spottrain.varuna_manager.reporting.text import (
 )
 
 MAX_ROWS = 300
-"""Of one table."""
+"""Largest number of rows of a table."""
 MAX_OPEN_ROWS = 40
-"""Longer tables are folded up."""
+"""Longer tables are collapsed."""
 _POLICY = (
     '<meta http-equiv="Content-Security-Policy" '
     "content=\"default-src 'none'; style-src 'unsafe-inline'\">"
 )
-"""The page asks for nothing: should any text get past the escaping, it runs nothing."""
+"""Forbids scripts and requests, should any text get past the escaping."""
 
 
 class PageError(SpottrainError):
@@ -49,13 +49,13 @@ class PageError(SpottrainError):
 def write_page(
     path: Path, report: dict[str, Any], state: State, history: JobHistory
 ) -> None:
-    """Write a job's page, whole or not at all.
+    """Write a job's page atomically.
 
     Args:
-        path: Of the HTML file; its folder must exist.
-        report: As ``views.report`` gives it.
-        state: What it was made of; so is past.
-        history: The job's past.
+        path: The HTML file; its folder must exist.
+        report: From ``documents.report``.
+        state: The job's state.
+        history: The job's history.
 
     Raises:
         PageError: The file cannot be written.
@@ -124,7 +124,7 @@ def _tiles(report: Mapping[str, Any]) -> str:
 
 
 def _spending(report: Mapping[str, Any]) -> str:
-    """Where the rented time went: a bar, and the same in numbers."""
+    """Return how the rented time was spent: a bar, and the numbers."""
     cost = report["cost"]
     seconds = cost["vm_seconds"]
     billed_s = seconds["billed"]
@@ -171,12 +171,16 @@ def _pictures(scene: pictures.Scene) -> str:
                 ("hit", "interruption"),
             ],
         ),
-        _figure("Plan", pictures.shapes(scene), [("", "slots; a colour a depth")]),
         _figure(
-            "VMs", pictures.fleet(scene), [("held", "held"), ("working", "at work")]
+            "Plan",
+            pictures.shapes(scene),
+            [("", "number of slots; colour: pipeline depth")],
         ),
         _figure(
-            "Price of a VM and hour",
+            "VMs", pictures.fleet(scene), [("held", "rented"), ("working", "training")]
+        ),
+        _figure(
+            "Price per VM-hour",
             drawn,
             [(f"line c{number}", name) for number, name in enumerate(offers)],
         ),
@@ -185,18 +189,16 @@ def _pictures(scene: pictures.Scene) -> str:
             pictures.money(scene),
             [("line c0", "spent"), ("line c2", "on demand"), ("budget", "budget")],
         ),
-        _figure("Events", pictures.events(scene), [("", "hover to read")]),
+        _figure("Events", pictures.events(scene), [("", "hover for details")]),
     ]
     return "<h2>Over time</h2>" + "".join(keys)
 
 
 def _figure(name: str, drawn: str, keys: Iterable[tuple[str, str]]) -> str:
-    told = "".join(
+    legend = "".join(
         f'<span class="key">{_swatch(css)}{escape(words)}</span>' for css, words in keys
     )
-    return (
-        f"<figure><figcaption><b>{escape(name)}</b>{told}</figcaption>{drawn}</figure>"
-    )
+    return f"<figure><figcaption><b>{escape(name)}</b>{legend}</figcaption>{drawn}</figure>"
 
 
 def _swatch(css: str) -> str:
@@ -254,7 +256,7 @@ def _table(names: Sequence[str], rows: Sequence[Row]) -> str:
         half = MAX_ROWS // 2
         shown = [*rows[:half], *rows[-half:]]
         left_out = len(rows) - len(shown)
-        note = f"<caption>{left_out} rows in the middle are left out</caption>"
+        note = f"<caption>{left_out} rows in the middle are omitted</caption>"
     body = "".join(
         "<tr>"
         + "".join(
@@ -282,7 +284,7 @@ def _head_row(names: Iterable[str]) -> str:
 def _foot(state: State) -> str:
     return (
         f"</main><footer>Made {_moment(time.time())} by spottrain "
-        f"{escape(spottrain.__version__)} from the job's journal. Times after the "
+        f"{escape(spottrain.__version__)} from the job's journal. Times are since the "
         f"submission; seed {state.job.spec.seed}, mini-batches of "
         f"{state.job.spec.minibatch_size} examples, {escape(state.job.spec.reduction)} "
         "reduction.</footer>"

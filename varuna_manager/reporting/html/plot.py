@@ -1,6 +1,6 @@
-"""What pictures over one time axis are drawn with: scales, ticks and SVG paths; pure.
+"""Scales, ticks and SVG paths for charts over one time axis; pure.
 
-Colours are CSS classes, so that the page around a picture decides on light and dark.
+Colours are CSS classes, so that the page around a chart decides on light and dark.
 """
 
 from __future__ import annotations
@@ -11,18 +11,18 @@ from dataclasses import dataclass
 from html import escape
 
 Point = tuple[float, float]
-"""A moment in seconds, and a value."""
+"""A time in seconds, and a value."""
 
 _NICE_S = (
     *(1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 10800, 21600),
     *(43200, 86400, 172800, 432000, 864000, 2592000),
 )
-"""Distances of ticks that people read well, in seconds."""
+"""Readable distances of ticks, in seconds."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Where a picture puts moments and values; in units of its view box."""
+    """Maps times and values to a chart's coordinates, in units of its view box."""
 
     from_s: float
     to_s: float
@@ -38,27 +38,27 @@ class Frame:
 
     @property
     def base(self) -> int:
-        """Where 0 is drawn."""
+        """The coordinate of value 0."""
         return self.height - self.below
 
     @property
     def end(self) -> int:
-        """Where ``to_s`` is drawn."""
+        """The coordinate of ``to_s``."""
         return self.width - self.right
 
     def x(self, at_s: float) -> float:
-        """Return where a moment is drawn; what lies outside, at the border."""
+        """Return the coordinate of a time, clipped to the frame."""
         share = (at_s - self.from_s) / (self.to_s - self.from_s)
         return self.left + min(1.0, max(0.0, share)) * (self.end - self.left)
 
     def y(self, value: float) -> float:
-        """Return where a value is drawn; what lies outside, at the border."""
+        """Return the coordinate of a value, clipped to the frame."""
         share = min(1.0, max(0.0, value / self.top))
         return self.base - share * (self.base - self.above)
 
 
 def nice_top(value: float) -> float:
-    """Return the least of 1, 2, 2.5, 5 times a power of ten that is not below."""
+    """Return the next round number that is not below ``value``."""
     if not (math.isfinite(value) and value > 0):
         return 1.0
     power = 10.0 ** math.floor(math.log10(value))
@@ -69,7 +69,7 @@ def nice_top(value: float) -> float:
 
 
 def time_ticks(span_s: float, most: int = 12) -> list[float]:
-    """Return the seconds after the beginning at which an axis has ticks."""
+    """Return the positions of an axis' ticks, in seconds after its start."""
     step = next((s for s in _NICE_S if span_s / s <= most), None)
     if step is None:
         step = _NICE_S[-1] * math.ceil(span_s / _NICE_S[-1] / most)
@@ -77,7 +77,7 @@ def time_ticks(span_s: float, most: int = 12) -> list[float]:
 
 
 def elapsed(seconds: float, step_s: float) -> str:
-    """Return a tick's label, as coarse as the distance of the ticks allows."""
+    """Return a tick's label, as coarse as the distance between ticks allows."""
     if step_s >= 86400:
         return f"{seconds / 86400:.0f} d"
     if step_s >= 3600:
@@ -89,7 +89,7 @@ def elapsed(seconds: float, step_s: float) -> str:
 
 
 def step_path(frame: Frame, points: Sequence[Point], until_s: float) -> str:
-    """Return a line of values each of which holds until the next one begins."""
+    """Return a step line: each value holds until the next one."""
     path = ""
     for at_s, value in points:
         x, y = frame.x(at_s), frame.y(value)
@@ -112,11 +112,11 @@ def area_path(frame: Frame, points: Sequence[Point], until_s: float) -> str:
 
 
 def path(data: str, css: str, title: str = "") -> str:
-    """Return a path element with a hover title; nothing if there is nothing to draw."""
+    """Return a path element with a hover title; empty if there is nothing to draw."""
     if not data:
         return ""
-    told = f"<title>{escape(title)}</title></path>" if title else "</path>"
-    return f'<path class="{css}" d="{data}">{told}'
+    title_text = f"<title>{escape(title)}</title></path>" if title else "</path>"
+    return f'<path class="{css}" d="{data}">{title_text}'
 
 
 def text(x: float, y: float, words: str, css: str = "tick") -> str:
@@ -125,7 +125,7 @@ def text(x: float, y: float, words: str, css: str = "tick") -> str:
 
 
 def axes(frame: Frame, values: Iterable[tuple[float, str]]) -> str:
-    """Return grid and labels: ticks of time below, the given values at the left."""
+    """Return grid and labels: time below, the given values on the left."""
     parts = []
     for value, label in values:
         y = frame.y(value)
@@ -143,13 +143,13 @@ def axes(frame: Frame, values: Iterable[tuple[float, str]]) -> str:
 def picture(
     frame: Frame, name: str, title: str, what: str, parts: Iterable[str]
 ) -> str:
-    """Return a whole inline SVG that screen readers can tell.
+    """Return a complete inline SVG, accessible to screen readers.
 
     Args:
-        frame: Its size.
+        frame: The chart's frame.
         name: Unique on the page: letters and digits.
-        title: What it is.
-        what: What it shows, in words.
+        title: Its title.
+        what: A description of what it shows.
         parts: Its elements.
     """
     return (

@@ -1,4 +1,4 @@
-"""How a report looks: light, dark and on paper. The one style sheet, kept in the page."""
+"""The style sheet of the report's page: light, dark and for paper."""
 
 STYLE = """
 :root { color-scheme: light dark; --ink: #1b1f24; --soft: #5b6570; --rule: #d9dee3;

@@ -18,7 +18,7 @@ def rent(provider: AwsProvider) -> list[Vm]:
     return list(provider.launch(asked).vms)
 
 
-def test_a_vm_that_the_cloud_does_not_know_yet_is_not_said_to_be_gone(
+def test_a_vm_that_the_cloud_does_not_know_yet_has_not_ended(
     aws: FakeAws,
 ) -> None:
     aws.ask("lag", hide_s=30, linger_s=0)
@@ -40,7 +40,7 @@ def test_a_vm_that_the_cloud_does_not_know_yet_is_not_said_to_be_gone(
         provider.ssh_target(vm.vm_id)
 
 
-def test_a_xen_machine_shows_what_its_console_showed_at_boot(aws: FakeAws) -> None:
+def test_a_xen_vm_has_the_console_output_of_its_boot(aws: FakeAws) -> None:
     provider = aws.provider()
     (vm,) = rent(provider)
     instance_id = vm.vm_id.partition(".")[0]

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.fakes.aws import KIND, REGION, FakeAws
-from tests.unit.cloud.aws.test_provider import spot, wish
+from tests.unit.cloud.aws.test_provider import launch_request, spot
 
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.port.errors import CloudError
@@ -42,7 +42,7 @@ def _actions(data: Any) -> list[str]:
 def lived_through(aws: FakeAws, provider: AwsProvider) -> None:
     """Do once all that a job, gc and doctor may do."""
     list(provider.check())
-    (vm,) = provider.launch(wish(spot(provider))).vms
+    (vm,) = provider.launch(launch_request(spot(provider))).vms
     provider.list_vms("job")
     provider.list_all()
     provider.ssh_target(vm.vm_id)
@@ -86,7 +86,7 @@ def test_simulated_interruptions_need_the_third_list_too(aws: FakeAws) -> None:
     assert called(aws) == (first | third) - NOT_CALLS - OF_PRICES
 
 
-def test_nobody_may_touch_what_is_not_tagged_as_ours() -> None:
+def test_only_tagged_resources_may_be_changed() -> None:
     page = (ROOT / "docs" / "permissions.md").read_text()
     policy = json.loads(re.findall(r"```json\n(.*?)```", page, re.DOTALL)[0])
     for statement in policy["Statement"]:

@@ -42,7 +42,9 @@ def spot(provider: AwsProvider) -> Offer:
     return next(offer for offer in provider.offers() if offer.spot)
 
 
-def wish(offer: Offer, count: int = 1, intent: str = "intent-1") -> LaunchRequest:
+def launch_request(
+    offer: Offer, count: int = 1, intent: str = "intent-1"
+) -> LaunchRequest:
     return LaunchRequest(
         token=f"uid-{intent}",
         job="job",
@@ -54,7 +56,7 @@ def wish(offer: Offer, count: int = 1, intent: str = "intent-1") -> LaunchReques
 
 
 def rent(provider: AwsProvider, count: int = 1, intent: str = "intent-1") -> list[Vm]:
-    return list(provider.launch(wish(spot(provider), count, intent)).vms)
+    return list(provider.launch(launch_request(spot(provider), count, intent)).vms)
 
 
 def alive(aws: FakeAws) -> int:
@@ -108,7 +110,7 @@ def test_offers_are_at_the_newest_price_of_each_zone(aws: FakeAws) -> None:
     assert {offer.zone for offer in only} == {"us-east-1b"}
 
 
-def test_looking_every_second_asks_for_prices_once(aws: FakeAws) -> None:
+def test_prices_are_cached_between_polls(aws: FakeAws) -> None:
     provider = aws.provider()
     assert [list(provider.offers()) for _ in range(3)].count(
         list(provider.offers())
@@ -117,7 +119,7 @@ def test_looking_every_second_asks_for_prices_once(aws: FakeAws) -> None:
     assert sent == ["DescribeSpotPriceHistory"]
 
 
-def test_the_price_history_tells_when_each_price_began(aws: FakeAws) -> None:
+def test_the_price_history_has_the_start_of_each_price(aws: FakeAws) -> None:
     now_s = int(time.time())
     aws.ask("price", zone=ZONE, instance_type=KIND, usd=0.7, at_s=now_s - 60)
     history = aws.provider().price_history(now_s - 600)
@@ -125,7 +127,7 @@ def test_the_price_history_tells_when_each_price_began(aws: FakeAws) -> None:
     assert history[1].observed_at_s == now_s - 60
 
 
-def test_quotas_and_placement_scores_are_told(aws: FakeAws) -> None:
+def test_quotas_and_placement_scores_are_reported(aws: FakeAws) -> None:
     aws.ask("quota", code="L-3819A6DF", vcpus=64)
     aws.ask("quota", code="L-DB2E81BA", vcpus=0)
     aws.ask("score", zone_id="use1-az6", score=9)
@@ -137,14 +139,14 @@ def test_quotas_and_placement_scores_are_told(aws: FakeAws) -> None:
     assert score.zone.startswith(REGION)
 
 
-def test_regions_are_asked_together_and_vms_found_in_each(aws: FakeAws) -> None:
+def test_all_regions_are_queried_in_parallel(aws: FakeAws) -> None:
     west = "us-west-2a"
     aws.ask("stock", zone=west, instance_type=KIND, count=1)
     aws.ask("price", zone=west, instance_type=KIND, usd=0.2, at_s=time.time() - 60)
     provider = aws.provider(regions=(REGION, "us-west-2"))
     offers = {offer.region: offer for offer in provider.offers() if offer.spot}
-    east = provider.launch(wish(offers[REGION])).vms
-    there = provider.launch(wish(offers["us-west-2"], intent="intent-2")).vms
+    east = provider.launch(launch_request(offers[REGION])).vms
+    there = provider.launch(launch_request(offers["us-west-2"], intent="intent-2")).vms
     listed = {vm.vm_id: vm.offer.zone for vm in provider.list_vms("job")}
     assert listed == {east[0].vm_id: ZONE, there[0].vm_id: west}
     forgetful = aws.provider()  # of the second region
@@ -170,14 +172,14 @@ def test_regions_are_asked_together_and_vms_found_in_each(aws: FakeAws) -> None:
     ],
     ids=["stock-out", "not offered", "quota", "expired credentials"],
 )
-def test_a_refusal_says_what_can_be_done(
+def test_an_error_says_what_to_do(
     aws: FakeAws, setup: Callable[[FakeAws], None], kind: type[CloudError]
 ) -> None:
     provider = aws.provider()
     offer = spot(provider)
     setup(aws)
     with pytest.raises(kind) as refusal:
-        provider.launch(wish(offer))
+        provider.launch(launch_request(offer))
     assert type(refusal.value) is kind
     assert alive(aws) == 0
 
@@ -192,12 +194,12 @@ def test_a_refusal_says_what_can_be_done(
     ],
     ids=["image id", "image name", "security group", "subnet"],
 )
-def test_what_does_not_exist_is_told_before_money_is_spent(
+def test_missing_resources_are_reported_before_a_launch(
     aws: FakeAws, settings: dict[str, object]
 ) -> None:
     provider = aws.provider(**settings)
     with pytest.raises(MisconfiguredError) as told:
-        provider.launch(wish(spot(provider)))
+        provider.launch(launch_request(spot(provider)))
     assert "\n" not in str(told.value)
     assert alive(aws) == 0
 
@@ -212,7 +214,7 @@ def test_what_does_not_exist_is_told_before_money_is_spent(
     ],
     ids=["throttled", "5xx", "dropped", "reply lost"],
 )
-def test_the_sdk_tries_again_where_that_helps(
+def test_the_sdk_retries_transient_errors(
     aws: FakeAws, fault: dict[str, object]
 ) -> None:
     provider = aws.provider(tries=4)
@@ -224,7 +226,7 @@ def test_the_sdk_tries_again_where_that_helps(
     assert alive(aws) == 0
 
 
-def test_a_throttle_that_lasts_is_handed_up(aws: FakeAws) -> None:
+def test_persistent_throttling_is_reported(aws: FakeAws) -> None:
     aws.ask(
         "fail",
         operation="DescribeInstances",
@@ -243,7 +245,7 @@ def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
     aws: FakeAws, kind: str
 ) -> None:
     provider = aws.provider(answer_s=0.5 if kind == "hang" else 20.0, tries=4)
-    asked = wish(spot(provider), 2)
+    asked = launch_request(spot(provider), 2)
     aws.ask("fail", operation="RunInstances", kind=kind, seconds=1.5)
     with pytest.raises(CloudError) as told:
         provider.launch(asked)
@@ -252,19 +254,19 @@ def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
     assert len(ids) == alive(aws) == 2
 
 
-def test_no_capacity_is_told_at_once_though_it_is_a_servers_error(
+def test_no_capacity_is_not_retried_by_the_sdk(
     aws: FakeAws,
 ) -> None:
     provider = aws.provider(tries=5)
     offer = spot(provider)
     aws.ask("stock", zone=ZONE, instance_type=KIND, count=0)
     with pytest.raises(NoCapacityError):
-        provider.launch(wish(offer))
+        provider.launch(launch_request(offer))
     sent = [r["operation"] for r in aws.ask("requests")]
     assert sent.count("RunInstances") == 1
 
 
-def test_a_token_that_was_used_otherwise_finds_its_vms(aws: FakeAws) -> None:
+def test_a_token_used_with_other_parameters_finds_its_vms(aws: FakeAws) -> None:
     """Another image may be the newest by the time that a launch is repeated."""
     (vm,) = rent(aws.provider())
     again = aws.provider(image="ami-00000901")
@@ -275,7 +277,7 @@ def test_a_token_that_was_used_otherwise_finds_its_vms(aws: FakeAws) -> None:
 # --- lists that lag behind ------------------------------------------------------------
 
 
-def test_a_vm_is_listed_though_the_cloud_does_not_list_it_yet(aws: FakeAws) -> None:
+def test_a_new_vm_is_listed_although_the_cloud_list_lags(aws: FakeAws) -> None:
     aws.ask("lag", hide_s=30, linger_s=60)
     provider = aws.provider()
     (vm,) = rent(provider)
@@ -310,14 +312,16 @@ def test_launches_at_the_same_time_share_one_group_and_one_key(aws: FakeAws) -> 
     provider = aws.provider()
     offer = spot(provider)
     with ThreadPoolExecutor(3) as pool:
-        wishes = [wish(offer, intent=f"intent-{n}") for n in range(3)]
-        results = list(pool.map(provider.launch, wishes))
+        launch_requests = [
+            launch_request(offer, intent=f"intent-{n}") for n in range(3)
+        ]
+        results = list(pool.map(provider.launch, launch_requests))
     assert sum(len(result.vms) for result in results) == 3
     sent = [r["operation"] for r in aws.ask("requests")]
     assert sent.count("CreateSecurityGroup") == sent.count("ImportKeyPair") == 1
 
 
-def test_a_group_that_somebody_removed_is_made_again(aws: FakeAws) -> None:
+def test_a_removed_group_is_created_again(aws: FakeAws) -> None:
     provider = aws.provider()
     (vm,) = rent(provider)
     provider.terminate([vm.vm_id])
@@ -355,7 +359,7 @@ def test_named_networks_are_used_and_left_alone(aws: FakeAws) -> None:
 # --- interruptions and SSH ------------------------------------------------------------
 
 
-def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(aws: FakeAws) -> None:
+def test_a_requested_interruption_ends_the_vm(aws: FakeAws) -> None:
     provider = aws.provider(interruption_role=ROLE)
     (vm,) = rent(provider)
     with pytest.raises(MisconfiguredError, match="interruption_role"):
@@ -368,7 +372,7 @@ def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(aws: FakeAws) ->
         provider.interrupt(vm.vm_id)
 
 
-def test_a_vm_is_entered_by_the_keys_on_its_console(aws: FakeAws) -> None:
+def test_ssh_accepts_the_host_keys_on_the_console(aws: FakeAws) -> None:
     provider = aws.provider()
     (vm,) = rent(provider)
     assert provider.ssh_target(vm.vm_id) is None

@@ -22,7 +22,9 @@ SETTINGS = AwsSettings(instance_types=("g5.xlarge",))
 PLACE = AwsPlacement("subnet-1", ("sg-1",), "key", "ami-1", "/dev/sda1")
 
 
-def wish(spot: bool = True, token: str = "t", usd: float = 0.4) -> LaunchRequest:
+def launch_request(
+    spot: bool = True, token: str = "t", usd: float = 0.4
+) -> LaunchRequest:
     offer = make_offer(
         FACTS,
         cloud="aws",
@@ -39,22 +41,22 @@ def wish(spot: bool = True, token: str = "t", usd: float = 0.4) -> LaunchRequest
     )
 
 
-def test_a_repeated_launch_is_word_for_word_the_same() -> None:
-    first = requests.run_instances(wish(), PLACE, SETTINGS)
-    assert requests.run_instances(wish(), PLACE, SETTINGS) == first
-    assert first["ClientToken"] == requests.client_token(wish())
+def test_a_repeated_launch_request_is_identical() -> None:
+    first = requests.run_instances(launch_request(), PLACE, SETTINGS)
+    assert requests.run_instances(launch_request(), PLACE, SETTINGS) == first
+    assert first["ClientToken"] == requests.client_token(launch_request())
 
 
 @given(st.text(min_size=1, max_size=200))
 def test_every_token_fits_what_ec2_takes(token: str) -> None:
-    made = requests.client_token(wish(token=token))
+    made = requests.client_token(launch_request(token=token))
     assert made.isascii()
     assert len(made) <= 64
 
 
 @given(st.floats(min_value=1e-4, max_value=1000))
 def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
-    asked = requests.run_instances(wish(usd=usd), PLACE, SETTINGS)
+    asked = requests.run_instances(launch_request(usd=usd), PLACE, SETTINGS)
     instance = {
         "InstanceId": "i-1",
         "LaunchTime": datetime(2026, 1, 1, tzinfo=UTC),
@@ -70,7 +72,7 @@ def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
 
 
 def test_a_launch_ends_billing_with_a_shutdown_and_leaves_no_disk() -> None:
-    asked = requests.run_instances(wish(), PLACE, SETTINGS)
+    asked = requests.run_instances(launch_request(), PLACE, SETTINGS)
     assert asked["InstanceInitiatedShutdownBehavior"] == "terminate"
     assert asked["BlockDeviceMappings"][0]["Ebs"]["DeleteOnTermination"] is True
     assert asked["MetadataOptions"]["HttpTokens"] == "required"
@@ -78,8 +80,8 @@ def test_a_launch_ends_billing_with_a_shutdown_and_leaves_no_disk() -> None:
 
 
 def test_everything_rented_is_tagged_and_on_demand_is_no_spot_request() -> None:
-    spot = requests.run_instances(wish(), PLACE, SETTINGS)
-    plain = requests.run_instances(wish(spot=False), PLACE, SETTINGS)
+    spot = requests.run_instances(launch_request(), PLACE, SETTINGS)
+    plain = requests.run_instances(launch_request(spot=False), PLACE, SETTINGS)
     for asked, kinds in ((spot, 4), (plain, 3)):
         assert len(asked["TagSpecifications"]) == kinds
         for spec in asked["TagSpecifications"]:
@@ -93,10 +95,10 @@ def test_everything_rented_is_tagged_and_on_demand_is_no_spot_request() -> None:
     )
 
 
-def test_a_role_and_a_missing_key_are_said_or_not_said() -> None:
+def test_role_and_key_pair_are_optional() -> None:
     settings = AwsSettings(instance_types=(), instance_profile="role")
     placement = AwsPlacement("subnet-1", ("sg-1",), "", "ami-1", "/dev/sda1")
-    asked = requests.run_instances(wish(), placement, settings)
+    asked = requests.run_instances(launch_request(), placement, settings)
     assert asked["IamInstanceProfile"] == {"Name": "role"}
     assert "KeyName" not in asked
 
@@ -110,12 +112,14 @@ def test_a_role_and_a_missing_key_are_said_or_not_said() -> None:
         ("", None),
     ],
 )
-def test_the_end_is_read_from_ec2s_words(text: str, ended_at_s: float | None) -> None:
+def test_the_end_time_is_parsed_from_the_transition_reason(
+    text: str, ended_at_s: float | None
+) -> None:
     assert requests.ended_at_s({"StateTransitionReason": text}) == ended_at_s
 
 
 @given(st.from_regex(r"i-[0-9a-f]{17}", fullmatch=True))
-def test_a_vm_id_tells_its_region(instance_id: str) -> None:
+def test_a_vm_id_contains_its_region(instance_id: str) -> None:
     vm_id = requests.vm_id_of("eu-west-1", instance_id)
     assert requests.split_vm_id(vm_id) == ("eu-west-1", instance_id)
     assert requests.split_vm_id("vm-of-nobody") == ("", "vm-of-nobody")
@@ -129,7 +133,7 @@ def test_host_keys_are_read_from_the_console_once_they_are_all_there() -> None:
     assert requests.host_keys(whole) == ("ssh-ed25519 AAAA", "ecdsa BBBB")
 
 
-def test_ssh_is_let_in_from_named_networks_only() -> None:
+def test_ssh_is_allowed_from_the_given_networks_only() -> None:
     assert [rule["IpProtocol"] for rule in requests.ssh_rules("sg", ())] == ["-1"]
     _, ssh = requests.ssh_rules("sg", ("192.0.2.0/24",))
     assert (ssh["FromPort"], ssh["ToPort"]) == (22, 22)
@@ -145,7 +149,7 @@ def test_quotas_are_those_of_the_families_that_are_rented() -> None:
     assert requests.quota_codes(["m5.large"]) == {}
 
 
-def test_a_machine_that_nobody_knows_is_still_listed() -> None:
+def test_a_vm_of_an_unknown_type_is_still_listed() -> None:
     instance: dict[str, Any] = {
         "InstanceId": "i-1",
         "LaunchTime": datetime(2026, 1, 1, tzinfo=UTC),

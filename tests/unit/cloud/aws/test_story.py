@@ -7,7 +7,7 @@ import random
 
 import pytest
 from tests.fakes.aws import KIND, ZONE, FakeAws
-from tests.unit.cloud.aws.test_provider import spot, wish
+from tests.unit.cloud.aws.test_provider import launch_request, spot
 
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.port.errors import CloudError
@@ -45,7 +45,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
         )
         if chance.random() < 0.3:
             provider = aws.provider()  # the manager died
-        asked = wish(offer, chance.randint(1, 3), f"intent-{number}")
+        asked = launch_request(offer, chance.randint(1, 3), f"intent-{number}")
         got = again_and_again(provider, asked)
         assert launched.keys().isdisjoint(vm.vm_id for vm in got)
         launched |= {vm.vm_id: vm.intent for vm in got}

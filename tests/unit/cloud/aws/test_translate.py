@@ -47,9 +47,7 @@ def refusal(code: str, status: int = 400, **headers: str) -> boto.ClientError:
         ("InternalError", CloudError),
     ],
 )
-def test_a_code_means_what_can_be_done_about_it(
-    code: str, kind: type[CloudError]
-) -> None:
+def test_error_codes_map_to_error_classes(code: str, kind: type[CloudError]) -> None:
     error = translate(refusal(code), "launching 1 g5.xlarge in us-east-1a")
     assert type(error) is kind
     assert "\n" not in str(error)
@@ -63,7 +61,7 @@ def test_an_unknown_code_is_never_read_as_no_capacity(code: str) -> None:
     assert type(error) is CloudError
 
 
-def test_a_throttle_says_how_long_to_wait() -> None:
+def test_a_throttling_error_has_the_retry_delay() -> None:
     error = translate(refusal("RequestLimitExceeded", 503), "listing")
     assert isinstance(error, ThrottledError)
     assert error.retry_after_s > 0
@@ -82,7 +80,7 @@ def test_a_throttle_says_how_long_to_wait() -> None:
         (boto.InvalidRegionError(region_name="no such"), MisconfiguredError),
     ],
 )
-def test_a_call_that_got_no_answer_is_explained(
+def test_a_lost_connection_is_explained(
     raised: Exception, kind: type[CloudError]
 ) -> None:
     with pytest.raises(CloudError) as told, translating_errors("listing"):

@@ -13,7 +13,7 @@ def offer_in(provider: AzureProvider, zone: str = ZONE, *, spot: bool = True) ->
     return next(offer for offer in offers if (offer.zone, offer.spot) == (zone, spot))
 
 
-def wish(
+def launch_request(
     offer: Offer, count: int = 1, intent: str = "intent-1", job: str = "job"
 ) -> LaunchRequest:
     return LaunchRequest(
@@ -29,7 +29,9 @@ def wish(
 def rent(
     provider: AzureProvider, count: int = 1, intent: str = "intent-1", job: str = "job"
 ) -> list[Vm]:
-    return list(provider.launch(wish(offer_in(provider), count, intent, job)).vms)
+    return list(
+        provider.launch(launch_request(offer_in(provider), count, intent, job)).vms
+    )
 
 
 def alive(azure: FakeAzure) -> int:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.fakes.azure import ZONE, FakeAzure
-from tests.unit.cloud.azure.renting import offer_in, rent, sent, wish
+from tests.unit.cloud.azure.renting import launch_request, offer_in, rent, sent
 
 from spottrain.cloud.azure.activity import (
     ActivityEvent,
@@ -63,7 +63,7 @@ def step(at_s: float, what: str, change: str = "a", vm_id: str = "vm") -> Activi
         (("+Accepted", "-Succeeded", "+Accepted"), None),
     ],
 )
-def test_a_life_is_from_the_launch_to_the_first_end(
+def test_a_lifetime_is_from_the_launch_to_the_first_end(
     steps: tuple[str, ...], life: VmLifetime | None
 ) -> None:
     found = lifetimes(step(at_s, what) for at_s, what in enumerate(steps))
@@ -92,7 +92,7 @@ EVENTS = st.lists(
 
 
 @given(EVENTS, st.randoms())
-def test_lives_do_not_depend_on_the_order_of_the_answer_or_on_other_vms(
+def test_lifetimes_do_not_depend_on_order_or_other_vms(
     events: list[ActivityEvent], chance: Any
 ) -> None:
     shuffled = [*events, *events]
@@ -126,7 +126,7 @@ def questions(azure: FakeAzure) -> int:
     return sent(azure).count("LIST events")
 
 
-def test_ends_are_told_to_the_microsecond(azure: FakeAzure) -> None:
+def test_end_times_are_exact(azure: FakeAzure) -> None:
     provider = azure.provider()
     one, two = rent(provider, 2)
     provider.list_vms("job")
@@ -144,7 +144,7 @@ def test_a_new_process_learns_what_ended_before_it(azure: FakeAzure) -> None:
     assert [found.ended_at_s] == pytest.approx(bill(azure), abs=1e-5)
 
 
-def test_while_the_log_lags_a_vm_is_simply_gone_and_asked_about_rarely(
+def test_while_the_log_lags_a_vm_is_unlisted_and_queried_rarely(
     azure: FakeAzure,
 ) -> None:
     azure.ask("moods", log_lag_s=300)
@@ -180,7 +180,7 @@ def test_without_the_permission_jobs_run_and_doctor_says_so(azure: FakeAzure) ->
     assert "Microsoft.Insights/eventtypes/values/read" in said.told
 
 
-def test_a_log_that_fails_is_asked_again(azure: FakeAzure) -> None:
+def test_a_failing_log_is_queried_again(azure: FakeAzure) -> None:
     now_s = 0.0
     provider = azure.provider(lambda: now_s)
     (vm,) = rent(provider)
@@ -192,11 +192,11 @@ def test_a_log_that_fails_is_asked_again(azure: FakeAzure) -> None:
     assert len(ended(provider)) == 1
 
 
-def test_a_launch_that_is_repeated_makes_no_vm_that_was_and_is_gone(
+def test_a_repeated_launch_does_not_recreate_an_ended_vm(
     azure: FakeAzure,
 ) -> None:
     provider = azure.provider()
-    asked = wish(offer_in(provider), 2)
+    asked = launch_request(offer_in(provider), 2)
     azure.ask("fail", operation="PUT virtualMachines", kind="lost")
     with pytest.raises(CloudError):
         provider.launch(asked)
@@ -210,11 +210,11 @@ def test_a_launch_that_is_repeated_makes_no_vm_that_was_and_is_gone(
     assert len(azure.ask("bill")) == 2
 
 
-def test_what_never_came_to_be_has_not_ended(azure: FakeAzure) -> None:
+def test_a_vm_that_was_never_created_has_no_end(azure: FakeAzure) -> None:
     azure.ask("moods", late=True)
     azure.ask("stock", zone=ZONE, instance_type="Standard_NC4as_T4_v3", count=0)
     provider = azure.provider()
-    asked = wish(offer_in(provider))
+    asked = launch_request(offer_in(provider))
     with pytest.raises(NoCapacityError):
         provider.launch(asked)
     azure.ask("stock", zone=ZONE, instance_type="Standard_NC4as_T4_v3", count=1)

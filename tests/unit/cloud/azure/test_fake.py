@@ -110,7 +110,7 @@ def test_a_request_with_any_field_dropped_or_mistyped_is_refused(
     assert checked > 700
 
 
-def test_a_path_or_a_method_that_azure_has_not_is_refused(
+def test_an_unknown_path_or_method_is_refused(
     fake_azure: FakeAzure,
 ) -> None:
     fake_azure.reset()

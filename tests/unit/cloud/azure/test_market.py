@@ -12,7 +12,7 @@ from tests.fakes.azure import (
     ZONE,
     FakeAzure,
 )
-from tests.unit.cloud.azure.renting import offer_in, rent, sent, wish
+from tests.unit.cloud.azure.renting import launch_request, offer_in, rent, sent
 
 from spottrain.cloud.port.errors import CloudError
 
@@ -40,7 +40,7 @@ def test_offers_are_in_each_zone_that_is_open_to_the_account(azure: FakeAzure) -
     ],
     ids=["a zone", "all zones", "the region", "no spot", "no zones"],
 )
-def test_what_is_closed_to_the_account_is_not_offered(
+def test_restricted_sizes_are_not_offered(
     azure: FakeAzure, size: dict[str, object], zones: set[tuple[str, bool]]
 ) -> None:
     azure.offer(REGION, KIND, **size)
@@ -48,14 +48,14 @@ def test_what_is_closed_to_the_account_is_not_offered(
     assert found == zones
 
 
-def test_looking_every_second_asks_for_sizes_and_prices_once(azure: FakeAzure) -> None:
+def test_sizes_and_prices_are_cached_between_polls(azure: FakeAzure) -> None:
     provider = azure.provider()
     first = provider.offers()
     assert [provider.offers() for _ in range(3)] == [first] * 3
     assert sent(azure) == ["LIST skus"]
 
 
-def test_quotas_are_told_by_region_and_family(azure: FakeAzure) -> None:
+def test_quotas_are_reported_by_region_and_family(azure: FakeAzure) -> None:
     azure.ask("quota", region=REGION, family="lowPriorityCores", vcpus=64)
     provider = azure.provider()
     rent(provider)
@@ -72,7 +72,9 @@ def test_regions_without_zones_are_rented_in_as_well(azure: FakeAzure) -> None:
     azure.ask("stock", zone="westus", instance_type=KIND, count=1)
     provider = azure.provider(regions=(REGION, "westus"))
     (east,) = rent(provider)
-    (west,) = provider.launch(wish(offer_in(provider, "westus"), intent="i-2")).vms
+    (west,) = provider.launch(
+        launch_request(offer_in(provider, "westus"), intent="i-2")
+    ).vms
     listed = {vm.vm_id: vm.offer.zone for vm in provider.list_vms("job")}
     assert listed == {east.vm_id: ZONE, west.vm_id: "westus"}
     provider.terminate(listed)
@@ -82,7 +84,7 @@ def test_regions_without_zones_are_rented_in_as_well(azure: FakeAzure) -> None:
 
 def test_on_demand_machines_are_no_spot_vms(azure: FakeAzure) -> None:
     provider = azure.provider()
-    (vm,) = provider.launch(wish(offer_in(provider, spot=False))).vms
+    (vm,) = provider.launch(launch_request(offer_in(provider, spot=False))).vms
     assert not vm.offer.spot
     assert vm.offer.usd_per_hour == ON_DEMAND_USD
     with pytest.raises(CloudError) as told:

@@ -82,7 +82,7 @@ def test_all_that_is_asked_of_azure_is_on_the_lists(azure: FakeAzure) -> None:
     assert len(asked) >= 20
 
 
-def test_less_is_needed_where_more_is_named() -> None:
+def test_given_resources_need_fewer_permissions() -> None:
     whole = AzureSettings(instance_types=())
     named = AzureSettings(
         instance_types=(),

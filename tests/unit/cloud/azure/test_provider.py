@@ -16,7 +16,7 @@ from tests.fakes.azure import (
     FakeAzure,
 )
 from tests.fakes.azure_world import SUBSCRIPTION
-from tests.unit.cloud.azure.renting import alive, offer_in, rent, sent, wish
+from tests.unit.cloud.azure.renting import alive, launch_request, offer_in, rent, sent
 
 from spottrain.cloud.port.errors import (
     AuthError,
@@ -72,7 +72,7 @@ def test_importing_and_making_it_costs_no_sdk() -> None:
         ({"public_addresses": False}, "azure.subnets"),
     ],
 )
-def test_what_cannot_work_is_refused_before_anything_is_asked(
+def test_invalid_settings_are_refused_without_a_request(
     azure: FakeAzure, settings: dict[str, object], told: str
 ) -> None:
     with pytest.raises(MisconfiguredError, match=told):
@@ -95,7 +95,7 @@ def test_a_stock_out_is_no_capacity_and_leaves_no_vm(
 ) -> None:
     azure.ask("moods", late=late)
     provider = azure.provider()
-    asked = wish(offer_in(provider), 2)
+    asked = launch_request(offer_in(provider), 2)
     azure.ask("stock", zone=ZONE, instance_type=KIND, count=0)
     with pytest.raises(NoCapacityError):
         provider.launch(asked)
@@ -104,7 +104,7 @@ def test_a_stock_out_is_no_capacity_and_leaves_no_vm(
     assert len(provider.launch(asked).vms) == 2
 
 
-def test_machines_that_are_undecided_count_until_they_fail(azure: FakeAzure) -> None:
+def test_undecided_vms_count_until_they_fail(azure: FakeAzure) -> None:
     azure.ask("moods", late=True)
     azure.ask("delays", create_s=30)
     provider = azure.provider(allocation_s=0.05)
@@ -135,14 +135,14 @@ def test_machines_that_are_undecided_count_until_they_fail(azure: FakeAzure) -> 
     ],
     ids=["quota", "expired", "clock", "grants", "price", "image", "group", "subnet"],
 )
-def test_a_refusal_says_what_can_be_done_and_costs_nothing(
+def test_an_error_says_what_to_do_and_leaves_no_vm(
     azure: FakeAzure,
     setup: Callable[[FakeAzure], None],
     settings: dict[str, object],
     kind: type[CloudError],
 ) -> None:
     provider = azure.provider(**settings)
-    asked = wish(offer_in(provider))
+    asked = launch_request(offer_in(provider))
     setup(azure)
     with pytest.raises(kind) as refusal:
         provider.launch(asked)
@@ -180,7 +180,7 @@ def test_a_missing_subscription_is_told(
     ],
     ids=["throttled", "5xx", "dropped", "reply lost"],
 )
-def test_the_sdk_tries_again_where_that_helps(
+def test_the_sdk_retries_transient_errors(
     azure: FakeAzure, fault: dict[str, object]
 ) -> None:
     provider = azure.provider(tries=4)
@@ -194,7 +194,7 @@ def test_the_sdk_tries_again_where_that_helps(
     assert alive(azure) == 0
 
 
-def test_a_throttle_that_lasts_is_handed_up(azure: FakeAzure) -> None:
+def test_persistent_throttling_is_reported(azure: FakeAzure) -> None:
     azure.ask(
         "fail",
         operation="LIST virtualMachines",
@@ -213,7 +213,7 @@ def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
     azure: FakeAzure, kind: str
 ) -> None:
     provider = azure.provider(answer_s=0.5 if kind == "hang" else 20.0)
-    asked = wish(offer_in(provider), 2)
+    asked = launch_request(offer_in(provider), 2)
     azure.ask("fail", operation="PUT virtualMachines", kind=kind, seconds=1.5)
     with pytest.raises(CloudError) as told:
         provider.launch(asked)
@@ -225,7 +225,7 @@ def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
 
 def test_an_answer_that_is_lost_while_waiting_keeps_the_vm(azure: FakeAzure) -> None:
     provider = azure.provider()
-    asked = wish(offer_in(provider))
+    asked = launch_request(offer_in(provider))
     rent(provider, intent="intent-0")
     azure.ask("fail", operation="GET operations", kind="drop")
     with pytest.raises(CloudError):
@@ -238,7 +238,7 @@ def test_an_answer_that_is_lost_while_waiting_keeps_the_vm(azure: FakeAzure) -> 
 # --- lists that lag behind ------------------------------------------------------------
 
 
-def test_a_vm_is_listed_though_the_cloud_does_not_list_it_yet(azure: FakeAzure) -> None:
+def test_a_new_vm_is_listed_although_the_cloud_list_lags(azure: FakeAzure) -> None:
     azure.ask("lag", hide_s=5, linger_s=60)
     provider = azure.provider()
     (vm,) = rent(provider)
@@ -287,7 +287,7 @@ def test_orphans_of_any_job_are_found_by_the_names_that_end_them(
     assert alive(azure) == 0
 
 
-def test_moments_are_the_clouds_own(azure: FakeAzure) -> None:
+def test_times_are_the_clouds_own(azure: FakeAzure) -> None:
     azure.ask("skew", seconds=200)
     (vm,) = rent(azure.provider())
     (row,) = azure.ask("bill")

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from tests.fakes.azure_model import check
 from tests.fakes.azure_rules import check_body
 
-from spottrain.cloud.azure import answers, requests
+from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.requests import AzurePlacement
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.port import lease, tags
@@ -29,7 +29,7 @@ KEY = ("private half", "ssh-ed25519 AAAA")
 FACTS = catalogue()
 
 
-def wish(
+def launch_request(
     spot: bool = True, token: str = "t", usd: float = 0.4, zone: str = "eastus-2"
 ) -> LaunchRequest:
     offer = make_offer(
@@ -53,7 +53,9 @@ def vm(
     placement: AzurePlacement = PLACE,
     settings: AzureSettings = SETTINGS,
 ) -> dict[str, Any]:
-    return requests.virtual_machine(asked or wish(), "vm-0", placement, KEY, settings)
+    return requests.virtual_machine(
+        asked or launch_request(), "vm-0", placement, KEY, settings
+    )
 
 
 def boot_of(body: dict[str, Any]) -> dict[str, Any]:
@@ -68,7 +70,7 @@ def boot_of(body: dict[str, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("spot", [True, False])
 @pytest.mark.parametrize("zone", ["eastus-2", "eastus"])
 def test_a_launch_fits_the_sdks_model_and_our_rules(spot: bool, zone: str) -> None:
-    body = vm(wish(spot, zone=zone))
+    body = vm(launch_request(spot, zone=zone))
     check("compute.VirtualMachine", body, request=True)
     check_body("PUT virtualMachines", body)
     assert body.get("zones") == (["2"] if zone == "eastus-2" else None)
@@ -76,7 +78,7 @@ def test_a_launch_fits_the_sdks_model_and_our_rules(spot: bool, zone: str) -> No
     assert ("evictionPolicy" in body["properties"]) is spot
 
 
-def test_all_that_comes_with_a_vm_goes_with_it() -> None:
+def test_resources_of_a_vm_are_deleted_with_it() -> None:
     told = vm()["properties"]
     assert told["evictionPolicy"] == "Delete"
     assert told["storageProfile"]["osDisk"]["deleteOption"] == "Delete"
@@ -97,10 +99,10 @@ def test_everything_rented_is_tagged() -> None:
 
 @given(st.floats(min_value=1e-4, max_value=1000))
 def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
-    body = vm(wish(usd=usd))
+    body = vm(launch_request(usd=usd))
     body |= {"id": "/subscriptions/s/resourceGroups/G/providers/x/y/vm-0"}
     body["properties"] |= {"timeCreated": "2026-11-20T07:49:24.5+00:00"}
-    seen = answers.vm_of(body, FACTS)
+    seen = requests.vm_of(body, FACTS)
     assert seen.offer.usd_per_hour == usd
     assert seen.offer.zone == "eastus-2"
     assert (seen.vm_id, seen.launched_at_s) == ("vm-0.g", 1795160964.5)
@@ -109,7 +111,12 @@ def test_the_price_comes_back_from_the_tags_as_it_was(usd: float) -> None:
 @given(st.text(min_size=1, max_size=200), st.integers(1, 64))
 def test_names_follow_from_the_token_and_fit_azure(token: str, count: int) -> None:
     asked = LaunchRequest(
-        token=token, job="j", intent="i", offer=wish().offer, count=count, lease_s=1
+        token=token,
+        job="j",
+        intent="i",
+        offer=launch_request().offer,
+        count=count,
+        lease_s=1,
     )
     names = requests.vm_names(asked)
     assert names == requests.vm_names(asked)
@@ -143,7 +150,7 @@ def test_a_vm_boots_with_one_host_key_and_a_lease() -> None:
     assert script == lease.boot_script(600.5, end)
 
 
-def test_without_an_identity_a_vm_can_only_switch_itself_off() -> None:
+def test_without_an_identity_a_vm_only_shuts_down() -> None:
     body = vm(placement=AzurePlacement("/net", "", accelerated=False))
     assert "identity" not in body
     assert boot_of(body)["runcmd"][0][2] == lease.boot_script(600.5)
@@ -160,7 +167,7 @@ def test_images_are_named_in_either_way() -> None:
     assert requests.image("a:b:c:latest")["sku"] == "c"
 
 
-def test_without_public_addresses_none_is_asked_for() -> None:
+def test_without_public_addresses_none_is_requested() -> None:
     hidden = AzureSettings(instance_types=(), public_addresses=False)
     (card,) = vm(settings=hidden)["properties"]["networkProfile"][
         "networkInterfaceConfigurations"
@@ -169,7 +176,7 @@ def test_without_public_addresses_none_is_asked_for() -> None:
     assert "publicIPAddressConfiguration" not in address["properties"]
 
 
-def test_ssh_is_let_in_from_named_networks_only() -> None:
+def test_ssh_is_allowed_from_the_given_networks_only() -> None:
     assert requests.rules("j", "eastus", SETTINGS)["properties"]["securityRules"] == []
     some = AzureSettings(instance_types=(), ssh_from=("192.0.2.0/24",), ssh_port=2222)
     (rule,) = requests.rules("j", "eastus", some)["properties"]["securityRules"]

@@ -10,7 +10,7 @@ from tests.fakes.azure import (
     REGION,
     FakeAzure,
 )
-from tests.unit.cloud.azure.renting import alive, offer_in, rent, sent, wish
+from tests.unit.cloud.azure.renting import alive, launch_request, offer_in, rent, sent
 
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.provider import VmState
@@ -20,14 +20,16 @@ def test_launches_at_the_same_time_share_one_network(azure: FakeAzure) -> None:
     provider = azure.provider()
     offer = offer_in(provider)
     with ThreadPoolExecutor(3) as pool:
-        wishes = [wish(offer, intent=f"intent-{n}") for n in range(3)]
-        results = list(pool.map(provider.launch, wishes))
+        launch_requests = [
+            launch_request(offer, intent=f"intent-{n}") for n in range(3)
+        ]
+        results = list(pool.map(provider.launch, launch_requests))
     assert sum(len(result.vms) for result in results) == 3
     for made in ("resourceGroups", "virtualNetworks", "userAssignedIdentities"):
         assert sent(azure).count(f"PUT {made}") == 1
 
 
-def test_what_somebody_removed_is_made_again(azure: FakeAzure) -> None:
+def test_removed_resources_are_created_again(azure: FakeAzure) -> None:
     provider = azure.provider()
     (vm,) = rent(provider)
     provider.terminate([vm.vm_id])
@@ -37,7 +39,7 @@ def test_what_somebody_removed_is_made_again(azure: FakeAzure) -> None:
     assert rent(provider, intent="intent-2")
 
 
-def test_a_group_of_that_name_that_is_somebody_elses_is_left_alone(
+def test_a_foreign_group_of_that_name_is_left_alone(
     azure: FakeAzure,
 ) -> None:
     azure.ask("users_own", group="spottrain-job", region=REGION)
@@ -56,7 +58,7 @@ def test_nothing_is_released_while_vms_run(azure: FakeAzure) -> None:
     assert alive(azure) == 1
 
 
-def test_a_removal_that_takes_long_is_asked_about_again(azure: FakeAzure) -> None:
+def test_a_slow_removal_is_checked_again(azure: FakeAzure) -> None:
     azure.ask("delays", delete_s=60)
     provider = azure.provider(removal_s=0.1)
     (vm,) = rent(provider)
@@ -114,7 +116,7 @@ def test_a_network_of_our_own_in_a_named_group_is_removed(azure: FakeAzure) -> N
     assert azure.ask("left") == []
 
 
-def test_in_a_shared_group_self_deletion_takes_an_identity_of_the_users(
+def test_in_a_shared_group_self_deletion_needs_the_users_identity(
     azure: FakeAzure,
 ) -> None:
     azure.ask("users_own", group="theirs", region=REGION)
@@ -125,7 +127,7 @@ def test_in_a_shared_group_self_deletion_takes_an_identity_of_the_users(
 # --- interruptions and SSH ------------------------------------------------------------
 
 
-def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(
+def test_a_requested_interruption_ends_the_vm(
     azure: FakeAzure,
 ) -> None:
     provider = azure.provider()
@@ -140,7 +142,7 @@ def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(
             provider.interrupt(gone)
 
 
-def test_a_vm_is_entered_by_the_key_that_it_was_made_with(azure: FakeAzure) -> None:
+def test_ssh_accepts_the_host_key_of_the_launch(azure: FakeAzure) -> None:
     provider = azure.provider()
     (vm,) = rent(provider)
     target = azure.provider().ssh_target(vm.vm_id)

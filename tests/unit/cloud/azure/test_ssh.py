@@ -53,7 +53,7 @@ def connected(host: Host) -> Session:
             time.sleep(0.02)
 
 
-def test_a_vm_proves_itself_by_the_key_that_it_was_made_with(
+def test_a_vm_is_verified_by_its_generated_host_key(
     azure: FakeAzure, tmp_path: Path
 ) -> None:
     key_file, public_key = ensure_key(tmp_path / "cloud")

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 from tests.fakes.azure import KIND, ZONE, FakeAzure
-from tests.unit.cloud.azure.renting import offer_in, wish
+from tests.unit.cloud.azure.renting import launch_request, offer_in
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm
@@ -49,7 +49,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
         )
         if chance.random() < 0.3:
             provider = azure.provider()  # the manager died
-        asked = wish(offer, chance.randint(1, 3), f"intent-{number}")
+        asked = launch_request(offer, chance.randint(1, 3), f"intent-{number}")
         got = again_and_again(partial(provider.launch, asked)).vms
         assert launched.keys().isdisjoint(vm.vm_id for vm in got)
         launched |= {vm.vm_id: vm for vm in got}

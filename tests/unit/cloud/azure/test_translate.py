@@ -67,7 +67,7 @@ def refusal(
     ],
 )
 @pytest.mark.parametrize("status", [200, 400, 409])
-def test_a_code_means_what_can_be_done_about_it(
+def test_error_codes_map_to_error_classes(
     code: str, kind: type[CloudError], status: int
 ) -> None:
     error = translate(refusal(code, status), "launching 1 NC6 in eastus-1")
@@ -92,14 +92,14 @@ def test_an_unknown_code_is_never_read_as_no_capacity(code: str) -> None:
         ("The VM is marked for deletion", CloudError),
     ],
 )
-def test_what_is_not_allowed_now_is_a_quota_only_if_azure_says_so(
+def test_operation_not_allowed_is_a_quota_only_if_azure_says_so(
     words: str, kind: type[CloudError]
 ) -> None:
     error = translate(refusal("OperationNotAllowed", message=words), "launching")
     assert type(error) is kind
 
 
-def test_a_throttle_says_how_long_to_wait_whatever_its_code() -> None:
+def test_any_throttling_error_has_the_retry_delay() -> None:
     error = translate(refusal("OperationNotAllowed", 429, "quota"), "listing")
     assert isinstance(error, ThrottledError)
     assert error.retry_after_s > 0
@@ -120,7 +120,7 @@ def test_a_throttle_says_how_long_to_wait_whatever_its_code() -> None:
         (HttpResponseError(response=Answer(502, "<html>", {})), CloudError),
     ],
 )
-def test_a_call_that_got_no_sense_is_explained(
+def test_an_invalid_answer_is_explained(
     raised: Exception, kind: type[CloudError]
 ) -> None:
     with pytest.raises(CloudError) as told, translating_errors("listing"):

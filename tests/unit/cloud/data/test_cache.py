@@ -60,7 +60,7 @@ def read(folder: Path) -> dict[str, bytes]:
     }
 
 
-def test_what_was_fetched_is_not_fetched_again(tmp_path: Path) -> None:
+def test_cached_data_is_not_fetched_again(tmp_path: Path) -> None:
     shelf = Shelf({"a": b"1", "below/b": b"22"})
     first = ensure(Cache(tmp_path), shelf)
     assert read(first) == shelf.content
@@ -74,13 +74,13 @@ def test_one_object_is_a_file(tmp_path: Path) -> None:
     assert (path.name, path.read_bytes()) == ("words.bin", b"123")
 
 
-def test_another_version_lies_beside_the_first(tmp_path: Path) -> None:
+def test_another_version_is_cached_separately(tmp_path: Path) -> None:
     old = ensure(Cache(tmp_path), Shelf({"a": b"1"}))
     new = ensure(Cache(tmp_path), Shelf({"a": b"2"}, version="2"))
     assert (read(old), read(new)) == ({"a": b"1"}, {"a": b"2"})
 
 
-def test_what_has_arrived_is_kept_when_the_rest_does_not(tmp_path: Path) -> None:
+def test_received_files_are_kept_after_a_failure(tmp_path: Path) -> None:
     shelf = Shelf({"a": b"1", "b": b"2"}, away={"b"})
     with pytest.raises(DataUnavailableError, match="b is away"):
         ensure(Cache(tmp_path), shelf)
@@ -91,7 +91,7 @@ def test_what_has_arrived_is_kept_when_the_rest_does_not(tmp_path: Path) -> None
     assert shelf.fetched == ["b"]
 
 
-def test_a_file_that_was_taken_away_is_fetched_again(tmp_path: Path) -> None:
+def test_a_removed_file_is_fetched_again(tmp_path: Path) -> None:
     shelf = Shelf({"a": b"1", "b": b"22"})
     path = ensure(Cache(tmp_path), shelf)
     (path / "b").write_bytes(b"2")
@@ -108,7 +108,7 @@ def test_two_at_the_same_time_fetch_once(tmp_path: Path) -> None:
     assert len(shelf.fetched) == 20
 
 
-def test_a_disk_that_is_too_small_is_told_with_both_figures(tmp_path: Path) -> None:
+def test_a_small_disk_is_reported_with_both_sizes(tmp_path: Path) -> None:
     @dataclass
     class Huge(Shelf):
         @property
@@ -121,7 +121,7 @@ def test_a_disk_that_is_too_small_is_told_with_both_figures(tmp_path: Path) -> N
         ensure(Cache(tmp_path), Huge({}))
 
 
-def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     @dataclass
     class Full(Shelf):
         def fetch(self, file: SourceFile, target: Path) -> None:
@@ -134,7 +134,7 @@ def test_a_disk_that_is_full_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names", [("a", "a/b"), ("a/b", "a"), ("x" * 300,), ("x" * 300 + "/a",)]
 )
-def test_names_that_no_files_can_have_are_told(
+def test_invalid_file_names_are_reported(
     tmp_path: Path, names: tuple[str, ...]
 ) -> None:
     with pytest.raises(DataError, match=r"a name cannot be used here: .*rename it"):
@@ -146,7 +146,7 @@ class Usage(NamedTuple):
 
 
 @pytest.mark.parametrize("may_evict", [True, False])
-def test_room_is_made_by_what_was_unused_for_longest(
+def test_the_least_recently_used_data_is_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, may_evict: bool
 ) -> None:
     def free(_: Path) -> Usage:
@@ -171,7 +171,7 @@ def test_room_is_made_by_what_was_unused_for_longest(
         assert all(p.exists() for p in paths)
 
 
-def test_what_the_job_uses_itself_makes_no_room(
+def test_data_of_the_job_itself_is_not_evicted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cache = Cache(tmp_path, may_evict=True)
@@ -210,13 +210,13 @@ def test_an_archive_is_found_unpacked(tmp_path: Path, kind: str) -> None:
     assert not list((tmp_path / "cache").glob("*.archive"))
 
 
-def test_what_is_no_archive_is_told(tmp_path: Path) -> None:
+def test_a_file_that_is_no_archive_is_reported(tmp_path: Path) -> None:
     shelf = Shelf({"images.tar": b"hello"}, is_folder=False)
     with pytest.raises(DataError, match="is not a tar or zip archive"):
         ensure(Cache(tmp_path), shelf, UNPACKED)
 
 
-def test_a_damaged_archive_is_told(tmp_path: Path) -> None:
+def test_a_damaged_archive_is_reported(tmp_path: Path) -> None:
     data = archive(tmp_path, "gz")
     shelf = Shelf({"images.tar": data[: len(data) // 2]}, is_folder=False)
     with pytest.raises(DataError, match=r"not a tar or zip archive|cannot be unpacked"):
@@ -232,7 +232,9 @@ def test_an_archive_cannot_leave_its_folder(tmp_path: Path) -> None:
     assert not list(tmp_path.rglob("outside"))
 
 
-def test_who_waits_for_the_lock_finds_what_the_other_brought(tmp_path: Path) -> None:
+def test_a_process_that_waited_for_the_lock_uses_the_fetched_data(
+    tmp_path: Path,
+) -> None:
     reached, may_go = threading.Event(), threading.Event()
 
     @dataclass
@@ -260,7 +262,7 @@ def test_who_waits_for_the_lock_finds_what_the_other_brought(tmp_path: Path) -> 
         st.tuples(st.binary(max_size=5), st.booleans()),
     )
 )
-def test_missing_is_what_is_not_there_in_full(
+def test_missing_files_are_absent_or_incomplete(
     tmp_path_factory: pytest.TempPathFactory, wanted: dict[str, tuple[bytes, bool]]
 ) -> None:
     wanted = {

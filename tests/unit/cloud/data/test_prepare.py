@@ -31,7 +31,7 @@ def web() -> Iterator[Web]:
         yield web
 
 
-def test_wishes_travel_as_json() -> None:
+def test_requests_survive_json() -> None:
     requests = (
         DataRequest(name="a", url="s3://b/a", unpack=True, sha256="0" * 64),
         DataRequest(name="b", path="/data"),
@@ -54,7 +54,7 @@ def test_every_dataset_has_its_variable(web: Web, tmp_path: Path) -> None:
     assert Path(found["SPOTTRAIN_DATA_WEB"]).read_bytes() == b"from the web"
 
 
-def test_a_path_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_path_is_reported(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"data own \(/nowhere\): does not exist"):
         fetch_data([DataRequest(name="own", path="/nowhere")], Cache(tmp_path))
 
@@ -69,7 +69,7 @@ def run(
     return code, (folder / "log").read_text().splitlines()
 
 
-def test_its_process_says_the_environment_last(web: Web, tmp_path: Path) -> None:
+def test_the_process_prints_the_environment_last(web: Web, tmp_path: Path) -> None:
     code, lines = run(tmp_path, DataRequest(name="web", url=f"{web.url}/a"))
     assert code == 0
     assert lines[:-1] == [
@@ -83,7 +83,7 @@ def test_its_process_says_the_environment_last(web: Web, tmp_path: Path) -> None
 @pytest.mark.parametrize(
     ("path", "says", "code"), [("/a", 503, 75), ("/a", 403, 3), ("/nothing", None, 3)]
 )
-def test_its_exit_code_says_whether_it_may_be_tried_again(
+def test_the_exit_code_says_whether_to_retry(
     web: Web, tmp_path: Path, path: str, says: int | None, code: int
 ) -> None:
     web.says = says
@@ -93,7 +93,7 @@ def test_its_exit_code_says_whether_it_may_be_tried_again(
     assert lines[0].startswith(f"data web ({web.url}{path}): its server answered")
 
 
-def test_it_does_not_take_longer_than_it_may(tmp_path: Path) -> None:
+def test_the_time_limit_is_enforced(tmp_path: Path) -> None:
     child = subprocess.Popen(
         [sys.executable, "-m", "spottrain.cloud.data", str(tmp_path / "cache"), "0.2"],
         stdin=subprocess.PIPE,  # whose end never comes
@@ -161,14 +161,14 @@ def mounting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_mount_is_asked_for_the_type_and_its_options(mounting: Path) -> None:
+def test_mount_gets_type_and_options(mounting: Path) -> None:
     target = mount(NFS, mounting / "cache")
     assert target.is_dir()
     asked = (mounting / "asked").read_text()
     assert asked == f"-t nfs4 -o ro,hard server:/ {target}\n"
 
 
-def test_what_is_mounted_already_is_fine(
+def test_an_existing_mount_is_reused(
     mounting: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os.path, "ismount", lambda path: True)
@@ -184,7 +184,7 @@ def test_what_is_mounted_already_is_fine(
         ("mount.nfs4: Connection timed out", DataUnavailableError),
     ],
 )
-def test_what_mount_says_is_told(
+def test_the_error_of_mount_is_reported(
     mounting: Path, says: str, kind: type[Exception]
 ) -> None:
     (mounting / "says").write_text(says)
@@ -193,7 +193,7 @@ def test_what_mount_says_is_told(
         mount(NFS, mounting / "cache")
 
 
-def test_who_is_not_root_asks_sudo_without_a_password(
+def test_without_root_mount_uses_sudo(
     mounting: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)

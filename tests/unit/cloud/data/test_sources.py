@@ -66,24 +66,24 @@ def test_an_object_that_changes_has_another_etag(s3: S3) -> None:
 
 
 @pytest.mark.parametrize("prefix", ["nothing/", "nothing"])
-def test_nothing_is_told_as_nothing(s3: S3, prefix: str) -> None:
+def test_missing_data_is_reported_as_missing(s3: S3, prefix: str) -> None:
     with pytest.raises(DataMissingError, match=r"^data corpus \(s3://.*check the URL"):
         open_source(request(s3.url(prefix)))
 
 
-def test_a_bucket_that_does_not_exist_is_the_authors(s3: S3) -> None:
+def test_a_missing_bucket_is_a_user_error(s3: S3) -> None:
     with pytest.raises(DataError, match="no such bucket"):
         open_source(request(s3.url("corpus/").replace(s3.bucket, "no-such-bucket")))
 
 
-def test_a_server_that_is_not_there_may_come_back(s3: S3) -> None:
+def test_an_unreachable_store_may_be_retried(s3: S3) -> None:
     with pytest.raises(DataUnavailableError, match=r"^data corpus \(s3://"):
         open_source(
             request("s3://bucket/a?endpoint_url=http://127.0.0.1:1"), patience_s=0.1
         )
 
 
-def test_the_wrong_hash_is_told_and_the_file_removed(s3: S3, tmp_path: Path) -> None:
+def test_a_wrong_hash_is_an_error_and_removes_the_file(s3: S3, tmp_path: Path) -> None:
     put(s3, a=b"1")
     source = open_source(request(s3.url("corpus/a"), sha256="0" * 64))
     with pytest.raises(DataError, match="differs from the job file"):
@@ -103,7 +103,7 @@ def test_a_web_servers_file_is_fetched(web: Web, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("knows_ranges", [True, False])
-def test_a_connection_that_breaks_is_gone_on_from(
+def test_an_interrupted_download_is_resumed(
     web: Web, tmp_path: Path, knows_ranges: bool
 ) -> None:
     content = bytes(range(256)) * 20_000
@@ -121,7 +121,9 @@ def test_a_connection_that_breaks_is_gone_on_from(
     assert web.gets() == ["", "bytes=3000000-"]
 
 
-def test_half_of_another_version_is_not_gone_on_from(web: Web, tmp_path: Path) -> None:
+def test_a_partial_download_of_another_version_is_not_resumed(
+    web: Web, tmp_path: Path
+) -> None:
     web.files["/a"], web.breaks_after = b"1" * 4_000_000, 3_000_000
     source = open_source(request(f"{web.url}/a"))
     with pytest.raises(DataUnavailableError):
@@ -142,7 +144,7 @@ def test_half_of_another_version_is_not_gone_on_from(web: Web, tmp_path: Path) -
         (503, DataUnavailableError),
     ],
 )
-def test_what_a_web_server_says_decides_whose_it_is(
+def test_the_http_status_decides_whether_to_retry(
     web: Web, says: int, kind: type[Exception]
 ) -> None:
     web.files["/a"], web.says = b"1", says
@@ -151,7 +153,7 @@ def test_what_a_web_server_says_decides_whose_it_is(
     assert type(caught.value) is kind
 
 
-def test_a_web_server_that_is_not_there_may_come_back() -> None:
+def test_an_unreachable_web_server_may_be_retried() -> None:
     with pytest.raises(DataUnavailableError, match=r"no answer: .*refused"):
         open_source(request("http://127.0.0.1:1/a"))
 
@@ -160,13 +162,13 @@ def versions(*names: str, num_bytes: int = 0) -> list[Version]:
     return [Version(name, num_bytes, "") for name in names]
 
 
-def test_what_only_stands_for_a_folder_is_no_file() -> None:
+def test_folder_placeholders_are_no_files() -> None:
     found = versions("", "folder", "folder/a", "empty", "other/")
     names = [file.name for file in files_of(request("s3://b/"), found)]
     assert names == ["folder/a", "empty"]
 
 
-def test_an_object_that_is_a_folder_too_is_refused_before_anything_is_fetched(
+def test_an_object_that_is_also_a_folder_is_refused(
     s3: S3,
 ) -> None:
     put(s3, a=b"1", a__b=b"2")
@@ -176,7 +178,7 @@ def test_an_object_that_is_a_folder_too_is_refused_before_anything_is_fetched(
 
 @pytest.mark.parametrize("last", ["..", "%2e%2e", "a%00b"])
 @pytest.mark.parametrize("scheme", ["s3", "http"])
-def test_a_url_that_ends_in_no_files_name_is_refused(
+def test_a_url_without_a_valid_file_name_is_refused(
     web: Web, scheme: str, last: str
 ) -> None:
     web.files[f"/{last}"] = b"1"
@@ -186,26 +188,26 @@ def test_a_url_that_ends_in_no_files_name_is_refused(
 
 
 @pytest.mark.parametrize("last", ["two words", "gr\u00f6\u00dfe", "line\nline", "a\0b"])
-def test_what_is_no_url_is_the_authors(web: Web, last: str) -> None:
+def test_an_invalid_url_is_a_user_error(web: Web, last: str) -> None:
     with pytest.raises(DataError, match=r"invalid URL: .*check it"):
         open_source(request(f"{web.url}/{last}"))
 
 
 @pytest.mark.parametrize("claims", ["many", "-1", "1e3", ""])
-def test_a_size_that_is_no_number_is_none(web: Web, claims: str) -> None:
+def test_an_invalid_content_length_is_refused(web: Web, claims: str) -> None:
     web.files["/a"], web.claims = b"1", claims
     with pytest.raises(DataError, match="does not report its size"):
         open_source(request(f"{web.url}/a"))
 
 
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc/passwd", "a/\0"])
-def test_a_name_that_leads_out_is_refused(name: str) -> None:
+def test_a_name_outside_the_folder_is_refused(name: str) -> None:
     with pytest.raises(DataError, match=r"object name .* is not allowed"):
         list(files_of(request("s3://b/"), versions(name, num_bytes=1)))
 
 
 @given(st.lists(st.text(min_size=1), unique=True))
-def test_no_name_ever_leads_out_of_the_folder(names: list[str]) -> None:
+def test_accepted_names_stay_in_the_folder(names: list[str]) -> None:
     folder = Path("/cache/key")
     for name in names:
         try:

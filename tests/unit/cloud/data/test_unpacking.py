@@ -62,12 +62,12 @@ def flipped(data: bytes, bit: int) -> bytes:
 
 
 @pytest.mark.parametrize("kind", ["", "gz", "bz2", "xz", "zip"])
-def test_what_was_packed_is_found(kind: str) -> None:
+def test_an_archive_is_unpacked(kind: str) -> None:
     assert unpacked(packed(kind)) == CONTENT
 
 
 @given(st.sampled_from(["gz", "bz2", "xz"]), st.integers(0))
-def test_one_wrong_bit_is_told_or_harmless(kind: str, bit: int) -> None:
+def test_a_flipped_bit_is_detected_or_harmless(kind: str, bit: int) -> None:
     data = packed(kind)
     found = CONTENT
     with contextlib.suppress(DataError):
@@ -76,18 +76,18 @@ def test_one_wrong_bit_is_told_or_harmless(kind: str, bit: int) -> None:
 
 
 @pytest.mark.parametrize("kind", ["gz", "bz2", "xz", "zip"])
-def test_a_wrong_bit_in_what_is_packed_is_told(kind: str) -> None:
+def test_a_flipped_bit_in_the_content_is_detected(kind: str) -> None:
     with pytest.raises(DataError, match=r"cannot be unpacked: |or is damaged;"):
         unpacked(flipped(packed(kind), 8 * 1500))
 
 
-def test_the_damaged_header_of_a_later_file_is_told() -> None:
+def test_a_damaged_header_of_a_later_file_is_detected() -> None:
     at = packed("").index(b"below/b.txt")
     with pytest.raises(DataError, match="cannot be unpacked: bad checksum"):
         unpacked(flipped(packed(""), 8 * at))
 
 
-def test_a_zip_with_a_password_is_told() -> None:
+def test_a_zip_with_a_password_is_an_error() -> None:
     data = bytearray(packed("zip"))
     for mark, flags_at in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
         data[data.index(mark) + flags_at] |= 1
@@ -95,7 +95,7 @@ def test_a_zip_with_a_password_is_told() -> None:
         unpacked(bytes(data))
 
 
-def test_a_file_that_is_a_folder_too_is_not_what_is_wrong_with_the_archive() -> None:
+def test_a_name_that_is_file_and_folder_is_not_reported_as_damage() -> None:
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as zipped:
         zipped.writestr("a", b"1")

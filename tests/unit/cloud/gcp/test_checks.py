@@ -16,7 +16,7 @@ def found(gcp: FakeGcp, **settings: Any) -> dict[str, Finding]:
     return {finding.what: finding for finding in findings}
 
 
-def test_a_project_that_can_rent_is_told_so(gcp: FakeGcp) -> None:
+def test_checks_pass_for_a_project_that_can_rent(gcp: FakeGcp) -> None:
     gcp.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=8)
     gcp.ask("quota", metric="GPUS_ALL_REGIONS", limit=8)
     told = found(gcp)
@@ -31,7 +31,7 @@ def test_a_project_that_can_rent_is_told_so(gcp: FakeGcp) -> None:
     ]
 
 
-def test_a_quota_of_nothing_is_told_with_what_to_do(gcp: FakeGcp) -> None:
+def test_a_zero_quota_is_reported_with_advice(gcp: FakeGcp) -> None:
     told = found(gcp)
     wrong = {what for what, finding in told.items() if not finding.ok}
     assert wrong == {
@@ -40,7 +40,7 @@ def test_a_quota_of_nothing_is_told_with_what_to_do(gcp: FakeGcp) -> None:
     }
 
 
-def test_without_a_quota_for_spot_the_other_one_counts(gcp: FakeGcp) -> None:
+def test_without_a_spot_quota_the_on_demand_quota_counts(gcp: FakeGcp) -> None:
     gcp.ask("quota", metric="NVIDIA_A100_GPUS", limit=4)
     told = found(gcp)[f"quota {REGION} NVIDIA_A100_GPUS"]
     assert (told.ok, told.told) == (True, "4 GPUs")
@@ -55,7 +55,7 @@ def test_without_a_quota_for_spot_the_other_one_counts(gcp: FakeGcp) -> None:
         ({"instance_types": ("a2-highgpu-8g",)}, f"types {REGION}"),
     ],
 )
-def test_what_is_wrong_is_a_finding(
+def test_every_problem_is_a_finding(
     gcp: FakeGcp, settings: dict[str, Any], wrong: str
 ) -> None:
     gcp.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=8)
@@ -64,7 +64,7 @@ def test_what_is_wrong_is_a_finding(
     assert [what for what, finding in told.items() if not finding.ok][:1] == [wrong]
 
 
-def test_a_type_that_one_region_lacks_is_told_beside_those_it_has(
+def test_a_type_missing_in_one_region_is_reported(
     gcp: FakeGcp,
 ) -> None:
     told = found(gcp, instance_types=(KIND, "a2-highgpu-8g"))[f"types {REGION}"]
@@ -72,7 +72,7 @@ def test_a_type_that_one_region_lacks_is_told_beside_those_it_has(
     assert told.told == "1 types can be rented, but not a2-highgpu-8g"
 
 
-def test_the_quota_of_all_regions_is_needed_and_of_the_others_one(
+def test_the_global_quota_and_one_regional_quota_are_required(
     gcp: FakeGcp,
 ) -> None:
     told = found(gcp)

@@ -138,7 +138,7 @@ def test_a_reply_with_a_field_that_the_sdk_would_drop_is_caught() -> None:
             check(compute_v1.InstanceAggregatedList, bad, "x")
 
 
-def test_a_stranger_is_not_served(fake_gcp: FakeGcp) -> None:
+def test_the_fake_rejects_unknown_credentials(fake_gcp: FakeGcp) -> None:
     target = "/compute/v1/projects/fake-project"
     assert fake_gcp.send("GET", target, None, "x").status_code == 401
     assert fake_gcp.send("GET", target, None, token()).status_code == 200

@@ -6,7 +6,14 @@ from collections.abc import Callable
 
 import pytest
 from tests.fakes.gcp import KIND, REGION, ZONE, FakeGcp
-from tests.unit.cloud.gcp.test_provider import alive, finish, rent, sent, spot, wish
+from tests.unit.cloud.gcp.test_provider import (
+    alive,
+    finish,
+    launch_request,
+    rent,
+    sent,
+    spot,
+)
 
 from spottrain.cloud.port.errors import (
     AuthError,
@@ -35,14 +42,14 @@ from spottrain.cloud.port.provider import VmState
     ],
     ids=["stock-out", "not offered", "quota", "expired credentials", "clock skew"],
 )
-def test_a_refusal_says_what_can_be_done(
+def test_an_error_says_what_to_do(
     gcp: FakeGcp, setup: Callable[[FakeGcp], None], kind: type[CloudError]
 ) -> None:
     provider = gcp.provider()
     offer = spot(provider)
     setup(gcp)
     with pytest.raises(kind) as refusal:
-        provider.launch(wish(offer))
+        provider.launch(launch_request(offer))
     assert type(refusal.value) is kind
     assert "\n" not in str(refusal.value)
     assert alive(gcp) == 0
@@ -60,13 +67,13 @@ def test_a_refusal_says_what_can_be_done(
     ],
     ids=["family", "image", "no image", "disk", "network", "subnet"],
 )
-def test_what_does_not_exist_is_told_before_money_is_spent(
+def test_missing_resources_are_reported_before_a_launch(
     gcp: FakeGcp, settings: dict[str, object]
 ) -> None:
     gcp.ask("users_own_network", region=REGION)
     provider = gcp.provider(**settings)
     with pytest.raises(MisconfiguredError) as told:
-        provider.launch(wish(spot(provider)))
+        provider.launch(launch_request(spot(provider)))
     assert "\n" not in str(told.value)
     assert alive(gcp) == 0
     assert "instances.bulk_insert" not in sent(gcp)
@@ -82,14 +89,14 @@ def test_what_does_not_exist_is_told_before_money_is_spent(
     ],
     ids=["throttled", "5xx", "dropped", "reply lost"],
 )
-def test_the_sdk_tries_again_where_that_helps(
+def test_the_sdk_retries_transient_errors(
     gcp: FakeGcp, fault: dict[str, object]
 ) -> None:
     provider = gcp.provider(patience_s=20.0)
     offer = spot(provider)
     for operation in ("bulk_insert", "aggregated_list", "delete"):
         gcp.ask("fail", operation=f"instances.{operation}", **fault)
-    (vm,) = provider.launch(wish(offer)).vms
+    (vm,) = provider.launch(launch_request(offer)).vms
     assert [each.vm_id for each in provider.list_vms("job")] == [vm.vm_id]
     provider.terminate([vm.vm_id])
     finish(gcp)
@@ -98,7 +105,7 @@ def test_the_sdk_tries_again_where_that_helps(
     assert len(gcp.ask("bill")) == 1
 
 
-def test_a_throttle_that_lasts_is_handed_up(gcp: FakeGcp) -> None:
+def test_persistent_throttling_is_reported(gcp: FakeGcp) -> None:
     gcp.ask(
         "fail",
         operation="instances.aggregated_list",
@@ -118,7 +125,7 @@ def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
     gcp: FakeGcp, kind: str
 ) -> None:
     provider = gcp.provider(answer_s=0.5 if kind == "hang" else 20.0)
-    asked = wish(spot(provider), 2)
+    asked = launch_request(spot(provider), 2)
     gcp.ask("fail", operation="instances.bulk_insert", kind=kind, seconds=1.0)
     with pytest.raises(CloudError) as told:
         provider.launch(asked)
@@ -127,21 +134,23 @@ def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
     assert len(ids) == alive(gcp) == 2
 
 
-def test_machines_may_take_longer_than_an_answer(gcp: FakeGcp) -> None:
+def test_a_launch_may_take_longer_than_one_request(gcp: FakeGcp) -> None:
     provider = gcp.provider(answer_s=0.5)
-    asked = wish(spot(provider))
+    asked = launch_request(spot(provider))
     gcp.ask("fail", operation="zone_operations.wait", kind="slow", seconds=1.0)
     assert len(provider.launch(asked).vms) == 1
     gcp.ask("fail", operation="zone_operations.wait", kind="slow", seconds=1.0)
     with pytest.raises(CloudError) as told:
-        gcp.provider(launch_s=0.3).launch(wish(spot(provider), intent="intent-2"))
+        gcp.provider(launch_s=0.3).launch(
+            launch_request(spot(provider), intent="intent-2")
+        )
     assert type(told.value) is CloudError
 
 
-def test_a_launch_whose_vms_are_gone_again_is_not_made_again(gcp: FakeGcp) -> None:
+def test_a_repeated_launch_whose_vms_have_ended_launches_nothing(gcp: FakeGcp) -> None:
     """Even weeks later, when Google has forgotten the id of the request."""
     provider = gcp.provider()
-    asked = wish(spot(provider), 2)
+    asked = launch_request(spot(provider), 2)
     first, second = provider.launch(asked).vms
     gcp.ask("preempt", zone=ZONE, name=first.vm_id.partition(".")[0])
     again = gcp.provider().launch(asked)
@@ -153,9 +162,9 @@ def test_a_launch_whose_vms_are_gone_again_is_not_made_again(gcp: FakeGcp) -> No
     assert sum(kind == "instances.bulk_insert" for kind in sent(gcp)) == 1
 
 
-def test_a_try_that_failed_does_not_hide_what_a_later_one_made(gcp: FakeGcp) -> None:
+def test_a_failed_attempt_does_not_hide_vms_of_a_later_one(gcp: FakeGcp) -> None:
     provider = gcp.provider()
-    asked = wish(spot(provider), 2)
+    asked = launch_request(spot(provider), 2)
     gcp.ask("stock", zone=ZONE, kind=KIND, count=0)
     with pytest.raises(NoCapacityError):
         provider.launch(asked)
@@ -165,12 +174,14 @@ def test_a_try_that_failed_does_not_hide_what_a_later_one_made(gcp: FakeGcp) -> 
     assert {vm.vm_id for vm in gcp.provider().launch(asked).vms} == made
 
 
-def test_however_long_the_past_is_little_of_it_is_read(gcp: FakeGcp) -> None:
+def test_only_recent_operations_are_read(gcp: FakeGcp) -> None:
     """A zone's operations of two weeks are thousands; asked for are those that count."""
     provider = gcp.provider()
     for number in range(12):
         gcp.ask("stock", zone=ZONE, kind=KIND, count=1)
-        (vm,) = provider.launch(wish(spot(provider), intent=f"intent-{number}")).vms
+        (vm,) = provider.launch(
+            launch_request(spot(provider), intent=f"intent-{number}")
+        ).vms
         gcp.ask("preempt", zone=ZONE, name=vm.vm_id.partition(".")[0])
         gcp.ask("pass_time", seconds=3600)
         before = len(gcp.ask("requests"))
@@ -191,7 +202,7 @@ def test_a_zone_that_does_not_answer_is_not_an_empty_zone(gcp: FakeGcp) -> None:
         provider.list_vms("job")
 
 
-def test_unknown_and_gone_vms_may_be_terminated(gcp: FakeGcp) -> None:
+def test_terminating_unknown_and_ended_vms_is_no_error(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     vms = rent(provider, 2)
     unknown = [f"nobody.{ZONE}", "x.us-central1-a", "i-1.mars", ""]
@@ -204,7 +215,7 @@ def test_unknown_and_gone_vms_may_be_terminated(gcp: FakeGcp) -> None:
 # --- lists that lag behind ------------------------------------------------------------
 
 
-def test_a_vm_is_listed_though_the_cloud_does_not_list_it_yet(gcp: FakeGcp) -> None:
+def test_a_new_vm_is_listed_although_the_cloud_list_lags(gcp: FakeGcp) -> None:
     gcp.ask("lag", hide_s=30, linger_s=60)
     provider = gcp.provider()
     (vm,) = rent(provider)
@@ -222,7 +233,7 @@ def test_a_vm_is_listed_though_the_cloud_does_not_list_it_yet(gcp: FakeGcp) -> N
 
 
 @pytest.mark.parametrize("call", ["preempt", "run_out"])
-def test_a_vm_that_was_taken_is_told_with_its_end(gcp: FakeGcp, call: str) -> None:
+def test_a_preempted_vm_is_listed_with_its_end_time(gcp: FakeGcp, call: str) -> None:
     provider = gcp.provider()
     first, second = rent(provider, 2)
     gcp.ask(call, zone=ZONE, name=first.vm_id.partition(".")[0])

@@ -47,7 +47,9 @@ def spot(provider: GcpProvider) -> Offer:
     return next(offer for offer in provider.offers() if offer.spot)
 
 
-def wish(offer: Offer, count: int = 1, intent: str = "intent-1") -> LaunchRequest:
+def launch_request(
+    offer: Offer, count: int = 1, intent: str = "intent-1"
+) -> LaunchRequest:
     return LaunchRequest(
         token=f"uid-{intent}",
         job="job",
@@ -59,7 +61,7 @@ def wish(offer: Offer, count: int = 1, intent: str = "intent-1") -> LaunchReques
 
 
 def rent(provider: GcpProvider, count: int = 1, intent: str = "intent-1") -> list[Vm]:
-    return list(provider.launch(wish(spot(provider), count, intent)).vms)
+    return list(provider.launch(launch_request(spot(provider), count, intent)).vms)
 
 
 def alive(gcp: FakeGcp) -> int:
@@ -104,7 +106,7 @@ def test_a_type_without_facts_is_refused_before_anything_is_asked(
         gcp.provider(instance_types=("x9-huge",))
 
 
-def test_nobody_but_the_given_endpoint_is_asked(
+def test_only_the_configured_endpoint_is_called(
     gcp: FakeGcp, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The SDK polls operations through clients of its own that know no endpoint."""
@@ -133,7 +135,7 @@ def test_nobody_but_the_given_endpoint_is_asked(
 # --- the market -----------------------------------------------------------------------
 
 
-def test_offers_are_what_zones_have_and_has_a_price(gcp: FakeGcp) -> None:
+def test_offers_are_available_types_with_a_price(gcp: FakeGcp) -> None:
     gcp.ask("withdraw", zone="us-central1-b", kind=KIND)
     offers = gcp.provider().offers()
     assert [(offer.zone, offer.spot, offer.usd_per_hour) for offer in offers] == [
@@ -147,7 +149,9 @@ def test_offers_are_what_zones_have_and_has_a_price(gcp: FakeGcp) -> None:
     assert {offer.region for offer in only} == {"us-west1"}
 
 
-def test_gpus_that_are_attached_are_offered_where_both_are(gcp: FakeGcp) -> None:
+def test_attached_gpus_are_offered_where_machine_and_gpu_are_available(
+    gcp: FakeGcp,
+) -> None:
     gcp.ask("withdraw", zone=ZONE, kind="n1-standard-8+nvidia-tesla-t4")
     gcp.ask(
         "stock", zone="us-central1-b", kind="n1-standard-8+nvidia-tesla-t4", count=1
@@ -155,11 +159,11 @@ def test_gpus_that_are_attached_are_offered_where_both_are(gcp: FakeGcp) -> None
     provider = gcp.provider(instance_types=(ATTACHED,))
     offers = provider.offers()
     assert {offer.zone for offer in offers} == {"us-central1-b"}
-    (vm,) = provider.launch(wish(offers[0])).vms
+    (vm,) = provider.launch(launch_request(offers[0])).vms
     assert vm.offer == dataclasses.replace(offers[0], observed_at_s=vm.launched_at_s)
 
 
-def test_looking_every_second_asks_for_places_once(gcp: FakeGcp) -> None:
+def test_availability_is_cached_between_polls(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     for _ in range(3):
         assert provider.offers()
@@ -172,7 +176,7 @@ def test_a_machine_without_a_price_is_not_offered(gcp: FakeGcp) -> None:
     assert provider.offers() == ()
 
 
-def test_quotas_scores_and_past_prices_are_told(gcp: FakeGcp) -> None:
+def test_quotas_scores_and_past_prices_are_reported(gcp: FakeGcp) -> None:
     gcp.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=16)
     gcp.ask("quota", metric="GPUS_ALL_REGIONS", limit=64)
     gcp.ask("score", zone=ZONE, score=0.7)
@@ -202,8 +206,8 @@ def test_vms_of_all_regions_and_jobs_are_found(gcp: FakeGcp) -> None:
     gcp.ask("stock", zone=west, kind=KIND, count=1)
     provider = gcp.provider(regions=(REGION, "us-west1"))
     offers = {offer.zone: offer for offer in provider.offers() if offer.spot}
-    east = provider.launch(wish(offers[ZONE], 3)).vms
-    there = provider.launch(wish(offers[west], intent="intent-2")).vms
+    east = provider.launch(launch_request(offers[ZONE], 3)).vms
+    there = provider.launch(launch_request(offers[west], intent="intent-2")).vms
     listed = {vm.vm_id: vm.offer.zone for vm in provider.list_vms("job")}
     assert listed == {vm.vm_id: vm.offer.zone for vm in (*east, *there)}
     forgetful = gcp.provider()  # of the second region
@@ -220,21 +224,23 @@ def test_launches_at_the_same_time_share_one_network(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     offer = spot(provider)
     with ThreadPoolExecutor(3) as pool:
-        wishes = [wish(offer, intent=f"intent-{n}") for n in range(3)]
-        results = list(pool.map(provider.launch, wishes))
+        launch_requests = [
+            launch_request(offer, intent=f"intent-{n}") for n in range(3)
+        ]
+        results = list(pool.map(provider.launch, launch_requests))
     assert sum(len(result.vms) for result in results) == 3
     assert sent(gcp).count("networks.insert") == 1
     assert sent(gcp).count("firewalls.insert") == 2
 
 
-def test_a_manager_that_has_moved_is_let_in_instead(gcp: FakeGcp) -> None:
+def test_firewall_rules_follow_a_manager_that_moves(gcp: FakeGcp) -> None:
     for n, address in enumerate(("192.0.2.1/32", "192.0.2.2/32", "192.0.2.2/32")):
         assert rent(gcp.provider(ssh_from=(address,)), intent=f"intent-{n}")
     assert sent(gcp).count("firewalls.insert") == 2
     assert sent(gcp).count("firewalls.patch") == 1
 
 
-def test_a_network_that_somebody_removed_is_made_again(gcp: FakeGcp) -> None:
+def test_a_removed_network_is_created_again(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     (vm,) = rent(provider)
     provider.terminate([vm.vm_id])
@@ -245,12 +251,12 @@ def test_a_network_that_somebody_removed_is_made_again(gcp: FakeGcp) -> None:
     assert rent(provider, intent="intent-2")
 
 
-def test_a_second_region_gets_a_subnet_of_other_addresses(gcp: FakeGcp) -> None:
+def test_each_region_gets_its_own_address_range(gcp: FakeGcp) -> None:
     gcp.ask("stock", zone="us-west1-a", kind=KIND, count=1)
     provider = gcp.provider(regions=(REGION, "us-west1"))
     for number, zone in enumerate((ZONE, "us-west1-a")):
         offer = next(o for o in provider.offers() if o.zone == zone)
-        assert provider.launch(wish(offer, intent=f"intent-{number}")).vms
+        assert provider.launch(launch_request(offer, intent=f"intent-{number}")).vms
     made = [
         r["body"]["ipCidrRange"]
         for r in gcp.ask("requests")
@@ -274,7 +280,7 @@ def test_named_networks_are_used_and_left_alone(gcp: FakeGcp) -> None:
     assert gcp.ask("left") == []
 
 
-def test_a_vm_that_switched_itself_off_loses_its_disk_at_release(gcp: FakeGcp) -> None:
+def test_release_deletes_the_disk_of_a_vm_that_shut_down(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     (vm,) = rent(provider)
     gcp.ask("switch_off", zone=ZONE, name=vm.vm_id.partition(".")[0])
@@ -287,7 +293,7 @@ def test_a_vm_that_switched_itself_off_loses_its_disk_at_release(gcp: FakeGcp) -
 # --- interruptions and SSH ------------------------------------------------------------
 
 
-def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(gcp: FakeGcp) -> None:
+def test_a_requested_interruption_ends_the_vm(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     (vm,) = rent(provider)
     provider.interrupt(vm.vm_id)
@@ -298,7 +304,7 @@ def test_an_interruption_can_be_asked_for_and_is_seen_as_an_end(gcp: FakeGcp) ->
         provider.interrupt(vm.vm_id)
 
 
-def test_a_vm_is_entered_by_the_keys_that_its_guest_agent_told(gcp: FakeGcp) -> None:
+def test_ssh_accepts_the_host_keys_that_the_guest_agent_reports(gcp: FakeGcp) -> None:
     provider = gcp.provider()
     (vm,) = rent(provider)
     assert provider.ssh_target(vm.vm_id) is None

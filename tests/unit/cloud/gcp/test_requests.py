@@ -29,7 +29,7 @@ LABEL = re.compile(r"[a-z0-9_-]{1,63}")
 NAME = re.compile(r"[a-z]([a-z0-9-]{0,61}[a-z0-9])?")
 
 
-def wish(
+def launch_request(
     spot: bool = True,
     token: str = "t",
     usd: float = 1.1,
@@ -53,10 +53,10 @@ def wish(
     )
 
 
-def test_a_repeated_launch_is_word_for_word_the_same() -> None:
-    first = requests.bulk_insert(wish(), PLACE, SETTINGS, 0)
-    assert requests.bulk_insert(wish(), PLACE, SETTINGS, 0) == first
-    other = requests.bulk_insert(wish(), PLACE, SETTINGS, 1)
+def test_a_repeated_launch_request_is_identical() -> None:
+    first = requests.bulk_insert(launch_request(), PLACE, SETTINGS, 0)
+    assert requests.bulk_insert(launch_request(), PLACE, SETTINGS, 0) == first
+    other = requests.bulk_insert(launch_request(), PLACE, SETTINGS, 1)
     assert other["request_id"] != first["request_id"]
 
 
@@ -65,13 +65,13 @@ def test_every_token_makes_an_id_and_names_that_google_takes(
     token: str, attempt: int
 ) -> None:
     assert uuid.UUID(requests.request_id(token, attempt))
-    names = requests.vm_names(wish(token=token))
+    names = requests.vm_names(launch_request(token=token))
     assert len(set(names)) == 3
     assert all(NAME.fullmatch(name) for name in names)
 
 
 @given(st.text(max_size=200), st.text(max_size=200))
-def test_labels_hold_any_text_and_tell_texts_apart(one: str, other: str) -> None:
+def test_labels_are_valid_and_distinct_for_any_text(one: str, other: str) -> None:
     assert LABEL.fullmatch(requests.label(one))
     assert (requests.label(one) == requests.label(other)) == (one == other)
     assert NAME.fullmatch(requests.shared_name(one))
@@ -82,11 +82,14 @@ def test_labels_hold_any_text_and_tell_texts_apart(one: str, other: str) -> None
     st.text(min_size=1, max_size=50),
     st.floats(min_value=1e-4, max_value=1000),
 )
-def test_what_a_launch_was_for_comes_back_as_it_was(
+def test_job_and_intent_are_read_back_from_a_vm(
     job: str, intent: str, usd: float
 ) -> None:
     asked = requests.bulk_insert(
-        wish(usd=usd, kind=ATTACHED, job=job, intent=intent), PLACE, SETTINGS, 0
+        launch_request(usd=usd, kind=ATTACHED, job=job, intent=intent),
+        PLACE,
+        SETTINGS,
+        0,
     )
     made = asked["bulk_insert_instance_resource_resource"]["instance_properties"]
     instance = {
@@ -104,7 +107,7 @@ def test_what_a_launch_was_for_comes_back_as_it_was(
 
 def test_a_launch_ends_in_deletion_and_leaves_no_disk() -> None:
     for spot, model in ((True, "SPOT"), (False, "STANDARD")):
-        asked = requests.bulk_insert(wish(spot), PLACE, SETTINGS, 0)
+        asked = requests.bulk_insert(launch_request(spot), PLACE, SETTINGS, 0)
         made = asked["bulk_insert_instance_resource_resource"]["instance_properties"]
         assert made["scheduling"] == {
             "provisioning_model": model,
@@ -123,9 +126,9 @@ def test_a_launch_ends_in_deletion_and_leaves_no_disk() -> None:
             }
 
 
-def test_a_vm_with_an_account_of_its_own_deletes_itself() -> None:
+def test_a_vm_with_a_service_account_deletes_itself() -> None:
     def script(settings: GcpSettings) -> str:
-        asked = requests.bulk_insert(wish(), PLACE, settings, 0)
+        asked = requests.bulk_insert(launch_request(), PLACE, settings, 0)
         made = asked["bulk_insert_instance_resource_resource"]["instance_properties"]
         items = made["metadata"]["items"]
         return str({i["key"]: i["value"] for i in items}["startup-script"])
@@ -140,7 +143,7 @@ def test_a_vm_with_an_account_of_its_own_deletes_itself() -> None:
         assert parsed.returncode == 0
 
 
-def test_gpus_are_attached_to_machines_that_have_none() -> None:
+def test_gpus_are_attached_to_machines_without_gpus() -> None:
     assert requests.kind_of(KIND) == requests.GcpInstanceKind(KIND)
     kind = requests.kind_of("n1-standard-32+4xP100")
     assert kind == requests.GcpInstanceKind("n1-standard-32", "nvidia-tesla-p100", 4)
@@ -153,10 +156,10 @@ def test_gpus_are_attached_to_machines_that_have_none() -> None:
     ("spot", "gpus", "then"),
     [(False, 0, "MIGRATE"), (False, 1, "TERMINATE"), (True, 0, "TERMINATE")],
 )
-def test_maintenance_of_its_host_ends_no_vm_that_can_be_moved(
+def test_a_movable_vm_is_migrated_for_maintenance(
     spot: bool, gpus: int, then: str
 ) -> None:
-    asked = wish(spot=spot)
+    asked = launch_request(spot=spot)
     asked = replace(asked, offer=replace(asked.offer, gpus=gpus))
     bulk = requests.bulk_insert(asked, PLACE, SETTINGS, 0)
     made = bulk["bulk_insert_instance_resource_resource"]["instance_properties"]
@@ -165,20 +168,20 @@ def test_maintenance_of_its_host_ends_no_vm_that_can_be_moved(
 
 def test_new_machines_boot_from_hyperdisks() -> None:
     for kind, disk in (("a3-ultragpu-8g", "hyperdisk-balanced"), (KIND, "pd-balanced")):
-        asked = requests.bulk_insert(wish(kind=kind), PLACE, SETTINGS, 0)
+        asked = requests.bulk_insert(launch_request(kind=kind), PLACE, SETTINGS, 0)
         made = asked["bulk_insert_instance_resource_resource"]["instance_properties"]
         assert made["disks"][0]["initialize_params"]["disk_type"] == disk
 
 
 @given(st.from_regex(NAME, fullmatch=True))
-def test_a_vm_id_tells_its_zone(name: str) -> None:
+def test_a_vm_id_contains_its_zone(name: str) -> None:
     vm_id = requests.vm_id_of("europe-west4-a", name)
     assert requests.split_vm_id(vm_id) == ("europe-west4-a", name)
     assert requests.split_vm_id("vm-of-nobody") == ("", "")
     assert requests.region_of("europe-west4-a") == "europe-west4"
 
 
-def test_ssh_is_let_in_from_named_networks_only() -> None:
+def test_ssh_is_allowed_from_the_given_networks_only() -> None:
     (inside,) = requests.firewalls(SETTINGS, "job", PLACE.network)
     assert inside["firewall_resource"]["source_tags"] == [requests.shared_name("job")]
     settings = GcpSettings(
@@ -190,7 +193,7 @@ def test_ssh_is_let_in_from_named_networks_only() -> None:
     assert rule["allowed"] == [{"I_p_protocol": "tcp", "ports": ["2222"]}]
 
 
-def test_a_machine_that_nobody_knows_is_still_listed() -> None:
+def test_a_vm_of_an_unknown_type_is_still_listed() -> None:
     instance = {
         "name": "x",
         "zone": f"projects/p/zones/{ZONE}",
@@ -203,7 +206,7 @@ def test_a_machine_that_nobody_knows_is_still_listed() -> None:
     assert (vm.job, vm.offer.gpus, vm.offer.instance_type) == ("theirs", 0, "x9-huge")
 
 
-def test_addresses_and_host_keys_are_there_or_not() -> None:
+def test_addresses_and_host_keys_may_be_missing() -> None:
     assert answers.public_address({}) == ""
     config = [{"name": "External NAT"}, {"nat_i_p": "203.0.113.7"}]
     instance = {"network_interfaces": [{"access_configs": config}]}

@@ -7,7 +7,7 @@ import random
 
 import pytest
 from tests.fakes.gcp import KIND, ZONE, FakeGcp
-from tests.unit.cloud.gcp.test_provider import spot, wish
+from tests.unit.cloud.gcp.test_provider import launch_request, spot
 
 from spottrain.cloud.gcp.provider import GcpProvider
 from spottrain.cloud.port.errors import CloudError
@@ -43,7 +43,7 @@ def test_after_many_faults_the_cloud_is_empty_and_the_bill_agrees(
         gcp.ask(
             "fail", operation="*", times=chance.randint(0, 2), **chance.choice(FAULTS)
         )
-        asked = wish(offer, chance.randint(1, 3), f"intent-{number}")
+        asked = launch_request(offer, chance.randint(1, 3), f"intent-{number}")
         got = again_and_again(provider, asked)
         assert launched.keys().isdisjoint(vm.vm_id for vm in got)
         launched |= {vm.vm_id: vm.intent for vm in got}

@@ -56,7 +56,7 @@ def refusal(
         (503, "backendError", CloudError),
     ],
 )
-def test_a_reason_means_what_can_be_done_about_it(
+def test_error_reasons_map_to_error_classes(
     status: int, reason: str, kind: type[CloudError]
 ) -> None:
     error = translate(refusal(status, reason), "launching 1 a2-highgpu-1g")
@@ -65,7 +65,7 @@ def test_a_reason_means_what_can_be_done_about_it(
     assert reason in str(error)
 
 
-def test_an_instance_that_is_not_found_is_gone() -> None:
+def test_an_instance_that_is_not_found_has_ended() -> None:
     told = "The resource 'projects/p/zones/z/instances/x' was not found"
     error = translate(refusal(404, "notFound", told), "looking")
     assert type(error) is VmNotFoundError
@@ -90,9 +90,7 @@ def test_an_instance_that_is_not_found_is_gone() -> None:
         ("INTERNAL_ERROR", CloudError),
     ],
 )
-def test_a_failed_operation_says_what_it_failed_of(
-    code: str, kind: type[CloudError]
-) -> None:
+def test_a_failed_operation_raises_its_error(code: str, kind: type[CloudError]) -> None:
     operation = {
         "operation_type": "bulkInsert",
         "error": {"errors": [{"code": code, "message": "a\nb"}]},
@@ -113,7 +111,7 @@ def test_a_failed_operation_says_what_it_failed_of(
         (("VM_MIN_COUNT_NOT_REACHED",), NoCapacityError),
     ],
 )
-def test_of_several_errors_the_most_telling_one_counts(
+def test_the_most_specific_of_several_errors_counts(
     codes: tuple[str, ...], kind: type[CloudError]
 ) -> None:
     errors = [{"code": code, "message": "no"} for code in codes]
@@ -130,7 +128,7 @@ def test_an_unknown_reason_is_never_read_as_no_capacity(
     assert not isinstance(error, NoCapacityError)
 
 
-def test_a_throttle_says_how_long_to_wait() -> None:
+def test_a_throttling_error_has_the_retry_delay() -> None:
     error = translate(refusal(429, "", Retry_After="17"), "listing")
     assert isinstance(error, ThrottledError)
     assert error.retry_after_s == 17
@@ -151,7 +149,7 @@ def test_a_throttle_says_how_long_to_wait() -> None:
         (google.RetryError("tired", refusal(429, "")), ThrottledError),
     ],
 )
-def test_a_call_that_got_no_answer_is_explained(
+def test_a_lost_connection_is_explained(
     raised: Exception, kind: type[CloudError]
 ) -> None:
     with pytest.raises(CloudError) as told, translating_errors("listing"):
@@ -175,5 +173,5 @@ def test_a_call_that_got_no_answer_is_explained(
         (refusal(401, "authError"), False),
     ],
 )
-def test_what_may_pass_is_tried_again(error: Exception, again: bool) -> None:
+def test_transient_errors_are_retried(error: Exception, again: bool) -> None:
     assert is_transient(error) is again

@@ -40,7 +40,7 @@ class Clock:
         return self.now_s
 
 
-def test_what_was_launched_is_listed_until_the_cloud_had_its_time() -> None:
+def test_a_launched_vm_is_listed_while_the_list_may_lag() -> None:
     clock = Clock()
     recent = RecentCalls(10, clock)
     recent.launched([vm("a")])
@@ -54,7 +54,7 @@ def test_what_was_launched_is_listed_until_the_cloud_had_its_time() -> None:
     assert not recent.expects("a")
 
 
-def test_what_was_terminated_never_runs_again() -> None:
+def test_a_terminated_vm_is_never_listed_as_running() -> None:
     clock = Clock()
     recent = RecentCalls(10, clock)
     recent.launched([vm("a"), vm("b")])
@@ -71,7 +71,7 @@ def test_what_was_terminated_never_runs_again() -> None:
     st.sets(st.sampled_from("abcdef")),
     st.sets(st.sampled_from("abcdef")),
 )
-def test_nothing_is_doubled_and_only_the_dead_are_left_out(
+def test_no_vm_is_listed_twice_and_only_ended_ones_are_missing(
     launched: set[str], terminated: set[str], listed: set[str]
 ) -> None:
     recent = RecentCalls(10, Clock())
@@ -86,7 +86,7 @@ def test_nothing_is_doubled_and_only_the_dead_are_left_out(
         assert alive == (each.vm_id not in terminated)
 
 
-def test_what_is_not_listed_is_looked_at_where_that_can_be_done() -> None:
+def test_an_unlisted_vm_is_looked_up_by_name() -> None:
     recent = RecentCalls(10, Clock())
     recent.launched([vm("a"), vm("b"), vm("c")])
     recent.terminated(["c"])

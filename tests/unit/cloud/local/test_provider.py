@@ -35,7 +35,7 @@ def running(cloud: Cloud, machine: Machine) -> int:
     return pid
 
 
-def test_an_agent_finds_what_it_must_know_in_a_folder_of_its_own(cloud: Cloud) -> None:
+def test_an_agent_gets_its_settings_in_its_own_folder(cloud: Cloud) -> None:
     (vm,) = cloud.launch()
     said = cloud.boot(vm)
     folder = cloud.folder / "vms" / vm.vm_id
@@ -106,7 +106,7 @@ def test_ending_a_vm_leaves_none_of_its_processes(
     assert cloud.vm(other).ended_at_s is None
 
 
-def test_a_silent_vm_stands_still_and_is_said_to_run(
+def test_a_silent_vm_is_stopped_but_listed_as_running(
     cloud: Cloud, machine: Machine
 ) -> None:
     (vm,) = cloud.launch()
@@ -136,7 +136,7 @@ def test_a_slow_vm_stops_and_goes_on_all_the_time_and_can_still_be_ended(
     assert not any(machine.runs(pid) for pid in pids)
 
 
-def test_a_slow_vm_that_falls_silent_stands_still_for_good(
+def test_a_slow_vm_that_falls_silent_stays_stopped(
     cloud: Cloud, machine: Machine
 ) -> None:
     (vm,) = cloud.launch()
@@ -227,8 +227,8 @@ def test_clients_that_start_at_once_share_one_cloud_and_one_launch(
     def launch(_: int) -> tuple[str, ...]:
         client = cloud.client()
         barrier.wait()
-        wish = cloud.request(2, token="same")
-        return tuple(vm.vm_id for vm in client.launch(wish).vms)
+        launch_request = cloud.request(2, token="same")
+        return tuple(vm.vm_id for vm in client.launch(launch_request).vms)
 
     with ThreadPoolExecutor(4) as threads:
         answers = set(threads.map(launch, range(4)))
@@ -293,14 +293,14 @@ def test_a_killed_cloud_takes_its_vms_with_it(
     )  # found dead once, not anew at each look
 
 
-def test_a_new_cloud_remembers_vms_and_tokens_of_a_killed_one(
+def test_vms_and_tokens_survive_a_killed_cloud_process(
     cloud: Cloud, machine: Machine
 ) -> None:
-    wish = cloud.request(2)
-    before = cloud.client().launch(wish)
+    launch_request = cloud.request(2)
+    before = cloud.client().launch(launch_request)
     cloud.boot(before.vms[0])
     os.kill(running(cloud, machine), signal.SIGKILL)
-    after = cloud.client().launch(wish)
+    after = cloud.client().launch(launch_request)
     assert [vm.vm_id for vm in after.vms] == [vm.vm_id for vm in before.vms]
     assert {vm.state for vm in after.vms} == {VmState.TERMINATED}
     assert machine.marked(cloud.job) == []
@@ -321,7 +321,7 @@ def test_the_cloud_ends_with_its_last_vm(
     assert cloud.client().offers()[0].available == 3
 
 
-def test_calls_that_meet_an_ending_cloud_reach_the_next_one(
+def test_calls_to_an_ending_cloud_process_reach_the_next_one(
     make_cloud: MakeCloud,
 ) -> None:
     cloud = make_cloud(idle_s=0.05)
@@ -377,7 +377,7 @@ def test_a_folder_deeper_than_a_socket_address_will_do(
     assert not (folder / "cloud.sock").exists()
 
 
-def test_a_damaged_state_file_is_named(cloud: Cloud) -> None:
+def test_a_damaged_state_file_is_reported_by_name(cloud: Cloud) -> None:
     cloud.folder.mkdir()
     (cloud.folder / "cloud.json").write_text("{")
     for call in (cloud.client().offers, lambda: cloud.client().list_vms(cloud.job)):

@@ -77,7 +77,7 @@ def test_a_token_that_met_no_capacity_can_be_used_again() -> None:
     assert len(driver.launch(1, token="second").vms) == 1
 
 
-def test_a_wish_for_what_is_not_offered_is_refused() -> None:
+def test_a_request_for_an_unknown_offer_is_refused() -> None:
     driver = Driver()
     offer = replace(driver.cloud.offers(0)[0], zone="moon")
     request = LaunchRequest(
@@ -92,7 +92,7 @@ def test_a_wish_for_what_is_not_offered_is_refused() -> None:
             driver.cloud.launch(wrong, 0, lambda: "vm")
 
 
-def test_a_machine_is_rented_at_the_price_of_now_and_keeps_it() -> None:
+def test_a_machine_is_rented_at_the_current_price_and_keeps_it() -> None:
     driver = Driver()
     driver.apply("price", zone="a", usd_per_hour=2.0)
     (vm,) = driver.launch().vms
@@ -103,7 +103,7 @@ def test_a_machine_is_rented_at_the_price_of_now_and_keeps_it() -> None:
 
 
 @pytest.mark.parametrize("kind", ["notice", "kill", "silence"])
-def test_what_takes_a_vm_away_keeps_its_capacity(kind: EventKind) -> None:
+def test_taking_a_vm_back_lowers_the_capacity(kind: EventKind) -> None:
     driver = Driver()
     driver.launch(2)
     (victim,) = driver.apply(kind, zone="a")
@@ -116,7 +116,7 @@ def test_what_takes_a_vm_away_keeps_its_capacity(kind: EventKind) -> None:
     assert driver.available() == 5
 
 
-def test_capacity_below_what_is_rented_takes_no_vm_away() -> None:
+def test_capacity_below_the_rented_vms_ends_no_vm() -> None:
     driver = Driver()
     driver.launch(3)
     driver.apply("capacity", zone="a", count=1)
@@ -141,7 +141,7 @@ def test_on_demand_vms_are_never_taken_away() -> None:
     assert driver.apply("kill", count=3) == (spot.vm_id,)
 
 
-def test_nobody_is_hit_twice_or_while_booting() -> None:
+def test_no_vm_is_hit_twice_or_while_booting() -> None:
     driver = Driver()
     driver.launch(2)
     (booting,) = driver.launch(1, token="b", zone="b").vms
@@ -151,7 +151,7 @@ def test_nobody_is_hit_twice_or_while_booting() -> None:
     assert driver.apply("kill", count=9) == (booting.vm_id,)
 
 
-def test_a_hazard_hits_its_machine_or_nobody() -> None:
+def test_a_hazard_hits_its_machine_or_none() -> None:
     driver = Driver()
     driver.launch(2)
     assert driver.apply("kill", zone="a", machine=2) == ()
@@ -171,7 +171,7 @@ def test_the_seed_chooses_the_victims() -> None:
     assert len({tuple(victims(seed)) for seed in range(20)}) > 1
 
 
-def test_a_vm_that_is_gone_is_not_found() -> None:
+def test_an_ended_vm_is_not_found() -> None:
     driver = Driver()
     driver.launch()
     driver.cloud.ended("vm-0", 300.0)

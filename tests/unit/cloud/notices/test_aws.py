@@ -37,7 +37,7 @@ def test_a_token_serves_until_it_expires(vms: Vms) -> None:
     assert vms.operations("vm").count("token") == 2
 
 
-def test_a_rebalance_recommendation_is_told_once_and_is_no_notice(vms: Vms) -> None:
+def test_a_rebalance_recommendation_is_reported_once_and_is_no_notice(vms: Vms) -> None:
     with vms.listening() as one:
         vms.fake.ask("recommend", vm=one.name)
         assert one.next() == AtRisk()
@@ -47,7 +47,7 @@ def test_a_rebalance_recommendation_is_told_once_and_is_no_notice(vms: Vms) -> N
 
 
 @pytest.mark.parametrize("action", ["terminate", "stop", "hibernate"])
-def test_whatever_is_done_to_a_vm_it_is_taken(vms: Vms, action: str) -> None:
+def test_every_instance_action_is_a_notice(vms: Vms, action: str) -> None:
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=-5.0, action=action)
         assert one.next() == PreemptionAnnounced(0.0)
@@ -78,6 +78,6 @@ JSON = st.recursive(
 
 
 @given(st.one_of(st.text(), JSON.map(json.dumps)))
-def test_anything_else_is_no_answer(text: str) -> None:
+def test_an_invalid_document_is_no_answer(text: str) -> None:
     with pytest.raises(NoAnswerError, match="instance-action"):
         read_action(text, 0.0)

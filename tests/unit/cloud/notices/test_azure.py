@@ -55,7 +55,7 @@ def test_the_earliest_of_several_events_counts(vms: Vms) -> None:
     assert 20 < notice.lead_s <= 25
 
 
-def test_an_event_that_begins_leaves_no_time(vms: Vms) -> None:
+def test_an_event_that_has_begun_leaves_no_time(vms: Vms) -> None:
     with vms.listening() as one:
         event_id = vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
         assert one.lead_s() > 20
@@ -63,7 +63,7 @@ def test_an_event_that_begins_leaves_no_time(vms: Vms) -> None:
         assert one.next() == PreemptionAnnounced(0.0)
 
 
-def test_what_concerns_this_vm_is_acknowledged_once(vms: Vms) -> None:
+def test_events_of_this_vm_are_acknowledged_once(vms: Vms) -> None:
     mine = [vms.fake.ask("preempt", vm="vm", lead_s=s) for s in (20, 30)]
     begun = vms.fake.ask("preempt", vm="vm", lead_s=10)
     vms.fake.ask("begin", event_id=begun)
@@ -85,7 +85,7 @@ def test_without_a_notice_nothing_is_acknowledged(vms: Vms) -> None:
     assert vms.operations("vm") == ["name", "events"]
 
 
-def test_a_service_that_does_not_hear_holds_nobody_up(vms: Vms) -> None:
+def test_a_failed_acknowledgement_blocks_nothing(vms: Vms) -> None:
     vms.fake.ask("preempt", vm="vm", lead_s=20)
     source = vms.source("vm")
     source.ask()
@@ -138,7 +138,7 @@ def test_an_event_whose_time_cannot_be_read_leaves_none(at: Any) -> None:
 
 
 @given(EVENTS)
-def test_the_endings_of_this_vm_are_found_whatever_stands_beside(
+def test_events_of_this_vm_are_found_among_any_others(
     events: list[dict[str, Any]],
 ) -> None:
     found = ending_events(json.dumps({"Events": events}), "a", 1e9)

@@ -38,7 +38,7 @@ def vms(
     monkeypatch.undo()
 
 
-def test_a_notice_is_heard_once_by_its_vm_with_the_seconds_left(vms: Vms) -> None:
+def test_a_notice_is_reported_once_with_the_seconds_left(vms: Vms) -> None:
     with vms.listening() as one, vms.listening() as other:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
         assert 25 < one.lead_s() <= 30
@@ -47,7 +47,7 @@ def test_a_notice_is_heard_once_by_its_vm_with_the_seconds_left(vms: Vms) -> Non
     assert other.heard.empty()
 
 
-def test_a_notice_given_before_anyone_listened_is_heard(vms: Vms) -> None:
+def test_a_notice_before_listening_began_is_reported(vms: Vms) -> None:
     vms.fake.ask("preempt", vm="early", lead_s=29.5)
     with vms.listening("early") as one:
         assert 25 < one.lead_s() <= 30
@@ -55,7 +55,7 @@ def test_a_notice_given_before_anyone_listened_is_heard(vms: Vms) -> None:
     assert one.heard.empty()
 
 
-def test_a_cancelled_notice_is_told_and_another_one_too(vms: Vms) -> None:
+def test_a_withdrawn_notice_and_a_second_one_are_reported(vms: Vms) -> None:
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
         assert isinstance(one.next(), PreemptionAnnounced)
@@ -65,7 +65,7 @@ def test_a_cancelled_notice_is_told_and_another_one_too(vms: Vms) -> None:
         assert one.lead_s() > 15
 
 
-def test_a_vm_whose_clock_is_wrong_knows_how_much_time_it_has(vms: Vms) -> None:
+def test_a_wrong_clock_does_not_change_the_lead_time(vms: Vms) -> None:
     vms.fake.ask("skew", seconds=-3600)
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
@@ -86,7 +86,7 @@ FAULTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize(
     "fault", FAULTS, ids=lambda f: f"{f['kind']}-{f.get('status')}"
 )
-def test_listening_survives_what_a_service_does_wrong(
+def test_listening_survives_faults_of_the_service(
     vms: Vms, fault: dict[str, Any]
 ) -> None:
     vms.fake.ask("fail", operation=MAIN[vms.cloud], **fault)
@@ -98,7 +98,7 @@ def test_listening_survives_what_a_service_does_wrong(
     assert one.heard.empty()
 
 
-def test_a_failure_after_a_notice_takes_nothing_back(vms: Vms) -> None:
+def test_a_failure_after_a_notice_does_not_withdraw_it(vms: Vms) -> None:
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
         assert isinstance(one.next(), PreemptionAnnounced)
@@ -127,9 +127,7 @@ class Impatient(threading.Event):
     ("said", "waited_s"),
     [("7", 7.0), ("0", 0.1), ("86400", 60.0), ("soon", 0.1), ("-1", 0.1), ("", 0.1)],
 )
-def test_a_service_that_throttles_is_left_alone_for_as_long_as_it_says(
-    vms: Vms, said: str, waited_s: float
-) -> None:
+def test_retry_after_is_respected(vms: Vms, said: str, waited_s: float) -> None:
     fault = {"kind": "error", "status": 429, "headers": {"Retry-After": said}}
     vms.fake.ask("fail", operation=MAIN[vms.cloud], **fault)
     stop = Impatient(1)
@@ -137,7 +135,7 @@ def test_a_service_that_throttles_is_left_alone_for_as_long_as_it_says(
     assert stop.waited_s == [waited_s]
 
 
-def test_an_absent_service_is_asked_ever_more_rarely(
+def test_requests_to_an_absent_service_back_off(
     vms: Vms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(hear.URL_VARIABLE, "http://127.0.0.1:1")
@@ -146,7 +144,7 @@ def test_an_absent_service_is_asked_ever_more_rarely(
     assert stop.waited_s == [0.1, 0.2, 0.4, 0.8, 1.6, 3.2, 6.4, 10.0, 10.0]
 
 
-def test_listening_takes_less_than_a_hundredth_of_a_core(vms: Vms) -> None:
+def test_listening_uses_less_than_one_percent_of_a_core(vms: Vms) -> None:
     source, questions = vms.source("cost_optimal"), 40
     source.ask()
     began_s = time.thread_time()  # without the waiting
@@ -160,7 +158,7 @@ def test_listening_takes_less_than_a_hundredth_of_a_core(vms: Vms) -> None:
     assert spent_s < SHARE * every_s
 
 
-def test_every_request_is_one_that_the_service_takes(vms: Vms) -> None:
+def test_every_request_is_valid(vms: Vms) -> None:
     with vms.listening() as one:
         vms.fake.ask("preempt", vm=one.name, lead_s=29.5)
         assert isinstance(one.next(), PreemptionAnnounced)
@@ -214,7 +212,7 @@ def test_a_request_with_anything_missing_or_wrong_is_refused(vms: Vms) -> None:
             assert answer.status_code >= 400, f"{operation}: {what}"
 
 
-def test_news_are_what_has_changed() -> None:
+def test_changes_are_differences_of_two_states() -> None:
     early, late = PreemptionNotice("a", 30.0), PreemptionNotice("b", 9.0)
     for before, now, told in (
         (VmOutlook(), VmOutlook(), ()),
@@ -236,9 +234,7 @@ def test_news_are_what_has_changed() -> None:
 @pytest.mark.parametrize(
     "url", ["https://x", "x", "http://", "http://x:y", "file:///x"]
 )
-def test_an_address_that_is_none_is_refused(
-    monkeypatch: pytest.MonkeyPatch, url: str
-) -> None:
+def test_an_invalid_url_is_refused(monkeypatch: pytest.MonkeyPatch, url: str) -> None:
     monkeypatch.setenv(hear.URL_VARIABLE, url)
     with pytest.raises(CloudError, match="metadata service"):
         hear.open_source({"kind": "aws"})

@@ -23,7 +23,7 @@ def vms(fake: FakeMetadata, monkeypatch: pytest.MonkeyPatch) -> Vms:
     return Vms("gcp", fake, monkeypatch)
 
 
-def test_one_question_stays_open_until_the_notice_comes(vms: Vms) -> None:
+def test_a_long_poll_waits_for_the_notice(vms: Vms) -> None:
     with vms.listening() as one:
         assert vms.fake.ask("wait_for_question", vm=one.name)
         assert vms.operations(one.name) == ["preempted"] * 2
@@ -31,14 +31,14 @@ def test_one_question_stays_open_until_the_notice_comes(vms: Vms) -> None:
         assert one.next() == PreemptionAnnounced(LEAD_S)
 
 
-def test_a_change_between_two_questions_is_heard(vms: Vms) -> None:
+def test_a_change_between_two_requests_is_detected(vms: Vms) -> None:
     source = vms.source("vm")
     assert source.ask().notice is None
     vms.fake.ask("preempt", vm="vm")
     assert source.ask().notice is not None
 
 
-def test_after_an_error_nothing_is_taken_for_known(vms: Vms) -> None:
+def test_after_an_error_the_state_is_unknown(vms: Vms) -> None:
     source = vms.source("vm")
     source.ask()
     vms.fake.ask("fail", operation="preempted", kind="drop")
@@ -47,7 +47,7 @@ def test_after_an_error_nothing_is_taken_for_known(vms: Vms) -> None:
     assert source.ask().notice is None  # at once, though nothing has changed
 
 
-def test_an_answer_without_news_is_not_told(vms: Vms) -> None:
+def test_an_unchanged_answer_is_not_reported(vms: Vms) -> None:
     with vms.listening() as one:
         assert vms.fake.ask("wait_for_question", vm=one.name)
         vms.fake.ask("nudge", vm=one.name)
@@ -59,7 +59,7 @@ def test_an_answer_without_news_is_not_told(vms: Vms) -> None:
 
 
 @pytest.mark.parametrize("flavor", [{}, {"Metadata-Flavor": "Other"}])
-def test_another_server_than_googles_is_not_believed(
+def test_a_server_without_googles_header_is_rejected(
     vms: Vms, flavor: dict[str, str]
 ) -> None:
     fault = {"kind": "error", "status": 200, "code": "TRUE", "headers": flavor}

@@ -50,7 +50,7 @@ def lead_s(heard: queue.Queue[hear.NoticeChange]) -> float:
     return said.lead_s
 
 
-def test_a_notice_is_heard_once_with_the_seconds_left(cloud: Cloud) -> None:
+def test_a_notice_is_reported_once_with_the_seconds_left(cloud: Cloud) -> None:
     vm, other = cloud.launch(2)
     with watching(cloud, vm) as heard, watching(cloud, other) as others:
         victims = cloud.hit("notice", count=2, lead_s=60)
@@ -61,7 +61,7 @@ def test_a_notice_is_heard_once_with_the_seconds_left(cloud: Cloud) -> None:
     assert others.empty()
 
 
-def test_a_vm_that_is_not_meant_hears_nothing(cloud: Cloud) -> None:
+def test_other_vms_get_no_notice(cloud: Cloud) -> None:
     vm, other = cloud.launch(2)
     with watching(cloud, vm) as heard, watching(cloud, other) as others:
         ears = {vm.vm_id: heard, other.vm_id: others}
@@ -70,14 +70,14 @@ def test_a_vm_that_is_not_meant_hears_nothing(cloud: Cloud) -> None:
     assert all(ear.empty() for ear in ears.values())
 
 
-def test_a_notice_given_before_anyone_listened_is_heard(cloud: Cloud) -> None:
+def test_a_notice_before_listening_began_is_reported(cloud: Cloud) -> None:
     (vm,) = cloud.launch()
     cloud.hit("notice", lead_s=60)
     with watching(cloud, vm) as heard:
         assert 50 < lead_s(heard) <= 60
 
 
-def test_listening_survives_that_nobody_answers(cloud: Cloud) -> None:
+def test_listening_survives_an_unavailable_service(cloud: Cloud) -> None:
     heard: list[hear.NoticeChange] = []
     stop = threading.Event()
     source = {"kind": "local", "socket": str(cloud.folder / "none"), "vm_id": "vm"}
@@ -95,7 +95,7 @@ def test_an_unknown_kind_is_refused() -> None:
         hear.open_source({"kind": "moon"})
 
 
-def test_nobody_gives_notice_where_nobody_rents_out() -> None:
+def test_machines_without_a_cloud_get_no_notices() -> None:
     source = hear.open_source({"kind": "none"})
     assert source.ask() == VmOutlook()
     hear.acknowledge(source)

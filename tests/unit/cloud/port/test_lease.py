@@ -32,11 +32,11 @@ def play(tmp_path: Path, age_s: float | None) -> bool:
     return (tmp_path / "off").exists()
 
 
-def test_a_vm_that_hears_its_manager_stays(tmp_path: Path) -> None:
+def test_a_vm_with_a_manager_keeps_running(tmp_path: Path) -> None:
     assert not play(tmp_path, 600 + lease.GRACE_S - 30)
 
 
-def test_a_vm_that_hears_nobody_ends_itself(tmp_path: Path) -> None:
+def test_a_vm_without_a_manager_ends_itself(tmp_path: Path) -> None:
     assert play(tmp_path, 602 + lease.GRACE_S)
 
 

@@ -83,7 +83,7 @@ def test_it_has_the_abilities_of_the_provider_inside_and_no_others(make: Make) -
     assert able == {"ReportsQuota", "ReachedBySsh", "StartsAgents"}
 
 
-def test_what_goes_in_and_out_is_the_same_on_both_sides(make: Make) -> None:
+def test_arguments_and_results_survive_the_pipe(make: Make) -> None:
     child = make()
     assert child.offers() == (OFFER,)
     result = child.launch(WISH)
@@ -132,7 +132,7 @@ def test_errors_keep_their_fields(make: Make) -> None:
     assert setup.value.traceback == "its output"
 
 
-def test_an_error_that_only_the_child_knows_comes_as_its_parent(make: Make) -> None:
+def test_a_private_error_arrives_as_its_base_class(make: Make) -> None:
     child = make()
     with pytest.raises(errors.NoCapacityError, match="unheard of"):
         child.terminate(["own"])
@@ -149,7 +149,7 @@ def test_a_bug_of_the_provider_is_an_error_of_one_line(make: Make) -> None:
     assert child.pid is not None
 
 
-def test_what_the_factory_refuses_is_told_and_leaves_no_process(make: Make) -> None:
+def test_an_error_of_the_factory_is_raised_and_leaves_no_process(make: Make) -> None:
     with pytest.raises(MisconfiguredError, match="no such region"):
         make(refuse="no such region")
 
@@ -200,7 +200,7 @@ def test_a_child_that_dies_fails_its_calls_and_is_started_again(make: Make) -> N
     assert child.pid != before
 
 
-def test_a_child_killed_while_nobody_asks_is_not_noticed(make: Make) -> None:
+def test_a_child_killed_while_idle_is_restarted_by_the_next_call(make: Make) -> None:
     child = make()
     os.kill(child.pid, signal.SIGKILL)
     _await_end_of_listening(child)

@@ -88,7 +88,7 @@ def test_a_session_is_killed_although_its_leader_and_its_marks_are_gone(
     os.kill(escaped, signal.SIGKILL)  # neither mark, session nor parent: out of reach
 
 
-def test_a_stopped_vm_stands_still_as_a_whole_and_can_be_killed(
+def test_all_processes_of_a_stopped_vm_stop_and_can_be_killed(
     start: Start, machine: Machine, marker: str
 ) -> None:
     pids = family(start, machine, marker)
@@ -110,7 +110,7 @@ def test_processes_of_other_vms_are_left_alone(
 
 
 @pytest.mark.parametrize("act", [kill_all, stop_all])
-def test_children_that_are_forked_meanwhile_do_not_get_away(
+def test_children_forked_meanwhile_are_killed_too(
     start: Start,
     machine: Machine,
     marker: str,
@@ -124,7 +124,7 @@ def test_children_that_are_forked_meanwhile_do_not_get_away(
     assert {machine.state(pid) for pid in machine.marked(job)} <= {"T"}
 
 
-def test_the_groups_of_a_vm_are_stopped_and_go_on_as_one(
+def test_the_process_groups_of_a_vm_stop_and_continue_together(
     start: Start, machine: Machine, marker: str
 ) -> None:
     pids = family(start, machine, marker)
@@ -138,6 +138,6 @@ def test_the_groups_of_a_vm_are_stopped_and_go_on_as_one(
     signal_groups(found, signal.SIGSTOP)  # nobody is left
 
 
-def test_there_may_be_nothing_to_kill() -> None:
+def test_killing_a_vm_without_processes_is_no_error() -> None:
     kill_all([])
     kill_all([f"job-{uuid.uuid4().hex}/vm-1"])

@@ -31,15 +31,15 @@ def make(
         hourly_cap=(
             None if max_usd_per_hour is None else Rate.allowed(max_usd_per_hour)
         ),
-        spent=Money.owed(spent_usd),
+        spent=Money.allowed(spent_usd),
         rate=Rate.of(usd_per_hour),
         reserve_s=600.0,
-        side=Rate.of(side_usd_per_hour),
-        coming=Money.owed(coming_usd),
+        side_rate=Rate.of(side_usd_per_hour),
+        pending=Money.allowed(coming_usd),
     )
 
 
-def test_without_caps_one_may_rent_all_that_is_asked_for() -> None:
+def test_without_caps_all_requested_vms_are_affordable() -> None:
     assert make().affords(5.0, 7) == 7
     assert make().lasts_s is None
 
@@ -53,33 +53,33 @@ def test_the_cap_counts_the_reserve_for_the_whole_fleet() -> None:
     assert make(max_usd=9.0, spent_usd=3.0, usd_per_hour=6.0).affords(6.0, 9) == 3
 
 
-def test_what_costs_nothing_is_limited_by_nothing() -> None:
+def test_free_vms_are_not_limited() -> None:
     assert make(max_usd=0.0).affords(0.0, 5) == 5
 
 
-def test_traffic_and_storage_are_kept_back_like_the_fleet() -> None:
+def test_the_reserve_includes_traffic_and_storage() -> None:
     # 6 + 12 USD/h for ten minutes; the rest of 10 USD lasts for 20.
     money = make(max_usd=10.0, spent_usd=1.0, usd_per_hour=6.0, side_usd_per_hour=12.0)
-    assert money.kept.usd == 3.0
+    assert money.reserve.usd == 3.0
     assert money.lasts_s == 1200.0
     # For a quarter of an hour 4.50 are gone before another machine comes.
     assert money.affords(6.0, 9) == 3
 
 
-def test_storage_alone_uses_a_budget_up() -> None:
+def test_storage_alone_uses_up_a_budget() -> None:
     assert make(max_usd=2.0, side_usd_per_hour=1.0).lasts_s == 6600.0
 
 
-def test_what_machines_fetch_when_they_boot_is_kept_back() -> None:
+def test_the_reserve_includes_data_that_vms_fetch_when_they_boot() -> None:
     money = make(max_usd=10.0, coming_usd=4.0)
-    assert money.kept.usd == 4.0
+    assert money.reserve.usd == 4.0
     assert money.affords(4.0, 9) == 6
-    assert money.affords(4.0, 9, once=Money.owed(2.0)) == 2
-    assert money.affords(0.0, 9, once=Money.owed(2.0)) == 3
+    assert money.affords(4.0, 9, once=Money.allowed(2.0)) == 2
+    assert money.affords(0.0, 9, once=Money.allowed(2.0)) == 3
 
 
 @pytest.mark.parametrize("price", [math.nan, math.inf, -1.0])
-def test_what_has_no_price_is_not_rented(price: float) -> None:
+def test_an_offer_without_a_price_is_not_affordable(price: float) -> None:
     assert make().affords(price, 5) == 0
 
 
@@ -97,8 +97,8 @@ def test_the_reserve_pays_two_checkpoints_the_return_and_a_lease() -> None:
     per_hour=USD,
     spent=USD,
     rate=USD,
-    side=USD,
-    coming=USD,
+    side_rate=USD,
+    pending=USD,
     price=st.floats(0.01, 50),
     once=USD,
 )
@@ -107,23 +107,23 @@ def test_what_is_afforded_fits_under_both_caps_and_one_more_does_not(
     per_hour: float,
     spent: float,
     rate: float,
-    side: float,
-    coming: float,
+    side_rate: float,
+    pending: float,
     price: float,
     once: float,
 ) -> None:
-    budget = make(max_usd, per_hour, spent, rate, side, coming)
+    budget = make(max_usd, per_hour, spent, rate, side_rate, pending)
     assert budget.cap is not None
     assert budget.hourly_cap is not None
-    count = budget.affords(price, 20, Money.owed(once))
+    count = budget.affords(price, 20, Money.allowed(once))
 
     def fits(machines: int) -> bool:
         assert budget.cap is not None
         assert budget.hourly_cap is not None
         total = budget.rate + Rate.of(price) * machines
-        kept = (total + budget.side).over(budget.reserve_s + WORTH_S)
-        fetched = budget.coming + Money.owed(once) * machines
-        needed = budget.spent + kept + fetched
+        reserve = (total + budget.side_rate).over(budget.reserve_s + WORTH_S)
+        fetched = budget.pending + Money.allowed(once) * machines
+        needed = budget.spent + reserve + fetched
         return total <= budget.hourly_cap and needed <= budget.cap
 
     assert 0 <= count <= 20
@@ -131,16 +131,16 @@ def test_what_is_afforded_fits_under_both_caps_and_one_more_does_not(
     assert count == 20 or not fits(count + 1)
 
 
-@given(max_usd=USD, spent=USD, rate=st.floats(0.01, 100), side=USD, coming=USD)
+@given(max_usd=USD, spent=USD, rate=st.floats(0.01, 100), side_rate=USD, pending=USD)
 def test_a_fleet_that_ends_in_time_keeps_its_reserve(
-    max_usd: float, spent: float, rate: float, side: float, coming: float
+    max_usd: float, spent: float, rate: float, side_rate: float, pending: float
 ) -> None:
-    budget = make(max_usd, None, spent, rate, side, coming)
+    budget = make(max_usd, None, spent, rate, side_rate, pending)
     lasts_s = budget.lasts_s
     assert lasts_s is not None
     assert budget.cap is not None
     if lasts_s > 0:
-        then = budget.spent + budget.pace.over(lasts_s) + budget.kept
+        then = budget.spent + budget.job_rate.over(lasts_s) + budget.reserve
         assert then.usd == pytest.approx(budget.cap.usd, abs=1e-5)
     else:
         assert budget.committed >= budget.cap

@@ -4,11 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.pricing.billing.egress import (
-    fetched,
-    sent,
-    usd_per_gb,
-)
+from spottrain.pricing.billing.egress import fetched, sent, usd_per_gb
 from spottrain.pricing.billing.money import NOTHING
 from spottrain.pricing.prices.place import Site
 

@@ -36,7 +36,7 @@ def test_a_vm_costs_from_its_launch_on() -> None:
     assert ledger.rate.usd_per_hour == 3.6
 
 
-def test_its_boot_is_paid_and_told_apart() -> None:
+def test_its_boot_is_paid_and_shown_separately() -> None:
     ledger = opened()
     assert ledger.spending(1010.0).boot == ledger.spent(1010.0)
     ledger = ledger.ready("a", 1020.0).ready("a", 1050.0)
@@ -44,7 +44,7 @@ def test_its_boot_is_paid_and_told_apart() -> None:
     assert ledger.spending(1100.0).spot.usd == 0.1
 
 
-def test_spot_and_on_demand_are_told_apart() -> None:
+def test_spot_and_on_demand_are_counted_separately() -> None:
     ledger = opened(offer=replace(LOCAL, spot=False))
     spending = ledger.spending(1100.0)
     assert (spending.spot, spending.on_demand.usd) == (Money(), 0.1)
@@ -72,7 +72,7 @@ def test_a_vm_that_the_cloud_still_lists_was_never_gone() -> None:
     assert ledger.gone("a", 1400.0).spent(9999.0).usd == 0.4
 
 
-def test_a_clock_that_is_wrong_takes_nothing_off() -> None:
+def test_a_wrong_clock_reduces_nothing() -> None:
     assert opened().ended("a", 900.0).spent(2000.0) == Money()
     assert opened().spent(900.0) == Money()
 
@@ -140,13 +140,13 @@ def test_a_price_that_moved_while_a_vm_was_believed_gone_counts() -> None:
     assert listed(gone, 3000.0).spent(3600.0) == due
 
 
-def test_a_price_that_is_told_late_counts_from_when_it_held() -> None:
+def test_a_price_that_is_reported_late_counts_from_when_it_held() -> None:
     ledger = listed(Ledger(), 0.0).priced(at(2.0), 1000.0).priced(at(2.0), 600.0)
     due = Rate.of(1.0).over(600.0) + Rate.of(2.0).over(3000.0)
     assert ledger.spent(3600.0) == due
 
 
-def test_what_is_news_is_told_once() -> None:
+def test_a_known_price_is_no_news() -> None:
     ledger = Ledger()
     assert ledger.is_news(AWS)
     ledger = ledger.priced(AWS, 10.0)
@@ -161,7 +161,7 @@ def test_a_price_that_is_locked_stays(offer: Offer) -> None:
     assert ledger.priced(replace(offer, usd_per_hour=99.0), 1100.0) == ledger
 
 
-def test_storage_costs_by_what_lies_there() -> None:
+def test_storage_costs_by_its_rate() -> None:
     assert Ledger().storage_rate == FREE
     ledger = Ledger().stored(Rate.of(1.0), 3600.0).stored(Rate.of(2.0), 7200.0)
     assert ledger.stored(Rate.of(2.0), 7200.0) is ledger
@@ -172,19 +172,23 @@ def test_storage_costs_by_what_lies_there() -> None:
 
 
 def test_what_a_vm_fetches_is_paid_once() -> None:
-    ledger = Ledger().fetched("a", Money.owed(1.0))
+    ledger = Ledger().fetched("a", Money.allowed(1.0))
     assert ledger.spent(9999.0) == Money(), "nobody knows of such a VM"
-    ledger = opened().fetched("a", Money.owed(1.0)).fetched("a", Money.owed(1.0))
+    ledger = opened().fetched("a", Money.allowed(1.0)).fetched("a", Money.allowed(1.0))
     assert ledger.spending(1100.0).egress.usd == 1.0
     assert ledger.spent(1100.0).usd == 1.1
     assert ledger.gone("a", 1100.0).spent(9999.0).usd == 1.1
 
 
-def test_traffic_is_what_was_sent_all_told() -> None:
+def test_traffic_is_reported_as_a_total() -> None:
     ledger = (
-        Ledger().sent("training", Money.owed(1.0)).sent("training", Money.owed(3.0))
+        Ledger()
+        .sent("training", Money.allowed(1.0))
+        .sent("training", Money.allowed(3.0))
     )
-    ledger = ledger.sent("training", Money.owed(2.0)).sent("moves", Money.owed(0.5))
+    ledger = ledger.sent("training", Money.allowed(2.0)).sent(
+        "moves", Money.allowed(0.5)
+    )
     assert ledger.spending(0.0).egress.usd == 3.5
     assert ledger.spent(0.0).usd == 3.5
 
@@ -242,7 +246,7 @@ def facts_of(life: Life) -> list[Fact]:
 def test_the_total_is_the_exact_sum_of_times_and_prices(lives: list[Life]) -> None:
     ledger = Ledger()
     for fact in (fact for life in lives for fact in facts_of(life)):
-        ledger = fact.told(ledger)
+        ledger = fact.applied_to(ledger)
     exact = sum((life.exact_usd() for life in lives), Fraction(0))
     assert ledger.spent(9e9).microusd == math.ceil(exact * 10**6)
 
@@ -251,7 +255,7 @@ def test_the_total_is_the_exact_sum_of_times_and_prices(lives: list[Life]) -> No
     lives=lives(),
     moments=st.lists(st.floats(1.6e9, 1.6e9 + 2e6), min_size=2).map(sorted),
 )
-def test_what_is_spent_never_shrinks_while_vms_come_and_go(
+def test_spending_never_shrinks_while_vms_come_and_go(
     lives: list[Life], moments: list[float]
 ) -> None:
     ledger, last = Ledger(), Money()
@@ -259,26 +263,26 @@ def test_what_is_spent_never_shrinks_while_vms_come_and_go(
         for life in lives:
             opened, ready, _, ended = facts_of(life)
             if life.from_s <= now_s:
-                ledger = ready.told(opened.told(ledger))
+                ledger = ready.applied_to(opened.applied_to(ledger))
             if life.until_s <= now_s:
-                ledger = ended.told(ledger)
+                ledger = ended.applied_to(ledger)
         spent = ledger.spent(now_s)
         assert spent == ledger.spending(now_s).total
         assert spent >= last
         last = spent
 
 
-@given(told=facts(), data=st.data())
+@given(known=facts(), data=st.data())
 def test_the_order_of_what_is_learned_and_how_often_changes_nothing(
-    told: list[Fact], data: st.DataObject
+    known: list[Fact], data: st.DataObject
 ) -> None:
-    repeated = data.draw(st.lists(st.sampled_from(told), max_size=9))
+    repeated = data.draw(st.lists(st.sampled_from(known), max_size=9))
     one, other = Ledger(), Ledger()
-    for fact in told:
-        one = fact.told(one)
-    for fact in data.draw(st.permutations([*told, *repeated])):
-        other = fact.told(other)
+    for fact in known:
+        one = fact.applied_to(one)
+    for fact in data.draw(st.permutations([*known, *repeated])):
+        other = fact.applied_to(other)
     assert other == one
     for at_s in (3000.0, 3600.0, 9999.0):
         assert other.spent(at_s) == other.spending(at_s).total
-        assert other.spent(at_s).grains == due(told, at_s)
+        assert other.spent(at_s).grains == due(known, at_s)

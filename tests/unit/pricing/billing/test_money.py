@@ -33,13 +33,12 @@ def test_a_price_by_the_hour_costs_by_the_microsecond() -> None:
 def test_prices_are_read_as_they_were_written() -> None:
     assert Rate.of(0.1).nanousd_per_hour == 100_000_000
     assert Rate.of(32.7726).nanousd_per_hour == 32_772_600_000
-    assert Money.owed(0.1).microusd == Money.allowed(0.1).microusd == 100_000
+    assert Money.allowed(0.1).microusd == 100_000
 
 
 def test_what_we_owe_is_rounded_up_and_what_we_may_spend_is_rounded_down() -> None:
     assert Rate.of(1e-10).nanousd_per_hour == 1
     assert Rate.allowed(1e-10) == FREE
-    assert Money.owed(1e-7).microusd == 1
     assert Money.allowed(9.999_999_9).microusd == 9_999_999
     assert Rate(1).over_us(1).microusd == 1
 
@@ -59,7 +58,7 @@ def test_data_never_costs_less_than_exactly_nor_a_grain_more(
 
 
 @given(grains=st.integers(0, 10**24), period_s=st.floats(1e-6, 1e6))
-def test_what_is_paid_every_so_often_comes_to_no_less_by_the_hour(
+def test_a_periodic_payment_is_rounded_up_to_an_hourly_rate(
     grains: int, period_s: float
 ) -> None:
     period_us = math.floor(period_s * 1e6)
@@ -68,9 +67,9 @@ def test_what_is_paid_every_so_often_comes_to_no_less_by_the_hour(
 
 
 @pytest.mark.parametrize("usd", [math.nan, math.inf, -math.inf, -0.01])
-def test_what_is_no_amount_is_refused(usd: float) -> None:
+def test_an_invalid_amount_is_refused(usd: float) -> None:
     assert not is_amount(usd)
-    for make in (Rate.of, Rate.allowed, Money.owed, Money.allowed):
+    for make in (Rate.of, Rate.allowed, Money.allowed):
         with pytest.raises(MoneyError, match="must be dollars, 0 or more"):
             make(usd)
 
@@ -105,7 +104,7 @@ def test_a_fleet_that_runs_for_as_long_as_an_amount_lasts_costs_that_amount(
     assert Rate.of(rate).over(lasts_s).usd == pytest.approx(money.usd, abs=2e-6)
 
 
-def test_what_costs_nothing_lasts_for_ever() -> None:
+def test_a_rate_of_zero_lasts_for_ever() -> None:
     assert FREE.lasts_s(Money.allowed(1.0)) == math.inf
 
 

@@ -10,11 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
-from spottrain.pricing.deadline.best_case import (
-    best_case,
-    feasible_at_best,
-    too_slow,
-)
+from spottrain.pricing.deadline.best_case import best_case, feasible_at_best, too_slow
 from spottrain.pricing.deadline.model import Holdings
 from spottrain.pricing.deadline.tuning import BEST_CASE_TIME
 from spottrain.units import HOUR_S
@@ -29,7 +25,7 @@ def test_the_best_case_has_all_the_vms_at_once_at_the_lowest_price() -> None:
     assert found.usd == pytest.approx(0.5 * (BEST_CASE_TIME * 34 + 100.0 / HOUR_S))
 
 
-def test_what_is_rented_need_not_boot_and_what_is_kept_back_is_paid() -> None:
+def test_rented_vms_need_no_boot_and_the_reserve_is_paid() -> None:
     at = replace(status(hours=None, work=10), reserve_s=720.0)
     found = best_case(
         at, FLEET, (spot(),), (Holdings(name="spot", ready=0, booting=1),)
@@ -46,7 +42,7 @@ def test_the_hourly_cap_bounds_the_fleet() -> None:
 
 
 @pytest.mark.parametrize("cap", [0.5, None])
-def test_where_no_vm_can_be_had_nothing_is_known(cap: float | None) -> None:
+def test_without_available_vms_there_is_no_best_case(cap: float | None) -> None:
     at = status(hours=1, work=1000, usd=1.0, cap=cap)
     supplies = () if cap is None else (spot(),)
     assert best_case(at, FLEET, supplies) is None
@@ -59,7 +55,7 @@ def test_where_no_vm_can_be_had_nothing_is_known(cap: float | None) -> None:
     )
 
 
-def test_too_little_money_is_told_and_forbids_nothing_without_a_deadline() -> None:
+def test_a_small_budget_is_reported_and_no_obstacle_without_a_deadline() -> None:
     at = status(hours=None, work=1000, usd=5.0)
     answer = feasible_at_best(at, FLEET, (spot(),))
     assert answer.possible
@@ -73,7 +69,7 @@ def test_too_little_money_is_told_and_forbids_nothing_without_a_deadline() -> No
     assert soon.min_usd == pytest.approx(3060.03, abs=0.01)
 
 
-def test_all_that_is_out_of_reach_is_told_at_once() -> None:
+def test_all_limits_out_of_reach_are_reported_together() -> None:
     at = replace(status(hours=1, work=1000, usd=5.0), min_examples_per_s=1e9)
     answer = feasible_at_best(at, FLEET, (spot(),))
     assert not answer.possible
@@ -94,7 +90,7 @@ def test_all_that_is_out_of_reach_is_told_at_once() -> None:
     usd=st.floats(0.0, 1000),
     least=st.floats(0.01, 10),
 )
-def test_what_is_named_as_a_cure_is_one(
+def test_suggested_limits_can_be_met(
     hours: float, work: float, usd: float, least: float
 ) -> None:
     at = replace(status(hours=hours, work=work, usd=usd), min_examples_per_s=least)
@@ -114,7 +110,7 @@ def test_what_is_named_as_a_cure_is_one(
     usd=st.floats(0.1, 100.0),
     hours=st.floats(0.01, 30.0),
 )
-def test_no_fleet_does_what_is_said_to_be_out_of_reach(
+def test_no_fleet_meets_a_limit_out_of_reach(
     sizes: list[int], usd: float, hours: float
 ) -> None:
     """A fleet of any sizes, half an hour each, that boots once."""

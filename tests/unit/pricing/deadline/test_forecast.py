@@ -22,49 +22,49 @@ SEEN = MarketOutlook(samples=(((1.0, 4),),) * 9, sampled_at_s=0.0)
 
 @pytest.mark.parametrize("supplies", [SPOT_ONLY, BOTH])
 @pytest.mark.parametrize("hours", [None, 9.0])
-def test_where_the_hourly_cap_bears_no_vm_there_is_no_end(
+def test_where_the_hourly_cap_allows_no_vm_there_is_no_finish(
     supplies: tuple[Supply, ...], hours: float | None
 ) -> None:
     at = status(hours=hours, work=5, cap=0.5)
-    told = forecast(at, FLEET, supplies, (), SEEN, cost_optimal=False)
-    assert told.finish_s.expected == told.finish_s.high == math.inf
-    assert told.usd.expected == math.inf
+    predicted = forecast(at, FLEET, supplies, (), SEEN, cost_optimal=False)
+    assert predicted.finish_s.expected == predicted.finish_s.high == math.inf
+    assert predicted.usd.expected == math.inf
 
 
 def test_the_hourly_cap_slows_the_job_down() -> None:
     at = status(hours=None, work=5, cap=2.0)
     holdings = (Holdings(name="spot", ready=2),)
     for supplies in (SPOT_ONLY, (spot("b", 3.0), *SPOT_ONLY)):
-        told = forecast(at, FLEET, supplies, holdings, SEEN)
-        assert told.finish_s.expected == pytest.approx(5 * HOUR_S * 3.4 / 1.9)
+        predicted = forecast(at, FLEET, supplies, holdings, SEEN)
+        assert predicted.finish_s.expected == pytest.approx(5 * HOUR_S * 3.4 / 1.9)
 
 
 def test_what_interruptions_waste_takes_nothing_from_the_cap() -> None:
     at = status(hours=None, work=5, cap=4.0)
     risky = replace(spot(), losses_per_hour=0.5)
     seen = MarketOutlook(samples=(((risky.effective_usd_per_hour(FLEET), 4),),) * 9)
-    told = forecast(at, FLEET, (risky,), (), seen)
-    assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
+    predicted = forecast(at, FLEET, (risky,), (), seen)
+    assert predicted.finish_s.expected == pytest.approx(5 * HOUR_S)
 
 
 @pytest.mark.parametrize("cost_optimal", [True, False])
 def test_spot_vms_alone_have_no_latest_finish(cost_optimal: bool) -> None:
     at = status(hours=9, work=5)
-    told = forecast(at, FLEET, SPOT_ONLY, (), SEEN, cost_optimal=cost_optimal)
-    assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
-    assert told.finish_s.high == math.inf
+    predicted = forecast(at, FLEET, SPOT_ONLY, (), SEEN, cost_optimal=cost_optimal)
+    assert predicted.finish_s.expected == pytest.approx(5 * HOUR_S)
+    assert predicted.finish_s.high == math.inf
 
 
 def test_spot_vms_that_are_late_say_when_they_would_be_done() -> None:
     at = status(hours=1, work=5000)
-    told = forecast(at, FLEET, SPOT_ONLY, (), SEEN)
-    assert 1 * HOUR_S < told.finish_s.low < told.finish_s.expected < math.inf
-    assert told.finish_s.high == math.inf
+    predicted = forecast(at, FLEET, SPOT_ONLY, (), SEEN)
+    assert 1 * HOUR_S < predicted.finish_s.low < predicted.finish_s.expected < math.inf
+    assert predicted.finish_s.high == math.inf
 
 
-def test_on_demand_vms_that_are_late_are_so_by_an_interval_of_its_size() -> None:
-    told = forecast(status(hours=1, work=5000), FLEET, BOTH, (), SEEN)
-    finish = told.finish_s
+def test_late_on_demand_vms_finish_within_an_interval() -> None:
+    predicted = forecast(status(hours=1, work=5000), FLEET, BOTH, (), SEEN)
+    finish = predicted.finish_s
     assert finish.low < finish.expected < finish.high < math.inf
     assert finish.high - finish.low > 0.1 * finish.expected
 
@@ -72,10 +72,19 @@ def test_on_demand_vms_that_are_late_are_so_by_an_interval_of_its_size() -> None
 @pytest.mark.parametrize("hours", [None, 1e6])
 def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> None:
     at = replace(status(hours=hours, work=5000, usd=5.0), reserve_s=900.0)
-    told = forecast(at, FLEET, BOTH, (), SEEN)
-    assert told.finish_s.low == told.finish_s.expected == told.finish_s.high == math.inf
+    predicted = forecast(at, FLEET, BOTH, (), SEEN)
+    assert (
+        predicted.finish_s.low
+        == predicted.finish_s.expected
+        == predicted.finish_s.high
+        == math.inf
+    )
     # A quarter of an hour of four VMs is kept back.
-    assert (told.usd.low, told.usd.expected, told.usd.high) == (4.0, 4.0, 5.0)
+    assert (predicted.usd.low, predicted.usd.expected, predicted.usd.high) == (
+        4.0,
+        4.0,
+        5.0,
+    )
 
 
 @given(
@@ -91,7 +100,7 @@ def test_a_budget_that_is_too_small_ends_the_job_first(hours: float | None) -> N
     allowed=st.booleans(),
     cost_optimal=st.booleans(),
 )
-def test_every_interval_is_one_and_costs_no_more_than_there_is(
+def test_every_interval_is_ordered_and_within_the_budget(
     hours: float | None,
     work: float,
     usd: float | None,
@@ -109,12 +118,14 @@ def test_every_interval_is_one_and_costs_no_more_than_there_is(
     supplies = (spot(usd=price, available=free), *((ON_DEMAND,) if allowed else ()))
     holdings = (Holdings(name="spot", ready=ready),)
     outlook = MarketOutlook(samples=tuple((look,) for look in samples))
-    told = forecast(at, FLEET, supplies, holdings, outlook, cost_optimal=cost_optimal)
-    for one in (told.finish_s, told.usd):
+    predicted = forecast(
+        at, FLEET, supplies, holdings, outlook, cost_optimal=cost_optimal
+    )
+    for one in (predicted.finish_s, predicted.usd):
         assert 0 <= one.low <= one.expected
         assert one.low <= one.high
-    assert told.finish_s.expected <= told.finish_s.high
-    assert usd is None or told.usd.high <= usd
+    assert predicted.finish_s.expected <= predicted.finish_s.high
+    assert usd is None or predicted.usd.high <= usd
     guaranteed = allowed and hours is not None
     if work > 0 and not guaranteed:
-        assert told.finish_s.high == math.inf
+        assert predicted.finish_s.high == math.inf

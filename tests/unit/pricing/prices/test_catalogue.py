@@ -63,7 +63,7 @@ def test_facts_agree_with_what_is_well_known() -> None:
     assert kind.network_bytes_per_s == 50e9
 
 
-def test_a_gpu_is_asked_for_with_or_without_its_memory() -> None:
+def test_a_gpu_is_found_with_or_without_its_memory() -> None:
     every = FACTS.matching(gpus=["a100"])
     assert {kind.gpu.name for kind in every} == {"A100", "A100-80GB"}
     assert {kind.gpu.name for kind in FACTS.matching(gpus=["A10"])} == {"A10"}
@@ -80,9 +80,7 @@ def test_a_gpu_is_asked_for_with_or_without_its_memory() -> None:
         ({"names": ["p4d"]}, "no such instance type in the catalogue: got p4d"),
     ],
 )
-def test_names_that_nothing_has_are_refused(
-    filters: dict[str, list[str]], message: str
-) -> None:
+def test_unknown_names_are_refused(filters: dict[str, list[str]], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         FACTS.matching(**filters)
 

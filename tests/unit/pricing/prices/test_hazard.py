@@ -38,7 +38,7 @@ def test_a_band_is_a_share_lost_in_a_month() -> None:
         band_per_hour(len(BANDS))
 
 
-def test_without_anything_seen_it_is_what_is_published() -> None:
+def test_without_observations_the_published_rate_counts() -> None:
     hazard = Hazards([], BANDED).of(HERE)
     assert hazard.losses_per_hour == pytest.approx(band_per_hour(1))
     assert (hazard.vm_hours, hazard.losses) == (0.0, 0)
@@ -49,14 +49,14 @@ def test_where_nothing_is_published_the_worst_band_is_assumed() -> None:
     assert hazard.losses_per_hour == pytest.approx(band_per_hour(4))
 
 
-def test_a_few_losses_of_our_own_outweigh_what_is_published() -> None:
+def test_a_few_losses_of_our_own_outweigh_the_published_rate() -> None:
     """20 losses in 200 VM-hours, as in traces of 2021; published: one in 9,400."""
     hazard = Hazards([seen(HERE, 200.0, 20)], BANDED).of(HERE)
     assert hazard.losses_per_hour == pytest.approx(20 / 224, rel=0.01)
     assert hazard.low < 0.1 < hazard.high
 
 
-def test_what_one_zone_suffers_is_feared_in_the_next_but_not_elsewhere() -> None:
+def test_losses_of_a_zone_count_for_other_zones_of_its_region_only() -> None:
     hazards = Hazards([seen(HERE, 100.0, 10)], BANDED)
     assert hazards.of(BESIDE).losses_per_hour == pytest.approx(10 / 124, rel=0.01)
     assert hazards.of(FAR) == Hazards([], BANDED).of(FAR)
@@ -69,7 +69,7 @@ def test_bounds_are_garwoods() -> None:
 
 
 @given(hours, losses, hours, losses)
-def test_the_estimate_lies_between_its_bounds_and_between_seen_and_prior(
+def test_the_estimate_lies_between_its_bounds_and_between_observed_and_prior(
     here_h: float, here: int, beside_h: float, beside: int
 ) -> None:
     hazards = Hazards(
@@ -86,7 +86,7 @@ def test_the_estimate_lies_between_its_bounds_and_between_seen_and_prior(
 
 
 @given(st.lists(st.tuples(st.sampled_from([HERE, BESIDE]), hours, losses), max_size=6))
-def test_how_exposures_are_cut_up_does_not_matter(
+def test_splitting_exposures_changes_nothing(
     rows: list[tuple[Place, float, int]],
 ) -> None:
     whole = [
@@ -103,7 +103,9 @@ def test_how_exposures_are_cut_up_does_not_matter(
 
 
 @given(hours, losses)
-def test_safe_hours_calm_and_losses_alarm(vm_hours: float, count: int) -> None:
+def test_safe_hours_lower_the_hazard_and_losses_raise_it(
+    vm_hours: float, count: int
+) -> None:
     def mean(more_h: float, more: int) -> float:
         rows = [seen(HERE, vm_hours + more_h, count + more)]
         return Hazards(rows, BANDED).of(HERE).losses_per_hour

@@ -57,7 +57,7 @@ def test_a_price_that_stays_takes_one_row(history: History) -> None:
     assert len(history.series(newest, 3.5)) == 2
 
 
-def test_zones_types_and_markets_are_told_apart(history: History) -> None:
+def test_zones_types_and_markets_are_distinguished(history: History) -> None:
     prices = [
         price(8.0, 1.0, 1.0),
         price(7.0, 1.0, 1.0, zone="us-east-1b"),
@@ -84,7 +84,7 @@ def test_the_newest_price_is_the_one_seen_last_in_whatever_order_they_come(
         assert [p.seen_s for p in history.latest()] == ([newest] if prices else [])
 
 
-def test_vms_that_a_clock_ahead_of_ours_has_seen_do_not_count(
+def test_vms_recorded_by_a_clock_ahead_of_ours_do_not_count(
     history: History,
 ) -> None:
     history.record_vms([replace(LIFE, until_s=90 * HOUR_S)])
@@ -92,14 +92,14 @@ def test_vms_that_a_clock_ahead_of_ours_has_seen_do_not_count(
     assert len(history.exposures(now_s=90 * HOUR_S)) == 1
 
 
-def test_old_prices_can_be_forgotten(history: History) -> None:
+def test_old_prices_can_be_deleted(history: History) -> None:
     kept = price(9.0, 3.0, 6.0)
     history.record_prices([price(8.0, 1.0, 2.0), kept])
     history.forget_prices(before_s=5.0)
     assert history.series(kept, 0.0) == [kept]
 
 
-def test_questions_are_remembered(history: History) -> None:
+def test_queries_are_recorded(history: History) -> None:
     assert history.asked_s("azure|a|*") is None
     history.mark_asked(["azure|a|*", "azure|b|*"], 5.0)
     history.mark_asked(["azure|a|*"], 6.0)
@@ -107,7 +107,7 @@ def test_questions_are_remembered(history: History) -> None:
     assert history.asked_s("azure|b|*") == 5.0
 
 
-def test_exposure_is_the_time_spot_vms_lived_and_what_took_them(
+def test_exposure_is_the_lifetime_and_the_losses_of_spot_vms(
     history: History,
 ) -> None:
     lives = [
@@ -160,7 +160,7 @@ def test_it_is_kept_and_shared(tmp_path: Path) -> None:
         assert one.latest() == other.latest() == [price(9.0, 2.0, 2.0)]
 
 
-def test_what_a_newer_version_wrote_is_refused(tmp_path: Path) -> None:
+def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "market.sqlite"
     History(path).close()
     db = sqlite3.connect(path)

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pricing.prices.catalogue import catalogue
-from spottrain.pricing.prices.price import (
-    Price,
-    fresh,
-    offers,
-    published,
-    sift,
-    usable,
-)
+from spottrain.pricing.prices.price import Price, fresh, offers, published, sift, usable
 from spottrain.units import DAY_S
 
 FACTS = catalogue()
@@ -44,7 +37,7 @@ ON_DEMAND = price(21.96, spot=False, zone="us-east-1")
 
 
 @pytest.mark.parametrize("usd", [math.nan, math.inf, -math.inf, -1.0, 0.0, 700.0 * 8])
-def test_what_is_no_price_is_refused_by_name(usd: float) -> None:
+def test_an_invalid_price_is_left_out_by_name(usd: float) -> None:
     sifted = sift([price(usd), price(7.0)], FACTS, NOW_S)
     assert [p.usd_per_hour for p in sifted.prices] == [7.0]
     (warning,) = sifted.warnings
@@ -61,14 +54,14 @@ def test_impossible_gpu_counts_are_dropped_with_a_warning() -> None:
     )
 
 
-def test_other_machines_and_prices_to_come_are_passed_over() -> None:
+def test_other_machines_and_future_prices_are_left_out() -> None:
     strange = price(instance_type="m5.large")
     tomorrow = price(since_s=NOW_S + DAY_S)
     assert sift([strange, tomorrow], FACTS, NOW_S) == sift([], FACTS, NOW_S)
 
 
 @given(st.floats(allow_nan=True, allow_infinity=True))
-def test_whatever_is_left_is_a_price(usd: float) -> None:
+def test_all_remaining_prices_are_valid(usd: float) -> None:
     sifted = sift([price(usd)], FACTS, NOW_S)
     assert len(sifted.prices) + len(sifted.warnings) == 1
     assert all(0 < p.usd_per_hour < math.inf for p in sifted.prices)
@@ -114,7 +107,7 @@ def test_offers_carry_the_facts_of_the_machine_and_the_moment_seen() -> None:
     assert (offer.gpus, offer.gpu_memory_bytes) == (8, 40 * 2**30)
 
 
-def test_what_ships_is_on_demand_by_region_and_dated() -> None:
+def test_shipped_prices_are_on_demand_by_region_and_dated() -> None:
     shipped = published(FACTS)
     assert not sift(shipped, FACTS, NOW_S).warnings
     assert all(p.zone == p.region and not p.spot for p in shipped)

@@ -12,11 +12,7 @@ import pytest
 from spottrain.cloud.http import PriceSourceError
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import History
-from spottrain.pricing.prices.price import (
-    Price,
-    Sifted,
-    offers,
-)
+from spottrain.pricing.prices.price import Price, Sifted, offers
 from spottrain.pricing.prices.recheck import LIVE_S, check_live
 from spottrain.pricing.prices.refresh import (
     HISTORY_S,
@@ -89,7 +85,7 @@ def spot(history: History) -> list[Price]:
     ]
 
 
-def test_what_was_asked_a_moment_ago_is_not_asked_again(history: History) -> None:
+def test_what_was_queried_a_moment_ago_is_not_queried_again(history: History) -> None:
     market = Market([PRICE])
     for now_s in (NOW_S, NOW_S + TTL_S / 2, NOW_S + TTL_S * 1.5):
         ask(market, history, now_s)
@@ -98,7 +94,7 @@ def test_what_was_asked_a_moment_ago_is_not_asked_again(history: History) -> Non
     assert [p.seen_s for p in spot(history)] == [NOW_S + TTL_S * 1.5]
 
 
-def test_only_what_is_due_is_asked_for(history: History) -> None:
+def test_only_what_is_due_is_queried(history: History) -> None:
     market = Market([PRICE])
     ask(market, history, NOW_S)
     ask(market, history, NOW_S, request=PriceRequest(kinds=[P4D, P5, T4]))
@@ -106,7 +102,7 @@ def test_only_what_is_due_is_asked_for(history: History) -> None:
     assert [list(q.kinds) for q in market.questions] == [[P4D], [P5]]
 
 
-def test_a_region_that_was_asked_for_alone_is_not_everywhere(history: History) -> None:
+def test_a_query_of_one_region_does_not_count_for_all(history: History) -> None:
     market = Market([PRICE])
     ask(
         market, history, NOW_S, request=PriceRequest(kinds=[P4D], regions=["us-east-1"])
@@ -115,7 +111,7 @@ def test_a_region_that_was_asked_for_alone_is_not_everywhere(history: History) -
     assert [list(q.regions) for q in market.questions] == [["us-east-1"], []]
 
 
-def test_a_clock_that_jumped_back_asks_again(history: History) -> None:
+def test_after_a_clock_jumped_back_prices_are_queried_again(history: History) -> None:
     market = Market([PRICE])
     ask(market, history, NOW_S + DAY_S)
     ask(market, history, NOW_S)
@@ -150,14 +146,14 @@ def test_a_cloud_that_does_not_answer_costs_its_own_prices_only(
     assert len(aws.questions) == 3, "a failure is no answer: it is asked again at once"
 
 
-def test_what_cannot_be_a_price_is_named_and_not_remembered(history: History) -> None:
+def test_an_invalid_price_is_named_and_not_recorded(history: History) -> None:
     market = Market([replace(PRICE, usd_per_hour=float("nan"))])
     (warning,) = ask(market, history, NOW_S).warnings
     assert warning.startswith("aws us-east-1a p4d.24xlarge spot: price: got nan")
     assert spot(history) == []
 
 
-def test_what_ships_is_known_until_something_newer_is(history: History) -> None:
+def test_shipped_prices_count_until_newer_ones_are_known(history: History) -> None:
     request = PriceRequest(kinds=[P4D], regions=["us-east-1"])
     (shipped,) = known(history, FACTS, request, LATER_S).prices
     assert (shipped.source, shipped.usd_per_hour) == ("published", 21.957642)
@@ -168,14 +164,14 @@ def test_what_ships_is_known_until_something_newer_is(history: History) -> None:
     assert known(history, FACTS, elsewhere, LATER_S).prices == ()
 
 
-def test_spot_as_dear_as_the_list_is_not_known(history: History) -> None:
+def test_spot_at_the_list_price_is_left_out(history: History) -> None:
     history.record_prices([replace(PRICE, usd_per_hour=21.96)])
     believed = known(history, FACTS, PriceRequest(kinds=[P4D]), LATER_S)
     assert not any(p.spot for p in believed.prices)
     assert "no usable spot" in believed.warnings[0]
 
 
-def test_what_a_clock_that_was_ahead_has_noted_is_not_believed(
+def test_prices_recorded_by_a_clock_that_was_ahead_are_left_out(
     history: History,
 ) -> None:
     ahead_s = NOW_S + 30 * DAY_S
@@ -197,14 +193,18 @@ def test_a_price_that_a_wrong_clock_confirmed_was_seen_when_it_began(
     assert price.is_stale(now_s)
 
 
-def test_nonsense_in_the_cache_is_named_and_not_believed(history: History) -> None:
+def test_an_invalid_price_in_the_database_is_named_and_left_out(
+    history: History,
+) -> None:
     history.record_prices([replace(PRICE, usd_per_hour=-5.0)])
     believed = known(history, FACTS, PriceRequest(kinds=[P4D]), LATER_S)
     assert not any(p.spot for p in believed.prices)
     assert "got -5 USD per hour" in believed.warnings[0]
 
 
-def test_on_demand_prices_are_told_while_they_are_new_enough(history: History) -> None:
+def test_on_demand_prices_are_returned_while_they_are_new_enough(
+    history: History,
+) -> None:
     newer = replace(PRICE, spot=False, zone="us-east-1", usd_per_hour=20.0)
     history.record_prices([newer, PRICE])
     price_of = on_demand_prices(history, FACTS, "aws", NOW_S)
@@ -221,7 +221,7 @@ def wanted(*prices: Price) -> list[Any]:
     return offers(prices or (PRICE,), FACTS)
 
 
-def test_offers_are_rented_at_the_price_of_the_moment(history: History) -> None:
+def test_offers_are_checked_at_the_price_of_the_moment(history: History) -> None:
     market = Market([PRICE])
     ask(market, history, NOW_S)
     market.prices = [replace(PRICE, usd_per_hour=9.5, since_s=NOW_S + 100)]
@@ -233,14 +233,14 @@ def test_offers_are_rented_at_the_price_of_the_moment(history: History) -> None:
     assert market.questions[-1].since_s == NOW_S
 
 
-def test_a_price_of_the_same_minute_is_not_asked_for_twice(history: History) -> None:
+def test_a_price_of_the_same_minute_is_not_queried_twice(history: History) -> None:
     market = Market([PRICE])
     for _ in range(2):
         check_live(wanted(), [market], history, FACTS, NOW_S)
     assert len(market.questions) == 1
 
 
-def test_an_offer_that_the_cloud_lists_no_more_is_gone(history: History) -> None:
+def test_an_offer_that_the_cloud_no_longer_lists_is_left_out(history: History) -> None:
     market = Market([PRICE])
     ask(market, history, NOW_S)
     market.prices = []
@@ -253,7 +253,7 @@ def test_an_offer_that_the_cloud_lists_no_more_is_gone(history: History) -> None
     )
 
 
-def test_spot_that_is_no_discount_any_more_is_gone(history: History) -> None:
+def test_spot_without_a_discount_is_left_out(history: History) -> None:
     market = Market([replace(PRICE, usd_per_hour=30.0)])
     assert check_live(wanted(), [market], history, FACTS, NOW_S)[0] == []
 
@@ -273,7 +273,7 @@ def test_while_a_cloud_is_down_its_last_prices_serve_for_a_day(
     market.down = True
     found, warnings = check_live(wanted(), [market], history, FACTS, NOW_S + age_s)
     assert len(found) == left
-    assert warnings[0] == "aws: not asked: the API is down"
+    assert warnings[0] == "aws: not refreshed: the API is down"
 
 
 def test_an_offer_of_an_unknown_machine_is_left_out(history: History) -> None:

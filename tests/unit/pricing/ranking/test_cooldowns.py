@@ -123,11 +123,11 @@ def test_the_home_is_where_most_gpus_are() -> None:
 
 def test_zones_of_similar_prices_are_filled_evenly() -> None:
     zones = [replace(HERE, zone=f"us-east-1{letter}") for letter in "abc"]
-    dearer = replace(HERE, zone="us-east-1d", usd_per_hour=0.45)
+    pricier = replace(HERE, zone="us-east-1d", usd_per_hour=0.45)
     held: dict[str, int] = {}
     wanted = 8
     while wanted:
-        offer, count = spread(zones[0], [*zones, dearer], held, wanted)
+        offer, count = spread(zones[0], [*zones, pricier], held, wanted)
         held[offer.zone] = held.get(offer.zone, 0) + count
         wanted -= count
     assert held == {"us-east-1a": 3, "us-east-1b": 3, "us-east-1c": 2}

@@ -88,9 +88,9 @@ def test_losses_boot_and_price_never_help(
     better, worse = (worth_of(THROUGHPUT, one, asked) for one in (calm, rough))
     assert worse.examples_per_usd <= better.examples_per_usd * (1 + 1e-12)
     assert better.examples_per_usd <= better.raw_examples_per_usd * (1 + 1e-12)
-    dearer = priced(usd_per_hour=2 * usd_per_hour)
+    pricier = priced(usd_per_hour=2 * usd_per_hour)
     assert (
-        worth_of(THROUGHPUT, dearer, asked).examples_per_usd < better.examples_per_usd
+        worth_of(THROUGHPUT, pricier, asked).examples_per_usd < better.examples_per_usd
     )
 
 
@@ -170,7 +170,7 @@ def test_expensive_but_rarely_interrupted_beats_cheap_but_often_interrupted() ->
         (priced(is_stale=True), "its price is too old to rent by"),
         (priced(None), "its speed is unknown: no published peak to compare"),
         (priced(spot=False), "on demand: resources.allow_on_demand is not set"),
-        (priced(most_vms=0), "there is no machine left"),
+        (priced(max_vms=0), "there is no machine left"),
         (priced(usd_per_hour=9.0), "budget.max_usd_per_hour does not pay for one"),
         (priced(TOO_SMALL), "the model needs"),
     ],
@@ -206,15 +206,15 @@ def test_a_fleet_is_as_large_as_limits_allow() -> None:
 
 def test_where_the_best_offer_has_too_few_the_next_of_its_region_fills_up() -> None:
     market = [
-        priced(zone="a", usd_per_hour=1.0, most_vms=2),
-        priced(zone="a", usd_per_hour=1.1, most_vms=2, spot=False),
+        priced(zone="a", usd_per_hour=1.0, max_vms=2),
+        priced(zone="a", usd_per_hour=1.1, max_vms=2, spot=False),
         priced(zone="far", region="far", usd_per_hour=1.2),
         priced(zone="b", usd_per_hour=1.5),
     ]
     ranking = rank(market, THROUGHPUTS, TERMS)
     fleet = greedy_fleet(ranking, TERMS)
-    told = [(row.priced.offer.zone, row.priced.offer.spot, n) for row, n in fleet]
-    assert told == [("a", True, 2), ("b", True, 2)]
+    found = [(row.priced.offer.zone, row.priced.offer.spot, n) for row, n in fleet]
+    assert found == [("a", True, 2), ("b", True, 2)]
     capped = replace(TERMS, max_usd_per_hour=3.6)
     few = [(r.priced.offer.zone, n) for r, n in greedy_fleet(ranking, capped)]
     assert few == [("a", 2), ("b", 1)]
@@ -238,16 +238,21 @@ def test_an_offer_whose_min_vms_exceed_the_cap_cannot_be_used() -> None:
 
 def test_a_fleet_is_large_enough_whenever_the_cap_allows_it() -> None:
     fast = replace(priced().machine, speed=9.0)  # type: ignore[type-var]
-    dear, cheap = (priced(fast, zone="z", usd_per_hour=3.0), priced(usd_per_hour=1.0))
-    for most_vms, told in (
+    expensive, cheap = (
+        priced(fast, zone="z", usd_per_hour=3.0),
+        priced(usd_per_hour=1.0),
+    )
+    for max_vms, wanted in (
         (None, [("a", 4)]),
         (2, [("a", 2), ("z", 2)]),
         (1, [("a", 1)]),
     ):
-        ranking = rank([dear, replace(cheap, most_vms=most_vms)], THROUGHPUTS, CAPPED)
-        assert ranking.rows[0].priced == dear
+        ranking = rank(
+            [expensive, replace(cheap, max_vms=max_vms)], THROUGHPUTS, CAPPED
+        )
+        assert ranking.rows[0].priced == expensive
         fleet = [(r.priced.offer.zone, n) for r, n in greedy_fleet(ranking, CAPPED)]
-        assert fleet == told
+        assert fleet == wanted
 
 
 @settings(deadline=None, max_examples=40)  # plans are made on the way
@@ -265,7 +270,7 @@ def test_no_fleet_costs_more_an_hour_than_the_cap(
 
 
 def test_a_fleet_is_not_filled_up_from_another_region() -> None:
-    dear, far = (priced(usd_per_hour=3.0), priced(region="far", usd_per_hour=1.0))
-    ranking = rank([dear, far], THROUGHPUTS, CAPPED)
+    expensive, far = (priced(usd_per_hour=3.0), priced(region="far", usd_per_hour=1.0))
+    ranking = rank([expensive, far], THROUGHPUTS, CAPPED)
     assert [row.priced for row in ranking.rows if not row.why_not] == [far]
     assert greedy_fleet(ranking, CAPPED) == [(ranking.rows[0], 4)]

@@ -6,13 +6,7 @@ from dataclasses import replace
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.unit.pricing.ranked import (
-    JOB,
-    MACHINE,
-    THROUGHPUTS,
-    TOO_SMALL,
-    machines,
-)
+from tests.unit.pricing.ranked import JOB, MACHINE, THROUGHPUTS, TOO_SMALL, machines
 
 from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
 

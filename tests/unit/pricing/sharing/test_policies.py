@@ -77,7 +77,7 @@ def test_resnet_is_always_cheapest_on_its_fastest_gpu(days: float) -> None:
     assert hours == pytest.approx((0, 0, 24), abs=1e-6)
 
 
-def test_jobs_share_quotas_by_what_a_dollar_is_worth_to_them() -> None:
+def test_jobs_share_quotas_by_their_examples_per_dollar() -> None:
     jobs = [v100_day(A3C), v100_day(RESNET, name="resnet")]
     found = max_examples_per_usd(market(quota=1), jobs)
     assert found.objective == pytest.approx(2.0)
@@ -244,28 +244,26 @@ def test_a_job_that_runs_nowhere_is_named() -> None:
         ("weight", 0.0),
     ],
 )
-def test_numbers_that_cannot_be_are_refused(field: str, value: Any) -> None:
+def test_invalid_numbers_are_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigError, match="a3c: "):
         replace(v100_day(A3C), **{field: value})
 
 
 @pytest.mark.parametrize("usd", [-1.0, math.nan, math.inf])
-def test_a_price_that_is_none_is_refused(usd: float) -> None:
+def test_an_invalid_price_is_refused(usd: float) -> None:
     with pytest.raises(ConfigError, match="k80: price"):
         OfferType(name="k80", usd_per_hour=usd)
 
 
 @pytest.mark.parametrize("policy", [cheapest, shortest])
 @pytest.mark.parametrize("usd", [0.0, -1.0, math.nan])
-def test_a_budget_that_is_none_is_refused(
-    policy: Callable[..., Hours], usd: float
-) -> None:
+def test_an_invalid_budget_is_refused(policy: Callable[..., Hours], usd: float) -> None:
     with pytest.raises(ConfigError, match="budget: got"):
         policy(market(), [v100_day(A3C)], max_usd=usd)
 
 
 @pytest.mark.parametrize("policy", [cheapest, shortest])
-def test_a_budget_without_end_is_none(policy: Callable[..., Hours]) -> None:
+def test_an_infinite_budget_is_no_limit(policy: Callable[..., Hours]) -> None:
     job = v100_day(A3C, 1.2)
     assert policy(market(), [job], max_usd=math.inf) == policy(market(), [job])
 
@@ -285,7 +283,7 @@ def test_throughputs_must_fit_the_market() -> None:
         cheapest(market()[:2], [v100_day(A3C)])
 
 
-def test_fair_shares_of_a_type_without_end_are_refused() -> None:
+def test_fair_shares_without_a_quota_are_refused() -> None:
     with pytest.raises(ConfigError, match="k80: fair shares need a quota"):
         fairest(market(), [v100_day(A3C)])
 

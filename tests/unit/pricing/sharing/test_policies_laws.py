@@ -197,7 +197,7 @@ def test_a_quota_that_is_one_too_small_is_named() -> None:
         cheapest(types, jobs)
 
 
-def test_of_many_jobs_only_the_late_one_is_told_to_wait() -> None:
+def test_of_many_jobs_only_the_late_one_is_named() -> None:
     types, jobs = close_deadlines(300, 1.0, 1.1, 1.2, quota=1000)
     assert programs.MAX_COLUMNS // (3 * 300) < 300
     assert cheapest(types, jobs).usd == pytest.approx(sum(10 + m for m in range(300)))

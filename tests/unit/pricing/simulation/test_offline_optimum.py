@@ -51,7 +51,7 @@ def test_every_rise_pays_for_a_boot() -> None:
     assert training + boots <= 2 * 2.0 * 0.5
 
 
-def test_what_cannot_be_done_in_time_has_no_price() -> None:
+def test_infeasible_work_has_an_infinite_cost() -> None:
     assert usd([always(1.0)], 1.9 * SLOT_S, 1) == math.inf
 
 

@@ -157,7 +157,7 @@ def cheapest(points: tuple[Point, ...], examples: float) -> float:
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_it_is_the_least_of_all_ways(seed: int) -> None:
+def test_it_is_the_minimum_over_all_strategies(seed: int) -> None:
     draw = random.Random(seed)
     cells = 3
     rates = (0.0, 1.0) if seed % 2 else (0.0, 1.0, 1.7)
@@ -176,15 +176,15 @@ def test_it_is_the_least_of_all_ways(seed: int) -> None:
         assert found >= 0.98 * least
 
 
-def test_a_vm_that_may_be_the_one_that_goes_costs_more_than_one_that_stays() -> None:
+def test_a_vm_that_may_be_lost_costs_more_than_one_that_stays() -> None:
     what = job((0.0, 1.0), 20, examples=1200.0)
     calm = min_usd(zone([(0, 20)]), what)
     rough = min_usd(zone([(n, n + 2) for n in range(0, 20, 2)]), what)
     assert rough > calm
-    told = min_usd(
+    bound = min_usd(
         zone([(n, n + 2) for n in range(0, 20, 2)]), replace(what, lost_s=0.0)
     )
-    assert calm < told < rough
+    assert calm < bound < rough
 
 
 def test_without_spot_vms_it_is_what_on_demand_vms_cost() -> None:
@@ -195,7 +195,7 @@ def test_without_spot_vms_it_is_what_on_demand_vms_cost() -> None:
 
 
 @pytest.mark.parametrize("seed", [10006, 10024])
-def test_no_rule_costs_less_on_the_mean_over_the_draws(seed: int) -> None:
+def test_no_rule_costs_less_on_average_over_the_draws(seed: int) -> None:
     scenario = synthetic(seed)
     (place,) = scenario.zones
     least = online_bound_usd(scenario)

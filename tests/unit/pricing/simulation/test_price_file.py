@@ -74,6 +74,6 @@ def test_rows_of_other_instance_types_are_left_out_and_counted() -> None:
         (rows("aws,us-east-1b"), "no row has a price"),
     ],
 )
-def test_what_is_no_price_file_is_refused(text: str, message: str) -> None:
+def test_an_invalid_price_file_is_refused(text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         parse_prices(text)

@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.ranking.frictions import Frictions, Quote
 from spottrain.pricing.simulation.price_file import COLUMNS, PriceFile, parse_prices
 from spottrain.pricing.simulation.price_ladder import (
     THROUGHPUTS,
@@ -22,7 +21,7 @@ from spottrain.pricing.simulation.price_ladder import (
     Rung,
     Strategy,
 )
-from spottrain.pricing.simulation.switching import SwitchingRule
+from spottrain.pricing.simulation.switching import Frictions, Quote, SwitchingRule
 
 settings.register_profile("no hurry", deadline=None)
 settings.load_profile("no hurry")
@@ -289,7 +288,7 @@ def test_a_hysteresis_of_a_twentieth_keeps_the_savings(us_east_1: Ladder) -> Non
         assert moves[1] <= moves[0]
 
 
-def test_each_rung_is_no_dearer_than_the_one_before(us_east_1: Ladder) -> None:
+def test_each_rung_costs_no_more_than_the_one_before(us_east_1: Ladder) -> None:
     for model in THROUGHPUTS:
         costs = [
             rung.usd for rung in us_east_1.climb(model, 4.0, LadderTerms()).values()

@@ -54,7 +54,7 @@ def scenario(
 STEADY = [(0.0, math.inf)] * 4
 
 
-def test_an_undisturbed_job_takes_boot_joining_and_training() -> None:
+def test_a_job_without_losses_takes_boot_joining_and_training() -> None:
     outcome = play(scenario(STEADY, hours=9, work=5), SpotOnlyWait())
     paid_s = FLEET.boot_s + FLEET.morph_s + 5 * HOUR_S
     assert outcome.finished_s == pytest.approx(paid_s)
@@ -74,7 +74,7 @@ def test_a_loss_costs_a_pause_and_the_work_in_flight() -> None:
     assert outcome.finished_s > whole.finished_s
 
 
-def test_without_spot_vms_the_net_alone_is_in_time() -> None:
+def test_without_spot_vms_the_fallback_alone_is_in_time() -> None:
     outcome = play(scenario([], hours=6, work=5), CostOptimal())
     assert outcome.in_time
     assert outcome.on_demand_usd == pytest.approx(outcome.usd)
@@ -191,10 +191,10 @@ def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
     assert 1.0 <= found[FREE].over_bound < ours.over_bound
     assert found["spot only, wait"].late_by is None
     assert len(cases[0].forecasts) == len(cases[0].time_optimal_forecasts) == 3
-    told = cases[0].forecasts
-    assert kept(told) == (
-        sum(one.finish_kept for one in told) / 3,
-        sum(one.usd_kept for one in told) / 3,
+    predicted = cases[0].forecasts
+    assert kept(predicted) == (
+        sum(one.finish_kept for one in predicted) / 3,
+        sum(one.usd_kept for one in predicted) / 3,
     )
 
 
@@ -203,10 +203,10 @@ def test_the_table_has_a_row_for_each_rule_and_one_without_frictions() -> None:
 
 def test_a_forecast_lies_between_the_earliest_finish_and_the_deadline() -> None:
     at = status(hours=9, work=5)
-    told = forecast(
+    predicted = forecast(
         at, FLEET, (spot(), VMS), (Holdings(name="spot", ready=4),), MarketOutlook()
     )
-    finish, usd = told.finish_s, told.usd
+    finish, usd = predicted.finish_s, predicted.usd
     assert 5 * HOUR_S <= finish.low <= finish.expected <= finish.high <= 9 * HOUR_S
     assert usd.low <= usd.expected <= usd.high <= 4 * 3 * 5.1
 
@@ -214,27 +214,27 @@ def test_a_forecast_lies_between_the_earliest_finish_and_the_deadline() -> None:
 def test_a_job_that_is_late_costs_what_on_demand_vms_cost() -> None:
     at = status(hours=2, work=5)
     for cost_optimal in (True, False):
-        told = forecast(
+        predicted = forecast(
             at, FLEET, (spot(), VMS), (), MarketOutlook(), cost_optimal=cost_optimal
         )
-        assert told.usd.expected == pytest.approx(4 * 3 * 5, rel=0.05)
-        assert told.usd.low < told.usd.expected < told.usd.high
+        assert predicted.usd.expected == pytest.approx(4 * 3 * 5, rel=0.05)
+        assert predicted.usd.low < predicted.usd.expected < predicted.usd.high
 
 
 def test_without_a_deadline_the_end_is_open() -> None:
     at = status(hours=None, work=5, usd=99.0)
-    told = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook())
-    assert told.finish_s.high == math.inf
-    assert told.finish_s.expected == pytest.approx(5 * HOUR_S)
-    assert told.usd.high == 99.0
+    predicted = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook())
+    assert predicted.finish_s.high == math.inf
+    assert predicted.finish_s.expected == pytest.approx(5 * HOUR_S)
+    assert predicted.usd.high == 99.0
     dry = forecast(at, FLEET, (spot(available=0), VMS), (), MarketOutlook())
     assert dry.finish_s.expected == math.inf
 
 
 def test_a_finished_job_costs_no_more() -> None:
     at = status(hours=5, work=0)
-    told = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook())
-    assert (told.usd.high, told.finish_s.high) == (0.0, 0.0)
+    predicted = forecast(at, FLEET, (spot(), VMS), (), MarketOutlook())
+    assert (predicted.usd.high, predicted.finish_s.high) == (0.0, 0.0)
 
 
 def test_the_name_of_the_supply_on_demand_is_that_of_the_replay() -> None:

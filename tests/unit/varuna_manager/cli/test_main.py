@@ -162,8 +162,8 @@ POOR = {"budget": {"max_usd": 1e-9}}
         ("plan", MISSPELT, 2, "job.yaml: budgets: unknown key"),
         ("launch --dry-run", MISSPELT, 2, "job.yaml: budgets: unknown key"),
         ("launch", {"entrypoint": "train:nothing"}, 3, "nothing"),
-        ("launch", POOR, 4, "below the cost of one step"),
-        ("plan", POOR, 4, "below the cost of one step"),
+        ("launch", POOR, 4, "less than one step costs"),
+        ("plan", POOR, 4, "less than one step costs"),
     ],
 )
 def test_a_wrong_job_file_starts_nothing(
@@ -208,7 +208,7 @@ def test_no_capacity_exits_with_5(run: Run, tmp_path: Path) -> None:
     path = job_file(tmp_path, resources={"min_vms": 2}, local=local)
     answer = run("plan", path)
     assert answer.code == 5
-    assert "2 VMs wanted, 1 can be had" in answer.error
+    assert "2 VMs wanted, 1 can be rented now" in answer.error
 
 
 def test_a_cap_below_what_enough_machines_cost_exits_with_4(
@@ -359,6 +359,6 @@ def test_the_watcher_tells_when_the_manager_is_gone(run: Run, tmp_path: Path) ->
     job = submit(tmp_path)
     manager = subprocess.Popen([sys.executable, "-c", ""])
     watcher, _ = watcher_of(job, manager=manager)
-    with pytest.raises(ManagerGoneError, match="'spottrain resume demo' goes on"):
+    with pytest.raises(ManagerGoneError, match="'spottrain resume demo' continues"):
         watcher.run()
     assert manager.poll() == 0

@@ -103,9 +103,9 @@ def test_a_launch_tells_what_it_found_and_what_happens_in_sleep(
     assert rented
     assert offers == "aws: 1 offers in 1 zones"
     assert asleep == (
-        "if this machine sleeps or goes offline: VMs train on for 600 s "
-        "(manager.lease_s), then checkpoint and end themselves; 'spottrain resume job' "
-        "goes on from there"
+        "if this machine sleeps or goes offline, VMs train on for 600 s "
+        "(manager.lease_s), then save a checkpoint and end themselves; 'spottrain "
+        "resume job' continues from there"
     )
     assert aws.ask("left") == []
 
@@ -113,7 +113,7 @@ def test_a_launch_tells_what_it_found_and_what_happens_in_sleep(
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"aws": {"regions": ["eu-nowhere-7"]}}, CloudError, "no region of this account"),
     ({"aws": {"image": "ami-00000000"}}, CloudError, "image us-east-1"),
-    ({"aws": {"zones": ["us-east-1f"]}}, CapacityError, "no spot price is known of"),
+    ({"aws": {"zones": ["us-east-1f"]}}, CapacityError, "no spot price is known for"),
     ({"budget": {"max_usd_per_hour": 0.01}}, BudgetError, "does not pay for one"),
 ]
 
@@ -161,7 +161,7 @@ def test_doctor_says_one_line_each_and_ends_with_0(
     lines = out.splitlines()
     assert code == 0, out
     assert all(line.startswith("ok ") for line in lines), out
-    assert "ok   aws SSH: VMs will let in 192.0.2.0/24" in lines
+    assert "ok   aws SSH: VMs will accept SSH from 192.0.2.0/24" in lines
 
 
 def test_doctor_names_what_is_wrong_and_ends_with_6(
@@ -184,7 +184,7 @@ def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> Non
     assert code == 6
     assert "FAIL here secrets: secrets: NOBODY_HAS_SET_THIS is not in the" in out
     assert "FAIL here checkpoints: checkpoint.path: cannot write /proc/nowhere" in out
-    assert "ok   local machines: this machine, nothing else" in out
+    assert "ok   local machines: only this machine is used" in out
 
 
 # --- gc -------------------------------------------------------------------------------
@@ -244,10 +244,10 @@ def test_of_several_clouds_one_that_can_be_used_is_enough(
     wanted["azure"] = azure
     file = job_file(aws, tmp_path, **wanted)
     lines, offers = control.check_machines(load_config(file))
-    assert lines[0].startswith("goes on without azure")
+    assert lines[0].startswith("continuing without this cloud: azure")
     assert lines[1:3] == [
         "aws: 1 offers in 1 zones",
-        "aws: VMs will let in 192.0.2.0/24",
+        "aws: VMs will accept SSH from 192.0.2.0/24",
     ]
     assert offers is not None
     assert {offer.cloud for offer in offers} == {"aws"}
@@ -285,7 +285,7 @@ def test_ssh_accepts_no_key_but_those_that_the_cloud_shows(
     aws: FakeAws, tmp_path: Path
 ) -> None:
     job, vm_id = submitted(aws, tmp_path), rent(aws, "job")
-    with pytest.raises(CloudError, match="boots still"):
+    with pytest.raises(CloudError, match="is still booting"):
         ssh_argv(job, vm_id, [])
     key = "ssh-ed25519 AAAAC3Nza"
     instance_id = vm_id.partition(".")[0]

@@ -97,7 +97,7 @@ def test_without_network_the_last_known_prices_come_with_their_age(
     clouds.faults = [(404, {})]
     code, out, err = run("--gpu", "A100", "--spot")
     assert code == 0
-    (line,) = (x for x in err.splitlines() if x.startswith("not refreshed"))
+    (line,) = (x for x in err.splitlines() if x.startswith("prices not refreshed"))
     assert "Unable to locate credentials; run 'aws configure'" in line
     assert "azure: 127.0.0.1 refuses: HTTP 404" in line
     assert "gcp: no credentials; set GOOGLE_API_KEY" in line
@@ -112,7 +112,7 @@ def test_offline_asks_nobody(run: Run, clouds: FakePrices) -> None:
     code, out, err = run("--offline", "--gpu", "V100", "--cloud", "aws")
     assert (code, clouds.asked) == (0, [])
     assert "p3.2xlarge" in out
-    assert "stale: too old to rent by" in err
+    assert "stale prices are too old to rent by" in err
 
 
 def test_what_is_not_known_of_is_said(run: Run) -> None:

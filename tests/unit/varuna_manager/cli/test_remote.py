@@ -127,8 +127,8 @@ def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
 ) -> None:
     code, out, err = run("status", "job")
     assert (code, out) == (1, "")
-    assert "the VM of its manager (i-" in err
-    assert "does not answer, though it runs" in err
+    assert "its manager's VM (i-" in err
+    assert "runs but does not answer" in err
     assert job.remote_manager_file.exists()
 
 
@@ -166,7 +166,7 @@ def test_down_ends_the_vm_of_the_manager_as_well(
 ) -> None:
     code, _, err = run("down", "job")
     assert code == 0, err
-    assert "VMs returned after its manager: 1" in err
+    assert "VMs returned after its manager ended: 1" in err
     assert aws.ask("left") == []
     assert job.is_down
 
@@ -179,7 +179,7 @@ def test_a_launch_that_did_not_finish_is_gone_on_with_or_returned(
     manager_location.write(job, replace(known, started=False))
     code, _, err = run("status", "job")
     assert code == 2
-    assert "'spottrain resume job' goes on with it, 'spottrain down job' returns" in err
+    assert "'spottrain resume job' continues it, 'spottrain down job' returns" in err
     assert run("down", "job")[0] == 0
     assert aws.ask("left") == []
 
@@ -205,7 +205,7 @@ def test_a_launch_that_fails_half_way_says_how_to_go_on_and_how_to_end(
     code, _, err = run("resume", "job")
     assert code == 6
     told, error = err.splitlines()[-2:]
-    assert "'spottrain resume job' goes on with it, 'spottrain down job' ret" in told
+    assert "'spottrain resume job' continues it, 'spottrain down job' ret" in told
     assert error.startswith("error: ")
     assert (job.is_down, job.remote_manager_file.exists()) == (False, True)
 
@@ -216,7 +216,7 @@ def test_gc_says_that_a_vm_is_a_manager_and_returns_it_only_by_name(
     file = str(tmp_path / "job.yaml")
     _, out, err = run("gc", file)
     assert "job (manager)" in out
-    assert "job job has its manager on a VM of its own: not an orphan" in err
+    assert "job job has its manager on a VM of its own and is no orphan" in err
     assert "0 VMs without a manager here" in err
     run("gc", file, "--yes")
     assert aws.ask("left") != []

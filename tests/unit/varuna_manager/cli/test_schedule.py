@@ -87,7 +87,7 @@ def test_a_schedule_has_options(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ("pipedream -P 4 -M 8", "no such schedule: got pipedream"),
+        ("pipedream -P 4 -M 8", "varuna, 1f1b, gpipe, interleaved: got pipedream"),
         ("interleaved -P 4 -M 6 -v 2", "got 6 for 4; take 4 or 8"),
         ("varuna -P 0 -M 8", "needs a stage and a micro-batch"),
         ("varuna -P 4 -M 8 -v 2", "only interleaved schedules have several chunks"),

@@ -80,7 +80,7 @@ def test_this_machines_address_must_be_one_that_vms_can_let_in() -> None:
     with serve_web() as web:
         web.files = {"/4": b"192.0.2.7\n", "/6": b"2001:db8::7\n"}
         assert own_network(cloud, f"{web.url}/4") == ("192.0.2.7/32",)
-        with pytest.raises(ConfigError, match=r"aws.ssh_from: .*2001:db8::7.*; name"):
+        with pytest.raises(ConfigError, match=r"aws.ssh_from: .*2001:db8::7.*; list"):
             own_network(cloud, f"{web.url}/6")
 
 
@@ -128,7 +128,10 @@ def test_the_example_for_several_clouds_can_be_read() -> None:
 
 _NAMES = "must be local, ssh, aws, azure or gcp, or a list of clouds such as [aws, gcp]"
 MISTAKES = [
-    (several("aws", "gcp", gcp={"gpus": ["L4"]}), "needs gcp.project: who pays"),
+    (
+        several("aws", "gcp", gcp={"gpus": ["L4"]}),
+        "needs gcp.project, the project that pays",
+    ),
     (several("aws", "gcp", checkpoint={}), "provider aws needs a checkpoint.path"),
     (several("aws", "gcp", resources={"provider": ["aws", "ssh"]}), _NAMES),
     (several("aws", "gcp", resources={"provider": []}), _NAMES),
@@ -144,11 +147,11 @@ MISTAKES = [
     (job("aws", {"gpus": ["L4"], "ssh_from": ["here"]}), "aws.ssh_from"),
     (
         job("aws", {"gpus": ["L4"], "ssh_from": ["2001:db8::/32"]}),
-        "must be an IPv4 network such as 198.51.100.7/32, VMs have no IPv6 address",
+        "must be an IPv4 network such as 198.51.100.7/32, as VMs have no IPv6 address",
     ),
     (
         job("gcp", {"gpus": ["L4"]}),
-        "resources.provider gcp needs gcp.project: who pays",
+        "resources.provider gcp needs gcp.project, the project that pays",
     ),
     (
         job("aws", {"gpus": ["L4"]}, checkpoint={}),

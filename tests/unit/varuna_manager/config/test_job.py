@@ -107,7 +107,7 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
             {"local": {"events": [{"at_s": 1, "kind": "kill", "zoen": "a"}]}},
             "local.events[0].zoen: unknown key; did you mean zone?",
         ),
-        ({"qqq": 1}, "qqq: unknown key; known are name, entrypoint"),
+        ({"qqq": 1}, "qqq: unknown key; known keys are name, entrypoint"),
         ({"steps": "many"}, "steps: must be a valid integer: got 'many'"),
         ({"steps": 0}, "steps: must be greater than 0: got 0"),
         ({"steps": True}, "steps: must be a valid integer: got True"),
@@ -124,7 +124,7 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
         ),
         (
             {"slo": {"deadline": "2030-01-31"}},
-            "slo.deadline: must be a moment, such as 2030-01-31T18:00:00+00:00: got",
+            "slo.deadline: must be a time, such as 2030-01-31T18:00:00+00:00: got",
         ),
         (
             {"slo": {"deadline": "2030-01-31T18:00:00"}},
@@ -136,7 +136,7 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
         ),
         (
             {"budget": {"max_usd": "60 EUR"}},
-            "budget.max_usd: must be a plain number of US dollars, without a currency",
+            "budget.max_usd: must be a number of US dollars, without a currency",
         ),
         (
             {"budget": {"alerts": [0.5, 1.5]}},
@@ -177,7 +177,7 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
         ({"checkpoint": {"path": "s3://b?key=1"}}, "knows the options endpoint_url,"),
         ({"manager": {"suspect_s": 0.5}}, "must be heartbeat_s < suspect_s"),
         ({"budget": {"max_usd": float("nan")}}, "budget.max_usd: must be a finite"),
-        ({"seed": {1, 2}}, "{1, 2} is no text, number, list or mapping"),
+        ({"seed": {1, 2}}, "{1, 2} is not a text, number, list or mapping"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(change: dict[str, Any], message: str) -> None:
@@ -205,11 +205,11 @@ def test_a_deadline_in_the_past_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("job.yaml", "name: a\nname: b\n", "line 2: name: given twice"),
+        ("job.yaml", "name: a\nname: b\n", "line 2: name: is given twice"),
         ("job.yaml", "name: [", "job.yaml: while parsing"),
         ("job.yaml", "? [a]\n: b\n", "unhashable key"),
-        ("job.yaml", "", "must hold keys and values: got nothing"),
-        ("job.yaml", "- a\n", "must hold keys and values: got a list"),
+        ("job.yaml", "", "must contain keys and values: got nothing"),
+        ("job.yaml", "- a\n", "must contain keys and values: got a list"),
         ("job.yaml", "a: &x [*x]\n", "job.yaml: "),
         ("job.toml", "name = ", "job.toml: Invalid value"),
         ("job.json", "{}", "must end in .yaml, .yml or .toml"),
@@ -229,7 +229,7 @@ def test_a_broken_file_is_named(
 def test_a_missing_file_and_a_missing_workdir_are_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no such job file"):
         load_config(tmp_path / "job.yaml")
-    with pytest.raises(ConfigError, match="workdir: is no folder"):
+    with pytest.raises(ConfigError, match="workdir: is not a folder"):
         load_config(write(tmp_path, {**MINIMAL, "workdir": "nowhere"}))
 
 

@@ -67,7 +67,7 @@ def test_paths_are_relative_to_the_job_file(tmp_path: Path) -> None:
 MISTAKES = [
     (with_hosts(), "resources.provider ssh needs hosts; list them in ssh.hosts"),
     (with_hosts({"address": "a"}, checkpoint={}), "needs a checkpoint.path that all"),
-    (with_hosts({"address": "a"}, {"address": "a"}), "two hosts have the name a"),
+    (with_hosts({"address": "a"}, {"address": "a"}), "two hosts are named a"),
     (
         with_hosts({"address": "a"}, {"address": "b", "slots": 2}),
         "hosts of type host must have the same slots: got 1 and 2",
@@ -82,11 +82,11 @@ MISTAKES = [
     ({**JOB, "ssh": {"folder": ".", "hosts": [{"address": "a"}]}}, "ssh.folder"),
     ({**JOB, "ssh": {"folder": "a/../..", "hosts": [{"address": "a"}]}}, "ssh.folder"),
     (with_hosts({"address": "a"}, env={"SPOTTRAIN_VM": "x"}), "spottrain does not set"),
-    (with_hosts({"address": "a"}, env={"A B": "x"}), "must be a name of a variable"),
-    (with_hosts({"address": "a"}, secrets=["A=B"]), "must be a name of a variable"),
+    (with_hosts({"address": "a"}, env={"A B": "x"}), "must be a variable's name"),
+    (with_hosts({"address": "a"}, secrets=["A=B"]), "must be a variable's name"),
     (
         {**JOB, "resources": {}, "setup": "pip install x"},
-        "setup is for VMs: the local provider's are this machine",
+        "setup cannot be used with the local provider",
     ),
 ]
 
@@ -118,5 +118,7 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
     names = ("A_SECRET", "ANOTHER")
     assert environment_of({"PLAIN": "p"}, names) == {"PLAIN": "p", "A_SECRET": "s"}
     check_secrets(names[:1])
-    with pytest.raises(ConfigError, match="secrets: ANOTHER is not in the environment"):
+    with pytest.raises(
+        ConfigError, match="secrets: ANOTHER is not set in the environment"
+    ):
         check_secrets(names)

@@ -264,8 +264,8 @@ def test_the_egress_of_the_plan_is_reserved_and_ends_the_job_in_time() -> None:
     story = apart(aws, replace(aws, zone="y"), max_usd=60.0, spec=spec)
     money = budget(story.state)
     # 0.08 USD a mini-batch of half a second are 576 USD/h; four VMs cost 4.
-    assert money.side.usd_per_hour == 576.0
-    assert money.kept.usd == pytest.approx(580.0 * money.reserve_s / 3600)
+    assert money.side_rate.usd_per_hour == 576.0
+    assert money.reserve.usd == pytest.approx(580.0 * money.reserve_s / 3600)
     left_s = money.lasts_s
     assert left_s is not None
     assert story.state.timer_at_s is not None
@@ -294,15 +294,15 @@ def test_what_a_vm_fetches_from_other_clouds_is_billed_when_it_boots(
     story.start(replace(OFFER, cloud=cloud))
     story.intend()
     (intent,) = story.state.intents
-    assert budget(story.state).coming.usd == usd * story.state.intents[intent].count
+    assert budget(story.state).pending.usd == usd * story.state.intents[intent].count
     offer = replace(OFFER, cloud=cloud)
     vms = tuple(story.vm(vm_id, intent, offer=offer) for vm_id in "ab")
     story.tell(e.VmsLaunched, intent=intent, vms=vms)
     assert story.state.ledger.spending(story.now_s).egress.usd == 0.0
-    assert budget(story.state).coming.usd == 2 * usd
+    assert budget(story.state).pending.usd == 2 * usd
     story.ready("a")
     story.ready("b")
-    assert budget(story.state).coming.usd == 0.0
+    assert budget(story.state).pending.usd == 0.0
     story.tell(e.VmLost, vm_id="b", reason="killed")
     assert story.state.ledger.spending(story.now_s).egress.usd == 2 * usd
 

@@ -48,4 +48,4 @@ def test_a_manager_whose_job_another_machine_has_is_not_started_again(
     config = config_of("aws", checkpoint={"path": store})
     (job.path / "config.json").write_text(config.model_dump_json())
     StoredJob(store, SETTINGS.uid).claim("another machine's folder")
-    assert "the job goes on elsewhere" in keep(job, 60.0)
+    assert "the job was taken over by" in keep(job, 60.0)

@@ -153,7 +153,7 @@ def test_the_job_files_profile_must_fit_the_model_and_the_micro_batch(
     with pytest.raises(ConfigError, match=f"{path}: fingerprint must be other"):
         profiles.given_profile(config, replace(FACTS, fingerprint="other"))
     wants_2 = parse_config(json.loads(job(path, microbatch_size=2)), "job.yaml")
-    with pytest.raises(ConfigError, match="one of microbatch_size 2"):
+    with pytest.raises(ConfigError, match="include microbatch_size 2"):
         profiles.given_profile(wants_2, FACTS)
 
 

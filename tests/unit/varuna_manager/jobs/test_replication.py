@@ -153,7 +153,7 @@ def test_a_store_that_is_down_is_told_once_and_asked_until_it_is_back(
             assert lag_line(job, an_hour_later_s) == ""
 
     asyncio.run(story())
-    told = [x for x in caplog.messages if x.startswith("the journal is not copied")]
+    told = [x for x in caplog.messages if x.startswith("the journal cannot be copied")]
     assert len(told) == 1
     assert any("is copied to" in x and "again" in x for x in caplog.messages)
     assert copied(job) == 3
@@ -162,19 +162,19 @@ def test_a_store_that_is_down_is_told_once_and_asked_until_it_is_back(
 def test_a_manager_that_was_replaced_ends_and_says_who_has_the_job(
     job: JobDir, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(replication, "LOOK_S", 0.05)
+    monkeypatch.setattr(replication, "CHECK_S", 0.05)
 
     async def story() -> None:
         copy = begin(job)
         async with running(copy) as task:
             await copy.reach(1, LONG_S)
             stored(job).claim("another folder", take_over=True)
-            with pytest.raises(FencedError, match="goes on elsewhere"):
+            with pytest.raises(FencedError, match="was taken over by"):
                 await asyncio.wait_for(task, LONG_S)
             append(job, 1)
 
     asyncio.run(story())
-    assert "goes on elsewhere" in lag_line(job, time.time())
+    assert "was taken over by" in lag_line(job, time.time())
     assert copied(job) == 1
     for start in (begin, check_here, end_replication):
         with pytest.raises(FencedError, match="spottrain resume file://"):
@@ -256,7 +256,7 @@ def test_a_journal_older_than_its_copy_is_not_managed(
     shutil.copy(tmp_path / "backup", job.journal)
     for left in job.path.glob("journal.sqlite-*"):
         left.unlink()
-    with pytest.raises(ReplicationError, match=r"has 1 events, the copy in .* 3"):
+    with pytest.raises(ReplicationError, match=r"has 1 events, its copy in .* 3"):
         begin(job)
 
 

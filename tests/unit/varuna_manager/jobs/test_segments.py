@@ -90,7 +90,7 @@ def test_a_newer_format_is_refused_with_what_to_do(
     segment = Segment(1, 1, 1)
     data = pack(segment, rows_of(1, 1))
     monkeypatch.setattr(segments, "SCHEMA_VERSION", 0)
-    with pytest.raises(SegmentError, match="has version 1, this spottrain knows 0"):
+    with pytest.raises(SegmentError, match="has version 1, this spottrain reads 0"):
         unpack(segment, data)
 
 
@@ -101,7 +101,7 @@ def test_what_is_damaged_is_named_and_what_is_whole_before_it_is_used() -> None:
     told: list[str] = []
     assert read(stored, told.append) == rows_of(1, 3)
     assert parts[1].name in told[0]
-    assert told[1] == "events 4 to 6 are missing: what follows is not used"
+    assert told[1] == "events 4 to 6 are missing; later events are ignored"
 
 
 def test_pieces_stand_in_for_a_damaged_merged_one() -> None:

@@ -74,7 +74,7 @@ def test_what_the_users_code_raises_is_the_users_error() -> None:
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        ("sys.exit('out of luck')", "a supervisor ended: out of luck"),
+        ("sys.exit('out of luck')", "a supervisor exited: out of luck"),
         (
             "say(wire.WorkerDied(generation=-1, slot=0, reason='SIGKILL'))",
             "SIGKILL: no message",
@@ -150,7 +150,7 @@ def test_a_profile_is_measured_once_and_kept(
     assert code == 0
     assert json.loads(out)["device"] == PROFILE.device
     assert "measured 1 of 1: all" in err
-    assert "kept for later" in err
+    assert "profile kept" in err
 
     code, _, err = run(path)
     assert code == 0
@@ -182,7 +182,7 @@ def test_what_a_busy_machine_measured_is_not_kept(
 
     _, _, err = run(job_file(tmp_path, microbatch_size=1))
 
-    assert "not kept: the machine was busy" in err
+    assert "not kept: times vary too much" in err
     assert not profiles.path_of(PROFILE).exists()
 
 
@@ -228,9 +228,9 @@ def test_a_profile_is_derived_shown_and_written(run: Run, tmp_path: Path) -> Non
     ("arguments", "message"),
     [
         ((), "calibrate needs a job file"),
-        (("--show",), "no profile was kept yet"),
+        (("--show",), "no profile is kept yet"),
         (("--derive", "a.json"), "--derive needs a profile, --device and --ratio"),
-        (("--ratio", "2"), "belong to --derive"),
+        (("--ratio", "2"), "need --derive"),
         (("--show", "none.json"), "none.json: no such profile"),
     ],
 )

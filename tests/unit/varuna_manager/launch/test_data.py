@@ -84,8 +84,10 @@ def test_what_cannot_be_seen_from_here_is_told_and_no_more() -> None:
     told: list[str] = []
     job_data.prepare_data(job(AWS, corpus="https://127.0.0.1:1/a"), told.append)
     (line,) = told
-    assert line.startswith("cannot be seen from here: data corpus (https://127.0.0.1:1")
-    assert line.endswith("; VMs will try")
+    assert line.startswith(
+        "not visible from this machine: data corpus (https://127.0.0.1:1"
+    )
+    assert line.endswith("; the VMs will try")
 
 
 @pytest.fixture
@@ -100,7 +102,7 @@ def test_a_disk_that_is_too_small_for_all_data_is_refused(
     large: dict[str, str],
 ) -> None:
     with pytest.raises(
-        ConfigError, match=r"aws\.disk_gib: data takes 1\.1 GB.*got 1; raise it"
+        ConfigError, match=r"aws\.disk_gib: the data takes 1\.1 GB.*got 1; raise it"
     ):
         job_data.prepare_data(job(AWS, corpus=large), lambda line: None)
 

@@ -141,7 +141,7 @@ def test_a_network_of_the_users_keeps_all_its_regions() -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"resources": {"provider": "local"}}, "one cloud of the job: got resources"),
+        ({"resources": {"provider": "local"}}, "exactly one cloud: got resources"),
         ({"checkpoint": {"path": "/mnt/shared"}}, "must be in an object store"),
         ({"checkpoint": {"path": "file:///mnt/x"}}, "must be in an object store"),
         ({"manager_vm": {}}, "needs manager_vm.identity"),

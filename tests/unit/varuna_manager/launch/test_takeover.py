@@ -70,9 +70,9 @@ def test_another_machine_has_the_whole_job(
     assert isinstance(moved, JobMoved)
     assert moved.epoch == 2
     assert copied(found) == 5
-    assert told[0].startswith(f"4 events in {place}")
+    assert told[0].startswith(f"4 events found in {place}")
     assert "0 of 5 mini-batches" in told[1]
-    assert "keys stayed behind" in told[2]
+    assert "keys are on the other machine" in told[2]
     copy(found)
 
 
@@ -116,7 +116,7 @@ def test_the_machine_before_can_have_it_back(
 def test_a_job_that_is_here_and_nowhere_newer_is_resumed_by_name(
     job: JobDir, place: str
 ) -> None:
-    with pytest.raises(ConfigError, match="go on with 'spottrain resume demo'"):
+    with pytest.raises(ConfigError, match="continue it with 'spottrain resume demo'"):
         take_over(place, lambda _: None)
     assert copied(job) == 4
 
@@ -138,7 +138,7 @@ def test_a_job_that_is_over_is_not_taken_over(
 ) -> None:
     stored(job).mark_down()
     elsewhere(monkeypatch, tmp_path)
-    with pytest.raises(ConfigError, match="has been ended: launch it again"):
+    with pytest.raises(ConfigError, match="has ended; launch it again"):
         take_over(place, lambda _: None)
     assert not job_dir("demo").path.exists()
 
@@ -158,7 +158,7 @@ def test_a_stopped_job_goes_on_elsewhere(
 
 
 def test_a_place_without_a_job_says_what_to_give(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no job's journal is there: give the"):
+    with pytest.raises(ConfigError, match="no job found; give the"):
         take_over(f"file://{tmp_path}/nothing", lambda _: None)
 
 
@@ -168,7 +168,7 @@ def test_a_job_that_was_never_copied_is_not_there(
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
     submit(tmp_path, place)
     elsewhere(monkeypatch, tmp_path)
-    with pytest.raises(ConfigError, match="no job's journal is there"):
+    with pytest.raises(ConfigError, match="no job found"):
         take_over(place, lambda _: None)
 
 
@@ -213,7 +213,7 @@ def test_a_store_of_a_newer_version_is_refused(
     newest = tmp_path / "store" / "job" / "newest.json"
     newest.write_text('{"schema_version": 9, "uid": "x", "name": "demo"}')
     elsewhere(monkeypatch, tmp_path)
-    with pytest.raises(StoredJobError, match="has version 9, this spottrain knows 1"):
+    with pytest.raises(StoredJobError, match="has version 9, this spottrain reads 1"):
         take_over(place, lambda _: None)
 
 

@@ -89,7 +89,7 @@ def test_a_journal_of_another_id_is_not_this_jobs(job: JobDir, place: str) -> No
     told = folder.with_name("newest.json")
     folder.rename(told.with_name(other))
     told.write_text(json.dumps({"schema_version": 1, "name": "demo", "uid": other}))
-    assert "not all of job demo" in refused(place)
+    assert "not all belong to job demo" in refused(place)
 
 
 def cut(path: Path) -> None:
@@ -160,7 +160,10 @@ def test_an_event_that_nobody_knows_ends_what_is_used(
     found = take_over(place, told.append)
     assert len(events(found)) == 4 + 1
     (line,) = (line for line in told if line.startswith("warning: "))
-    assert "000000000005-000000000006-000002-0.jsonl.gz: event 6 is no Marvel" in line
+    assert (
+        "000000000005-000000000006-000002-0.jsonl.gz: event 6 is no valid Marvel"
+        in line
+    )
     assert str(tmp_path / "other") not in line
 
 
@@ -195,7 +198,7 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
     here = take_over(place, lambda _: None)
     thread.join()
     assert (taken, len(refusals)) == ([], 1)
-    assert "go on with 'spottrain resume demo'" in refusals[0]
+    assert "continue it with 'spottrain resume demo'" in refusals[0]
     assert not here.is_down
     assert stored(here).newest_claim()[0] == 2
     assert not here.path.with_name("demo.1").exists()

@@ -1,4 +1,4 @@
-"""What is told of a job's limits before anything is rented."""
+"""The answer about a job's limits before anything is rented."""
 
 from __future__ import annotations
 
@@ -45,21 +45,21 @@ def config(steps: int = 10, *, on_demand: bool = False, **data: Any) -> JobConfi
     )
 
 
-def told(steps: int = 10, **data: Any) -> DeadlineCheck | None:
+def answer(steps: int = 10, **data: Any) -> DeadlineCheck | None:
     return predict(config(steps, **data), FACTS, profile=PROFILE)
 
 
-def test_a_job_without_limits_is_told_nothing() -> None:
-    assert told(LONG) is None
+def test_a_job_without_limits_gets_no_answer() -> None:
+    assert answer(LONG) is None
 
 
-def test_a_deadline_that_spot_vms_may_keep_is_not_promised() -> None:
-    assert told(slo={"max_hours": 1}) is NOT_GUARANTEED
+def test_a_deadline_that_spot_vms_may_meet_is_not_guaranteed() -> None:
+    assert answer(slo={"max_hours": 1}) is NOT_GUARANTEED
 
 
 @pytest.mark.parametrize("hours", [1.0, 1e-12])
-def test_a_deadline_that_spot_vms_cannot_keep_is_refused(hours: float) -> None:
-    found = told(LONG, slo={"max_hours": hours}, budget={"max_usd": 5})
+def test_a_deadline_that_spot_vms_cannot_meet_is_refused(hours: float) -> None:
+    found = answer(LONG, slo={"max_hours": hours}, budget={"max_usd": 5})
     assert found is not None
     assert found.possible is False
     assert found.least_usd is not None
@@ -72,48 +72,50 @@ def test_a_deadline_that_spot_vms_cannot_keep_is_refused(hours: float) -> None:
 
 def test_a_deadline_with_too_small_a_budget_is_refused() -> None:
     limits = {"slo": {"max_hours": 800_000}, "budget": {"max_usd": 5}}
-    found = told(LONG, **limits)
+    found = answer(LONG, **limits)
     assert found is not None
     assert found.possible is False
     assert "deadline and budget cannot both be met: without preemptions" in found.reason
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
-def test_a_budget_that_cannot_pay_for_the_job_is_told_and_taken(
+def test_a_budget_too_small_for_the_job_is_reported_and_accepted(
     on_demand: bool,
 ) -> None:
-    found = told(LONG, on_demand=on_demand, budget={"max_usd": 5})
+    found = answer(LONG, on_demand=on_demand, budget={"max_usd": 5})
     assert found is not None
     assert found.possible is None
     assert "the budget ends the job before it is done" in found.reason
-    assert told(on_demand=on_demand, budget={"max_usd": 5}) is None
+    assert answer(on_demand=on_demand, budget={"max_usd": 5}) is None
 
 
 @pytest.mark.parametrize("on_demand", [True, False])
-def test_a_least_rate_that_nothing_reaches_is_refused(on_demand: bool) -> None:
-    found = told(on_demand=on_demand, slo={"min_examples_per_s": 1e9})
+def test_a_minimum_throughput_that_nothing_reaches_is_refused(on_demand: bool) -> None:
+    found = answer(on_demand=on_demand, slo={"min_examples_per_s": 1e9})
     assert found is not None
     assert found.possible is False
     assert "slo.min_examples_per_s: 1e+09" in found.reason
 
 
-def test_a_least_rate_within_reach_is_promised_by_on_demand_vms() -> None:
-    found = told(on_demand=True, slo={"min_examples_per_s": 0.1})
+def test_a_minimum_throughput_within_reach_is_guaranteed_by_on_demand_vms() -> None:
+    found = answer(on_demand=True, slo={"min_examples_per_s": 0.1})
     assert found is not None
     assert found.possible
-    assert told(slo={"min_examples_per_s": 0.1}) is None
+    assert answer(slo={"min_examples_per_s": 0.1}) is None
 
 
-def test_of_a_model_that_nobody_measured_nothing_is_known() -> None:
+def test_nothing_is_known_of_a_model_that_was_never_measured() -> None:
     assert predict(config(LONG, slo={"max_hours": 1}), FACTS) is UNKNOWN
     assert predict(config(LONG, budget={"max_usd": 5}), FACTS) is None
 
 
-def test_what_was_measured_once_is_enough_to_refuse_a_job() -> None:
+def test_a_kept_profile_is_enough_to_refuse_a_job() -> None:
     keep(PROFILE)
     said: list[str] = []
     with pytest.raises(BudgetError, match="move the deadline to"):
         check_deadline(config(LONG, slo={"max_hours": 1}), FACTS, None, said.append)
-    told = check_deadline(config(LONG, budget={"max_usd": 5}), FACTS, None, said.append)
-    assert "the budget ends the job before it is done" in told
+    answer = check_deadline(
+        config(LONG, budget={"max_usd": 5}), FACTS, None, said.append
+    )
+    assert "the budget ends the job before it is done" in answer
     assert said == []

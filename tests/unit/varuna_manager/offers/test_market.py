@@ -69,15 +69,15 @@ def job(**changes: object) -> JobConfig:
 
 def test_a_job_file_s_zones_are_offers_on_both_markets() -> None:
     market = own_market(job(), Hazards((), {}), NOW_S)
-    told = [(p.offer.zone, p.offer.spot, p.offer.usd_per_hour) for p in market.offers]
-    assert told == [
+    found = [(p.offer.zone, p.offer.spot, p.offer.usd_per_hour) for p in market.offers]
+    assert found == [
         ("a", True, 1.0),
         ("a", False, 0.3),
         ("b", True, 0.1),
         ("b", False, 0.3),
     ]
     first, on_demand, fast = market.offers[:3]
-    assert (first.most_vms, first.boot_s, first.is_estimate) == (2, 9.0, False)
+    assert (first.max_vms, first.boot_s, first.is_estimate) == (2, 9.0, False)
     assert first.losses_per_hour > 0
     assert on_demand.losses_per_hour == 0
     assert fast.is_estimate
@@ -114,10 +114,10 @@ def test_a_cloud_s_offers_are_priced_by_the_last_known_prices(history: History) 
     assert one.is_estimate
     assert one.machine is not None
     assert one.machine.speed == pytest.approx(19.5 / 15.7)
-    assert market.warnings[0] == "1 spot prices left out: no less than on demand"
+    assert market.warnings[0] == "1 spot prices left out: no lower than on demand"
 
 
-def test_prices_too_old_are_shown_but_not_rented_by(history: History) -> None:
+def test_offers_with_stale_prices_are_shown_but_not_rented(history: History) -> None:
     history.record_prices([SPOT])
     market = cloud_market(
         history,
@@ -130,7 +130,7 @@ def test_prices_too_old_are_shown_but_not_rented_by(history: History) -> None:
     assert any("too old to rent by" in warning for warning in market.warnings)
 
 
-def test_speeds_are_told_relative_to_a_gpu_that_is_known() -> None:
+def test_speeds_are_relative_to_a_gpu_of_the_catalogue() -> None:
     assert base_of(PROFILE, FACTS) == BASE
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     with pytest.raises(ConfigError, match=r"measured on Xeon, 1 thread.*--measured-on"):
@@ -152,9 +152,9 @@ def test_the_best_offers_are_asked_for_again_until_the_best_was(
     prices = enumerate("abcdef", 4)
     zones = [replace(SPOT, zone=f"us-east-1{z}", usd_per_hour=n) for n, z in prices]
     history.record_prices(zones)
-    # The first is gone, the next three have become dearer.
-    dearer = [replace(p, usd_per_hour=15.0, since_s=NOW_S) for p in zones[1:4]]
-    api = PriceApi([*dearer, *zones[4:]])
+    # The first is gone, the next three have become pricier.
+    pricier = [replace(p, usd_per_hour=15.0, since_s=NOW_S) for p in zones[1:4]]
+    api = PriceApi([*pricier, *zones[4:]])
     ranking, warnings = rank_live(
         rented(history), ThroughputCache(JOB), TERMS, history, NOW_S, sources=[api]
     )

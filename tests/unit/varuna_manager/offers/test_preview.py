@@ -33,7 +33,7 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def job(**changes: Any) -> JobConfig:
     zones = [
-        {"name": "dear", "spot_usd_per_hour": 2.0, "capacity": 4},
+        {"name": "expensive", "spot_usd_per_hour": 2.0, "capacity": 4},
         {"name": "cheap", "spot_usd_per_hour": 1.0, "capacity": 2},
     ]
     data = {
@@ -66,10 +66,10 @@ def spot(zone: str, usd_per_hour: float) -> Price:
 def test_the_fleet_is_of_the_first_offers() -> None:
     document = preview_job(job(), FACTS, PROFILE, OFFLINE)
     json.dumps(document, allow_nan=False)
-    assert [vm["zone"] for vm in document["fleet"]] == ["cheap"] * 2 + ["dear"] * 2
+    assert [vm["zone"] for vm in document["fleet"]] == ["cheap"] * 2 + ["expensive"] * 2
     assert document["usd_per_hour"] == 6.0
     assert document["choice"] == "local cheap cpu spot"
-    assert [row["zone"] for row in document["offers"]][:2] == ["cheap", "dear"]
+    assert [row["zone"] for row in document["offers"]][:2] == ["cheap", "expensive"]
     reason = "on demand: resources.allow_on_demand is not set"
     assert [row["why_not"] for row in document["offers"]] == ["", "", reason, reason]
     assert document["plan"] is not None
@@ -79,7 +79,7 @@ def test_the_budget_s_hourly_cap_bounds_the_fleet() -> None:
     document = preview_job(
         job(budget={"max_usd_per_hour": 4.5}), FACTS, PROFILE, OFFLINE
     )
-    assert [vm["zone"] for vm in document["fleet"]] == ["cheap", "cheap", "dear"]
+    assert [vm["zone"] for vm in document["fleet"]] == ["cheap", "cheap", "expensive"]
     capped = job(budget={"max_usd_per_hour": 0.9})
     with pytest.raises(BudgetError, match="does not pay for one machine"):
         preview_job(capped, FACTS, PROFILE, OFFLINE)
@@ -99,7 +99,7 @@ def test_a_cap_that_pays_for_too_few_machines_is_named() -> None:
         preview_job(beside, FACTS, PROFILE, OFFLINE)
 
 
-def test_where_nothing_fits_the_plan_tells_what_is_lacking() -> None:
+def test_where_nothing_fits_the_plan_says_what_is_missing() -> None:
     zones = [{"name": "small", "slot_memory_bytes": 10**7}]
     document = preview_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
     assert document["plan"] is None
@@ -117,25 +117,25 @@ def test_machines_of_two_kinds_may_fit_together() -> None:
     assert document["plan"] is not None
 
 
-def test_no_machine_at_all_is_told() -> None:
+def test_no_machine_at_all_is_an_error() -> None:
     zones = [{"name": "gone", "capacity": 0}]
     with pytest.raises(CapacityError, match=r"no offer can be used: .*no machine left"):
         preview_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
 
 
-def test_too_few_machines_are_told_before_anything_is_measured() -> None:
+def test_too_few_machines_are_an_error_before_anything_is_measured() -> None:
     few = {"min_vms": 7, "max_vms": 8}
-    with pytest.raises(CapacityError, match="7 VMs wanted, 6 can be had"):
+    with pytest.raises(CapacityError, match="7 VMs wanted, 6 can be rented"):
         check_capacity(job(resources=few))
     capped = {"max_usd_per_hour": 1.5}
-    with pytest.raises(CapacityError, match="7 VMs wanted, 1 can be had"):
+    with pytest.raises(CapacityError, match="7 VMs wanted, 1 can be rented"):
         check_capacity(job(resources=few, budget=capped))
     with pytest.raises(BudgetError, match=r"1 can be .* budget.max_usd_per_hour 1.5"):
         check_capacity(job(resources={"min_vms": 2}, budget=capped))
     check_capacity(job(resources={"min_vms": 6, "max_vms": 8}))
 
 
-def test_clouds_beside_are_ranked_but_not_rented(tmp_path: Path) -> None:
+def test_other_clouds_are_ranked_but_not_rented(tmp_path: Path) -> None:
     with History(tmp_path / "market.sqlite") as history:
         history.record_prices([spot("us-east-1a", 0.5)])
     document = preview_job(job(), FACTS, PROFILE, replace(OFFLINE, clouds=("aws",)))
@@ -164,7 +164,7 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
     assert [vm["zone"] for vm in only["fleet"]] == ["us-east-1a"] * 2
 
 
-def test_a_cloud_s_machines_are_told_from_what_was_measured_on_a_gpu() -> None:
+def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> None:
     assert profile_on_known_gpu(FACTS) is None
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     profiles.keep(laptop)
@@ -173,7 +173,7 @@ def test_a_cloud_s_machines_are_told_from_what_was_measured_on_a_gpu() -> None:
     assert profile_on_known_gpu(FACTS) == PROFILE
 
 
-def test_a_laptop_s_profile_says_nothing_of_clouds(tmp_path: Path) -> None:
+def test_a_laptop_s_profile_predicts_no_cloud(tmp_path: Path) -> None:
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     with pytest.raises(ConfigError, match="--measured-on"):
         preview_job(cloud_job(tmp_path), FACTS, laptop, OFFLINE)

@@ -116,7 +116,7 @@ def test_people_see_time_money_and_the_bill() -> None:
         "per million examples",
         "productive",
         "100.0%",
-        "cheapest fixed choice",
+        "cheapest single offer",
         "local z",
     ):
         assert words in text

@@ -155,7 +155,7 @@ def test_managers_stops_and_budgets_are_told_of() -> None:
     story.tell(e.StopRequested, by="ada")
     history = past_of(story)
     assert [one.kind for one in history.milestones] == ["manager", "stop"]
-    assert history.milestones[1].text == "stop asked for by ada"
+    assert history.milestones[1].text == "stop requested by ada"
     assert [usd for _, usd in history.budgets] == [5.0]
 
 

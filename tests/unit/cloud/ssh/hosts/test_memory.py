@@ -39,20 +39,20 @@ def rented(name: str) -> HostVm:
     return HostVm(vm, "host", 60.0)
 
 
-def test_what_is_noted_outlives_the_process(tmp_path: Path) -> None:
+def test_the_record_outlives_the_process(tmp_path: Path) -> None:
     with HostMemory(tmp_path / "new").edit() as record:
         record.rented["a"] = rented("a")
         record.tokens["t"] = ["a"]
     assert HostMemory(tmp_path / "new").read() == record
 
 
-def test_the_owner_is_drawn_once(tmp_path: Path) -> None:
+def test_the_owner_id_is_generated_once(tmp_path: Path) -> None:
     owner = HostMemory(tmp_path).read().owner
     assert HostMemory(tmp_path).read().owner == owner
     assert HostMemory(tmp_path / "other").read().owner != owner
 
 
-def test_what_another_process_noted_is_seen(tmp_path: Path) -> None:
+def test_changes_of_another_process_are_seen(tmp_path: Path) -> None:
     ours, theirs = HostMemory(tmp_path), HostMemory(tmp_path)
     ours.read()
     with theirs.edit() as record:
@@ -60,7 +60,7 @@ def test_what_another_process_noted_is_seen(tmp_path: Path) -> None:
     assert list(ours.read().rented) == ["a"]
 
 
-def test_a_change_that_fails_is_not_kept(tmp_path: Path) -> None:
+def test_a_failed_change_is_not_saved(tmp_path: Path) -> None:
     memory = HostMemory(tmp_path)
     with pytest.raises(KeyError), memory.edit() as record:
         record.tokens[record.tokens["no such token"][0]] = []
@@ -79,7 +79,7 @@ def test_a_vm_ends_once(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"rented": {"a": {}}}'])
-def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
+def test_a_damaged_file_is_reported_by_name(tmp_path: Path, text: str) -> None:
     (tmp_path / "ssh.json").write_text(text)
     with pytest.raises(CloudError, match=r"ssh\.json is damaged .*remove"):
         HostMemory(tmp_path).read()

@@ -30,7 +30,7 @@ def claim(owner: str, vm_id: str, valid_s: float = 60.0) -> dict[str, Any]:
     return {"owner": owner, "job": owner, "vm_id": vm_id, "expires_at": until_s}
 
 
-def test_who_comes_first_has_the_host(root: Path) -> None:
+def test_the_first_claim_wins(root: Path) -> None:
     hands, first = HostAgent(root), claim("a", "a-1")
     assert hands.status() == {"claim": None, "state": "free"}
     assert hands.claim(first) == first
@@ -41,7 +41,7 @@ def test_who_comes_first_has_the_host(root: Path) -> None:
     assert not root.exists()
 
 
-def test_a_claim_that_expired_is_the_next_ones(root: Path) -> None:
+def test_an_expired_claim_can_be_replaced(root: Path) -> None:
     hands = HostAgent(root)
     hands.claim(claim("a", "a-1", -1.0))
     assert hands.status()["state"] == "over"
@@ -55,7 +55,7 @@ def test_a_claim_that_expired_is_the_next_ones(root: Path) -> None:
         max_size=12,
     )
 )
-def test_a_host_is_never_two_vms(root: Path, steps: list[tuple[str, str]]) -> None:
+def test_a_host_has_one_vm_at_a_time(root: Path, steps: list[tuple[str, str]]) -> None:
     hands, holder = HostAgent(root), ""
     for what, who in steps:
         if what == "claim":
@@ -68,7 +68,7 @@ def test_a_host_is_never_two_vms(root: Path, steps: list[tuple[str, str]]) -> No
     hands.end(f"{holder}-1")
 
 
-def test_nothing_is_unpacked_for_a_vm_that_is_gone(root: Path) -> None:
+def test_nothing_is_unpacked_for_an_ended_vm(root: Path) -> None:
     root.mkdir()
     archive = root / "arriving"
     archive.write_bytes(b"")
@@ -104,7 +104,7 @@ def test_a_vm_ends_while_our_software_is_half_unpacked(root: Path) -> None:
     assert not root.exists()
 
 
-def test_what_was_unpacked_whole_replaces_what_was_there(root: Path) -> None:
+def test_an_unpacked_archive_replaces_the_old_folder(root: Path) -> None:
     hands = HostAgent(root)
     hands.claim(claim("a", "a-1"))
     for name in ("one", "two"):

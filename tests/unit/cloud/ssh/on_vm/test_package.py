@@ -17,7 +17,7 @@ AGENT = "import spottrain.varuna_manager.agent.main, spottrain.cloud.ssh.on_vm.k
 THEIRS = "print([m for m in sys.modules if 'site-packages' in str(sys.modules[m])])"
 
 
-def test_the_agent_needs_nothing_but_what_is_carried(tmp_path: Path) -> None:
+def test_the_agent_needs_only_the_package(tmp_path: Path) -> None:
     with tarfile.open(fileobj=io.BytesIO(package().archive)) as archive:
         assert all(m.isfile() and m.name.endswith(".py") for m in archive)
         archive.extractall(tmp_path, filter="data")
@@ -32,7 +32,7 @@ def test_the_agent_needs_nothing_but_what_is_carried(tmp_path: Path) -> None:
     assert done.stdout == "[]\n", done.stderr
 
 
-def test_the_runtime_is_carried_too() -> None:
+def test_the_package_contains_the_runtime() -> None:
     with tarfile.open(fileobj=io.BytesIO(package().archive)) as archive:
         names = archive.getnames()
     assert "spottrain/__init__.py" in names
@@ -41,7 +41,7 @@ def test_the_runtime_is_carried_too() -> None:
     assert len(names) == len(set(names))
 
 
-def test_obstore_is_carried_to_machines_of_the_same_kind_when_it_is_needed(
+def test_obstore_is_packed_for_the_same_platform_if_needed(
     tmp_path: Path,
 ) -> None:
     here = {"system": platform.system(), "machine": platform.machine()}
@@ -76,7 +76,7 @@ with ThreadPoolExecutor(8) as threads:
 """
 
 
-def test_many_hosts_at_once_have_it_packed_once() -> None:
+def test_many_hosts_share_one_package() -> None:
     done = subprocess.run(
         [sys.executable, "-c", ONCE], capture_output=True, text=True, check=False
     )

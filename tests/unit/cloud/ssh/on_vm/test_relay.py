@@ -37,7 +37,7 @@ def read(connection: socket.socket, size: int) -> bytes:
     return data
 
 
-def test_what_is_said_arrives_whole_both_ways(
+def test_data_is_forwarded_completely_in_both_directions(
     manager: socket.socket, relay: Relay
 ) -> None:
     question, answer = b"q" * 1_000_000, b"a" * 1_000_000
@@ -57,7 +57,7 @@ def test_what_is_said_arrives_whole_both_ways(
     replying.join(WAIT_S)
 
 
-def test_who_hangs_up_ends_the_call_for_the_manager(
+def test_closing_a_call_closes_it_for_the_manager(
     manager: socket.socket, relay: Relay
 ) -> None:
     with closing(call(relay)) as caller:
@@ -69,7 +69,7 @@ def test_who_hangs_up_ends_the_call_for_the_manager(
         assert taken.recv(1) == b""
 
 
-def test_without_a_manager_calls_are_hung_up(
+def test_without_a_manager_calls_are_closed(
     manager: socket.socket, relay: Relay
 ) -> None:
     manager.close()
@@ -77,7 +77,7 @@ def test_without_a_manager_calls_are_hung_up(
         assert caller.recv(1) == b""
 
 
-def test_it_listens_at_its_private_address_alone(relay: Relay) -> None:
+def test_it_listens_only_at_its_private_address(relay: Relay) -> None:
     assert relay.port in PORTS
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.91.0.2", relay.port), WAIT_S)
@@ -90,5 +90,5 @@ def test_a_public_address_is_refused() -> None:
         Relay("8.8.8.8", 1)
 
 
-def test_a_port_that_is_taken_is_passed_over(relay: Relay) -> None:
+def test_a_port_in_use_is_skipped(relay: Relay) -> None:
     assert Relay(HERE, 1).port != relay.port

@@ -5,7 +5,7 @@ import pytest
 from spottrain.cloud.ssh.rented.relays import OUTAGE_S, Region, is_direct
 
 
-def test_a_region_without_a_relay_excuses_silence_but_not_for_ever() -> None:
+def test_a_lost_relay_explains_silence_for_a_limited_time() -> None:
     region = Region()
     assert region.may_cause_silence(100.0)
     assert region.may_cause_silence(100.0 + OUTAGE_S - 1)
@@ -17,7 +17,5 @@ def test_a_region_without_a_relay_excuses_silence_but_not_for_ever() -> None:
     ("address", "direct"),
     [("127.0.0.1", False), ("localhost", False), ("10.0.0.7", True)],
 )
-def test_only_a_manager_on_its_loopback_needs_relays(
-    address: str, direct: bool
-) -> None:
+def test_only_a_manager_on_loopback_needs_relays(address: str, direct: bool) -> None:
     assert is_direct((address, 443)) == direct

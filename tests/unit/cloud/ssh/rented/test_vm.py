@@ -39,7 +39,7 @@ def target(**what: Any) -> SshTarget:
     return SshTarget(**{**known, **what})
 
 
-def test_a_vm_is_a_host_with_the_machine_that_was_offered() -> None:
+def test_a_vm_is_a_host_with_the_offered_machine() -> None:
     host = ACCESS.host(VM, target(port=2222))
     assert (host.address, host.port, host.user) == ("192.0.2.1", 2222, "ubuntu")
     assert (host.slots, host.slot_memory_bytes) == (4, 24_000_000_000)
@@ -51,14 +51,14 @@ def test_a_vm_is_a_host_with_the_machine_that_was_offered() -> None:
     assert host.private_address is None
 
 
-def test_the_line_stays_as_long_as_the_way_does() -> None:
+def test_the_connection_is_kept_while_the_address_is_the_same() -> None:
     rented_vm = RentedVm(VM)
     first = rented_vm.enter(ACCESS.host(VM, target()), dial)
     assert rented_vm.enter(ACCESS.host(VM, target()), dial) is first
     assert rented_vm.enter(ACCESS.host(VM, target(host="192.0.2.2")), dial) is not first
 
 
-def test_a_vm_that_was_given_back_is_gone() -> None:
+def test_a_terminated_vm_is_not_found() -> None:
     rented_vm = RentedVm(VM)
     rented_vm.check_not_given_back()
     rented_vm.mark_given_back()
@@ -67,7 +67,7 @@ def test_a_vm_that_was_given_back_is_gone() -> None:
         rented_vm.check_not_given_back()
 
 
-def test_looks_come_ever_more_rarely_and_not_beside_a_start() -> None:
+def test_polls_back_off_and_pause_during_a_start() -> None:
     rented_vm = RentedVm(VM)
     assert rented_vm.poll_is_due
     rented_vm.start = Future()
@@ -78,14 +78,14 @@ def test_looks_come_ever_more_rarely_and_not_beside_a_start() -> None:
     assert not rented_vm.poll_is_due
 
 
-def test_a_vm_whose_agent_ran_may_be_looked_at_at_once() -> None:
+def test_a_vm_whose_agent_ran_is_polled_at_once() -> None:
     rented_vm = RentedVm(VM)
     rented_vm.note_poll(runs=False)
     rented_vm.note_poll(runs=True)
     assert rented_vm.poll_is_due
 
 
-def test_the_last_who_needs_a_connection_hangs_up() -> None:
+def test_the_last_user_closes_the_connection() -> None:
     rented_vm = RentedVm(VM)
     line = rented_vm.enter(ACCESS.host(VM, target()), dial)
     asked: list[RentedVm] = []

@@ -7,9 +7,7 @@ from pathlib import Path
 from spottrain.cloud.ssh.transport.hosts import Payload
 
 
-def test_setup_may_add_to_the_python_of_a_rented_vm_unless_the_job_says_otherwise() -> (
-    None
-):
+def test_setup_may_install_into_system_python_on_rented_vms() -> None:
     given = Payload(workdir=Path("workdir"), environment={"A": "1"})
     rented = given.on_rented()
     assert rented.environment == {"A": "1", "PIP_BREAK_SYSTEM_PACKAGES": "1"}

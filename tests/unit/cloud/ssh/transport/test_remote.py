@@ -29,7 +29,7 @@ def sshd(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sshd]:
     server.stop()
 
 
-def test_a_command_gets_its_input_whole_and_tells_how_it_ended(sshd: Sshd) -> None:
+def test_a_command_gets_its_input_and_returns_its_exit_code(sshd: Sshd) -> None:
     data = bytes(range(256)) * 40_000
     with Remote(sshd.host("h")) as remote:
         assert remote.check("wc -c", data).strip() == str(len(data))
@@ -37,19 +37,19 @@ def test_a_command_gets_its_input_whole_and_tells_how_it_ended(sshd: Sshd) -> No
         assert (done.code, done.last_line) == (7, "two")
 
 
-def test_a_command_that_fails_is_told_by_its_last_line(sshd: Sshd) -> None:
+def test_a_failed_command_is_reported_by_its_last_line(sshd: Sshd) -> None:
     with Remote(sshd.host("h")) as remote, pytest.raises(UnfitHostError) as failed:
         remote.check("echo first; echo what went wrong; exit 1")
     assert str(failed.value).endswith("): what went wrong")
 
 
-def test_a_command_that_takes_too_long_is_given_up(sshd: Sshd) -> None:
+def test_a_command_that_takes_too_long_fails(sshd: Sshd) -> None:
     late = pytest.raises(UnreachableHostError, match=r"no answer in 0\.3 s")
     with Remote(sshd.host("h")) as remote, late:
         remote.run("sleep 60", timeout_s=0.3)
 
 
-def test_a_host_must_be_the_one_that_was_meant_and_let_us_in(
+def test_a_wrong_host_key_or_refused_login_is_an_error(
     sshd: Sshd, tmp_path: Path
 ) -> None:
     other_key = keygen(tmp_path / "other")

@@ -101,7 +101,7 @@ def read(channel: paramiko.Channel, size: int) -> bytes:
     return bytes(data)
 
 
-def test_who_reads_late_holds_up_nobody_and_loses_nothing(host: Host) -> None:
+def test_a_slow_reader_blocks_nobody_and_loses_nothing(host: Host) -> None:
     late, other = host.call(), host.call()
     late.sendall(b"l")
     assert read(late, 1) == LARGE[:1]  # the answer is on its way, and not read
@@ -113,7 +113,7 @@ def test_who_reads_late_holds_up_nobody_and_loses_nothing(host: Host) -> None:
     assert read(late, 1) == b"x"
 
 
-def test_who_never_reads_is_hung_up(
+def test_a_reader_that_never_reads_is_disconnected(
     host: Host, manager: Manager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "_SEND_S", 0.2)
@@ -123,7 +123,7 @@ def test_who_never_reads_is_hung_up(
     assert len(read(never, len(LARGE))) < len(LARGE)
 
 
-def test_what_an_agent_sends_arrives_however_slowly_it_is_taken(host: Host) -> None:
+def test_data_of_an_agent_arrives_even_if_the_manager_reads_slowly(host: Host) -> None:
     agent = host.call()
     sending = threading.Thread(target=agent.sendall, args=(b"x" * 5_000_000,))
     sending.start()
@@ -131,9 +131,7 @@ def test_what_an_agent_sends_arrives_however_slowly_it_is_taken(host: Host) -> N
     sending.join(WAIT_S)
 
 
-def test_who_hangs_up_ends_the_call_for_the_manager(
-    host: Host, manager: Manager
-) -> None:
+def test_closing_a_call_closes_it_for_the_manager(host: Host, manager: Manager) -> None:
     agent = host.call()
     agent.sendall(b"x")
     assert read(agent, 1) == b"x"
@@ -141,7 +139,7 @@ def test_who_hangs_up_ends_the_call_for_the_manager(
     assert manager.hung_up.wait(WAIT_S)
 
 
-def test_its_end_is_the_end_of_all_calls(host: Host, manager: Manager) -> None:
+def test_closing_the_tunnel_closes_all_calls(host: Host, manager: Manager) -> None:
     stuck = host.call()
     stuck.sendall(b"l")
     assert read(stuck, 1) == LARGE[:1]
@@ -150,7 +148,7 @@ def test_its_end_is_the_end_of_all_calls(host: Host, manager: Manager) -> None:
     assert len(read(stuck, len(LARGE))) < len(LARGE)
 
 
-def test_without_a_manager_calls_are_hung_up(host: Host, manager: Manager) -> None:
+def test_without_a_manager_calls_are_closed(host: Host, manager: Manager) -> None:
     manager.listener.shutdown(socket.SHUT_RDWR)
     manager.listener.close()
     assert host.call().recv(1) == b""

@@ -44,7 +44,7 @@ def spec(**changes: Any) -> dict[str, Any]:
     return {**plain, **changes}
 
 
-def test_a_mix_that_pays_is_found_and_weighed_against_each_type(mix: Mix) -> None:
+def test_a_mix_that_pays_is_found_and_compared_with_each_type(mix: Mix) -> None:
     code, out, err = mix(spec(), "-o", "json")
     assert (code, err) == (0, "")
     document = json.loads(out)
@@ -70,7 +70,7 @@ def test_people_get_a_table_and_a_verdict(mix: Mix) -> None:
     assert "mixing does not pay" in out
 
 
-def test_a_type_that_cannot_is_said_to_be_unable(mix: Mix) -> None:
+def test_a_type_that_cannot_compute_the_minibatch_is_reported(mix: Mix) -> None:
     types = [
         {"name": "a", "count": 1, "virtual_node_s": {"3": 1.0}},
         {"name": "b", "count": 1, "virtual_node_s": {"2": 1.0}},

@@ -77,7 +77,7 @@ def test_without_frictions_all_steps_are_the_dissertations(
 
 @pytest.mark.parametrize("value", ["inf", "nan", "1e308"])
 @pytest.mark.parametrize("option", ["--v100-days", "--horizon-days", "--hysteresis"])
-def test_numbers_without_end_are_usage_errors(
+def test_infinite_numbers_are_usage_errors(
     run: Run, file: Path, option: str, value: str
 ) -> None:
     code, out, err = run("simulate", "prices", file, option, value)

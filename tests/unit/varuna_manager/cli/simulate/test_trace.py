@@ -79,7 +79,9 @@ def test_a_file_needs_no_command_before_it(
     assert "No such command" in err
 
 
-def test_what_was_put_right_is_said(run: Run, trace: Path, profile: Path) -> None:
+def test_corrections_of_a_trace_are_reported(
+    run: Run, trace: Path, profile: Path
+) -> None:
     trace.write_text("\n".join([*reversed(ROWS), ROWS[0]]))
     code, out, err = run("simulate", trace, "--profile", profile, "-o", "json")
     assert code == 0
@@ -110,25 +112,25 @@ def test_a_calibrated_profile_is_taken_with_facts(
 def test_bad_input_is_one_line_and_exit_code_2(
     run: Run, trace: Path, profile: Path, tmp_path: Path
 ) -> None:
-    def told(*arguments: str | Path) -> str:
+    def message(*arguments: str | Path) -> str:
         code, out, err = run("simulate", *arguments)
         assert (code, out) == (2, "")
         assert err.startswith("error: ")
         return err
 
-    assert "no such file" in told("trace", "nowhere", "--profile", profile)
-    assert "no such file" in told(trace, "--profile", "nowhere")
-    assert "multiple" in told(trace, "--profile", profile, "--minibatch-size", "7")
-    assert "notice_s" in told(trace, "--profile", profile, "--notice-s", "nan")
+    assert "no such file" in message("trace", "nowhere", "--profile", profile)
+    assert "no such file" in message(trace, "--profile", "nowhere")
+    assert "multiple" in message(trace, "--profile", profile, "--minibatch-size", "7")
+    assert "notice_s" in message(trace, "--profile", profile, "--notice-s", "nan")
     for many in ("nan", "inf"):
-        said = told(trace, "--profile", profile, "--gpu-memory-gib", many)
+        said = message(trace, "--profile", profile, "--gpu-memory-gib", many)
         assert f"--gpu-memory-gib must be a number above 0: got {many}" in said
-    assert "no such file" in told("nowhere.csv", "--profile", profile)
+    assert "no such file" in message("nowhere.csv", "--profile", profile)
     tiny = tmp_path / "tiny.json"
     tiny.write_text(encode(replace(workload(), gpu_memory_bytes=76 << 20)))
-    assert "take larger or more GPUs" in told(trace, "--profile", tiny)
+    assert "take larger or more GPUs" in message(trace, "--profile", tiny)
     profile.write_text("{")
-    assert "JSON" in told(trace, "--profile", profile)
+    assert "JSON" in message(trace, "--profile", profile)
     trace.write_text("what is this")
     profile.write_text(encode(workload()))
-    assert "row 1" in told(trace, "--profile", profile)
+    assert "row 1" in message(trace, "--profile", profile)

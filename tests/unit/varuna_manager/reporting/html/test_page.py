@@ -89,11 +89,11 @@ def test_the_page_tells_the_story_in_words_first() -> None:
     words = Structure(page_of(story.state, past_of(story))).words
     for part in (
         "job was stopped after",
-        "stopped by ada. It has done 21 of 100 mini-batches.",
+        "stopped by ada. It trained 21 of 100 mini-batches.",
         "of a budget of $50.00",
         "on demand would have cost",
-        "4 VMs were rented; 1 taken with notice, 1 killed without.",
-        "2 plans ran; 0 mini-batches are lost, 0 were computed twice.",
+        "4 VMs were rented; 1 preempted with notice, 1 preempted without notice.",
+        "2 plans ran; 0 mini-batches were lost, 0 were recomputed.",
         "of the rented time was productive",
     ):
         assert part in words

@@ -1,0 +1,127 @@
+"""What is watched of the market for a running job, and what is remembered of its VMs."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.unit.varuna_manager.story import OFFER, Story
+
+from spottrain.cloud.port.provider import VmState
+from spottrain.pricing.prices.history import VmLife
+from spottrain.pricing.prices.place import place_of
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.daemon.market_watch import MarketWatch
+from spottrain.varuna_manager.jobs.vm_history import VmHistory, open_history
+
+OTHER = replace(OFFER, zone="other", instance_type="u", usd_per_hour=1.1)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+
+
+def trained() -> State:
+    return Story().training("a", "b").state
+
+
+class Sink:
+    """Keeps the events that it is fed."""
+
+    def __init__(self, state: State) -> None:
+        self.state = state
+        self.events: list[e.Event] = []
+
+    def now_s(self) -> float:
+        return 5000.0
+
+    def feed(self, event: e.Event) -> Any:
+        self.events.append(event)
+
+
+def fed(sink: Sink) -> list[str]:
+    names, sink.events = [type(event).__name__ for event in sink.events], []
+    return names
+
+
+def test_worths_of_offers_are_fed_before_the_offers() -> None:
+    sink = Sink(trained())
+    watch = MarketWatch(sink)
+    asyncio.run(watch.seen((OFFER, OTHER)))
+    assert fed(sink) == ["OffersRanked", "OffersSeen"]
+    asyncio.run(watch.seen((replace(OFFER, observed_at_s=9.0), OTHER)))
+    assert fed(sink) == []
+    # A price alone changes no worth: the core applies it by itself.
+    asyncio.run(watch.seen((replace(OFFER, usd_per_hour=1.05), OTHER)))
+    assert fed(sink) == ["OffersSeen"]
+
+
+def test_interruptions_are_remembered_and_count_from_then_on() -> None:
+    sink = Sink(trained())
+    watch = MarketWatch(sink)
+    asyncio.run(watch.seen((OFFER, OTHER)))
+    fed(sink)
+    now_s = time.time()
+    life = VmLife(
+        job="uid",
+        vm_id="",
+        place=place_of(OFFER),
+        spot=True,
+        from_s=now_s - 1.0,
+        until_s=now_s,
+        ended="kill",
+    )
+    lives = [replace(life, vm_id=f"v{number}") for number in range(600)]
+    asyncio.run(watch.ended(lives))
+    with open_history() as history:
+        (seen,) = history.exposures()
+    assert (seen.place, seen.losses) == (place_of(OFFER), 600)
+    asyncio.run(watch.seen((OFFER, OTHER)))
+    assert fed(sink) == ["OffersRanked"]
+
+
+def test_without_a_usable_database_only_interruption_rates_are_missing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "market.sqlite").mkdir()
+    sink = Sink(trained())
+    watch = MarketWatch(sink)
+    asyncio.run(watch.seen((OFFER,)))
+    asyncio.run(watch.ended([]))
+    assert fed(sink) == ["OffersRanked", "OffersSeen"]
+
+
+def test_prices_of_clouds_are_remembered() -> None:
+    sink = Sink(trained())
+    cloud = replace(
+        OFFER, cloud="aws", instance_type="p4d.24xlarge", observed_at_s=1.7e9, gpus=8
+    )
+    asyncio.run(MarketWatch(sink).seen((OFFER, cloud)))
+    with open_history() as history:
+        (price,) = history.latest()
+    assert (price.cloud, price.usd_per_hour, price.spot) == ("aws", 1.0, True)
+
+
+def test_an_ended_vm_is_reported_once() -> None:
+    story = Story().training("a", "b", "c", "d")
+    book = VmHistory(story.state)
+    before = story.state
+    story.now_s += 60.0
+    vms = tuple(
+        story.vm(v, "intent-0", state=VmState.TERMINATED, ended_at_s=story.now_s)
+        if v == "a"
+        else story.vm(v, "intent-0")
+        for v in "abcd"
+    )
+    story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
+    book.note(before, story.now_s, story.state)
+    (life,) = book.take_ended()
+    assert (life.vm_id, life.ended, life.until_s) == ("a", "kill", story.now_s)
+    assert book.take_ended() == []
+    assert {life.vm_id for life in book.until_now(story.state)} == {"b", "c", "d"}
