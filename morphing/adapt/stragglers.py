@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from spottrain.wire import Plan, Profile
+from spottrain.wire.model import Plan, Profile
 
 MARGIN = 0.15
 """An outlier takes that much longer than the median of its peers, or more."""

@@ -11,7 +11,7 @@ from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import RUNS
 from spottrain.morphing.schedules.types import Codes, Numbers
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 _NEEDED, _RECOMPUTED, _CHUNK = range(3)
 """Columns of a row: recomputes that its list cannot skip, a bit mask of chunks that

@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
-from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile, Slot
+from spottrain.wire.model import (
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    SectionProfile,
+    Slot,
+)
 
 PAGE_BYTES = 4096
 """Words about each section and about the undo slot; as ``pipeline.arena``."""

@@ -25,7 +25,7 @@ from spottrain.morphing.simulate.reducing import (
     LOSS_TENSORS,
     fastest_hop,
 )
-from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
+from spottrain.wire.model import LinkProfile, Profile, Reduction, SectionProfile
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]

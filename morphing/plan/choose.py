@@ -24,7 +24,7 @@ from spottrain.morphing.plan.modes import (
 )
 from spottrain.morphing.plan.placement import Device
 from spottrain.units import HOUR_S
-from spottrain.wire import Plan, ScheduleKind, Slot
+from spottrain.wire.model import Plan, ScheduleKind, Slot
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like the running

@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spottrain.wire import ModelFacts, Plan, Slot
+from spottrain.wire.model import ModelFacts, Plan, Slot
 
 EQUAL_WITHIN = 0.05
 """Stages whose times differ by no more count as equally heavy: so little gain is not

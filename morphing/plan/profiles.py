@@ -9,7 +9,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 
 from spottrain.morphing.errors import PlanError
-from spottrain.wire import LinkProfile, ModelFacts, Profile, RingProfile, SectionProfile
+from spottrain.wire.model import (
+    LinkProfile,
+    ModelFacts,
+    Profile,
+    RingProfile,
+    SectionProfile,
+)
 
 BETWEEN_AS_WITHIN = "between_vms: taken from within_vm, for there was one VM"
 WITHIN_AS_BETWEEN = "within_vm: taken from between_vms, for VMs had one slot each"

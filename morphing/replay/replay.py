@@ -20,7 +20,7 @@ from typing import Protocol
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.shapes import Shape, Shapes
 from spottrain.morphing.replay.traces import Trace
-from spottrain.wire import Profile
+from spottrain.wire.model import Profile
 
 
 class TimeUse(StrEnum):

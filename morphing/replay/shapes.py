@@ -14,7 +14,8 @@ from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal
 from spottrain.morphing.plan.modes import DeviceFleet, Draft, execution_modes
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import check_profile
-from spottrain.wire import SCHEMA_VERSION, ModelFacts, Plan, Profile, ScheduleKind, Slot
+from spottrain.wire.codec import SCHEMA_VERSION
+from spottrain.wire.model import ModelFacts, Plan, Profile, ScheduleKind, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

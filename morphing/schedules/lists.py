@@ -19,7 +19,7 @@ from spottrain.morphing.schedules.quanta import play_quanta
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import RUNS, peaks
 from spottrain.morphing.schedules.types import Codes, Numbers
-from spottrain.wire import MAX_CHUNKS, ScheduleKind
+from spottrain.wire.model import MAX_CHUNKS, ScheduleKind
 
 Run: TypeAlias = tuple[Sequence[int], int]
 """Codes of a pattern, and the number of its repetitions."""

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from spottrain.morphing.schedules import rule
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 
 class Work(StrEnum):
@@ -289,7 +289,7 @@ class StageProgress:
             if counts.recomputes and self.keeps_graph(task):
                 self.graph_kept = True
                 self._recomputed += 1
-                counts.forwards += 1
+            counts.forwards += 1
             self.forwards += 1
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         elif task.work is Work.RECOMPUTE:

@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from spottrain.wire import (
+from spottrain.wire.model import (
     LinkProfile,
     ModelFacts,
     Plan,

@@ -29,7 +29,7 @@ from spottrain.morphing.simulate.replica import (
     simulate_pipeline,
 )
 from spottrain.morphing.simulate.wiring import wire_replicas
-from spottrain.wire import (
+from spottrain.wire.model import (
     ModelFacts,
     Plan,
     Profile,

@@ -257,7 +257,7 @@ class TensorTracker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionBytes:
-    """Bytes of one micro-batch in one section; see ``wire.SectionProfile``."""
+    """Bytes of one micro-batch in one section; see ``SectionProfile``."""
 
     saved_bytes: int
     output_bytes: int

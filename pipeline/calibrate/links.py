@@ -19,7 +19,7 @@ from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import new_groups
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
-from spottrain.wire import LinkProfile, RingProfile
+from spottrain.wire.model import LinkProfile, RingProfile
 
 SMALLEST_BYTES = 1024
 _ELEMENT_BYTES = 4

@@ -39,7 +39,7 @@ from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import SectionOptimizer, Updater, contribution
 from spottrain.pipeline.train.executor import saving_nothing
 from spottrain.storage.open import open_store
-from spottrain.wire import SectionProfile
+from spottrain.wire.model import SectionProfile
 
 T = TypeVar("T")
 Activation = torch.Tensor | None

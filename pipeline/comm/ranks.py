@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spottrain.wire import Plan, TiedParameter
+from spottrain.wire.model import Plan, TiedParameter
 
 
 def neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:

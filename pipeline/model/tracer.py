@@ -38,7 +38,7 @@ from spottrain.pipeline.model.sections import (
 )
 from spottrain.pipeline.model.skeleton import build_skeleton
 from spottrain.pipeline.model.stage import check_loss, first_tensor, split_output
-from spottrain.wire import TiedParameter
+from spottrain.wire.model import TiedParameter
 
 
 class _DryRun:

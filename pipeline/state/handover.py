@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as RendezvousStore
 
-from spottrain import wire
 from spottrain.manifest import CheckpointError, parse_name, read_manifest
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.comm.collectives import gather_json
@@ -28,7 +27,9 @@ from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
-from spottrain.wire import Plan, RunGeneration
+from spottrain.wire.codec import from_data
+from spottrain.wire.messages import RunGeneration
+from spottrain.wire.model import Plan
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -150,7 +151,7 @@ class _Handover:
             self._rank, self._memory.records(), self._memory.control.decision
         )
         rows = gather_json(dataclasses.asdict(mine))
-        return [wire.from_data(RankRecord, row) for row in rows]
+        return [from_data(RankRecord, row) for row in rows]
 
     def _adopt(self, agreement: Agreement, mine: RankRecord) -> None:
         """Store the agreed decision, then apply it to prepared sections."""

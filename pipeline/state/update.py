@@ -16,7 +16,7 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import ControlBlock, SectionArena, UndoSlot
-from spottrain.wire import Plan, TiedParameter
+from spottrain.wire.model import Plan, TiedParameter
 
 _NORM_ELEMENTS = 1 << 16
 

@@ -15,7 +15,7 @@ from spottrain.pricing.prices.catalogue import (
     catalogue,
 )
 from spottrain.pricing.ranking.throughput import MachineShape
-from spottrain.wire import ModelFacts, Profile
+from spottrain.wire.model import ModelFacts, Profile
 
 WIDE, NARROW = ("fp32",), ("bf16", "fp16")
 """Precisions to compare peaks by: of parameters of 4 bytes, and of fewer."""

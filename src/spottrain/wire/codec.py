@@ -1,4 +1,7 @@
-"""Messages as one line of JSON and back, strictly."""
+"""Messages, frozen dataclasses, as one line of JSON and back, strictly.
+
+An unknown or missing field, a wrong type or another schema version raises ``WireError``.
+"""
 
 from __future__ import annotations
 
