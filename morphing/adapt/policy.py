@@ -166,9 +166,9 @@ def slowdown(depth: int, width: int, share: float) -> float:
     return 1 + chance * share
 
 
-def handicap(depth: int, width: int, share: float) -> float:
-    """Return ``slowdown`` as far as it counts where plans are chosen.
+def capped_slowdown(depth: int, width: int, share: float) -> float:
+    """Return ``slowdown``, capped for the choice of plans.
 
-    How rough the next hour will be is a guess, how fast a plan is much less so.
+    The losses of the next hour are a guess, the speed of a plan much less so.
     """
     return min(1 + CAUTION, slowdown(depth, width, share))

@@ -29,8 +29,10 @@ class ReplicaSpeed:
     per_virtual_node_s: float
 
 
-def pace_of(stage_s: Sequence[float], link_s: Sequence[float] = ()) -> ReplicaSpeed:
-    """Return the pace of a pipeline whose stages never wait but for the slowest.
+def replica_speed(
+    stage_s: Sequence[float], link_s: Sequence[float] = ()
+) -> ReplicaSpeed:
+    """Return the speed of a pipeline whose stages wait for the slowest only.
 
     The first micro-batch passes all stages and links, every further one follows after
     what the slowest stage takes (GPipe, section 2: ``(M + P - 1) t`` of even stages).

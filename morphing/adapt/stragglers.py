@@ -24,8 +24,8 @@ WINDOW = 30
 OUTLYING = 21
 """Number of them in which a straggler must be an outlier. With noise of 10 % and one
 peer, a rank like the others is an outlier in 16 % of the mini-batches, one that is
-slower by 30 % in 81 %: of windows with the one next to none has so many, with the other
-95 %."""
+slower by 30 % in 81 %: almost no windows with the one have so many, 95 % of those with
+the other do."""
 TRUST = 2.0
 """With one replica only, a rank has no peers that run the same. The profile may then be
 wrong about a stage by up to that factor, as the generation's first mini-batches show it:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import fast, part
+from spottrain.morphing.schedules.compiled import jitable, jitted
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import RUNS
@@ -77,7 +77,7 @@ def stage_loads(
     compact = compact_schedule(
         schedule, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
     )
-    counted = fast(_count_loads, len(compact.codes))(
+    counted = jitted(_count_loads, len(compact.codes))(
         compact.codes, compact.runs, chunks
     )
     rows: list[list[int]] = counted.tolist()
@@ -91,7 +91,9 @@ def stage_loads(
             in_flight=in_flight[p],
             # In a ring of several chunks some come from the last stage; see docs.
             inputs_held=in_flight[p - 1] if p else in_flight[0] + (chunks > 1),
-            gradients_waiting=_waiting(compact, p, min(listed[p], in_flight[p])),
+            gradients_waiting=_gradients_waiting(
+                compact, p, min(listed[p], in_flight[p])
+            ),
             recomputes=row[_NEEDED],
             by_chunk=tuple(row[_CHUNK:]) if chunks > 1 else (),
             keeps=tuple(not row[_RECOMPUTED] >> chunk & 1 for chunk in range(chunks))
@@ -102,7 +104,7 @@ def stage_loads(
     )
 
 
-def _waiting(compact: Schedule, stage: int, in_flight: int) -> int:
+def _gradients_waiting(compact: Schedule, stage: int, in_flight: int) -> int:
     """Return how many gradients may arrive before their turn.
 
     Stages that alternate forward and backward take each gradient as it comes, but one.
@@ -116,7 +118,7 @@ def _waiting(compact: Schedule, stage: int, in_flight: int) -> int:
     return 1 if in_flight <= compact.pipeline_depth else -(-in_flight // 3)
 
 
-@part
+@jitable
 def _growth(work: int) -> int:
     """Return how many more micro-batches are in flight after a task."""
     if work == FORWARD:
@@ -124,7 +126,7 @@ def _growth(work: int) -> int:
     return -1 if work == BACKWARD else 0
 
 
-@part
+@jitable
 def _count_loads(codes: Codes, runs: Numbers, chunks: int) -> Numbers:
     """Return a row of every stage: see ``_NEEDED``.
 

@@ -103,7 +103,7 @@ def stage_bytes(
     Args:
         facts: Bytes of parameters, gradients and optimizer state.
         measured: Bytes of activations of all sections for one micro-batch.
-        runs: The stage's runs of consecutive sections, one a chunk.
+        runs: The stage's runs of consecutive sections, one per chunk.
         load: Micro-batches at once.
         virtual_nodes_apart: Virtual nodes whose gradients are kept apart.
         width: Replicas, which share the writing of checkpoints.
@@ -215,7 +215,7 @@ def _ends(
 
 
 @dataclass(frozen=True, slots=True)
-class _Training:
+class _TrainingPeak:
     """The peak of a mini-batch."""
 
     stash: int
@@ -231,7 +231,7 @@ class _Training:
 
 def _training(
     chunks: Sequence[_Chunk], load: StageLoad, apart: int, gradients: int
-) -> _Training:
+) -> _TrainingPeak:
     """Return the highest of three peaks.
 
     Where gradients are kept apart they pile up while fewer and fewer micro-batches are
@@ -242,14 +242,14 @@ def _training(
         in_flight=1, inputs_held=1, recomputes=load.recomputes, keeps=load.keeps
     )
     whole = max(0, apart - load.in_flight) * gradients
-    moments = [_moment(chunks, load, whole)]
+    moments = [_peak(chunks, load, whole)]
     if apart > 1:
-        moments.append(_moment(chunks, last, (apart - 1) * gradients))
-        moments.append(_Training(0, 0, 0, apart * gradients))
+        moments.append(_peak(chunks, last, (apart - 1) * gradients))
+        moments.append(_TrainingPeak(0, 0, 0, apart * gradients))
     return max(moments, key=lambda moment: moment.total)
 
 
-def _moment(chunks: Sequence[_Chunk], load: StageLoad, apart: int) -> _Training:
+def _peak(chunks: Sequence[_Chunk], load: StageLoad, apart: int) -> _TrainingPeak:
     kept = work = stash = 0
     spare = load.inputs_held - load.in_flight
     for chunk, count, keeps in zip(chunks, load.counts, load.keeping, strict=False):
@@ -261,7 +261,7 @@ def _moment(chunks: Sequence[_Chunk], load: StageLoad, apart: int) -> _Training:
             # A forward may come between a recompute and its backward.
             task = max(task, chunk.held + chunk.forward)
         work = max(work, task - min(graphs, 1) * chunk.held)
-    return _Training(
+    return _TrainingPeak(
         stash=stash + spare * max(chunk.input for chunk in chunks),
         # Examples stay from the first chunk's forward to its backward.
         batches=load.counts[0] * max(chunk.batch for chunk in chunks),

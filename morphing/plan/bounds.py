@@ -30,12 +30,12 @@ from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
 EXACT = 1e-6
-"""Share of a virtual node that rounding may take away."""
+"""Share of a virtual node that rounding may lose."""
 NANOSECOND = 1e-9
 
 
-class Times:
-    """The sections at one micro-batch size, summed up so that any run is two look-ups."""
+class SectionTimes:
+    """Prefix sums of section times at one micro-batch size: any run is two look-ups."""
 
     def __init__(self, profile: Profile, microbatch_size: int) -> None:
         self.sections = profile.sections_at(microbatch_size)
@@ -54,26 +54,27 @@ class Times:
             s.forward_s + s.recompute_s + s.backward_s for s in self.sections
         ], last_s
 
-    def beside_s(self, recompute: bool) -> float:
+    def overhead_s(self, recompute: bool) -> float:
         """Return the time of a micro-batch's tasks beyond the stage's sections."""
-        beside = self.overheads
-        once_s = beside.forward_s + beside.backward_s
-        return once_s + beside.recompute_s if recompute else once_s
+        overheads = self.overheads
+        once_s = overheads.forward_s + overheads.backward_s
+        return once_s + overheads.recompute_s if recompute else once_s
 
 
 def _sums(sections: Sequence[SectionProfile], name: str) -> Array:
     return np.concatenate(([0.0], np.cumsum([getattr(s, name) for s in sections])))
 
 
-def fastest(profile: Profile, alone: bool) -> LinkProfile:
+def fastest_link(profile: Profile, single_slot: bool) -> LinkProfile:
     """Return a link that no link of the fleet is faster than.
 
     Args:
         profile: Has both kinds of links.
-        alone: Whether every VM has but one slot, so that all links lead between VMs.
+        single_slot: Whether every VM has one slot only, so that all links lead between
+            VMs.
     """
     within, between = profile.within_vm, profile.between_vms
-    if alone:
+    if single_slot:
         return between
     return LinkProfile(
         latency_s=min(within.latency_s, between.latency_s),
@@ -85,18 +86,18 @@ def fastest(profile: Profile, alone: bool) -> LinkProfile:
 
 @dataclass(frozen=True, eq=False)
 class Pipe:
-    """A pipeline's stages, whatever its width."""
+    """A pipeline's stages, independent of its width."""
 
     depth: int
     busy_s: Array
-    """Of each stage, a micro-batch's forward, backward and recompute."""
+    """Of each stage, the time of a micro-batch's forward, backward and recompute."""
     recompute_s: Array
     """Of each stage; the recompute that its first micro-batch may skip."""
-    there_s: Array
+    arrival_s: Array
     """From the beginning until the first activation is at each stage."""
-    back_s: Array
+    return_s: Array
     """From the end of each stage's last task until the gradient is back at the first."""
-    away_s: Array
+    round_trip_s: Array
     """From the beginning of a forward on each stage to the end of its backward."""
     link: LinkProfile
     speed: float
@@ -106,7 +107,7 @@ class Pipe:
 
 
 def make_pipe(
-    times: Times,
+    times: SectionTimes,
     bounds: Sequence[int],
     depth: int,
     recompute: bool,
@@ -117,45 +118,45 @@ def make_pipe(
 
     Args:
         times: On a device of speed 1.
-        bounds: Of the runs, several a stage if interleaved.
+        bounds: Of the runs, several per stage if interleaved.
         depth: Stages.
         recompute: Whether all runs but the last recompute.
         link: One that no link is faster than.
         speed: One that no device is faster than.
     """
-    cuts, beside = np.array(bounds), times.overheads
-    forward = np.diff(times.forward_s[cuts]) / speed + beside.forward_s
-    backward = np.diff(times.backward_s[cuts]) / speed + beside.backward_s
-    forward[:-1] += beside.posting_s
-    backward[1:] += beside.posting_s
+    cuts, overheads = np.array(bounds), times.overheads
+    forward = np.diff(times.forward_s[cuts]) / speed + overheads.forward_s
+    backward = np.diff(times.backward_s[cuts]) / speed + overheads.backward_s
+    forward[:-1] += overheads.posting_s
+    backward[1:] += overheads.posting_s
     again = np.zeros(len(cuts) - 1)
     if recompute:
         again[:-1] = np.diff(times.recompute_s[cuts])[:-1] / speed
-        again[:-1] += beside.recompute_s
+        again[:-1] += overheads.recompute_s
     by_stage = (-1, depth)
     spare = again.reshape(by_stage).sum(axis=0)
     once = (forward + backward).reshape(by_stage).sum(axis=0)
     hops = np.zeros(depth)
     hops[:-1] = times.output_bytes[cuts[1:depth] - 1] / link.bandwidth_bytes_per_s
     hops[:-1] += link.latency_s
-    there = _before(forward[:depth] + hops)
-    back = _before(backward[:depth] + hops)
+    arrival = _prefix_sums(forward[:depth] + hops)
+    returned = _prefix_sums(backward[:depth] + hops)
     all_the_way = (forward + backward)[:depth] + 2 * hops
-    away = np.cumsum(all_the_way[::-1])[::-1]
+    round_trip = np.cumsum(all_the_way[::-1])[::-1]
     return Pipe(
         depth=depth,
         busy_s=once + spare,
         recompute_s=spare,
-        there_s=there,
-        back_s=back,
-        away_s=away,
+        arrival_s=arrival,
+        return_s=returned,
+        round_trip_s=round_trip,
         link=link,
         speed=speed,
         sections=np.diff(cuts).reshape(by_stage).sum(axis=0),
     )
 
 
-def _before(values: Array) -> Array:
+def _prefix_sums(values: Array) -> Array:
     """Return the sum of all values before each place."""
     return np.concatenate(([0.0], np.cumsum(values)[:-1]))
 
@@ -165,7 +166,7 @@ def min_steps_s(
     counts: NDArray[np.int64],
     widths: NDArray[np.int64],
     *,
-    places: NDArray[np.int64] | None,
+    max_in_flight: NDArray[np.int64] | None,
     stage_bytes: Array,
     profile: Profile,
     reduction: Reduction,
@@ -178,7 +179,7 @@ def min_steps_s(
         counts: For each width, the minimum number of micro-batches of the largest
             replica.
         widths: Numbers of replicas.
-        places: Maximum micro-batches in flight on each stage, as far as that is known.
+        max_in_flight: Maximum micro-batches in flight on each stage, as far as that is known.
         stage_bytes: Parameters of each stage, which are reduced and updated.
         profile: Rings and the optimizer.
         reduction: How gradients are summed up.
@@ -187,14 +188,14 @@ def min_steps_s(
     """
     many = counts[:, None]
     busy = many * pipe.busy_s - pipe.recompute_s
-    to_first = pipe.there_s + busy + pipe.back_s
+    to_first = pipe.arrival_s + busy + pipe.return_s
     if finish_s is not None:
         to_first[:, 0] = np.maximum(to_first[:, 0], finish_s)
     # The latest over the stages from here on, less the way that is not gone.
-    drained = np.maximum.accumulate(to_first[:, ::-1], axis=1)[:, ::-1] - pipe.back_s
-    if places is not None:
-        turns = np.ceil(many / np.minimum(places, many))
-        drained = np.maximum(drained, pipe.there_s + turns * pipe.away_s)
+    drained = np.maximum.accumulate(to_first[:, ::-1], axis=1)[:, ::-1] - pipe.return_s
+    if max_in_flight is not None:
+        turns = np.ceil(many / np.minimum(max_in_flight, many))
+        drained = np.maximum(drained, pipe.arrival_s + turns * pipe.round_trip_s)
     reduce_s = _reduce_s(pipe, profile, widths[:, None], stage_bytes, reduction)
     prepared = (drained + reduce_s).max(axis=1)
     latency_s = pipe.link.latency_s
@@ -244,7 +245,7 @@ def replica_counts(
         widths: Numbers of replicas; there are devices enough for each.
 
     Returns:
-        Replicas of equal devices and mixed ones: a row a width, a column a speed, from
+        Replicas of equal devices and mixed ones: a row per width, a column per speed, from
         fast to slow; a mixed one by its slowest device.
     """
     fleet = np.sort(np.array(speeds))[::-1]
@@ -273,7 +274,7 @@ def min_finish_s(
         mixed: Replicas of different devices.
         virtual_nodes: Of the mini-batch.
     """
-    fixed = [pipe.there_s - pipe.recompute_s + pipe.back_s for pipe in pipes]
+    fixed = [pipe.arrival_s - pipe.recompute_s + pipe.return_s for pipe in pipes]
     paces = [pipe.busy_s for pipe in pipes]
     for pipe in pipes:
         fixed.append(np.full(pipe.depth, -pipe.recompute_s.max()))
@@ -302,7 +303,7 @@ def _whole_virtual_nodes(
     pace_s: Array,
     virtual_nodes: int,
 ) -> Array:
-    """Put ``done_s`` off until whole virtual nodes are as many as there have to be."""
+    """Postpone ``done_s`` until enough whole virtual nodes are done."""
     while True:
         done = np.floor((done_s[:, None, :] - begins_s) / pace_s + EXACT).clip(0)
         short = (counts * done).sum(axis=1) < virtual_nodes

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from spottrain.morphing.adapt.policy import handicap
+from spottrain.morphing.adapt.policy import capped_slowdown
 from spottrain.morphing.plan.inputs import PlanInputs, check_inputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal, choose_layouts
 from spottrain.morphing.plan.modes import (
@@ -115,8 +115,8 @@ def choose_plan(inputs: PlanInputs) -> Choice:
 def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
     """Return the same inputs in a canonical order and with canonical names of VMs.
 
-    So a choice depends on nothing but what devices are. VMs are numbered: those with a
-    part in the present plan come first in the order of its ranks, then large before
+    So a choice depends only on the properties of devices. VMs are numbered: those with
+    a part in the present plan come first in the order of its ranks, then large before
     small, fast before slow, more memory before less, cheap before expensive. Only VMs
     that are equal in all of that are told apart by their names.
 
@@ -289,7 +289,7 @@ class Search:
     def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
         """Return the cost of a plan: time or money of a mini-batch."""
         share = self.inputs.lag_share
-        cost = step_s * handicap(depth, width, share) if share else step_s
+        cost = step_s * capped_slowdown(depth, width, share) if share else step_s
         return cost * usd if self.inputs.objective == "examples_per_dollar" else cost
 
     def _preference(self, draft: Draft) -> tuple[bool, ExecutionMode, int, int]:

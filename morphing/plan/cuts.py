@@ -18,8 +18,8 @@ from spottrain.morphing.plan.bounds import (
     Array,
     Counts,
     Pipe,
-    Times,
-    fastest,
+    SectionTimes,
+    fastest_link,
     make_pipe,
     min_finish_s,
     min_steps_s,
@@ -54,7 +54,7 @@ class Cuts:
         self.inputs = inputs
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
         self.fleet = DeviceFleet(inputs)
-        self.times = Times(inputs.profile, microbatch_size)
+        self.times = SectionTimes(inputs.profile, microbatch_size)
         self.param_sums = np.concatenate(
             ([0.0], np.cumsum([s.param_bytes for s in inputs.facts.sections]))
         )
@@ -87,7 +87,7 @@ class Cuts:
             pipe,
             counts,
             ring,
-            places=self.places(depth, mode),
+            max_in_flight=self.max_in_flight(depth, mode),
             stage_bytes=self._stage_params(depth, mode),
             profile=self.inputs.profile,
             reduction=self.inputs.reduction,
@@ -115,7 +115,9 @@ class Cuts:
         speeds = [device.speed for device in self.fleet.devices]
         return replica_counts(speeds, depth, widths)
 
-    def places(self, depth: int, mode: ExecutionMode) -> NDArray[np.int64] | None:
+    def max_in_flight(
+        self, depth: int, mode: ExecutionMode
+    ) -> NDArray[np.int64] | None:
         """Return the maximum micro-batches in flight on each stage, as far as known."""
         if mode.in_flight_bound:
             return np.full(depth, mode.in_flight_bound)
@@ -132,7 +134,7 @@ class Cuts:
             self.cut(recompute, depth * chunks),
             depth,
             recompute,
-            fastest(self.inputs.profile, self.fleet.alone),
+            fastest_link(self.inputs.profile, self.fleet.alone),
             speed,
         )
 
@@ -170,7 +172,7 @@ class Cuts:
 
     def _tied_s(self, bounds: Sequence[int]) -> float:
         """Return the minimum time of summing tied parameters over stages."""
-        link = fastest(self.inputs.profile, self.fleet.alone)
+        link = fastest_link(self.inputs.profile, self.fleet.alone)
         facts = self.inputs.facts
         total_s = 0.0
         for tied, num_bytes in zip(facts.tied, tied_bytes(facts), strict=True):

@@ -52,7 +52,7 @@ class PlanInputs:
 class PlanQuestion:
     """A request to the planner, to be kept with its answer.
 
-    That is ``PlanInputs``, but for facts and profile, which stay the same over the life
+    That is ``PlanInputs`` without facts and profile, which stay the same over the life
     of a job and are named by a hash.
     """
 

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from spottrain.morphing.adapt.shares import pace_of, share_virtual_nodes
+from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
 from spottrain.morphing.memory.memory import handover_bytes, megabytes
 from spottrain.morphing.plan.cuts import MAX_UNEVEN, Cuts
 from spottrain.morphing.plan.inputs import PlanInputs
@@ -76,13 +76,13 @@ class Layouts:
             smallest = min(device.memory_bytes for device in devices)
             if smallest > room:
                 room = smallest
-                laid = self._on(draft, devices, fleet, room, uneven)
+                laid = self._lay_out_on(draft, devices, fleet, room, uneven)
                 if isinstance(laid, PlanLayout):
                     return laid
                 refusal = laid
         return refusal
 
-    def _on(
+    def _lay_out_on(
         self,
         draft: Draft,
         devices: list[Device],
@@ -160,7 +160,9 @@ class Layouts:
         depth = draft.depth
         stages = self.cuts.stage_s(draft, bounds)
         paces = [
-            pace_of([s / device.speed for s, device in zip(stages, own, strict=True)])
+            replica_speed(
+                [s / device.speed for s, device in zip(stages, own, strict=True)]
+            )
             for own in (placed[i : i + depth] for i in range(0, len(placed), depth))
         ]
         group = depth if draft.mode.chunks > 1 else 1
@@ -222,7 +224,10 @@ def choose_layouts(inputs: PlanInputs) -> Layouts:
         return known[0]
     again = inputs.recompute is not False
     each_s = [
-        (sum(layouts.cuts.times.costs_s(again)[0]) + layouts.cuts.times.beside_s(again))
+        (
+            sum(layouts.cuts.times.costs_s(again)[0])
+            + layouts.cuts.times.overhead_s(again)
+        )
         / layouts.microbatch_size
         for layouts in fitting
     ]

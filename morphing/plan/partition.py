@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.schedules.compiled import fast
+from spottrain.morphing.schedules.compiled import jitted
 from spottrain.morphing.schedules.types import Numbers
 
 Costs = npt.NDArray[np.float64]
@@ -68,7 +68,7 @@ def partition(
             _allowed(run_costs[w], stages, p, fits) for p, w in enumerate(which)
         ]
         which = list(range(stages))
-    bottleneck, bounds = fast(_cut, stages * count * count)(
+    bottleneck, bounds = jitted(_cut, stages * count * count)(
         np.stack(run_costs), np.array(which, np.int64)
     )
     return None if bottleneck == math.inf else tuple(bounds.tolist())

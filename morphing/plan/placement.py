@@ -71,13 +71,13 @@ def place(
     that a fleet can compute (a pipeline is as fast as its slowest device). Of the
     remaining devices, the faster ones get the heavier stages. Where that leaves a
     choice, a device stays with the sections it has in ``previous``, by their bytes. The
-    others are dealt out in the order of their names, so that the slots of a VM are
+    others are assigned in the order of their names, so that the slots of a VM are
     neighbours in a pipeline. Where one VM would get all replicas of a stage, one of
     them swaps places, if possible with a device of its speed. Replicas are ordered from
     fast to slow, a mixed one after those of equal devices that are no faster.
 
     Args:
-        devices: What ``take`` returned: exactly one a place.
+        devices: What ``take`` returned: exactly one per place.
         stage_bounds: Runs of sections, as in ``Plan.stage_bounds``.
         width: Replicas.
         facts: Bytes of the sections.

@@ -44,7 +44,7 @@ def max_minibatches(
     search = _Search(lives, sizes, pause_s, end_s)
     if end_s / sizes[-1][1] > MAX_COUNTED:
         return int(search.max_in_parts() + 1e-9)
-    return search.most()
+    return search.max_whole()
 
 
 def _useful(step_s: Mapping[int, float]) -> list[tuple[int, float]]:
@@ -73,7 +73,7 @@ class _Search:
         self.stays: dict[int, list[float]] = {}
         self.sizes, self.pause_s, self.end_s = sizes, pause_s, end_s
 
-    def most(self) -> int:
+    def max_whole(self) -> int:
         """Return the maximum number of whole mini-batches.
 
         Dynamic programming over how many are done: for each the earliest moment at

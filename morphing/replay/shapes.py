@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, replace
 from functools import partial
 
-from spottrain.morphing.adapt.policy import CAUTION, handicap
+from spottrain.morphing.adapt.policy import CAUTION, capped_slowdown
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.inputs import PlanInputs, positive
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal
@@ -52,7 +52,7 @@ class Shape:
 
 def _cost(share: float, shape: Shape) -> tuple[float, int]:
     """Return the cost by which shapes are compared, as in ``choose``."""
-    return shape.step_s * handicap(shape.depth, shape.width, share), shape.depth
+    return shape.step_s * capped_slowdown(shape.depth, shape.width, share), shape.depth
 
 
 class Shapes:

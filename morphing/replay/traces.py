@@ -2,7 +2,7 @@
 
 Two formats are read, told apart by their rows, neither with a header:
 
-- ``milliseconds,add|remove,node``: one VM a row;
+- ``milliseconds,add|remove,node``: one VM per row;
 - ``YYYY-mm-dd, HH:MM:SS, count``: the number of VMs. Which of them are lost when the
   count falls is not known, so they are drawn from a seed.
 """

@@ -17,17 +17,17 @@ F = TypeVar("F", bound=Callable[..., Any])
 
 WORTH_COMPILING = 3000
 """Number of tasks from which on importing numba pays."""
-_parts: list[Callable[..., Any]] = []
+_jitables: list[Callable[..., Any]] = []
 _compiled: dict[Callable[..., Any], Any] = {}
 
 
-def part(function: F) -> F:
+def jitable(function: F) -> F:
     """Declare a function that loops call, so that it is compiled with them."""
-    _parts.append(function)
+    _jitables.append(function)
     return function
 
 
-def fast(loop: F, tasks: int) -> F:
+def jitted(loop: F, tasks: int) -> F:
     """Return ``loop``, compiled if that was done before or pays for so many tasks."""
     if _compiled.get(loop) is None:
         if tasks < WORTH_COMPILING and not _compiled:
@@ -46,9 +46,9 @@ def _compile(loop: F) -> Any:
         return loop
     from numba.extending import register_jitable
 
-    for function in _parts:
+    for function in _jitables:
         register_jitable(function)
-    _parts.clear()
+    _jitables.clear()
     config: Any = numba.config
     usual = config.CACHE_DIR
     config.CACHE_DIR = usual or str(_cache_dir())

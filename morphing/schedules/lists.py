@@ -14,7 +14,7 @@ from typing import TypeAlias
 import numpy as np
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.schedules.compiled import fast
+from spottrain.morphing.schedules.compiled import jitted
 from spottrain.morphing.schedules.quanta import play_quanta
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import RUNS, peaks
@@ -57,7 +57,7 @@ class Schedule:
     @cached_property
     def max_in_flight(self) -> tuple[int, ...]:
         """Maximum micro-batches in flight on each stage that follows its list."""
-        peak = fast(peaks, len(self.codes))(self.codes, self.runs)
+        peak = jitted(peaks, len(self.codes))(self.codes, self.runs)
         return tuple(peak.tolist())
 
     @cached_property
@@ -222,7 +222,7 @@ def _varuna(depth: int, num_microbatches: int, recompute: bool) -> Schedule:
     whole = 3 * num_microbatches + 2
     capacity = min(whole, TASKS_PER_STAGE * depth)
     while True:
-        play = fast(
+        play = jitted(
             play_quanta, depth * min(num_microbatches, QUANTA_PER_STAGE * depth)
         )
         works, runs, fits = play(depth, num_microbatches, recompute, capacity)

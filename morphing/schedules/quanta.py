@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import LENGTH, REPEATS, RUNS, START
 from spottrain.morphing.schedules.types import Codes, Numbers
@@ -15,12 +15,12 @@ to go backward, has come; forwards and backwards begun; quanta left of the runni
 recompute and backward; tasks in its list so far."""
 
 
-@part
+@jitable
 def repeats(stages: Numbers, then: Numbers, num_microbatches: int) -> int:
     """Return how often the tasks since ``then`` repeat, leaving one more to be played.
 
-    They do if the state is the same but for the micro-batches that went through. Only
-    the first stage meets the end of the mini-batch, as the others wait for it.
+    They do if the state is the same except for the micro-batches that went through.
+    Only the first stage meets the end of the mini-batch, as the others wait for it.
     """
     for p in range(len(stages)):
         a, b = then[p], stages[p]

@@ -6,17 +6,17 @@ directly, so that what is simulated is what runs. numba compiles everything here
 
 from __future__ import annotations
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 
 FORWARD, RECOMPUTE, BACKWARD = range(3)
 """Works, as the schedule's codes name them: a code is 3 times the chunk plus the work."""
 NOTHING = -1
 """There is nothing to run before something arrives."""
-OPPORTUNISTIC, STRICT, ORIGINAL = range(3)
+OPPORTUNISTIC, STRICT = range(2)
 """Order policies: see ``schedule.OrderPolicy``."""
 
 
-@part
+@jitable
 def decide(
     order_policy: int,
     listed: int,
@@ -31,7 +31,7 @@ def decide(
     """Return the work to run now, or ``NOTHING``; see ``schedule.next_task``.
 
     Args:
-        order_policy: How far the stage may depart from its list.
+        order_policy: How strictly the stage follows its list.
         listed: Work of the list's next task.
         forwards: Done so far; this and the next three of the listed task's chunk.
         backwards: Done so far.
@@ -44,12 +44,9 @@ def decide(
     can_forward = forwards < activations
     can_backward = backwards < forwards and backwards < gradients
     if order_policy != OPPORTUNISTIC:
-        ready = can_forward
-        if listed == BACKWARD:
-            ready = can_backward
-        elif listed == RECOMPUTE:
-            ready = order_policy == STRICT or can_backward
-        return listed if ready else NOTHING
+        if listed == FORWARD:
+            return listed if can_forward else NOTHING
+        return listed if can_backward or listed == RECOMPUTE else NOTHING
     can_forward = can_forward and forwards - backwards < bound
     if can_forward and (listed == FORWARD or not can_backward):
         return FORWARD
@@ -59,19 +56,14 @@ def decide(
     return BACKWARD if can_backward else NOTHING
 
 
-@part
+@jitable
 def keeps_graph(
-    order_policy: int,
-    listed: int,
-    following: int,
-    forwards: int,
-    backwards: int,
-    passed: int,
+    listed: int, following: int, forwards: int, backwards: int, passed: int
 ) -> bool:
     """Return whether the forward that the list has next is to keep its tensors.
 
     Args:
-        order_policy: How far the stage may depart from its list.
+        order_policy: How strictly the stage follows its list.
         listed: Work of the list's next task.
         following: Work of the task after it.
         forwards: Done so far.
@@ -79,30 +71,5 @@ def keeps_graph(
         passed: Recomputes in the list before ``listed``.
     """
     return (
-        order_policy != ORIGINAL
-        and listed == FORWARD
-        and following == RECOMPUTE
-        and forwards == backwards == passed
-    )
-
-
-@part
-def expects_forward(
-    order_policy: int,
-    listed: int,
-    forwards: int,
-    backwards: int,
-    gradients: int,
-    num_microbatches: int,
-) -> bool:
-    """Return whether a stage puts its next forward before the listed recompute for good.
-
-    The original simulator does so while the gradient is missing and forwards are left,
-    whether or not the activation has arrived. The stage then waits for that forward.
-    """
-    return (
-        order_policy == ORIGINAL
-        and listed == RECOMPUTE
-        and backwards >= gradients
-        and forwards < num_microbatches
+        listed == FORWARD and following == RECOMPUTE and forwards == backwards == passed
     )

@@ -1,6 +1,6 @@
 """Schedules as data, and the rule by which a stage departs from its schedule.
 
-A schedule is one list of tasks a stage, made before the mini-batch begins (``lists`` makes
+A schedule is one list of tasks per stage, made before the mini-batch begins (``lists`` makes
 it). ``next_task`` reads a stage's list and ``StageProgress`` and says what to run now. The
 executor asks it; the simulator's loops ask the functions beneath it (``loops.rule``), so
 that what is simulated is what runs.
@@ -44,10 +44,6 @@ class OrderPolicy(IntEnum):
     STRICT = rule.STRICT
     """Exactly: the stage waits for whatever is next. Only under this policy a slower
     task never makes the mini-batch finish earlier."""
-    ORIGINAL = rule.ORIGINAL
-    """As Varuna's published simulator: in order, but a recompute waits for its
-    gradient; as long as that is missing a forward is permanently put before it; and no
-    forward keeps its tensors, so that no recompute is skipped."""
 
 
 class Task(NamedTuple):
@@ -245,7 +241,6 @@ class StageProgress:
         is always by the next to go backward."""
         self.peak_in_flight = 0
         self._position = 0
-        self._promised = False
         self._recomputed = 0
         self._passed = dict.fromkeys(Work, 0)
 
@@ -280,7 +275,6 @@ class StageProgress:
         if task.work is not Work.FORWARD or following >= len(self.tasks):
             return False
         return rule.keeps_graph(
-            self.order_policy,
             NUMBERS[self.tasks[self._position].work],
             NUMBERS[self.tasks[following].work],
             self.forwards,
@@ -295,8 +289,7 @@ class StageProgress:
             if counts.recomputes and self.keeps_graph(task):
                 self.graph_kept = True
                 self._recomputed += 1
-            self._promised = False
-            counts.forwards += 1
+                counts.forwards += 1
             self.forwards += 1
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         elif task.work is Work.RECOMPUTE:
@@ -345,18 +338,9 @@ def next_task(progress: StageProgress) -> Task | None:
         return None
     listed = progress.tasks[progress._position]
     counts = progress.chunks[listed.chunk]
-    work = NUMBERS[listed.work]
-    progress._promised = progress._promised or rule.expects_forward(
-        progress.order_policy,
-        work,
-        counts.forwards,
-        counts.backwards,
-        counts.gradients,
-        progress.num_microbatches,
-    )
     chosen = rule.decide(
         progress.order_policy,
-        rule.FORWARD if progress._promised else work,
+        NUMBERS[listed.work],
         counts.forwards,
         counts.backwards,
         counts.activations,
@@ -367,7 +351,7 @@ def next_task(progress: StageProgress) -> Task | None:
     )
     if chosen == rule.NOTHING:
         return None
-    if chosen == work:
+    if chosen == NUMBERS[listed.work]:
         return listed
     is_forward = chosen == rule.FORWARD
     return Task(WORKS[chosen], counts.forwards if is_forward else counts.backwards)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import (
     BACKWARD,
     FORWARD,
@@ -37,7 +37,6 @@ START, LENGTH, REPEATS = range(3)
     _PASSED_RECOMPUTES,
     _PASSED_BACKWARDS,
     GRAPH_KEPT,
-    PROMISED,
     RUNNING,
     UNTIL,
     BUSY,
@@ -46,7 +45,7 @@ START, LENGTH, REPEATS = range(3)
     BOUND,
     RECOMPUTES,
     FIELDS,
-) = range(20)
+) = range(19)
 """Of a stage. RUN, OFFSET, REPEAT: the next task's place. LISTED: its code. FORWARDS,
 RECOMPUTED (or no longer needed), BACKWARDS: done. PASSED and the two after it: works in
 the list before the next task. RUNNING: the code of the running task, UNTIL then."""
@@ -54,7 +53,7 @@ ACTIVATIONS, GRADIENTS, CHUNK_FORWARDS, CHUNK_BACKWARDS, COUNTS = range(5)
 """Of a chunk: arrived, arrived, done, done."""
 
 
-@part
+@jitable
 def peaks(codes: Codes, runs: Numbers) -> Numbers:
     """Return each stage's maximum micro-batches in flight if it follows its list."""
     peak = np.zeros(len(runs), np.int64)
@@ -77,7 +76,7 @@ def peaks(codes: Codes, runs: Numbers) -> Numbers:
     return peak
 
 
-@part
+@jitable
 def make_stages(codes: Codes, runs: Numbers, bound: int) -> Numbers:
     """Return the rows of stages that have done nothing yet.
 
@@ -98,7 +97,7 @@ def make_stages(codes: Codes, runs: Numbers, bound: int) -> Numbers:
     return stages
 
 
-@part
+@jitable
 def make_counts(depth: int, chunks: int, num_microbatches: int) -> Numbers:
     """Return the rows of chunks: the first reads its input, the last has its loss."""
     counts = np.zeros((depth, chunks, COUNTS), np.int64)
@@ -107,7 +106,7 @@ def make_counts(depth: int, chunks: int, num_microbatches: int) -> Numbers:
     return counts
 
 
-@part
+@jitable
 def advance(stage: Numbers, runs: Numbers, codes: Codes) -> None:
     """Pass the entries of the list that are done or no longer needed."""
     while stage[RUN] < RUNS:
@@ -130,7 +129,7 @@ def advance(stage: Numbers, runs: Numbers, codes: Codes) -> None:
     stage[LISTED] = NOTHING
 
 
-@part
+@jitable
 def following(stage: Numbers, runs: Numbers, codes: Codes) -> int:
     """Return the code after the listed one, or ``NOTHING``."""
     run = runs[stage[RUN]]
@@ -144,7 +143,7 @@ def following(stage: Numbers, runs: Numbers, codes: Codes) -> int:
     return NOTHING
 
 
-@part
+@jitable
 def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
     """Return the code of the task to run now, or ``NOTHING``."""
     listed = stage[LISTED]
@@ -153,7 +152,7 @@ def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
     chunk = listed // 3
     work = decide(
         order_policy,
-        FORWARD if stage[PROMISED] else listed % 3,
+        listed % 3,
         counts[chunk, CHUNK_FORWARDS],
         counts[chunk, CHUNK_BACKWARDS],
         counts[chunk, ACTIVATIONS],
@@ -165,14 +164,9 @@ def choose(order_policy: int, stage: Numbers, counts: Numbers) -> int:
     return NOTHING if work == NOTHING else 3 * chunk + work
 
 
-@part
+@jitable
 def complete(
-    order_policy: int,
-    stage: Numbers,
-    counts: Numbers,
-    runs: Numbers,
-    codes: Codes,
-    now: int,
+    stage: Numbers, counts: Numbers, runs: Numbers, codes: Codes, now: int
 ) -> int:
     """Note that the running task is done and return its code."""
     code = stage[RUNNING]
@@ -181,7 +175,6 @@ def complete(
     stage[FINISH] = now
     if work == FORWARD:
         if stage[RECOMPUTES] and keeps_graph(
-            order_policy,
             stage[LISTED] % 3,
             following(stage, runs, codes) % 3,
             stage[FORWARDS],
@@ -190,7 +183,6 @@ def complete(
         ):
             stage[GRAPH_KEPT] = 1
             stage[RECOMPUTED] += 1
-        stage[PROMISED] = 0
         stage[FORWARDS] += 1
         counts[chunk, CHUNK_FORWARDS] += 1
         stage[PEAK] = max(stage[PEAK], stage[FORWARDS] - stage[BACKWARDS])

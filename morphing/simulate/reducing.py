@@ -94,7 +94,7 @@ def tied_bytes(facts: ModelFacts) -> tuple[float, ...]:
     """Return the bytes of a copy of each of ``facts.tied``.
 
     Where facts do not say it, what sections count beyond the distinct parameters (of 4
-    bytes an element) is shared out evenly over the extra copies.
+    bytes per element) is shared out evenly over the extra copies.
     """
     counted = sum(section.param_bytes for section in facts.sections)
     excess = max(0, counted - FLOAT32_BYTES * facts.num_parameters)
@@ -116,7 +116,7 @@ class Reducer:
     Args:
         plan: Says which ranks are in which VM.
         profile: Rings and links.
-        reduction: ``fast``: ring all-reduces, a tensor a section. ``exact``: the sum goes
+        reduction: ``fast``: ring all-reduces, a tensor per section. ``exact``: the sum goes
             from replica to replica, then is broadcast by a tree.
     """
 

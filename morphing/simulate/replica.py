@@ -15,17 +15,14 @@ from numpy.typing import NDArray
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import rule
-from spottrain.morphing.schedules.compiled import fast
+from spottrain.morphing.schedules.compiled import jitted
 from spottrain.morphing.schedules.lists import Schedule, pack
 from spottrain.morphing.schedules.schedule import NUMBERS, StageSchedule, Work
 from spottrain.morphing.schedules.stage import BUSY, FINISH, PEAK
 from spottrain.morphing.schedules.types import Numbers
-from spottrain.morphing.simulate.loops.original import MICROSECOND, play_original
 from spottrain.morphing.simulate.loops.play import play
 
 NANOSECONDS = 10**9
-MAX_PLAYED_TASKS = 3 * 10**8
-"""Maximum number of tasks that are played one by one, which takes minutes."""
 MAX_NANOSECONDS = 1 << 58
 """Nine years: a mini-batch that might take longer is refused, times could overflow."""
 
@@ -78,12 +75,7 @@ class Conditions(StrEnum):
     carries one message at a time; all that happens at an instant is known before
     anything starts."""
     STRICT = "in-order"
-    """The same but for ``OrderPolicy.STRICT``: stages follow their lists exactly."""
-    ORIGINAL = "original"
-    """As the simulator that Varuna's authors published: ``OrderPolicy.ORIGINAL``; whole
-    microseconds; a stage has up to 4 messages under way at once, all at full speed and
-    activations first; a coin decides about what happens at the same microsecond (see
-    ``loops.original``)."""
+    """The same except for ``OrderPolicy.STRICT``: stages follow their lists exactly."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,12 +102,12 @@ def simulate_pipeline(
     """Simulate one replica's mini-batch.
 
     The steady state is fast-forwarded, so that millions of micro-batches take no longer
-    than hundreds; the result is the same to the nanosecond. (Not with jitter nor in the
-    original's conditions, which have no steady state.)
+    than hundreds; the result is the same to the nanosecond. (Not with jitter,
+    which has no steady state.)
 
     Args:
         lists: Of all stages: ``compact_schedule`` or, at length, ``make_schedule``.
-        stages: One a stage. The chunks of an interleaved schedule take equal shares, or
+        stages: One per stage. The chunks of an interleaved schedule take equal shares, or
             what the stage's times say for each of them.
         links: One between each two neighbouring stages, and for an interleaved schedule
             one from the last stage to the first; as slow as the slowest if not given.
@@ -127,20 +119,18 @@ def simulate_pipeline(
         fast_forward: Whether to skip the steady state; ``False`` for comparison.
 
     Raises:
-        PlanError: Numbers of stages and links do not fit the lists; a time is negative
-            or not finite; or jitter or chunks are asked for in the original's conditions.
+        PlanError: Numbers of stages and links do not fit the lists, or a time is
+            negative or not finite.
     """
     schedule = lists if isinstance(lists, Schedule) else _packed(lists)
     parts = [_parts(stage, schedule.chunks) for stage in stages]
-    _check(schedule, parts, links, conditions, jitter)
+    _check(schedule, parts, links)
     if not jitter and _never_waits(schedule):
         return _run_alone(schedule, parts[0][0], bound, conditions)
-    if conditions is Conditions.ORIGINAL:
-        return _run(_play_original(schedule, [own for (own,) in parts], links))
     around = _around(links, len(stages))
     durations, transfer, latency = _times(schedule, parts, around, jitter)
     free = conditions is Conditions.RUNTIME and schedule.chunks == 1
-    rows, _ = fast(play, schedule.num_tasks)(
+    rows, _ = jitted(play, schedule.num_tasks)(
         schedule.codes,
         schedule.runs,
         bound or 0,
@@ -206,8 +196,6 @@ def _check(
     schedule: Schedule,
     stages: Sequence[Sequence[StageTimes]],
     links: Sequence[Link],
-    conditions: Conditions,
-    jitter: Jitter | None,
 ) -> None:
     depth = schedule.pipeline_depth
     most = depth if schedule.chunks > 1 else depth - 1
@@ -231,10 +219,6 @@ def _check(
             f"got {next(t for t in times if not 0 <= t < limit_s)} s; take fewer "
             "micro-batches or a shorter time"
         )
-    if conditions is Conditions.ORIGINAL and (jitter or schedule.chunks > 1):
-        raise PlanError(
-            "the original's conditions support neither jitter nor chunks; leave them out"
-        )
 
 
 def _never_waits(schedule: Schedule) -> bool:
@@ -250,11 +234,7 @@ def _run_alone(
     schedule: Schedule, stage: StageTimes, bound: int | None, conditions: Conditions
 ) -> PipelineRun:
     """Return the run of a single stage, which needs no simulation."""
-    unit = MICROSECOND if conditions is Conditions.ORIGINAL else 1
-    once = sum(
-        round(time_s * (NANOSECONDS // unit)) * unit
-        for time_s in (stage.forward_s, stage.backward_s)
-    )
+    once = sum(round(t * NANOSECONDS) for t in (stage.forward_s, stage.backward_s))
     busy_s = schedule.num_microbatches * once / NANOSECONDS
     peak = schedule.max_in_flight[0]
     if bound is not None and conditions is Conditions.RUNTIME:
@@ -323,24 +303,3 @@ def _factors(
 def _whole(times_s: NDArray[np.float64]) -> Numbers:
     """Return seconds in whole nanoseconds."""
     return np.rint(times_s * NANOSECONDS).astype(np.int64)
-
-
-def _play_original(
-    schedule: Schedule, stages: Sequence[StageTimes], links: Sequence[Link]
-) -> Numbers:
-    works = [[s.forward_s, s.recompute_s, s.backward_s] for s in stages]
-    sends = [link.latency_s + link.transfer_s for link in links]
-    times = [
-        np.rint(np.array(times_s) * (NANOSECONDS // MICROSECOND)).astype(np.int64)
-        * MICROSECOND
-        for times_s in (works, sends)
-    ]
-    if schedule.num_tasks > MAX_PLAYED_TASKS:
-        raise PlanError(
-            f"the original's conditions play every task, {MAX_PLAYED_TASKS:.0e} at most: got "
-            f"{schedule.num_tasks}; take fewer micro-batches, or the runtime's conditions"
-        )
-    rows: Numbers = fast(play_original, schedule.num_tasks)(
-        schedule.codes, schedule.runs, times[0], times[1], schedule.num_microbatches
-    )
-    return rows

@@ -30,7 +30,7 @@ def wire_replicas(plan: Plan, profile: Profile) -> list[tuple[Link, ...]]:
         row = _wire(profile, sent, _Ends(tuple(range(depth)), (1,) * len(sent)))
         return [row] * width
     vms = [names[d * depth : (d + 1) * depth] for d in range(width)]
-    starts, stops = _users(vms, len(sent))
+    starts, stops = _links_per_vm(vms, len(sent))
     known: dict[_Ends, tuple[Link, ...]] = {}
     rows = []
     for own in vms:
@@ -59,7 +59,7 @@ class _Ends(NamedTuple):
     """Number of replicas that send over the NICs of each link at the same time."""
 
 
-def _users(
+def _links_per_vm(
     vms: Sequence[Sequence[str]], links: int
 ) -> tuple[list[Counter[str]], list[Counter[str]]]:
     """Return for each link from how many replicas it leaves each VM, and arrives there."""

@@ -1,9 +1,9 @@
 """Counts the bytes of a stage's tensors, to check the planner's memory model.
 
-Counted: what lies in the arenas, and every storage from when a worker makes or receives
-it until nothing refers to it any more. Never resident set size, which also counts the
-interpreter and the allocator's reserve. What is not a tensor of this process's own code,
-such as scratch memory of kernels and of collectives, is not seen.
+Counted are the arenas, and every storage from when a worker makes or receives it until
+nothing refers to it any more. Never resident set size, which also counts the
+interpreter and the allocator's reserve. Memory other than tensors of this process's own
+code, such as scratch memory of kernels and of collectives, is not seen.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _name(tensor: torch.Tensor) -> int:
 
 
 @dataclass(frozen=True, slots=True)
-class _Taken:
+class _TaskBytes:
     """Maximum bytes of the tasks of a kind."""
 
     spike: int
@@ -146,7 +146,7 @@ class TensorTracker:
         self._live.add(static_bytes)
         self._first = True
         self._seen: Counter[tuple[str, int]] = Counter()
-        self._taken: dict[tuple[str, int], _Taken] = {}
+        self._task_bytes: dict[tuple[str, int], _TaskBytes] = {}
         self._watched: set[Unit] = set()
         """Units whose graph's storages are counted one by one."""
         self._graphs: dict[Unit, int] = {}
@@ -242,12 +242,14 @@ class TensorTracker:
         return result
 
     def _note(self, key: tuple[str, int], *, spike: int = 0, left: int = 0) -> None:
-        known = self._taken.get(key, _Taken(0, 0))
-        self._taken[key] = _Taken(max(known.spike, spike), max(known.left, left))
+        known = self._task_bytes.get(key, _TaskBytes(0, 0))
+        self._task_bytes[key] = _TaskBytes(
+            max(known.spike, spike), max(known.left, left)
+        )
 
-    def _spike(self, key: tuple[str, int]) -> _Taken:
+    def _spike(self, key: tuple[str, int]) -> _TaskBytes:
         """Count the highest moment of a task that is not watched."""
-        taken = self._taken.get(key, _Taken(0, 0))
+        taken = self._task_bytes.get(key, _TaskBytes(0, 0))
         self._live.add(taken.spike)
         self._live.add(-taken.spike)
         return taken

@@ -58,8 +58,8 @@ class MicrobatchSource:
     Args:
         job: Gives the datasets and how examples are put together.
         seed: The job's seed.
-        minibatch_size: Examples a mini-batch.
-        microbatch_size: Examples a micro-batch.
+        minibatch_size: Examples per mini-batch.
+        microbatch_size: Examples per micro-batch.
     """
 
     def __init__(

@@ -37,10 +37,10 @@ class _Unwind(BaseException):
 class StageModel:
     """Consecutive sections of the user's model, run by the model's own code.
 
-    What lies before the stage yields zeros of the right shape that take no memory; the
-    received activation is put in as the output of the block before the stage; after
-    the stage's last block the user's code is left by an exception. Parameters that
-    the stage does not own take no memory.
+    Modules before the stage yield zeros of the right shape that take no memory; the
+    received activation is put in as the output of the block before the stage; after the
+    stage's last block the user's code is left by an exception. Parameters that the
+    stage does not own take no memory.
 
     Args:
         job: The user's job.

@@ -41,6 +41,7 @@ from spottrain.wire import JobSpec
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
+_CALIBRATION = "calibration"
 _PR_SET_PDEATHSIG = 1
 
 _Body = Callable[[socket.socket], None]
@@ -155,7 +156,7 @@ class Supervisor:
     def _perform(self, command: wire.Command) -> None:
         match command:
             case wire.Initialise():
-                self._fork_with_job("initialise", initialise_and_report)
+                self._fork_with_job("initialisation", initialise_and_report)
             case wire.Calibrate():
                 self._calibrate(command)
             case wire.OpenStore(generation=generation):
@@ -187,13 +188,13 @@ class Supervisor:
         self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
             task = functools.partial(measure_and_report, command, rank, slot)
-            child = self._fork_with_job("measuring", task)
+            child = self._fork_with_job(_CALIBRATION, task)
             child.generation, child.task_slot = command.generation, slot
 
     def _end_rounds(self, before: int) -> None:
         """Kill processes of calibration rounds older than ``before``."""
         for child in self._children.values():
-            if child.what == "measuring" and child.generation > before:
+            if child.what == _CALIBRATION and child.generation > before:
                 os.kill(child.pid, signal.SIGKILL)
 
     def _running(self) -> list[_Child]:

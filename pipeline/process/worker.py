@@ -37,7 +37,7 @@ class SupervisorLink:
     """The worker's end of the socket to its supervisor; also a ``MemoryHolder``.
 
     Args:
-        connection: A connected ``SOCK_SEQPACKET`` socket, a message a packet.
+        connection: A connected ``SOCK_SEQPACKET`` socket, a message per packet.
         held: Names of the pieces of memory that a predecessor left.
     """
 

@@ -211,7 +211,7 @@ class SectionArena:
             piece.tensor(offset, (count,), dtype)
             for dtype, offset, count in layout.runs
         ]
-        """All gradients of one type as one flat tensor, a tensor a type."""
+        """All gradients of one type as one flat tensor, a tensor per type."""
 
         def span(start: int, end: int) -> torch.Tensor:
             return piece.tensor(start, (end - start,), torch.uint8)

@@ -89,7 +89,7 @@ def load_section(
 ) -> dict[str, torch.Tensor]:
     """Return all tensors of one section, its files compared with their hashes first.
 
-    The tensors lie in the page cache, not in memory of this process, until they are
+    The tensors are in the page cache, not in memory of this process, until they are
     written to (which does not reach the file): copy them to where they belong.
 
     Raises:

@@ -121,7 +121,7 @@ def contribution(
 
 
 @dataclass(frozen=True, slots=True)
-class Exchanged:
+class ExchangeResult:
     """Result of the exchange at the end of a mini-batch, the same at all ranks."""
 
     contributions: list[Contribution]
@@ -150,7 +150,7 @@ class Gatherer:
 
     def exchange(
         self, mine: Sequence[Contribution], stop: int, checkpoint: int, share: int
-    ) -> Exchanged:
+    ) -> ExchangeResult:
         """Exchange this rank's values with those of all ranks.
 
         Args:
@@ -177,7 +177,7 @@ class Gatherer:
                 Contribution(section, loss_sum, weight, square_norm, bool(overflow))
             )
         shares = everything[:, -3]
-        return Exchanged(
+        return ExchangeResult(
             contributions=contributions,
             stop=int(everything[:, -2].max()),
             settled_step=int(everything[:, -1].min()),

@@ -12,7 +12,7 @@ from random import Random
 from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
 
 from spottrain.morphing.adapt.balance import start
-from spottrain.morphing.adapt.shares import pace_of, share_virtual_nodes
+from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.replay.mixing import WorkerType, split_minibatch
@@ -96,7 +96,7 @@ def step_s(plan: Plan, speeds: list[float]) -> float:
     depth = plan.pipeline_depth
     own_s = 0.080 * len(plan.sections_of(0))
     throughputs = [
-        pace_of([own_s / v for v in speeds[i : i + depth]])
+        replica_speed([own_s / v for v in speeds[i : i + depth]])
         for i in range(0, len(speeds), depth)
     ]
     bounds = share_virtual_nodes(

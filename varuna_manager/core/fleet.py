@@ -15,19 +15,11 @@ from spottrain.pricing.billing.budget import reserve_s
 from spottrain.varuna_manager.core import calibration, spending
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import counters
+from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.commands import (
     AskProvider,
     StartAgent,
     TerminateVms,
-)
-from spottrain.varuna_manager.core.model.events import (
-    AgentRegistered,
-    AgentStarting,
-    CommandFailed,
-    JobMoved,
-    ProviderAnswered,
-    VmsListed,
-    VmsReturned,
 )
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
@@ -47,7 +39,7 @@ _ENDING_STATES = (VmState.STOPPING, VmState.TERMINATED)
 # --- The provider's list ------------------------------------------------------------------
 
 
-def vms_listed(transition: Transition, event: VmsListed) -> None:
+def vms_listed(transition: Transition, event: e.VmsListed) -> None:
     """Reconcile the state with the cloud's list, which is authoritative."""
     transition.state = replace(transition.state, reconciled=True)
     listed = {vm.vm_id: vm for vm in event.vms}
@@ -131,7 +123,7 @@ def adopt(transition: Transition, vm: Vm) -> None:
         transition.emit(StartAgent(vm_id=vm.vm_id))
 
 
-def provider_answered(transition: Transition, event: ProviderAnswered) -> None:
+def provider_answered(transition: Transition, event: e.ProviderAnswered) -> None:
     """Decide about a silent VM: if it still runs it is returned, and its memory is lost."""
     vm = transition.state.vms.get(event.vm_id)
     if vm is None or vm.silent_since_s is None or vm.phase is VmPhase.RETURNING:
@@ -158,15 +150,14 @@ def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
         state,
         vms=vms,
         initialiser=None if state.initialiser == vm.vm_id else state.initialiser,
-        fleet_changed_at_s=transition.now_s
-        if vm.is_usable
-        else state.fleet_changed_at_s,
         ledger=state.ledger.gone(vm.vm_id, transition.now_s),
     )
+    if vm.is_usable:
+        transition.note_fleet_change()
     transition.note_phase(vm.phase, None)
 
 
-def job_moved(transition: Transition, event: JobMoved) -> None:
+def job_moved(transition: Transition, event: e.JobMoved) -> None:
     """Return all VMs: they trust keys that stayed on the old machine.
 
     Open launches are not repeated: their VMs may exist and trust those keys too. The
@@ -193,16 +184,13 @@ def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> 
             replace(vm, phase=VmPhase.RETURNING, return_reason=reason, retry_at_s=None)
         )
     ids = tuple(vm.vm_id for vm in going)
-    state = transition.state
-    transition.state = replace(
-        state,
-        initialiser=None if state.initialiser in ids else state.initialiser,
-        fleet_changed_at_s=transition.now_s,
-    )
+    if transition.state.initialiser in ids:
+        transition.state = replace(transition.state, initialiser=None)
+    transition.note_fleet_change()
     transition.emit(TerminateVms(vm_ids=ids))
 
 
-def vms_returned(transition: Transition, event: VmsReturned) -> None:
+def vms_returned(transition: Transition, event: e.VmsReturned) -> None:
     """Remove the VMs that the cloud has taken back."""
     for vm_id in event.vm_ids:
         vm = transition.state.vms.get(vm_id)
@@ -214,7 +202,7 @@ def vms_returned(transition: Transition, event: VmsReturned) -> None:
 # --- Agents -------------------------------------------------------------------------------
 
 
-def agent_starting(transition: Transition, event: AgentStarting) -> None:
+def agent_starting(transition: Transition, event: e.AgentStarting) -> None:
     """Keep the hash of a token; older ones stay valid, as the agent may have one."""
     vm = transition.state.vms.get(event.vm_id)
     if vm is not None and event.token_sha256 not in vm.token_sha256s:
@@ -222,7 +210,7 @@ def agent_starting(transition: Transition, event: AgentStarting) -> None:
         transition.put_vm(replace(vm, token_sha256s=tokens))
 
 
-def agent_registered(transition: Transition, event: AgentRegistered) -> None:
+def agent_registered(transition: Transition, event: e.AgentRegistered) -> None:
     """The agent has called: its supervisor starts."""
     vm = transition.state.vms.get(event.vm_id)
     if vm is not None and vm.phase in (VmPhase.STARTING, VmPhase.BOOTING):
@@ -242,12 +230,10 @@ def vm_heard(transition: Transition, vm_id: str) -> None:
     vm = transition.state.vms.get(vm_id)
     if vm is not None and vm.silent_since_s is not None:
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
-        transition.state = replace(
-            transition.state, fleet_changed_at_s=transition.now_s
-        )
+        transition.note_fleet_change()
 
 
-def command_failed(transition: Transition, event: CommandFailed) -> None:
+def command_failed(transition: Transition, event: e.CommandFailed) -> None:
     """Repeat a command that failed for a VM after a pause; see ``advance``."""
     transition.log(f"{event.command.replace('_', ' ')} failed: {event.reason}")
     for vm_id in event.vm_ids:

@@ -143,8 +143,7 @@ def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
 
 def started(transition: Transition, slot: Slot, report: GenerationStarted) -> None:
     """A rank has its sections; the first report says from which step training continues."""
-    generation = transition.state.generation
-    assert generation is not None
+    generation = transition.generation
     if generation.ranks[slot] is RankPhase.INVITED:
         generation = transition.put_rank(slot, RankPhase.STARTED)
     if generation.from_step is None:
@@ -178,8 +177,7 @@ def _continue_from(transition: Transition, step: int) -> None:
 
 def stop_generation(transition: Transition, *, checkpoint: bool) -> None:
     """Stop all ranks after the same mini-batch."""
-    generation = transition.state.generation
-    assert generation is not None
+    generation = transition.generation
     generation = replace(
         generation,
         phase=GenerationPhase.STOPPING,
@@ -239,8 +237,7 @@ def leave(transition: Transition, slot: Slot, rank: RankPhase, reason: str) -> N
 
 def _name_cause(transition: Transition, reason: str) -> None:
     """Name a lost VM as the cause of a break that its peers reported first."""
-    generation = transition.state.generation
-    assert generation is not None
+    generation = transition.generation
     transition.put_generation(replace(generation, break_reason=reason))
     transition.state = replace(transition.state, plan_reason=reason)
 
@@ -255,8 +252,7 @@ def lose_vm(transition: Transition, vm_id: str, reason: str) -> None:
 
 def stopped(transition: Transition, slot: Slot, *, done: bool) -> None:
     """A rank stopped after the mini-batch that all stop after."""
-    generation = transition.state.generation
-    assert generation is not None
+    generation = transition.generation
     if generation.ranks[slot] in (RankPhase.INVITED, RankPhase.STARTED):
         generation = transition.put_rank(slot, RankPhase.STOPPED)
         transition.put_generation(replace(generation, done=generation.done or done))
@@ -342,8 +338,7 @@ def suspect(transition: Transition, vm_id: str) -> None:
 
 def close(transition: Transition, ended_by: str) -> None:
     """Close the generation: add it to the report, and end the job if it was the last."""
-    state, generation = transition.state, transition.state.generation
-    assert generation is not None
+    state, generation = transition.state, transition.generation
     broke = generation.phase is GenerationPhase.BREAKING
     summary = summary_of(generation, state.progress.step, transition.now_s, ended_by)
     progress = state.progress

@@ -132,4 +132,4 @@ def drain(transition: Transition, vm: VmRecord, reason: str) -> None:
             drain_reason=reason,
         )
     )
-    transition.state = replace(transition.state, fleet_changed_at_s=transition.now_s)
+    transition.note_fleet_change()

@@ -10,8 +10,8 @@ from spottrain.varuna_manager.core import calibration as calibrations
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core import planning, stragglers
 from spottrain.varuna_manager.core.model import counters
+from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.commands import Outcome
-from spottrain.varuna_manager.core.model.events import CheckpointRef, ReportReceived
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
     RankPhase,
@@ -22,7 +22,7 @@ from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import Slot
 
 
-def report_received(transition: Transition, event: ReportReceived) -> None:
+def report_received(transition: Transition, event: e.ReportReceived) -> None:
     """Fold a report into the state, once."""
     vm_id, state = event.vm_id, transition.state
     vm = state.vms.get(vm_id)
@@ -59,7 +59,7 @@ def report_received(transition: Transition, event: ReportReceived) -> None:
                 Outcome(kind="failed", exit_code=3, reason=message, traceback=traceback)
             )
         case wire.CheckpointSaved(name=name, step=step):
-            _checkpoint_saved(transition, CheckpointRef(name=name, step=step))
+            _checkpoint_saved(transition, e.CheckpointRef(name=name, step=step))
         case wire.CheckpointFailed():
             _checkpoint_failed(transition, report)
         case wire.CheckpointDamaged():
@@ -92,11 +92,9 @@ def _supervisor_ready(
             ready_at_s=transition.now_s,
         )
     )
-    transition.state = replace(
-        transition.state,
-        fleet_changed_at_s=transition.now_s,
-        ledger=transition.state.ledger.ready(vm_id, transition.now_s),
-    )
+    ledger = transition.state.ledger.ready(vm_id, transition.now_s)
+    transition.state = replace(transition.state, ledger=ledger)
+    transition.note_fleet_change()
     transition.log(f"{vm_id}: ready with {report.num_slots} slots")
 
 
@@ -142,7 +140,7 @@ def _out(
 
 
 def checkpoints_listed(
-    transition: Transition, listed: tuple[CheckpointRef, ...]
+    transition: Transition, listed: tuple[e.CheckpointRef, ...]
 ) -> None:
     """Take over the store's list, but keep what was saved while it was being listed.
 
@@ -154,7 +152,7 @@ def checkpoints_listed(
     transition.state = replace(transition.state, checkpoints=newer + listed)
 
 
-def _checkpoint_saved(transition: Transition, checkpoint: CheckpointRef) -> None:
+def _checkpoint_saved(transition: Transition, checkpoint: e.CheckpointRef) -> None:
     """Keep the checkpoints that the store still holds: older ones are deleted by now."""
     state = transition.state
     known = {c.name: c for c in (checkpoint, *state.checkpoints)}
@@ -205,7 +203,7 @@ def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> 
     transition.put_vm(
         replace(vm, noticed_at_s=transition.now_s, leaves_at_s=leaves_at_s)
     )
-    transition.state = replace(transition.state, fleet_changed_at_s=transition.now_s)
+    transition.note_fleet_change()
 
 
 def _interruption_cancelled(transition: Transition, vm_id: str) -> None:
@@ -215,4 +213,4 @@ def _interruption_cancelled(transition: Transition, vm_id: str) -> None:
         return
     counters.cancelled(transition, vm_id)
     transition.put_vm(replace(vm, noticed_at_s=None, leaves_at_s=None))
-    transition.state = replace(transition.state, fleet_changed_at_s=transition.now_s)
+    transition.note_fleet_change()

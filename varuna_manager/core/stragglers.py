@@ -124,8 +124,7 @@ def _minibatch(
     transition: Transition, ranks: Mapping[Slot, MinibatchCommitted], profile: Profile
 ) -> None:
     """Evaluate a mini-batch that all ranks have reported."""
-    state, generation = transition.state, transition.state.generation
-    assert generation is not None
+    state, generation = transition.state, transition.generation
     timings = generation.timings
     assert timings is not None
     plan = generation.plan
@@ -175,8 +174,7 @@ def _share(
     reports: list[MinibatchCommitted],
 ) -> None:
     """Let the balancer observe a mini-batch that was shared as it asked."""
-    generation = transition.state.generation
-    assert generation is not None
+    generation = transition.generation
     assert generation.timings is not None
     depth = generation.plan.pipeline_depth
     replicas = [reports[i : i + depth] for i in range(0, len(reports), depth)]
@@ -224,8 +222,7 @@ def _consider(
     transition: Transition, watch: StragglerWatch, straggler: Straggler
 ) -> None:
     """Mark a slow VM for replacement, if that is possible and pays."""
-    state, generation = transition.state, transition.state.generation
-    assert generation is not None
+    state, generation = transition.state, transition.generation
     assert generation.timings is not None
     slot = generation.plan.slots[straggler.rank]
     vm = state.vms.get(slot.vm_id)
@@ -276,8 +273,7 @@ def _pays(
     transition: Transition, watch: StragglerWatch, straggler: Straggler, vm: VmRecord
 ) -> bool:
     """Return whether the gain is worth a morph, and the price of a VM to rent."""
-    state, generation = transition.state, transition.state.generation
-    assert generation is not None
+    state, generation = transition.state, transition.generation
     spare = _spare(state, generation, vm)
     offer = None
     if spare is None:
@@ -363,7 +359,7 @@ def _set_replacement(
 ) -> VmRecord:
     vm = replace(vm, slow=replace(slow, replaced_by=replaced_by))
     transition.put_vm(vm)
-    transition.state = replace(transition.state, fleet_changed_at_s=transition.now_s)
+    transition.note_fleet_change()
     return vm
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
@@ -38,36 +38,10 @@ from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import question_of
-from spottrain.pricing.prices.history import VmLife
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
-from spottrain.varuna_manager.core.model.commands import (
-    AskProvider,
-    ComputePlan,
-    KeepProfile,
-    LaunchVms,
-    ReleaseJob,
-    StartAgent,
-    TerminateVms,
-)
-from spottrain.varuna_manager.core.model.events import (
-    AgentStarting,
-    CheckpointRef,
-    CheckpointsListed,
-    CommandFailed,
-    Event,
-    FailedCommand,
-    JobReleased,
-    LaunchRefused,
-    PlanComputed,
-    ProfilesListed,
-    ProviderAnswered,
-    RefusalKind,
-    SetupFailed,
-    VmLost,
-    VmsLaunched,
-    VmsReturned,
-)
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
 from spottrain.varuna_manager.daemon.poller import CloudPoller
@@ -93,7 +67,7 @@ _STARTERS = 64
 RETRY_S = 5.0
 """When to ask again if the cloud does not say."""
 
-_REFUSALS: dict[type[CloudError], RefusalKind] = {
+_REFUSALS: dict[type[CloudError], e.RefusalKind] = {
     NoCapacityError: "no_capacity",
     QuotaExceededError: "quota",
     PriceTooHighError: "price",
@@ -134,11 +108,11 @@ class EffectRunner:
         self._starters = ThreadPoolExecutor(_STARTERS, "start")
         self._planning = asyncio.Lock()
         self._newest_plan = ""
-        self._market = MarketWatch(sink)
+        self.market = MarketWatch(sink)
         self._parts: Mapping[str, CloudProvider] = (
             provider.parts() if isinstance(provider, HasParts) else {"": provider}
         )
-        self.poller = CloudPoller(sink, self._parts, self._call, self._market)
+        self.poller = CloudPoller(sink, self._parts, self._call, self.market)
 
     def close(self) -> None:
         """Cancel what has not begun and wait for what has: no cloud is called afterwards."""
@@ -182,7 +156,7 @@ class EffectRunner:
 
     # --- commands ---------------------------------------------------------------------
 
-    async def launch(self, command: LaunchVms) -> None:
+    async def launch(self, command: c.LaunchVms) -> None:
         """Rent VMs for a journalled intent."""
         request = LaunchRequest(
             token=command.token,
@@ -195,7 +169,7 @@ class EffectRunner:
         try:
             result = await self._call(self._provider.launch, request)
         except CloudError as error:
-            event: Event = LaunchRefused(
+            event: e.Event = e.LaunchRefused(
                 at_s=self._sink.now_s(),
                 intent=command.intent,
                 reason=str(error),
@@ -203,7 +177,7 @@ class EffectRunner:
                 retry_after_s=retry_after_s(error),
             )
         else:
-            event = VmsLaunched(
+            event = e.VmsLaunched(
                 at_s=self._sink.now_s(),
                 intent=command.intent,
                 vms=result.vms,
@@ -211,12 +185,14 @@ class EffectRunner:
             )
         self._sink.feed(event)
 
-    async def start_agent(self, command: StartAgent) -> None:
+    async def start_agent(self, command: c.StartAgent) -> None:
         """Mint a token for a VM and start its agent."""
         vm_id, token = command.vm_id, self._identity.vm_token(command.vm_id)
         token_hash = token_sha256(token)
         await self._sink.feed(
-            AgentStarting(at_s=self._sink.now_s(), vm_id=vm_id, token_sha256=token_hash)
+            e.AgentStarting(
+                at_s=self._sink.now_s(), vm_id=vm_id, token_sha256=token_hash
+            )
         )
         if vm_id not in self._sink.state.vms:
             return
@@ -231,11 +207,11 @@ class EffectRunner:
             await self._call_in(self._starters, CALL_S, start, vm_id, bootstrap)
         except VmNotFoundError as error:
             self._sink.feed(
-                VmLost(at_s=self._sink.now_s(), vm_id=vm_id, reason=str(error))
+                e.VmLost(at_s=self._sink.now_s(), vm_id=vm_id, reason=str(error))
             )
         except UserCodeError as error:
             self._sink.feed(
-                SetupFailed(
+                e.SetupFailed(
                     at_s=self._sink.now_s(),
                     vm_id=vm_id,
                     reason=str(error),
@@ -250,7 +226,7 @@ class EffectRunner:
         vm = self._sink.state.vms.get(vm_id)
         return self._parts.get("" if vm is None else vm.offer.cloud, self._provider)
 
-    async def terminate(self, command: TerminateVms) -> None:
+    async def terminate(self, command: c.TerminateVms) -> None:
         """Revoke the VMs' tokens, then return them, cloud by cloud."""
         wanted: dict[CloudProvider, list[str]] = {}
         for vm_id in command.vm_ids:
@@ -268,7 +244,7 @@ class EffectRunner:
         else:
             vms = await self._ended_vms(part, vm_ids)
             self._sink.feed(
-                VmsReturned(at_s=self._sink.now_s(), vm_ids=vm_ids, vms=vms)
+                e.VmsReturned(at_s=self._sink.now_s(), vm_ids=vm_ids, vms=vms)
             )
 
     async def _ended_vms(
@@ -282,7 +258,7 @@ class EffectRunner:
             return ()
         return tuple(vm for vm in vms if vm.vm_id in wanted)
 
-    async def release(self, _: ReleaseJob) -> None:
+    async def release(self, _: c.ReleaseJob) -> None:
         """Remove what the job's VMs shared in the cloud."""
         provider = self._provider
         try:
@@ -296,9 +272,9 @@ class EffectRunner:
             for part in self._parts.values():
                 vms = await self._ended_vms(part)
                 self._sink.feed(
-                    VmsReturned(at_s=self._sink.now_s(), vm_ids=(), vms=vms)
+                    e.VmsReturned(at_s=self._sink.now_s(), vm_ids=(), vms=vms)
                 )
-            self._sink.feed(JobReleased(at_s=self._sink.now_s()))
+            self._sink.feed(e.JobReleased(at_s=self._sink.now_s()))
 
     def unreachable_vms(self) -> Collection[str]:
         """Return the VMs that cannot call, through no fault of their own."""
@@ -307,7 +283,7 @@ class EffectRunner:
             knows.unreachable_vms() if isinstance(knows, ReportsUnreachableVms) else ()
         )
 
-    async def ask(self, command: AskProvider) -> None:
+    async def ask(self, command: c.AskProvider) -> None:
         """Ask the cloud whether a VM that fell silent still runs."""
         try:
             if command.vm_id in self.unreachable_vms():
@@ -319,14 +295,14 @@ class EffectRunner:
             return
         states = {vm.vm_id: vm.state for vm in vms}
         self._sink.feed(
-            ProviderAnswered(
+            e.ProviderAnswered(
                 at_s=self._sink.now_s(),
                 vm_id=command.vm_id,
                 state=states.get(command.vm_id),
             )
         )
 
-    async def plan(self, command: ComputePlan) -> None:
+    async def plan(self, command: c.ComputePlan) -> None:
         """Compute a plan, one at a time, and only for the newest inputs."""
         self._newest_plan = command.inputs_hash
         async with self._planning:
@@ -338,7 +314,7 @@ class EffectRunner:
                 self._fail("compute_plan", (), error)
                 return
         self._sink.feed(
-            PlanComputed(
+            e.PlanComputed(
                 at_s=self._sink.now_s(),
                 inputs_hash=command.inputs_hash,
                 plan=choice.plan,
@@ -349,20 +325,16 @@ class EffectRunner:
         )
 
     def _fail(
-        self, command: FailedCommand, vm_ids: tuple[str, ...], error: Exception
+        self, command: e.FailedCommand, vm_ids: tuple[str, ...], error: Exception
     ) -> None:
         self._sink.feed(
-            CommandFailed(
+            e.CommandFailed(
                 at_s=self._sink.now_s(),
                 command=command,
                 vm_ids=vm_ids,
                 reason=str(error),
             )
         )
-
-    async def vms_ended(self, lives: Sequence[VmLife]) -> None:
-        """Record how VMs have ended."""
-        await self._market.ended(lives)
 
     # --- checkpoints and profiles ---------------------------------------------------------
 
@@ -376,8 +348,8 @@ class EffectRunner:
                 # If it were taken for empty, training would start from the beginning.
                 logger.warning("%s; trying again", error)
                 await asyncio.sleep(STORE_PAUSE_S)
-        refs = tuple(CheckpointRef(name=c.name, step=c.step) for c in found)
-        self._sink.feed(CheckpointsListed(at_s=self._sink.now_s(), checkpoints=refs))
+        refs = tuple(e.CheckpointRef(name=one.name, step=one.step) for one in found)
+        self._sink.feed(e.CheckpointsListed(at_s=self._sink.now_s(), checkpoints=refs))
 
     async def relist_checkpoints(self) -> None:
         """List checkpoints again within ``RELIST_S``, as a known one cannot be read.
@@ -395,9 +367,9 @@ class EffectRunner:
     async def list_profiles(self) -> None:
         """Feed the profiles of the job's model that this machine keeps."""
         found = await asyncio.to_thread(profiles.known_profiles, self._job.facts)
-        self._sink.feed(ProfilesListed(at_s=self._sink.now_s(), profiles=found))
+        self._sink.feed(e.ProfilesListed(at_s=self._sink.now_s(), profiles=found))
 
-    async def keep_profile(self, command: KeepProfile) -> None:
+    async def keep_profile(self, command: c.KeepProfile) -> None:
         """Keep a profile for later jobs; a failure does not stop this one."""
         try:
             await asyncio.to_thread(profiles.keep, command.profile)
@@ -405,7 +377,7 @@ class EffectRunner:
             logger.warning("profile not kept: %s", error)
 
 
-def refusal_of(error: CloudError) -> RefusalKind:
+def refusal_of(error: CloudError) -> e.RefusalKind:
     """Return the kind of a refusal; ``unknown`` if the error does not say."""
     return _REFUSALS.get(type(error), "unknown")
 

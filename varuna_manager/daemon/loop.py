@@ -21,34 +21,8 @@ import spottrain
 from spottrain import wire
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.varuna_manager.core import step
-from spottrain.varuna_manager.core.model.commands import (
-    AskProvider,
-    Command,
-    ComputePlan,
-    Finish,
-    IntendLaunch,
-    KeepProfile,
-    LaunchVms,
-    Outcome,
-    ReleaseJob,
-    Send,
-    SetTimer,
-    StartAgent,
-    TerminateVms,
-)
-from spottrain.varuna_manager.core.model.events import (
-    AgentRegistered,
-    ClockSet,
-    Event,
-    LaunchIntended,
-    LimitsChanged,
-    ManagerStarted,
-    ReportReceived,
-    StopRequested,
-    TimerFired,
-    VmHeard,
-    VmSilent,
-)
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.clock import Clock
@@ -64,7 +38,7 @@ from spottrain.varuna_manager.reporting.history import fold
 
 logger = logging.getLogger(__name__)
 
-C = TypeVar("C", LaunchVms, TerminateVms, ReleaseJob)
+C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.ReleaseJob)
 
 RECONNECT_S = 5.0
 """How long agents that outlived a manager may take to reach the next one."""
@@ -108,14 +82,14 @@ class ManagerLoop:
         self.channel = ControlChannel(
             self, self.sessions, self.state.job.spec, workdir, identity.admin_token()
         )
-        self._events: asyncio.Queue[tuple[Event, asyncio.Future[None]]] = (
+        self._events: asyncio.Queue[tuple[e.Event, asyncio.Future[None]]] = (
             asyncio.Queue()
         )
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
 
-    async def run(self) -> Outcome:
+    async def run(self) -> c.Outcome:
         """Manage the job to its end; return how it ended.
 
         Raises:
@@ -124,7 +98,7 @@ class ManagerLoop:
         self._broken = asyncio.get_running_loop().create_future()
         self._readmit()
         self.feed(
-            ManagerStarted(
+            e.ManagerStarted(
                 at_s=self.now_s(),
                 software_version=spottrain.__version__,
                 pid=os.getpid(),
@@ -151,7 +125,7 @@ class ManagerLoop:
         finally:
             await self._close(folding)
 
-    async def _close(self, folding: asyncio.Task[Outcome]) -> None:
+    async def _close(self, folding: asyncio.Task[c.Outcome]) -> None:
         """Stop everything that still runs here."""
         if self._timer is not None:
             self._timer.cancel()
@@ -168,13 +142,13 @@ class ManagerLoop:
 
     # --- events in ------------------------------------------------------------------------
 
-    def feed(self, event: Event) -> asyncio.Future[None]:
+    def feed(self, event: e.Event) -> asyncio.Future[None]:
         """Queue an event; the future is done once it is journalled."""
         journalled = asyncio.get_running_loop().create_future()
         self._events.put_nowait((event, journalled))
         return journalled
 
-    async def _fold(self) -> Outcome:
+    async def _fold(self) -> c.Outcome:
         """Fold events until the core emits ``Finish``; return the job's outcome."""
         while True:
             waiting = [await self._events.get()]
@@ -185,13 +159,13 @@ class ManagerLoop:
                 if not journalled.done():  # its sender may have disconnected
                     journalled.set_result(None)
             for command in commands:
-                if isinstance(command, Finish):
+                if isinstance(command, c.Finish):
                     return command.outcome
                 self._perform(command)
 
-    async def _take(self, events: list[Event]) -> list[Command]:
+    async def _take(self, events: list[e.Event]) -> list[c.Command]:
         """Fold and journal ``events``; return the commands that follow."""
-        state, commands = self.state, list[Command]()
+        state, commands = self.state, list[c.Command]()
         for event in events:
             news, before = state.last_news, state
             state, more = step.step(state, event)
@@ -203,12 +177,12 @@ class ManagerLoop:
         await self._write(events)
         self.state = state
         if ended := self._lives.take_ended():
-            self._start(self._effects.vms_ended(ended))
+            self._start(self._effects.market.ended(ended))
         for vm_id in self.sessions.admitted - state.vms.keys():
             self.sessions.revoke(vm_id)
         return commands
 
-    async def _write(self, events: list[Event]) -> None:
+    async def _write(self, events: list[e.Event]) -> None:
         """Journal ``events``; try again for a while if the disk is full."""
         give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
         while True:
@@ -225,12 +199,12 @@ class ManagerLoop:
 
     # --- commands out -----------------------------------------------------------------------
 
-    def _perform(self, command: Command) -> None:
+    def _perform(self, command: c.Command) -> None:
         """Start to perform a command; its outcome comes back as an event."""
         match command:
-            case IntendLaunch():
+            case c.IntendLaunch():
                 self.feed(
-                    LaunchIntended(
+                    e.LaunchIntended(
                         at_s=self.now_s(),
                         intent=command.intent,
                         token=command.token,
@@ -238,25 +212,25 @@ class ManagerLoop:
                         count=command.count,
                     )
                 )
-            case LaunchVms():
+            case c.LaunchVms():
                 self._start(self._ask_cloud(self._effects.launch, command, self._seq))
-            case StartAgent():
+            case c.StartAgent():
                 self._start(self._effects.start_agent(command))
-            case TerminateVms():
+            case c.TerminateVms():
                 self._start(self._ask_cloud(self._effects.terminate, command))
-            case ReleaseJob():
+            case c.ReleaseJob():
                 self._start(self._ask_cloud(self._effects.release, command))
-            case AskProvider():
+            case c.AskProvider():
                 self._start(self._effects.ask(command))
-            case ComputePlan():
+            case c.ComputePlan():
                 self._start(self._effects.plan(command))
-            case KeepProfile():
+            case c.KeepProfile():
                 self._start(self._effects.keep_profile(command))
-            case Send(vm_id=vm_id, command=message):
+            case c.Send(vm_id=vm_id, command=message):
                 self.sessions.send(vm_id, message)
-            case SetTimer(at_s=at_s):
+            case c.SetTimer(at_s=at_s):
                 self._set_timer(at_s)
-            case Finish():
+            case c.Finish():
                 pass  # _fold has returned
             case _:
                 assert_never(command)
@@ -297,7 +271,7 @@ class ManagerLoop:
         if at_s is not None:
             self._timer = asyncio.get_running_loop().call_later(
                 max(0.0, at_s - self.now_s()),
-                lambda: self.feed(TimerFired(at_s=self.now_s())),
+                lambda: self.feed(e.TimerFired(at_s=self.now_s())),
             )
 
     # --- agents -----------------------------------------------------------------------------
@@ -323,22 +297,22 @@ class ManagerLoop:
                 continue
             self.sessions.excuse(self._effects.unreachable_vms())
             for vm_id in self.sessions.silent(suspect_s):
-                self.feed(VmSilent(at_s=self.now_s(), vm_id=vm_id))
+                self.feed(e.VmSilent(at_s=self.now_s(), vm_id=vm_id))
 
     async def _watch_clock(self) -> None:
         """Feed changes of the wall clock."""
         while True:
             if by_s := self._clock.set_by_s():
-                self.feed(ClockSet(at_s=self.now_s(), by_s=by_s))
+                self.feed(e.ClockSet(at_s=self.now_s(), by_s=by_s))
             await asyncio.sleep(CLOCK_POLL_S)
 
     def _on_heard(self, vm_id: str) -> None:
-        self.feed(VmHeard(at_s=self.now_s(), vm_id=vm_id))
+        self.feed(e.VmHeard(at_s=self.now_s(), vm_id=vm_id))
 
     async def register(self, registration: wire.Registration) -> None:
         """Register a VM's agent."""
         await self.feed(
-            AgentRegistered(
+            e.AgentRegistered(
                 at_s=self.now_s(),
                 vm_id=registration.vm_id,
                 num_slots=registration.num_slots,
@@ -365,7 +339,7 @@ class ManagerLoop:
         first = batch.first + len(batch.reports) - len(new)
         journalled = [
             self.feed(
-                ReportReceived(
+                e.ReportReceived(
                     at_s=self.now_s(), vm_id=batch.vm_id, number=number, report=report
                 )
             )
@@ -380,7 +354,7 @@ class ManagerLoop:
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         """Record that a person wants the job to stop."""
         await self.feed(
-            StopRequested(at_s=self.now_s(), by=by, checkpoint=checkpoint, now=now)
+            e.StopRequested(at_s=self.now_s(), by=by, checkpoint=checkpoint, now=now)
         )
 
     async def change_limits(
@@ -391,7 +365,7 @@ class ManagerLoop:
         Raises:
             LimitsRefusedError: they would end the job, and the person has not confirmed.
         """
-        event = LimitsChanged(at_s=self.now_s(), by=by, limits=limits)
+        event = e.LimitsChanged(at_s=self.now_s(), by=by, limits=limits)
         if not sure:
             check_limits(self.state, event)
         await self.feed(event)

@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.errors import PlanError
@@ -36,15 +36,6 @@ TOLERANCE = 0.02
 """Relative worths that have changed by no more than this are not reported again."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Reported:
-    """What was reported to the core last."""
-
-    offers: tuple[Offer, ...] | None = None
-    worths: Mapping[str, OfferWorth] | None = None
-    terms: FleetTerms | None = None
-
-
 class MarketWatch:
     """Reports the market to a job's core, and the job's VMs to the machine's price history.
 
@@ -56,23 +47,26 @@ class MarketWatch:
         self._sink = sink
         self._ranker = OfferRanker()
         self._hazards: Hazards | None = None
-        self._reported = _Reported()
+        # As reported to the core last:
+        self._offers: tuple[Offer, ...] | None = None
+        self._worths: Mapping[str, OfferWorth] | None = None
+        self._terms: FleetTerms | None = None
 
     async def seen(self, offers: Sequence[Offer]) -> None:
         """Feed offers that have changed, and before them what they are worth."""
         same = tuple(replace(offer, observed_at_s=0.0) for offer in offers)
         worths = await asyncio.to_thread(self._rank, tuple(offers))
-        if worths is not None and not _about_equal(worths, self._reported.worths):
-            self._reported = replace(self._reported, worths=worths)
+        if worths is not None and not _about_equal(worths, self._worths):
+            self._worths = worths
             self._sink.feed(
                 OffersRanked(at_s=self._sink.now_s(), worths=tuple(worths.values()))
             )
         terms = await asyncio.to_thread(self._fleet_terms, tuple(offers))
-        if terms is not None and terms != self._reported.terms:
-            self._reported = replace(self._reported, terms=terms)
+        if terms is not None and terms != self._terms:
+            self._terms = terms
             self._sink.feed(FleetRated(at_s=self._sink.now_s(), terms=terms))
-        if same != self._reported.offers:
-            self._reported = replace(self._reported, offers=same)
+        if same != self._offers:
+            self._offers = same
             self._sink.feed(OffersSeen(at_s=self._sink.now_s(), offers=tuple(offers)))
             await asyncio.to_thread(self._remember_prices, tuple(offers))
 

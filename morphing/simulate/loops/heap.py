@@ -9,19 +9,19 @@ from __future__ import annotations
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.types import Numbers
 
 TIME, WHAT = 0, 1
 
 
-@part
+@jitable
 def make_heap(capacity: int) -> Numbers:
     """Return an empty heap with room for ``capacity`` events."""
     return np.zeros((capacity + 1, 2), np.int64)
 
 
-@part
+@jitable
 def push(heap: Numbers, time: int, what: int) -> Numbers:
     """Add an event; returns the heap, which may have moved."""
     size = heap[0, 0] + 1
@@ -44,7 +44,7 @@ def push(heap: Numbers, time: int, what: int) -> Numbers:
     return heap
 
 
-@part
+@jitable
 def pop(heap: Numbers) -> int:
     """Remove the earliest event and return what it is."""
     what = heap[1, WHAT]

@@ -6,7 +6,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, NOTHING
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
@@ -44,7 +44,7 @@ FIRST_CHECK = 16
 doubling a new moment is remembered (Brent's cycle detection)."""
 
 
-@part
+@jitable
 def start(
     order_policy: int, stage: Numbers, counts: Numbers, durations: Numbers, now: int
 ) -> bool:
@@ -60,7 +60,7 @@ def start(
     return True
 
 
-@part
+@jitable
 def send(
     p: int,
     code: int,
@@ -165,7 +165,7 @@ def play(
             if what % KINDS != DONE:
                 counts[p, to // depth, what % KINDS] += 1
                 continue
-            code = complete(order_policy, stages[p], counts[p], runs[p], codes, now)
+            code = complete(stages[p], counts[p], runs[p], codes, now)
             if code % 3 == FORWARD or code % 3 == BACKWARD:
                 heap = send(p, code, counts, wires, (free, latest), heap, now)
             checks = checks or p == watched

@@ -1,7 +1,7 @@
 """Fast-forwards over a pipeline's steady state, which a long mini-batch repeats.
 
 When everything that decides what happens next is the same as at an earlier moment, the
-events between repeat. "Everything" is equal but for counts; a count that has changed
+events between repeat. "Everything" is equal except for counts; a count that has changed
 must stay clear of the bounds that it is compared with during all repetitions. So a
 fast-forward ends in the state of the run without it, to the nanosecond.
 """
@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
+from spottrain.morphing.schedules.compiled import jitable
 from spottrain.morphing.schedules.rule import NOTHING, OPPORTUNISTIC
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
@@ -40,7 +40,7 @@ from spottrain.morphing.simulate.loops.heap import TIME, WHAT, make_heap, pop, p
 ENDLESS = 1 << 62
 
 
-@part
+@jitable
 def pending(heap: Numbers, now: int, kinds: int) -> Numbers:
     """Return the pending events and the time until each, in order."""
     ordered = make_heap(heap[0, 0])
@@ -54,7 +54,7 @@ def pending(heap: Numbers, now: int, kinds: int) -> Numbers:
     return times
 
 
-@part
+@jitable
 def equal(a: Numbers, b: Numbers) -> bool:
     """Return whether the numbers are the same."""
     same = len(a) == len(b)
@@ -63,7 +63,7 @@ def equal(a: Numbers, b: Numbers) -> bool:
     return same
 
 
-@part
+@jitable
 def same_state(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
     """Return whether all stages are at the same place in the same work."""
     for p in range(len(stages)):
@@ -77,7 +77,7 @@ def same_state(then: Numbers, then_at: int, stages: Numbers, now: int) -> bool:
     return True
 
 
-@part
+@jitable
 def same_links(then: Numbers, then_at: int, free: Numbers, now: int) -> bool:
     """Return whether the carriers are busy for as long as they were."""
     for carrier in range(len(free)):
@@ -86,7 +86,7 @@ def same_links(then: Numbers, then_at: int, free: Numbers, now: int) -> bool:
     return True
 
 
-@part
+@jitable
 def clear(before: int, after: int, falls: int) -> int:
     """Return how often a difference may change as it did and stay above 0 throughout.
 
@@ -100,7 +100,7 @@ def clear(before: int, after: int, falls: int) -> int:
     return ENDLESS if change > 0 else (after - falls - 1) // -change
 
 
-@part
+@jitable
 def repetitions(
     order_policy: int,
     then: Numbers,
@@ -133,7 +133,7 @@ def repetitions(
     return times
 
 
-@part
+@jitable
 def _chunk_clear(a: Numbers, b: Numbers) -> int:
     forwards = b[CHUNK_FORWARDS] - a[CHUNK_FORWARDS]
     backwards = b[CHUNK_BACKWARDS] - a[CHUNK_BACKWARDS]
@@ -151,7 +151,7 @@ def _chunk_clear(a: Numbers, b: Numbers) -> int:
     return min(times, waiting, in_flight)
 
 
-@part
+@jitable
 def fast_forward(
     times: int,
     then: Numbers,

@@ -185,6 +185,9 @@ class ObjectStore:
     """
 
     def __init__(self, bucket: Any, place: str) -> None:
+        import obstore
+
+        self._obstore = obstore
         self._bucket = bucket
         self._place = place
 
@@ -195,27 +198,21 @@ class ObjectStore:
 
     def put(self, name: str, source: Path | bytes) -> None:
         """See ``storage.Store``; a large file goes in parts, several at a time."""
-        import obstore
-
         part_bytes = PART_BYTES
         if isinstance(source, Path):
             part_bytes = max(PART_BYTES, source.stat().st_size // MAX_PARTS)
         with _translating_errors(f"{self.place}/{name}", "write"):
-            obstore.put(self._bucket, name, source, chunk_size=part_bytes)
+            self._obstore.put(self._bucket, name, source, chunk_size=part_bytes)
 
     def put_new(self, name: str, data: bytes) -> None:
         """See ``storage.Store``."""
-        import obstore
-
         with _translating_errors(f"{self.place}/{name}", "write"):
-            obstore.put(self._bucket, name, data, mode="create")
+            self._obstore.put(self._bucket, name, data, mode="create")
 
     def get(self, name: str) -> bytes:
         """See ``storage.Store``."""
-        import obstore
-
         with _translating_errors(f"{self.place}/{name}", "read"):
-            return bytes(obstore.get(self._bucket, name).bytes())
+            return bytes(self._obstore.get(self._bucket, name).bytes())
 
     def fetch(self, name: str, target: Path) -> None:
         """See ``storage.Store``."""
@@ -224,21 +221,15 @@ class ObjectStore:
             os.replace(part, target)
 
     def list(self, prefix: str = "") -> Entries:
-        """See ``storage.Store``; asks once for every thousand names."""
-        import obstore
-
-        with _translating_errors(f"{self.place}/{prefix}", "list"):
-            pages = obstore.list(self._bucket, prefix or None, chunk_size=PAGE_KEYS)
-            return sorted(
-                StoreEntry(x["path"], x["size"]) for page in pages for x in page
-            )
+        """See ``storage.Store``; one request per thousand names."""
+        return [StoreEntry(x.name, x.num_bytes) for x in self.versions(prefix)]
 
     def versions(self, prefix: str = "") -> Sequence[Version]:
         """Return the objects below a folder as ``list`` does, with their ETags."""
-        import obstore
-
         with _translating_errors(f"{self.place}/{prefix}", "list"):
-            pages = obstore.list(self._bucket, prefix or None, chunk_size=PAGE_KEYS)
+            pages = self._obstore.list(
+                self._bucket, prefix or None, chunk_size=PAGE_KEYS
+            )
             return sorted(_version(x) for page in pages for x in page)
 
     def version(self, name: str) -> Version:
@@ -247,27 +238,21 @@ class ObjectStore:
         Raises:
             MissingError: There is none.
         """
-        import obstore
-
         with _translating_errors(f"{self.place}/{name}", "read"):
-            return _version(obstore.head(self._bucket, name))
+            return _version(self._obstore.head(self._bucket, name))
 
     def folders(self) -> Names:
         """See ``storage.Store``."""
-        import obstore
-
         with _translating_errors(self.place, "list"):
-            found = obstore.list_with_delimiter(self._bucket)
+            found = self._obstore.list_with_delimiter(self._bucket)
             return sorted(found["common_prefixes"])
 
     def delete(self, names: Iterable[str]) -> None:
         """See ``storage.Store``."""
-        import obstore
-
         chosen = tuple(names)
         try:
             with _translating_errors(self.place, "delete from"):
-                obstore.delete(self._bucket, chosen)
+                self._obstore.delete(self._bucket, chosen)
         except MissingError:
             # Some clouds fail if one object is missing, and keep the others.
             if len(chosen) > 1:
@@ -281,11 +266,9 @@ class ObjectStore:
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         """See ``storage.Store``."""
-        import obstore
-
         with contextlib.suppress(MissingError):
             with _translating_errors(f"{self.place}/{name}", "read"):
-                obstore.head(self._bucket, name)
+                self._obstore.head(self._bucket, name)
             raise ExistsError(f"{self.place}/{name} exists: use a new name")
         with (
             _translating_errors(f"{self.place}/{name}", "write"),
@@ -304,10 +287,8 @@ class ObjectStore:
             yield path
 
     def _download(self, name: str, target: Path) -> None:
-        import obstore
-
         with _translating_errors(f"{self.place}/{name}", "read"):
-            found = obstore.get(self._bucket, name)
+            found = self._obstore.get(self._bucket, name)
             with open(target, "xb") as stream:
                 stream.writelines(found.stream(min_chunk_size=PART_BYTES))
 

@@ -13,7 +13,7 @@ from spottrain.wire.codec import SCHEMA_VERSION
 ScheduleKind = Literal["varuna", "1f1b", "gpipe", "interleaved"]
 Reduction = Literal["fast", "exact"]
 MAX_CHUNKS = 42
-"""Runs of sections a stage; codes of more do not fit into a schedule's bytes."""
+"""Runs of sections per stage; codes of more do not fit into a schedule's bytes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -285,7 +285,7 @@ class Plan:
         ) % self.pipeline_depth
 
     def runs_of(self, stage: int) -> tuple[range, ...]:
-        """Return the runs of consecutive sections of ``stage``, one a chunk."""
+        """Return the runs of consecutive sections of ``stage``, one per chunk."""
         bounds = self.stage_bounds
         return tuple(
             range(bounds[k], bounds[k + 1])

@@ -21,8 +21,8 @@ from spottrain.morphing.schedules.schedule import (
 from spottrain.morphing.simulate.replica import Link, PipelineRun, StageTimes
 
 NANOSECONDS = 10**9
-KINDS = 4
-DONE, ACTIVATION, GRADIENT, SENT = range(4)
+KINDS = 3
+DONE, ACTIVATION, GRADIENT = range(3)
 
 
 def nanoseconds(time_s: float) -> int:
@@ -55,8 +55,6 @@ class SlowReplica:
         self.busy = [0] * depth
         self.finish = [0] * depth
         self.free = [[0, 0] for _ in range(depth)]
-        self.waiting = [[0, 0] for _ in range(depth)]
-        self.sending = [0] * depth
 
     def run(self) -> PipelineRun:
         for p in range(len(self.lists)):
@@ -83,9 +81,6 @@ class SlowReplica:
             self.progress[p].activation_arrived(chunk)
         elif what == GRADIENT:
             self.progress[p].gradient_arrived(chunk)
-        elif what == SENT:
-            self.sending[p] -= 1
-            self.send_some(p, now)
         else:
             self.end(p, now)
 
@@ -119,24 +114,10 @@ class SlowReplica:
     def send(self, run: int, way: int, now: int) -> None:
         """Send on what the sections of ``run`` have made."""
         p = run % len(self.lists)
-        if self.order_policy is OrderPolicy.ORIGINAL:
-            self.waiting[p][way] += 1
-            self.send_some(p, now)
-            return
         link = (p - way) % len(self.lists)
         free = self.free[link]
         free[way] = max(now, free[way]) + nanoseconds(self.links[link].transfer_s)
         self.arrive(run, way, free[way] + nanoseconds(self.links[link].latency_s))
-
-    def send_some(self, p: int, now: int) -> None:
-        """Send as the original does: one of each way while under four are on the way."""
-        while self.sending[p] < 4 and any(self.waiting[p]):
-            for way in [way for way in (0, 1) if self.waiting[p][way]]:
-                self.waiting[p][way] -= 1
-                self.sending[p] += 1
-                at = now + nanoseconds(self.links[p - way].latency_s)
-                heapq.heappush(self.events, (at, p, SENT))
-                self.arrive(p, way, at)
 
     def arrive(self, run: int, way: int, at: int) -> None:
         to, what = (run - 1, GRADIENT) if way else (run + 1, ACTIVATION)

@@ -38,10 +38,10 @@ def check_invariants(state: State) -> None:
 
 
 def _check(state: State) -> None:
-    for before, after, cause in newest_changes(state):
-        assert cause in entry_of(before, after).causes, (before, after, cause)
     if state.phase is JobPhase.NEW:
         return
+    for before, after, cause in newest_changes(state):
+        assert cause in entry_of(before, after).causes, (before, after, cause)
     assert state.settings is not None
     _check_fleet(state)
     if state.generation is not None:

@@ -98,9 +98,7 @@ class StepSpec(Part):
     """Parts of the model on each stage; 2 if interleaved and left out."""
     bound: PositiveInt | None = None
     """Most micro-batches in flight on a stage; as its schedule says if left out."""
-    conditions: Literal["runtime", "in-order", "original"] | None = None
-    """``original`` if left out and every link has ``send_s`` alone (and there are neither
-    chunks nor jitter nor a bound), else ``runtime``."""
+    conditions: Literal["runtime", "in-order"] = "runtime"
     jitter: JitterSpec | None = None
 
     @model_validator(mode="after")
@@ -139,15 +137,6 @@ class StepSpec(Part):
             chunks=self.chunks or default,
         )
 
-    def conditions_for(self, schedule: Schedule) -> Conditions:
-        """Return the conditions that were asked for, or the default ones."""
-        if self.conditions is not None:
-            return Conditions(self.conditions)
-        plain = all(link.send_s is not None for link in self.links)
-        if plain and schedule.chunks == 1 and not self.jitter and not self.bound:
-            return Conditions.ORIGINAL
-        return Conditions.RUNTIME
-
 
 def simulate_spec(spec: StepSpec) -> dict[str, Any]:
     """Return the answer of ``simulate step`` as plain data.
@@ -156,7 +145,7 @@ def simulate_spec(spec: StepSpec) -> dict[str, Any]:
         PlanError: The numbers of stages, links and micro-batches do not fit together.
     """
     schedule = spec.make_schedule()
-    conditions = spec.conditions_for(schedule)
+    conditions = Conditions(spec.conditions)
     run = simulate_pipeline(
         schedule,
         [

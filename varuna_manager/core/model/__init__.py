@@ -1,1 +1,1 @@
-"""The core's data: state, records, events, commands, settings."""
+"""The core's data: state, records, events, commands, settings, tables of phases."""

@@ -112,8 +112,7 @@ def committed(transition: Transition, report: MinibatchCommitted) -> None:
     Varuna's design section 6 (e): committed means reported by a live rank of every
     section.
     """
-    generation = transition.state.generation
-    assert generation is not None
+    generation = transition.generation
     steps = list(generation.section_steps)
     for section in report.sections:
         if 0 <= section < len(steps):

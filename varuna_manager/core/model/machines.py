@@ -26,7 +26,6 @@ from spottrain.varuna_manager.core.model.state import JobPhase
 
 DECISION = "decision"
 
-
 Causes = tuple[type | str, ...]
 """Classes of events and reports, or ``DECISION``."""
 

@@ -41,6 +41,12 @@ class Transition:
         """Seconds since the epoch, as the events report it."""
         return self.state.now_s
 
+    @property
+    def generation(self) -> Generation:
+        """The generation that runs now, where there must be one."""
+        assert self.state.generation is not None
+        return self.state.generation
+
     def emit(self, command: Command) -> None:
         """Ask the daemon to perform ``command``."""
         self.commands.append(command)
@@ -87,6 +93,10 @@ class Transition:
         self.state = replace(self.state, vms={**self.state.vms, vm.vm_id: vm})
         self.note_phase(before.phase if before else None, vm.phase)
 
+    def note_fleet_change(self) -> None:
+        """Note that usable slots have come or gone."""
+        self.state = replace(self.state, fleet_changed_at_s=self.now_s)
+
     def put_generation(self, generation: Generation) -> None:
         """Open a generation, or replace the one that runs now."""
         before = self.state.generation
@@ -95,10 +105,8 @@ class Transition:
 
     def put_rank(self, slot: Slot, phase: RankPhase) -> Generation:
         """Change the phase of a rank; return its generation."""
-        generation = self.state.generation
-        assert generation is not None
-        before, ranks = generation.ranks[slot], {**generation.ranks, slot: phase}
-        generation = replace(generation, ranks=ranks)
+        before, ranks = self.generation.ranks[slot], self.generation.ranks
+        generation = replace(self.generation, ranks={**ranks, slot: phase})
         self.put_generation(generation)
         self.note_phase(before, phase)
         return generation

@@ -16,7 +16,7 @@ from spottrain.morphing.adapt.policy import (
     FleetOutlook,
     MorphOption,
     break_even_s,
-    handicap,
+    capped_slowdown,
     handover_at_s,
     lag_share,
     morph_at_s,
@@ -139,7 +139,7 @@ def test_one_replica_falls_back_at_any_loss_and_three_hardly_ever() -> None:
 def test_little_speed_is_given_up_for_safety(
     depth: int, width: int, share: float
 ) -> None:
-    assert 1.0 <= handicap(depth, width, share) <= 1 + CAUTION
+    assert 1.0 <= capped_slowdown(depth, width, share) <= 1 + CAUTION
 
 
 def test_where_losses_are_frequent_a_plan_that_survives_them_is_chosen() -> None:

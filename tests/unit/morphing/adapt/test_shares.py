@@ -8,7 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.morphing.adapt.shares import ReplicaSpeed, pace_of, share_virtual_nodes
+from spottrain.morphing.adapt.shares import (
+    ReplicaSpeed,
+    replica_speed,
+    share_virtual_nodes,
+)
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.partition import spread
 from spottrain.morphing.schedules.schedule import make_schedule
@@ -122,7 +126,7 @@ def test_the_pace_of_a_pipeline_is_that_of_its_simulation(
     speeds: tuple[float, ...],
 ) -> None:
     stage_s = [3.0 / speed for speed in speeds]
-    pace = pace_of(stage_s)
+    pace = replica_speed(stage_s)
     stages = [
         StageTimes(forward_s=s / 3, recompute_s=0, backward_s=2 * s / 3)
         for s in stage_s
@@ -134,5 +138,5 @@ def test_the_pace_of_a_pipeline_is_that_of_its_simulation(
 
 
 def test_links_lengthen_the_way_but_not_the_pace() -> None:
-    pace = pace_of([2.0, 3.0], [0.5])
+    pace = replica_speed([2.0, 3.0], [0.5])
     assert pace == ReplicaSpeed(fixed_s=2.5, per_virtual_node_s=3.0)

@@ -118,7 +118,9 @@ def test_1f1b_has_no_more_in_flight_than_the_bound_takes_for_granted(
     depth: int, count: int
 ) -> None:
     case = inputs(sections=depth, vms=depth, virtual_nodes=count)
-    places = Layouts(case, 4).cuts.places(depth, ExecutionMode(1, 1, 0, False))
-    assert places is not None
+    max_in_flight = Layouts(case, 4).cuts.max_in_flight(
+        depth, ExecutionMode(1, 1, 0, False)
+    )
+    assert max_in_flight is not None
     loads = stage_loads("1f1b", depth, count, False)
-    assert [load.in_flight for load in loads] == [min(p, count) for p in places]
+    assert [load.in_flight for load in loads] == [min(p, count) for p in max_in_flight]

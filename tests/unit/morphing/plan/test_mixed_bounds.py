@@ -10,7 +10,7 @@ from tests.unit.morphing.plan.test_placement import FACTS, device, even_bounds
 
 from spottrain.morphing.adapt.shares import share_virtual_nodes
 from spottrain.morphing.plan.bounds import (
-    Times,
+    SectionTimes,
     make_pipe,
     min_finish_s,
     replica_counts,
@@ -79,7 +79,7 @@ def test_replicas_that_never_wait_are_done_just_then(
     depth: int, virtual_nodes: int
 ) -> None:
     each = {4.0: 2, 1.0: 3}
-    times = Times(PROFILE, 1)
+    times = SectionTimes(PROFILE, 1)
     pipes = [
         make_pipe(times, even_bounds(depth), depth, False, INSTANT, speed)
         for speed in each
@@ -105,7 +105,7 @@ def test_replicas_that_never_wait_are_done_just_then(
 
 
 def test_more_replicas_are_never_done_later() -> None:
-    times = Times(PROFILE, 1)
+    times = SectionTimes(PROFILE, 1)
     fleet = [4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
     pipes = [
         make_pipe(times, even_bounds(2), 2, True, INSTANT, speed)

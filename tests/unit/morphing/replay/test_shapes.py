@@ -10,7 +10,7 @@ import pytest
 from tests.unit.morphing.plan.test_choose import MIB
 from tests.unit.morphing.spot import GIB, workload
 
-from spottrain.morphing.adapt.policy import handicap
+from spottrain.morphing.adapt.policy import capped_slowdown
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
@@ -57,8 +57,8 @@ def test_the_best_shape_is_the_planner_s_choice(
         # The planner leaves out replicas that gain nothing, and takes equals as good.
         assert shape.depth * shape.width <= vms
         depth, width = plan.pipeline_depth, plan.data_parallel_width
-        planned_s = plan.predicted_step_s * handicap(depth, width, share)
-        shape_s = shape.step_s * handicap(shape.depth, shape.width, share)
+        planned_s = plan.predicted_step_s * capped_slowdown(depth, width, share)
+        shape_s = shape.step_s * capped_slowdown(shape.depth, shape.width, share)
         assert planned_s <= shape_s * (1 + NOISE)
         assert shape_s <= planned_s * (1 + SLACK)
 

@@ -7,7 +7,6 @@ import subprocess
 import sys
 from dataclasses import replace
 from fractions import Fraction
-from random import Random
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.morphing.pipelines import (
     few,
-    kinds,
     pipelines,
 )
 from tests.unit.morphing.slow_replica import SlowReplica
@@ -24,7 +22,7 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import compiled
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import STRICT
-from spottrain.morphing.schedules.schedule import OrderPolicy, expand, make_schedule
+from spottrain.morphing.schedules.schedule import OrderPolicy, expand
 from spottrain.morphing.simulate.loops.play import play
 from spottrain.morphing.simulate.replica import (
     Conditions,
@@ -67,33 +65,6 @@ def test_in_order_too(
     schedule, stages, links = pipeline
     got = simulate_pipeline(schedule, stages, links, conditions=Conditions.STRICT)
     assert got == SlowReplica(expand(schedule), stages, links, OrderPolicy.STRICT).run()
-
-
-@given(
-    kinds,
-    st.integers(1, 5),
-    st.integers(1, 20),
-    st.booleans(),
-    st.integers(1, 10**6),
-)
-def test_in_the_originals_conditions_too_where_no_two_things_coincide(
-    kind: ScheduleKind, depth: int, count: int, recompute: bool, seed: int
-) -> None:
-    random = Random(seed)
-
-    def odd_s() -> float:
-        return random.randrange(1, 10**7) * 1e-6
-
-    stages = [
-        StageTimes(forward_s=odd_s(), recompute_s=odd_s(), backward_s=odd_s())
-        for _ in range(depth)
-    ]
-    links = [Link(latency_s=odd_s()) for _ in range(depth - 1)]
-    schedule = compact_schedule(kind, depth, count, recompute=recompute)
-    got = simulate_pipeline(schedule, stages, links, conditions=Conditions.ORIGINAL)
-    assert (
-        got == SlowReplica(expand(schedule), stages, links, OrderPolicy.ORIGINAL).run()
-    )
 
 
 @given(pipelines(), st.sampled_from(Conditions))
@@ -275,18 +246,6 @@ def test_stages_and_links_must_fit_the_lists() -> None:
         simulate_pipeline(schedule, [STAGE] * 2, [Link()] * 2)
 
 
-def test_the_original_knows_neither_jitter_nor_chunks() -> None:
-    jitter, original = Jitter(relative=0.1), Conditions.ORIGINAL
-    with pytest.raises(PlanError, match="neither jitter nor chunks"):
-        simulate_pipeline(
-            make_schedule("1f1b", 1, 1, recompute=False),
-            [STAGE],
-            [],
-            conditions=original,
-            jitter=jitter,
-        )
-
-
 def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
     schedule = compact_schedule("varuna", 3, 40, recompute=True)
     times = np.array([[[3], [4], [7]]] * 3) * 1000
@@ -304,7 +263,7 @@ def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
         STRICT,
         0,
     )
-    rows, instants = compiled.fast(play, 10**9)(*arguments)
+    rows, instants = compiled.jitted(play, 10**9)(*arguments)
     written, as_many = play(*arguments)
     assert rows.tolist() == written.tolist()
     assert instants == as_many

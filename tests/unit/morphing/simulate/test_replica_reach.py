@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.unit.morphing.original import original_finish_s
 from tests.unit.morphing.pipelines import (
     few,
     links_of,
@@ -48,8 +49,8 @@ def test_every_row_of_the_original_is_met(reference: Path) -> None:
         schedule = compact_schedule(
             "varuna", int(row["P"]), int(row["M"]), recompute=True
         )
-        got = simulate_pipeline(schedule, stages, links, conditions=Conditions.ORIGINAL)
-        batch_us = max(got.finish_s) * 1e6 + int(row["allreduce_us"])
+        finish_s = original_finish_s(schedule, stages, links)
+        batch_us = finish_s * 1e6 + int(row["allreduce_us"])
         # To the microsecond, coincidences and all; 0.1 % would do.
         assert round(batch_us) == int(row["batch_us_nojitter"]), row
 
@@ -59,19 +60,14 @@ def test_beyond_the_originals_end_a_closed_form_holds_in_its_conditions() -> Non
     for depth in (1, 2, 4):
         stages = [StageTimes(forward_s=0.001, recompute_s=0.001, backward_s=0.002)]
         schedule = compact_schedule("1f1b", depth, count, recompute=False)
-        got = simulate_pipeline(
-            schedule,
-            stages * depth,
-            [Link()] * (depth - 1),
-            conditions=Conditions.ORIGINAL,
-        )
-        assert max(got.finish_s) == pytest.approx((count + depth - 1) * 0.003)
+        finish_s = original_finish_s(schedule, stages * depth, [Link()] * (depth - 1))
+        assert finish_s == pytest.approx((count + depth - 1) * 0.003)
 
 
 # --- Fast-forward ------------------------------------------------------------------------------
 
 
-@given(pipelines(longest=400), st.sampled_from([Conditions.RUNTIME, Conditions.STRICT]))
+@given(pipelines(longest=400), st.sampled_from(Conditions))
 @settings(max_examples=200)
 def test_a_leap_ends_where_the_whole_way_ends(
     pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions

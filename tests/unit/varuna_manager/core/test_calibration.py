@@ -233,6 +233,6 @@ def test_a_profile_that_the_user_gives_is_taken() -> None:
     story.report("a", wire.CheckpointSaved(name="step-0", step=0))
 
     assert story.state.calibration is None
-    (wish,) = story.emitted(c.ComputePlan)
-    assert wish.inputs.profile == given
-    assert wish.inputs.facts == FACTS
+    (command,) = story.emitted(c.ComputePlan)
+    assert command.inputs.profile == given
+    assert command.inputs.facts == FACTS

@@ -24,22 +24,22 @@ def test_an_intent_is_journalled_before_anything_is_rented() -> None:
     story = Story()
     story.start()
     assert story.emitted(c.LaunchVms) == []
-    wish = story.intend()
+    command = story.intend()
     launch = c.LaunchVms(intent="intent-0", token="uid-intent-0", offer=OFFER, count=4)
     assert story.emitted(c.LaunchVms) == [launch]
-    assert wish.token == launch.token
+    assert command.token == launch.token
 
 
 def test_an_intent_that_is_journalled_twice_rents_once() -> None:
     story = Story()
     story.start()
-    wish = story.intend()
+    command = story.intend()
     story.tell(
         e.LaunchIntended,
-        intent=wish.intent,
-        token=wish.token,
-        offer=wish.offer,
-        count=wish.count,
+        intent=command.intent,
+        token=command.token,
+        offer=command.offer,
+        count=command.count,
     )
     assert story.emitted(c.LaunchVms) == []
     assert len(story.state.intents) == 1
@@ -139,10 +139,10 @@ def test_a_crash_after_the_create_call_adopts_the_vms_and_rents_no_more() -> Non
     story.start()
     story.intend()
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    assert [wish.token for wish in story.emitted(c.LaunchVms)] == ["uid-intent-0"]
+    assert [command.token for command in story.emitted(c.LaunchVms)] == ["uid-intent-0"]
     vms = tuple(story.vm(vm_id) for vm_id in FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
-    assert [wish.vm_id for wish in story.emitted(c.StartAgent)] == list(FOUR)
+    assert [command.vm_id for command in story.emitted(c.StartAgent)] == list(FOUR)
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
     assert story.emitted(c.StartAgent) == []
     assert story.emitted(c.IntendLaunch) == []
@@ -188,7 +188,7 @@ def test_a_failed_return_is_repeated_until_it_works() -> None:
         e.CommandFailed, command="terminate_vms", vm_ids=FOUR, reason="throttled"
     )
     story.wait(5.0)
-    returned = [wish.vm_ids for wish in story.emitted(c.TerminateVms)]
+    returned = [command.vm_ids for command in story.emitted(c.TerminateVms)]
     assert returned == [("a",), ("b",), ("c",), ("d",)]
 
 

@@ -23,7 +23,9 @@ def test_vms_that_trust_keys_of_another_machine_are_returned() -> None:
     story.intend()
     story.boot(*FOUR)
     move(story)
-    asked = [vm_id for wish in story.emitted(c.TerminateVms) for vm_id in wish.vm_ids]
+    asked = [
+        vm_id for command in story.emitted(c.TerminateVms) for vm_id in command.vm_ids
+    ]
     assert sorted(asked) == list(FOUR)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
@@ -54,9 +56,9 @@ def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not
     again.start()
     move(again)
     again.tell(e.VmsListed, asked_at_s=again.now_s, vms=(again.vm("x", lost.intent),))
-    wish = again.intend()
-    assert wish.intent == "intent-2-0"
-    assert wish.token not in (lost.token, "uid-intent-0")
+    command = again.intend()
+    assert command.intent == "intent-2-0"
+    assert command.token not in (lost.token, "uid-intent-0")
     assert again.state.vms["x"].phase is VmPhase.RETURNING
 
 

@@ -41,7 +41,7 @@ def unanswered(story: Story) -> str:
     intent = story.intend().intent
     no_answer(story, intent)
     story.wait(RETRY_S)
-    assert [wish.intent for wish in story.emitted(c.LaunchVms)] == [intent]
+    assert [command.intent for command in story.emitted(c.LaunchVms)] == [intent]
     story.wait(UNANSWERED_S)
     no_answer(story, intent)
     return intent
@@ -49,10 +49,10 @@ def unanswered(story: Story) -> str:
 
 def trained(story: Story, offer: Offer) -> tuple[str, ...]:
     """Rent VMs of one offer that get ready; return their ids."""
-    wish = story.intend()
-    ids = tuple(f"{offer.cloud}.{n}" for n in range(wish.count))
-    vms = tuple(story.vm(vm_id, wish.intent, offer=offer) for vm_id in ids)
-    story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
+    command = story.intend()
+    ids = tuple(f"{offer.cloud}.{n}" for n in range(command.count))
+    vms = tuple(story.vm(vm_id, command.intent, offer=offer) for vm_id in ids)
+    story.tell(e.VmsLaunched, intent=command.intent, vms=vms)
     for vm_id in ids:
         story.ready(vm_id)
     return ids
@@ -72,8 +72,8 @@ def test_a_launch_that_a_cloud_does_not_answer_is_launched_elsewhere() -> None:
     story = begun(EAST, WEST)
     unanswered(story)
     assert story.state.intents == {}
-    wish = story.intend()
-    assert (wish.offer, wish.count) == (WEST, 4)
+    command = story.intend()
+    assert (command.offer, command.count) == (WEST, 4)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_a_single_cloud_is_asked_again_until_it_answers(
     intent = unanswered(story)
     assert set(story.state.intents) == {intent}
     story.wait(RETRY_S)
-    assert [wish.intent for wish in story.emitted(c.LaunchVms)] == [intent]
+    assert [command.intent for command in story.emitted(c.LaunchVms)] == [intent]
 
 
 def test_late_vms_of_a_launch_that_was_given_up_are_billed_and_returned() -> None:
@@ -136,13 +136,15 @@ def test_too_few_vms_in_two_places_are_given_up_for_one_place() -> None:
     story = begun(EAST, WEST, min_vms=2, max_vms=2)
     first, second = trained(story, EAST)
     story.tell(e.VmLost, vm_id=first, reason="killed")
-    wish = story.intend()
-    assert (wish.offer, wish.count) == (EAST, 1)
-    story.tell(e.LaunchRefused, intent=wish.intent, reason="no", refusal="no_capacity")
-    wish = story.intend()
-    assert (wish.offer, wish.count) == (WEST, 1)
-    vms = (story.vm("west.0", wish.intent, offer=WEST),)
-    story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
+    command = story.intend()
+    assert (command.offer, command.count) == (EAST, 1)
+    story.tell(
+        e.LaunchRefused, intent=command.intent, reason="no", refusal="no_capacity"
+    )
+    command = story.intend()
+    assert (command.offer, command.count) == (WEST, 1)
+    vms = (story.vm("west.0", command.intent, offer=WEST),)
+    story.tell(e.VmsLaunched, intent=command.intent, vms=vms)
     assert story.state.vms[second].phase is VmPhase.RETURNING
     assert story.intend().offer == WEST
 
@@ -153,8 +155,8 @@ def test_a_job_fails_only_where_each_cloud_needs_a_person(
 ) -> None:
     story = begun(EAST, WEST)
     for kind in (refusal, "auth"):
-        wish = story.intend()
-        story.tell(e.LaunchRefused, intent=wish.intent, reason="no", refusal=kind)
+        command = story.intend()
+        story.tell(e.LaunchRefused, intent=command.intent, reason="no", refusal=kind)
     assert (story.state.outcome is not None) is fails
 
 
@@ -166,8 +168,8 @@ def test_the_span_says_whether_clouds_mix(span: str, clouds: int) -> None:
     for _ in range(3):
         if not story.emitted(c.IntendLaunch):
             break
-        wish = story.intend()
-        regions.add(wish.offer.region)
-        asked.add(wish.offer.cloud)
+        command = story.intend()
+        regions.add(command.offer.region)
+        asked.add(command.offer.cloud)
     assert len(asked) == clouds
     assert len(regions) == {"region": 1, "cloud": 2, "any": 3}[span]

@@ -178,7 +178,7 @@ def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
     story.open()
     assert story.emitted(c.TerminateVms) == []
     story.begin(2 + OUTLYING)
-    assert [wish.vm_ids for wish in story.emitted(c.TerminateVms)] == [("d",)]
+    assert [command.vm_ids for command in story.emitted(c.TerminateVms)] == [("d",)]
     assert story.state.tally.slow_vms_replaced == 1
     story.tell(e.VmsReturned, vm_ids=("d",))
     assert story.state.tally.preemptions_unnoticed == 0

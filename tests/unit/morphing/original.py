@@ -1,6 +1,8 @@
 """The mini-batch of one replica, event by event, as Varuna's published simulator plays it.
 
-Differences from ``play``: stages follow ``OrderPolicy.ORIGINAL``. A stage sends up to
+What a simulator of strict schedules is compared with. Differences from ``loops.play``: a
+recompute waits for its gradient, and while that is missing a forward is put before it
+for good; no forward keeps its tensors, so no recompute is skipped. A stage sends up to
 four messages at once, activations before gradients, each as fast as if it were alone.
 Events at the same microsecond happen one after the other, and a stage acts on each
 before it knows of the next; their order is left to chance: an event whose time is taken
@@ -10,37 +12,36 @@ is put off by a random number of nanoseconds below 1000. Chance is the C library
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 
-from spottrain.morphing.schedules.compiled import part
-from spottrain.morphing.schedules.rule import (
-    BACKWARD,
-    FORWARD,
-    NOTHING,
-    ORIGINAL,
-    expects_forward,
-)
+from spottrain.morphing.schedules.compiled import jitable, jitted
+from spottrain.morphing.schedules.lists import Schedule
+from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, NOTHING, RECOMPUTE
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
     BUSY,
     CHUNK_BACKWARDS,
     CHUNK_FORWARDS,
+    FINISH,
     GRADIENTS,
     LISTED,
-    PROMISED,
+    RECOMPUTES,
     RUNNING,
-    choose,
     complete,
     make_counts,
     make_stages,
 )
 from spottrain.morphing.schedules.types import Codes, Numbers
 from spottrain.morphing.simulate.loops.heap import TIME, make_heap, pop, push
+from spottrain.morphing.simulate.replica import NANOSECONDS, Link, StageTimes
 
 CONCURRENT_SENDS = 4
-SENDING, NEXT, EARLY, OUTBOX = range(2, 6)
+SENDING, NEXT, EARLY, EXPECTS, OUTBOX = range(2, 7)
 """Of a stage's mail: messages on their way from it; micro-batch of the next activation to
-send; activations that came before their turn, as bits from the one that is awaited.
+send; activations that came before their turn, as bits from the one that is awaited;
+whether a forward was put before the listed recompute.
 Before these, the messages that wait to be sent, by way."""
 MICROSECOND = 1000
 PUT_OFF_TRIES = 10
@@ -54,7 +55,7 @@ WORD = 0xFFFFFFFF
 DEGREE, SEPARATION = 31, 3
 
 
-@part
+@jitable
 def make_random() -> Numbers:
     """Return the state of glibc's ``random()`` before its first number (seed 1)."""
     state = np.zeros(DEGREE + 1, np.int64)
@@ -66,7 +67,7 @@ def make_random() -> Numbers:
     return state
 
 
-@part
+@jitable
 def draw(state: Numbers) -> int:
     """Return the next number: an additive feedback generator over the last 31 words."""
     at = state[DEGREE]
@@ -76,8 +77,8 @@ def draw(state: Numbers) -> int:
     return int(state[front] >> 1)
 
 
-@part
-def taken(heap: Numbers, time: int) -> bool:
+@jitable
+def is_taken(heap: Numbers, time: int) -> bool:
     """Return whether an event is to happen at just that nanosecond."""
     found = False
     for event in range(1, heap[0, 0] + 1):
@@ -85,18 +86,18 @@ def taken(heap: Numbers, time: int) -> bool:
     return found
 
 
-@part
+@jitable
 def plan(heap: Numbers, random: Numbers, time: int, what: int) -> Numbers:
     """Add an event, put off if its time is taken; returns the heap."""
     at = time
     tries = 0
-    while taken(heap, at) and tries < PUT_OFF_TRIES:
+    while is_taken(heap, at) and tries < PUT_OFF_TRIES:
         at = time + draw(random) % MICROSECOND
         tries += 1
     return push(heap, at, what)
 
 
-@part
+@jitable
 def act(
     p: int,
     depth: int,
@@ -113,16 +114,17 @@ def act(
     It is not busy, and a message does not count, before the planned event has happened.
     """
     if stage[RUNNING] == NOTHING and stage[LISTED] != NOTHING:
-        if expects_forward(
-            ORIGINAL,
-            stage[LISTED] % 3,
-            counts[0, CHUNK_FORWARDS],
-            counts[0, CHUNK_BACKWARDS],
-            counts[0, GRADIENTS],
-            num_microbatches,
-        ):
-            stage[PROMISED] = 1
-        code = choose(ORIGINAL, stage, counts)
+        forwards, backwards = counts[0, CHUNK_FORWARDS], counts[0, CHUNK_BACKWARDS]
+        no_gradient = backwards >= counts[0, GRADIENTS]
+        if stage[LISTED] == RECOMPUTE and no_gradient and forwards < num_microbatches:
+            mail[EXPECTS] = 1
+        code = FORWARD if mail[EXPECTS] else stage[LISTED]
+        if code == FORWARD:
+            ready = forwards < counts[0, ACTIVATIONS]
+        else:
+            ready = backwards < forwards and not no_gradient
+        if not ready:
+            code = NOTHING
         if code != NOTHING:
             stage[RUNNING] = code
             heap = plan(heap, random, now, START + KINDS * p)
@@ -158,6 +160,7 @@ def play_original(
     """
     depth = len(runs)
     stages = make_stages(codes, runs, 0)
+    stages[:, RECOMPUTES] = 0  # else a forward could keep its tensors
     counts = make_counts(depth, 1, num_microbatches)
     mails = np.zeros((depth, OUTBOX), np.int64)
     heap, random = make_heap(16 * depth), make_random()
@@ -175,7 +178,8 @@ def play_original(
             stage[BUSY] += duration
             heap = plan(heap, random, now + duration, DONE + KINDS * p)
         elif kind == DONE:
-            code = complete(ORIGINAL, stage, counts[p], runs[p], codes, now)
+            code = complete(stage, counts[p], runs[p], codes, now)
+            mail[EXPECTS] = mail[EXPECTS] and code != FORWARD
             if code == FORWARD and p < depth - 1:
                 mail[ACTIVATIONS] += 1
             elif code == BACKWARD and p > 0:
@@ -200,3 +204,20 @@ def play_original(
             p, depth, stage, counts[p], mail, heap, random, now, num_microbatches
         )
     return stages
+
+
+def original_finish_s(
+    schedule: Schedule, stages: Sequence[StageTimes], links: Sequence[Link]
+) -> float:
+    """Return when the published simulator has drained the pipeline."""
+    works = [[s.forward_s, s.recompute_s, s.backward_s] for s in stages]
+    sends = [link.latency_s + link.transfer_s for link in links]
+    times = [
+        np.rint(np.array(times_s) * (NANOSECONDS // MICROSECOND)).astype(np.int64)
+        * MICROSECOND
+        for times_s in (works, sends)
+    ]
+    rows: Numbers = jitted(play_original, schedule.num_tasks)(
+        schedule.codes, schedule.runs, times[0], times[1], schedule.num_microbatches
+    )
+    return float(rows[:, FINISH].max()) / NANOSECONDS

@@ -1,0 +1,42 @@
+"""The manager process, started as the command line starts it."""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.unit.varuna_manager.stored_jobs import submit
+
+from spottrain.varuna_manager.core.model.events import LimitsChanged
+from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.jobs.journal import Journal
+
+
+def test_an_internal_error_is_logged_with_its_cause_and_story(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    job = submit(tmp_path, f"file://{tmp_path}/store")
+    impossible = Limit(name="deadline_s", value=-1e20)  # no calendar has it
+    with contextlib.closing(Journal(job.journal)) as journal:
+        journal.append(LimitsChanged(at_s=2.0, by="me", limits=(impossible,)))
+    main = "spottrain.varuna_manager.daemon.main"
+    ended = subprocess.run(
+        [sys.executable, "-P", "-m", main, str(job.path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert ended.returncode == 1
+    log = ended.stderr.splitlines()
+    assert "this is a bug of spottrain, please report it" in log[0]
+    assert any("in utc" in line for line in log), "the traceback of the cause"
+    story = log.index("The last events:")
+    assert "event 1, JobSubmitted; job new -> active; submitted" in log[story + 1]
+    assert "event 2, LimitsChanged" in log[story + 2]
+    assert "error: internal: " in log[-1]
+    assert "at event 2, LimitsChanged; the job is active" in log[-1]
