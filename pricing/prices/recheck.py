@@ -89,7 +89,9 @@ def _ask(
         )
         answers = refresh(sources, history, facts, request, now_s, ttl_s=LIVE_S)
         warnings += answers.warnings
-        warnings += [f"{c}: not refreshed: {why}" for c, why in answers.failures.items()]
+        warnings += [
+            f"{c}: not refreshed: {why}" for c, why in answers.failures.items()
+        ]
     return warnings
 
 
