@@ -289,7 +289,7 @@ class StageProgress:
             if counts.recomputes and self.keeps_graph(task):
                 self.graph_kept = True
                 self._recomputed += 1
-                counts.forwards += 1
+            counts.forwards += 1
             self.forwards += 1
             self.peak_in_flight = max(self.peak_in_flight, self.in_flight)
         elif task.work is Work.RECOMPUTE:
