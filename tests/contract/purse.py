@@ -54,12 +54,12 @@ class _Hold:
 
     @property
     def most_usd(self) -> float:
-        """What it may come to."""
+        """Maximum cost."""
         return self.spent_usd + self.alive * self.usd_per_hour * HOLD_S / 3600
 
 
 class Purse:
-    """What may be spent, and what was.
+    """The spending cap, and what was spent.
 
     A VM counts as if it lasted ``HOLD_S`` until it is given back, so whatever happens the
     sum stays below the cap.
@@ -80,7 +80,7 @@ class Purse:
 
     @property
     def most_usd(self) -> float:
-        """What all that was asked for may come to."""
+        """Maximum cost of all launches."""
         return sum(hold.most_usd for hold in self._holds.values())
 
     def hold(self, request: LaunchRequest) -> None:

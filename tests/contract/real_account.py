@@ -43,7 +43,7 @@ _ALIVE = (VmState.STARTING, VmState.RUNNING)
 _CLIENTS = 2
 """Of which each ``connect`` returns the next: starting one takes seconds."""
 VMS = 8
-"""What the suite rents there, all tests together."""
+"""The VMs that the suite rents, all tests together."""
 _CONFIGS: dict[str, type[AwsConfig | AzureConfig | GcpConfig]] = {
     "aws": AwsConfig,
     "azure": AzureConfig,
@@ -66,9 +66,9 @@ class RealCloud:
     clients: Sequence[CloudProvider]
     purse: Purse
     markets: frozenset[bool] = frozenset({True})
-    """Whether there are spot offers, and others: not all prices are always known."""
+    """Markets with offers: not all prices are always known."""
     run: str = field(default_factory=lambda: f"contract-{uuid.uuid4().hex[:8]}")
-    """How the names of the run's jobs begin."""
+    """Prefix of the names of the run's jobs."""
 
     def account(self) -> Iterator[Account]:
         """Open an account for a job of its own; in the end return all that it has."""

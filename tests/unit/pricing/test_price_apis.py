@@ -152,13 +152,13 @@ def test_throttling_is_waited_out_as_long_as_the_cloud_says(
 @pytest.mark.parametrize(
     ("change", "expected"),
     [
-        ({"faults": [(404, {})]}, "127.0.0.1 refuses: HTTP 404 Not Found"),
+        ({"faults": [(404, {})]}, "127.0.0.1 refused the request: HTTP 404 Not Found"),
         (
             {"faults": [(503, {"Retry-After": "0"})] * 4},
-            "127.0.0.1 cannot be asked: HTTP 503 Service Unavailable",
+            "request to 127.0.0.1 failed: HTTP 503 Service Unavailable",
         ),
-        ({"faults": [(200, {})]}, "something other than a JSON object"),
-        ({"azure": [{"armSkuName": A100}]}, "an entry that cannot be read"),
+        ({"faults": [(200, {})]}, "did not answer with a JSON object"),
+        ({"azure": [{"armSkuName": A100}]}, "unreadable entry"),
     ],
 )
 def test_an_api_that_fails_says_why_in_one_line(
@@ -178,7 +178,7 @@ def test_a_link_to_elsewhere_is_not_followed(
 ) -> None:
     fake.azure = [azure_item(A100, 3.0) for _ in range(3)]
     url, fake.url = fake.url, "http://127.0.0.1:1"
-    with pytest.raises(PriceSourceError, match="leads astray"):
+    with pytest.raises(PriceSourceError, match="unexpected link"):
         ask(sources["azure retail prices"], A100)
     fake.url = url
 
