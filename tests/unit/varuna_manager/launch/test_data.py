@@ -76,7 +76,7 @@ def test_what_a_clouds_bucket_holds_costs_egress(url: str, cloud: str | None) ->
 
 
 def test_what_does_not_exist_is_refused(s3: S3) -> None:
-    with pytest.raises(ConfigError, match=r"^data\.corpus: .*nothing is there"):
+    with pytest.raises(ConfigError, match=r"^data\.corpus: .*nothing found"):
         job_data.prepare_data(job(AWS, corpus=s3.url("nothing/")), lambda line: None)
 
 
@@ -114,11 +114,11 @@ def test_the_local_providers_data_is_fetched_once(url: str, s3: S3) -> None:
     told: list[str] = []
     job_data.ensure_data(job({}, corpus=url), told.append)
     assert os.environ[CORPUS] == str(found)
-    assert told == ["corpus: is here, 4 bytes"]
+    assert told == ["corpus: is cached, 4 bytes"]
 
 
 def test_the_local_providers_data_must_be_there(s3: S3) -> None:
-    with pytest.raises(DataError, match="nothing is there"):
+    with pytest.raises(DataError, match="nothing found"):
         job_data.ensure_data(job({}, corpus=s3.url("nothing/")))
 
 
