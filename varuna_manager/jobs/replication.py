@@ -66,11 +66,8 @@ def uid_of(job: JobDir) -> str:
     Raises:
         JournalError: Its journal cannot be read.
     """
-    journal = Journal(job.journal, read_only=True)
-    try:
+    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
         _, event = next(journal.read())
-    finally:
-        journal.close()
     assert isinstance(event, JobSubmitted), "it is always the first event"
     return event.settings.uid
 
@@ -335,16 +332,15 @@ class JournalReplication:
                 self._stored.publish(self._job)
                 self._published = True
             first = self.copied + 1
-            journal = Journal(self._job.journal, read_only=True)
-            try:
+            with contextlib.closing(
+                Journal(self._job.journal, read_only=True)
+            ) as journal:
                 rows = journal.rows(first, first + MAX_EVENTS - 1)
                 if rows:
                     segment = Segment(first, rows[-1].seq, self._epoch)
                     self._stored.put(segment, rows)
                     self._held.append(segment)
                 self._merge(journal)
-            finally:
-                journal.close()
             return len(rows) == MAX_EVENTS
 
     def _merge(self, journal: Journal) -> None:
@@ -417,8 +413,5 @@ def last_seq(job: JobDir) -> int:
     Raises:
         JournalError: The journal cannot be read.
     """
-    journal = Journal(job.journal, read_only=True)
-    try:
+    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
         return journal.last_seq()
-    finally:
-        journal.close()
