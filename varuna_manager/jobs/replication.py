@@ -313,9 +313,9 @@ class JournalReplication:
         note = ReplicationStatus(
             self.copied, self._whole_at_s, self._failure, elsewhere
         )
-        draft = self._job.copy_note.with_suffix(".tmp")
+        draft = self._job.copy_status.with_suffix(".tmp")
         draft.write_text(json.dumps(asdict(note)))
-        draft.replace(self._job.copy_note)
+        draft.replace(self._job.copy_status)
 
     def _check(self) -> None:
         """Check for a later epoch."""
@@ -401,7 +401,7 @@ def lag_line(job: JobDir, at_s: float) -> str:
         JournalError: The journal cannot be read.
     """
     try:
-        note = ReplicationStatus(**json.loads(job.copy_note.read_text()))
+        note = ReplicationStatus(**json.loads(job.copy_status.read_text()))
     except FileNotFoundError:
         return ""
     return note.line(last_seq(job), at_s)

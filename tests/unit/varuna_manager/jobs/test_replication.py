@@ -280,4 +280,4 @@ def test_only_a_copy_that_is_behind_for_long_is_lag_line() -> None:
 
 def test_the_note_is_plain_json(job: JobDir) -> None:
     asyncio.run(begin(job).finish())
-    assert json.loads(job.copy_note.read_text())["seq"] == 1
+    assert json.loads(job.copy_status.read_text())["seq"] == 1
