@@ -82,7 +82,10 @@ def options(
         typer.Option("--debug", help="Show what caused an error, and its traceback."),
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     """Train large models on preemptible VMs that come and go."""

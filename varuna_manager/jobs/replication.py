@@ -1,7 +1,7 @@
 """Copies a job's journal to its checkpoint store while its manager runs.
 
 The copy runs in the background: no step waits for it. One segment is written at a time,
-and what is journalled meanwhile goes into the next, so the copy is always a prefix of the
+and what is journalled meanwhile goes into the next: the copy is always a prefix of the
 journal. A store that is down is reported once and retried forever.
 
 Each manager begins a new epoch. One that finds a later epoch than its own has been

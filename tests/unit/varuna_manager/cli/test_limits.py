@@ -1,4 +1,4 @@
-"""``spottrain set`` at the command line, on jobs that nobody manages just now."""
+"""``spottrain set`` at the command line, on jobs without a running manager."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The job file: what is accepted, and how a mistake is told."""
+"""The job file: what is accepted, and messages about mistakes."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""The job's data as this machine sees it before and during a launch."""
+"""A job's data on this machine, before and during a launch."""
 
 from __future__ import annotations
 

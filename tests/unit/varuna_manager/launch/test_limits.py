@@ -1,4 +1,4 @@
-"""What a person may change while a job lives, and how a mistake is told."""
+"""The limits that a user may change, and messages about mistakes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is rented for a manager, and what it is told there."""
+"""The VM that is rented for a manager, and the job file there."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What lies in a store may be damaged, or made by somebody who means harm."""
+"""Files in a store may be damaged or malicious."""
 
 from __future__ import annotations
 

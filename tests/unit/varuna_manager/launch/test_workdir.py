@@ -1,4 +1,4 @@
-"""What of a workdir is sent."""
+"""The files of a workdir that are sent."""
 
 from __future__ import annotations
 

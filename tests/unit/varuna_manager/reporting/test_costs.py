@@ -1,4 +1,4 @@
-"""What a job cost, what for, and what it would have cost otherwise."""
+"""The cost of a job, by kind, and of alternatives."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What people and programs are told of a job."""
+"""Documents about a job for people and programs."""
 
 import json
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""What is gathered of a job's past while its journal is folded."""
+"""The history that is gathered while a journal is folded."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Long series in little memory."""
+"""Downsampled time series."""
 
 from __future__ import annotations
 
