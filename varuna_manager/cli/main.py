@@ -204,9 +204,7 @@ def _run_here(
         control.await_manager(job, manager)
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
-        say(
-            f"job {job.name} has started: 'spottrain status {job.name} --watch' shows it"
-        )
+        _say_started(job)
         return
     watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
     try:
@@ -235,9 +233,7 @@ def _run_on_manager_vm(
     if detach:
         if output is Output.JSON:
             show_json({"name": job.name, "folder": str(job.path)})
-        say(
-            f"job {job.name} has started: 'spottrain status {job.name} --watch' shows it"
-        )
+        _say_started(job)
         return
     code = remote.watch(job)
     if not job.remote_manager_file.exists():
@@ -274,6 +270,11 @@ simulate_commands.command()(schedule.step)
 for simulator in (mix, trace, simulated_prices, deadlines):
     simulator.register(simulate_commands)
 app.add_typer(simulate_commands, name="simulate")
+
+
+def _say_started(job: JobDir) -> None:
+    name = job.name
+    say(f"job {name} has started; watch it with 'spottrain status {name} --watch'")
 
 
 def _say_how_to_resume(job: JobDir) -> None:
