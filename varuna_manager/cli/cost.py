@@ -1,4 +1,4 @@
-"""``spottrain cost``: what a job cost, by kind, and what alternatives would have cost."""
+"""``spottrain cost``: the cost of a job, by kind, and of alternatives."""
 
 from __future__ import annotations
 

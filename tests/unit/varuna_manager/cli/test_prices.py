@@ -108,7 +108,7 @@ def test_without_network_the_last_known_prices_come_with_their_age(
     assert "█" in rows[0]
 
 
-def test_offline_asks_nobody(run: Run, clouds: FakePrices) -> None:
+def test_offline_asks_no_cloud(run: Run, clouds: FakePrices) -> None:
     code, out, err = run("--offline", "--gpu", "V100", "--cloud", "aws")
     assert (code, clouds.asked) == (0, [])
     assert "p3.2xlarge" in out

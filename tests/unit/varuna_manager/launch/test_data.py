@@ -1,4 +1,4 @@
-"""The job's data as this machine sees it before and during a launch."""
+"""A job's data on this machine, before and during a launch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def job(provider: dict[str, Any], **data: Any) -> JobConfig:
     return parse_config({**JOB, **provider, "data": data}, "job")
 
 
-def test_sizes_are_told(url: str) -> None:
+def test_sizes_are_reported(url: str) -> None:
     told: list[str] = []
     assert job_data.prepare_data(job(AWS, corpus=url), told.append) == {}
     assert told[0] == "data corpus: 4 B in 1 file"
@@ -80,7 +80,7 @@ def test_what_does_not_exist_is_refused(s3: S3) -> None:
         job_data.prepare_data(job(AWS, corpus=s3.url("nothing/")), lambda line: None)
 
 
-def test_what_cannot_be_seen_from_here_is_told_and_no_more() -> None:
+def test_data_that_is_not_visible_here_is_only_reported() -> None:
     told: list[str] = []
     job_data.prepare_data(job(AWS, corpus="https://127.0.0.1:1/a"), told.append)
     (line,) = told
