@@ -238,8 +238,8 @@ class MultiCloudProvider(ForwardsAbilities):
         failures: dict[str, SpottrainError] = {}
         parts = [p for p in self._parts.values() if names is None or p.name in names]
         with ThreadPoolExecutor(max(1, len(parts)), "cloud") as threads:
-            asked = {part.name: threads.submit(ask, part) for part in parts}
-        for name, answer in asked.items():
+            answers = {part.name: threads.submit(ask, part) for part in parts}
+        for name, answer in answers.items():
             try:
                 found[name] = answer.result()
             except SpottrainError as error:

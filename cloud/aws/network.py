@@ -186,10 +186,7 @@ class AwsNetwork:
 
     def _group(self, ec2: Any, job: str, vpc_id: str) -> str:
         """Return the job's security group, with its rules in place."""
-        mine = [
-            requests.by_tag(tags.JOB, job),
-            {"Name": "vpc-id", "Values": [vpc_id]},
-        ]
+        mine = [requests.by_tag(tags.JOB, job), {"Name": "vpc-id", "Values": [vpc_id]}]
         groups = _list(ec2, "describe_security_groups", "SecurityGroups", mine)
         if not groups:
             name = f"spottrain-{job}"

@@ -114,7 +114,7 @@ class AwsProvider:
         """Return the VMs of a job in all regions; terminated ones for about an hour.
 
         Raises:
-            CloudError: a region cannot be asked.
+            CloudError: a region does not answer.
         """
         mine = [requests.by_tag(tags.JOB, job)]
         listed = self._in_regions(lambda region: self._vms(region, mine))

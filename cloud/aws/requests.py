@@ -62,9 +62,7 @@ def tag_list(pairs: Mapping[str, str]) -> list[dict[str, str]]:
 
 def tagged(kind: str, job: str, name: str) -> list[dict[str, Any]]:
     """Return the TagSpecifications of a shared resource of a job."""
-    return [
-        {"ResourceType": kind, "Tags": tag_list({tags.JOB: job, "Name": name})},
-    ]
+    return [{"ResourceType": kind, "Tags": tag_list({tags.JOB: job, "Name": name})}]
 
 
 def by_tag(key: str, value: str) -> dict[str, Any]:

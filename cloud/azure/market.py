@@ -63,7 +63,7 @@ class AzureMarket:
             CloudError: Azure does not answer.
         """
         sizes = self.sizes(region)
-        seen_s, prices = self._asked_prices(region)
+        seen_s, prices = self._prices_seen(region)
         return [
             make_offer(
                 self._facts,
@@ -138,7 +138,7 @@ class AzureMarket:
             if use["name"]["value"].strip().lower() in families
         ]
 
-    def _asked_prices(self, region: str) -> tuple[float, list[RetailPrice]]:
+    def _prices_seen(self, region: str) -> tuple[float, list[RetailPrice]]:
         """Return (time of observation, prices)."""
         with self._lock:
             asked_s, seen_s, kept = self._prices.get(region, (-PRICES_KEEP_S, 0.0, []))

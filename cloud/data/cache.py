@@ -5,7 +5,7 @@
     <folder>/<key>.lock    held by the process that fetches it
 
 The key identifies URL and version, by the names, sizes and ETags of the objects.
-Several processes may share a folder.
+Several processes may share a folder. Archives are unpacked completely or not at all.
 """
 
 from __future__ import annotations
@@ -13,17 +13,34 @@ from __future__ import annotations
 import contextlib
 import errno
 import fcntl
+import lzma
 import os
 import re
 import shutil
+import struct
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from pathlib import Path
+from typing import Self
 
 from spottrain.cloud.data.request import DataError, DataRequest, short_hash
 from spottrain.cloud.data.sources import DataSource, SourceFile
-from spottrain.cloud.data.unpacking import unpack
 
+_CHUNK_BYTES = 1 << 20
+_DAMAGED = (
+    tarfile.TarError,
+    zipfile.BadZipFile,
+    zlib.error,
+    lzma.LZMAError,
+    struct.error,
+    EOFError,
+    ValueError,
+    OverflowError,  # a timestamp out of range
+    RuntimeError,  # a zip with a password, or an unsupported compression
+)
 _IS_OURS = re.compile(r"[0-9a-f]{24}(\.part|\.archive)?")
 """Names of folders that may be removed; other files there are not ours."""
 _BAD_NAME_ERRNOS = (
@@ -218,3 +235,55 @@ def format_size(size: float) -> str:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:,.1f} TB"
+
+
+class _Member(tarfile.TarInfo):
+    """A tar member that rejects truncated archives, which ``tarfile`` accepts."""
+
+    @classmethod
+    def frombuf(cls, buf: bytes | bytearray, encoding: str, errors: str) -> Self:
+        try:
+            return super().frombuf(buf, encoding, errors)
+        except tarfile.HeaderError as error:
+            if buf.strip(b"\0"):  # not the zeros at the end of an archive
+                raise tarfile.ReadError(str(error)) from error
+            raise
+
+
+def unpack(request: DataRequest, archive: Path, folder: Path) -> None:
+    """Unpack a tar or zip archive; nothing is written outside ``folder``.
+
+    Raises:
+        DataError: it is no archive, or damaged.
+        OSError: it cannot be written to disk.
+    """
+    try:
+        _unpack(request, archive, folder)
+    except _DAMAGED as error:
+        raise _cannot(request, error) from error
+    except OSError as error:
+        if error.errno is not None:
+            raise
+        raise _cannot(request, error) from error  # gzip and bz2: it is damaged
+
+
+def _unpack(request: DataRequest, archive: Path, folder: Path) -> None:
+    if tarfile.is_tarfile(archive):
+        with tarfile.open(archive, tarinfo=_Member) as tar:
+            tar.extractall(folder, filter="data")
+            assert tar.fileobj is not None
+            # Read to the end, where the checksum is.
+            while tar.fileobj.read(_CHUNK_BYTES):
+                pass
+    elif zipfile.is_zipfile(archive):
+        with zipfile.ZipFile(archive) as zipped:
+            zipped.extractall(folder)
+    else:
+        raise DataError(
+            f"{request.what}: is not a tar or zip archive, or is damaged; remove "
+            "unpack, or fix the archive"
+        )
+
+
+def _cannot(request: DataRequest, error: Exception) -> DataError:
+    return DataError(f"{request.what}: cannot be unpacked: {error}; fix the archive")

@@ -34,7 +34,7 @@ class GcpMarket:
         self._facts = facts
         self._price_of = price_of
         self._lock = threading.Lock()
-        self._asked_at_s = -PLACES_KEEP_S
+        self._fetched_at_s = -PLACES_KEEP_S
         self._places: list[tuple[str, str]] = []
 
     def offers(self) -> tuple[Offer, ...]:
@@ -65,10 +65,10 @@ class GcpMarket:
     def places(self) -> list[tuple[str, str]]:
         """Return each available (zone, instance type) of ours."""
         with self._lock:
-            if time.monotonic() - self._asked_at_s >= PLACES_KEEP_S:
+            if time.monotonic() - self._fetched_at_s >= PLACES_KEEP_S:
                 with translating_errors("asking which zones have which machines"):
                     self._places = sorted(self._ask_places())
-                self._asked_at_s = time.monotonic()
+                self._fetched_at_s = time.monotonic()
             return self._places
 
     def _ask_places(self) -> Iterator[tuple[str, str]]:

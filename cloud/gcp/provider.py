@@ -222,8 +222,8 @@ class GcpProvider:
         with translating_errors("listing VMs"):
             return [
                 answers.vm_of(instance, self._facts)
-                for _, told in self._clients.scopes("instances", arguments)
-                for instance in told.get("instances", ())
+                for _, content in self._clients.scopes("instances", arguments)
+                for instance in content.get("instances", ())
             ]
 
     def _instance(self, vm_id: str) -> tuple[str, Mapping[str, Any]]:

@@ -15,11 +15,7 @@ import uuid
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from spottrain.cloud.local.folder import (
-    LocalFolder,
-    LocalRecord,
-    marker,
-)
+from spottrain.cloud.local.folder import LocalFolder, LocalRecord, marker
 from spottrain.cloud.local.market import MarketEvent, stream
 from spottrain.cloud.local.state import LocalCloud, LocalNotice
 from spottrain.cloud.port.errors import CloudError

@@ -89,10 +89,14 @@ def pack_error(error: SpottrainError) -> dict[str, Any]:
         "kind": kind.__name__,
         "message": str(error),
         "fields": {name: vars(error)[name] for name in sorted(fields)},
+        "causes": list(roots.causes(error)),
     }
 
 
 def unpack_error(packed: Mapping[str, Any]) -> SpottrainError:
     """Return the packed error; one of an unknown class becomes a ``CloudError``."""
     kind = _ERRORS.get(packed["kind"], CloudError)
-    return kind(packed["message"], **packed["fields"])
+    error = kind(packed["message"], **packed["fields"])
+    for line in packed["causes"]:
+        error.add_note(line)
+    return error

@@ -21,11 +21,7 @@ from pydantic_core import to_jsonable_python
 from spottrain.cloud.port.abilities import ABILITIES
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
-from spottrain.cloud.process.calls import (
-    ProviderCall,
-    calls_of,
-    pack_error,
-)
+from spottrain.cloud.process.calls import ProviderCall, calls_of, pack_error
 from spottrain.errors import SpottrainError
 
 logger = logging.getLogger(__name__)

@@ -45,10 +45,7 @@ TERMS: Mapping[str, BillingTerms] = {
         region_usd_per_gb=0.02,
     ),
     "azure": BillingTerms(
-        unit_us=60 * _S,
-        min_us=60 * _S,
-        follows_market=True,
-        region_usd_per_gb=0.02,
+        unit_us=60 * _S, min_us=60 * _S, follows_market=True, region_usd_per_gb=0.02
     ),
 }
 """By cloud; any other bills exactly."""

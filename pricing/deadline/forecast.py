@@ -90,10 +90,7 @@ def _affordable(
 
 
 def _affordable_samples(
-    status: JobStatus,
-    fleet: Fleet,
-    supplies: Sequence[Supply],
-    outlook: MarketOutlook,
+    status: JobStatus, fleet: Fleet, supplies: Sequence[Supply], outlook: MarketOutlook
 ) -> MarketOutlook:
     """Return the sampled markets with as many VMs as the hourly cap would have allowed.
 

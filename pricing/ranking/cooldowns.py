@@ -96,10 +96,7 @@ def refused(
     if (before := closed.get(scope)) is not None:
         length_s = before.next_s(base_s, now_s)
     remembered = {k: v for k, v in closed.items() if not v.forgotten(now_s)}
-    return {
-        **remembered,
-        scope: Cooldown(until_s=now_s + length_s, length_s=length_s),
-    }
+    return {**remembered, scope: Cooldown(until_s=now_s + length_s, length_s=length_s)}
 
 
 def granted(closed: Mapping[str, Cooldown], offer: Offer) -> dict[str, Cooldown]:

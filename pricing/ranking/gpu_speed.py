@@ -9,11 +9,7 @@ from __future__ import annotations
 import functools
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.prices.catalogue import (
-    GpuType,
-    InstanceType,
-    catalogue,
-)
+from spottrain.pricing.prices.catalogue import GpuType, InstanceType, catalogue
 from spottrain.pricing.ranking.throughput import MachineShape
 from spottrain.wire.model import ModelFacts, Profile
 

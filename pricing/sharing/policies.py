@@ -34,10 +34,7 @@ _SLACK = 1e-9
 
 
 def cheapest(
-    types: Sequence[OfferType],
-    jobs: Sequence[Demand],
-    *,
-    max_usd: float | None = None,
+    types: Sequence[OfferType], jobs: Sequence[Demand], *, max_usd: float | None = None
 ) -> Hours:
     """Return the cheapest hours that do all work, each job by its deadline.
 
@@ -67,10 +64,7 @@ def cheapest(
 
 
 def shortest(
-    types: Sequence[OfferType],
-    jobs: Sequence[Demand],
-    *,
-    max_usd: float | None = None,
+    types: Sequence[OfferType], jobs: Sequence[Demand], *, max_usd: float | None = None
 ) -> Hours:
     """Return the hours that end the last job soonest; of those, the cheapest.
 

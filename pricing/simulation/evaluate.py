@@ -139,9 +139,7 @@ def _watch(
     outcome = play(scenario, watched)
     forecasts = tuple(
         ForecastOutcome(
-            forecast=found,
-            finished_s=outcome.finished_s,
-            usd=outcome.usd - spent,
+            forecast=found, finished_s=outcome.finished_s, usd=outcome.usd - spent
         )
         for found, spent in watched.forecasts
     )

@@ -254,10 +254,7 @@ class _Job:
             quotes.append(held)
         here = None if held is None else held.place
         state = SwitchingState(
-            examples=self._left,
-            held=here,
-            checkpoint=here,
-            copies=self._copies,
+            examples=self._left, held=here, checkpoint=here, copies=self._copies
         )
         frictions = self.terms.frictions
         decision = decide(quotes, state, frictions, self.terms.rule)

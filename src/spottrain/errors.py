@@ -62,9 +62,13 @@ class WireError(SpottrainError):
 
 
 def causes(error: BaseException) -> Iterator[str]:
-    """Yield what caused an error, one line each, the nearest cause first."""
+    """Yield what caused an error, one line each, the nearest cause first.
+
+    Causes in another process are notes of the error that came from there.
+    """
     at: BaseException | None = error
     while at is not None:
+        yield from getattr(at, "__notes__", ())
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
         if at is not None:
             kind = type(at)

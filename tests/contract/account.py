@@ -1,4 +1,4 @@
-"""What the contract suite is given of each provider."""
+"""The account of each provider for the contract suite."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Account:
     left: Callable[[], list[str]] | None = None
     """Names what costs money or lies about in the cloud, of whatever kind."""
     markets: frozenset[bool] = frozenset({True, False})
-    """Whether offers are spot, and whether they are on demand."""
+    """Markets of the offers: spot (True) and on demand (False)."""
     clouds: frozenset[str] = frozenset()
     """Names of the clouds of offers; empty: the provider's own."""
 

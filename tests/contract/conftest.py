@@ -10,6 +10,7 @@ from tests.contract.aws_account import aws
 from tests.contract.azure_account import azure
 from tests.contract.gcp_account import gcp, gcp_over_ssh
 from tests.contract.local_account import local
+from tests.contract.multi_account import multi
 from tests.contract.real_account import (
     RealCloud,
     add_options,
@@ -18,7 +19,6 @@ from tests.contract.real_account import (
     wanted,
 )
 from tests.contract.rented_account import aws_over_ssh
-from tests.contract.several_account import several
 from tests.contract.ssh_account import ssh
 from tests.fakes.aws import FakeAws, running
 from tests.fakes.azure import FakeAzure
@@ -34,7 +34,7 @@ PROVIDERS: dict[str, Callable[[pytest.FixtureRequest], Iterator[Account]]] = {
     "gcp": gcp,
     "gcp over ssh": gcp_over_ssh,
     "local": local,
-    "several": several,
+    "multi": multi,
     "ssh": ssh,
 }
 """A new provider adds itself here: how to set up and take down an account."""
@@ -56,8 +56,8 @@ EXEMPT: dict[tuple[str, str], str] = {
     ("test_an_agent_cannot_be_started_on_an_ended_vm", "aws"): _OVER_SSH,
     ("test_an_agent_cannot_be_started_on_an_ended_vm", "azure"): _OVER_SSH,
     ("test_an_agent_cannot_be_started_on_an_ended_vm", "gcp"): _OVER_SSH,
-    ("test_an_agent_cannot_be_started_on_an_ended_vm", "several"): _OVER_SSH,
-    ("test_starting_an_agent_is_idempotent", "several"): _OVER_SSH,
+    ("test_an_agent_cannot_be_started_on_an_ended_vm", "multi"): _OVER_SSH,
+    ("test_starting_an_agent_is_idempotent", "multi"): _OVER_SSH,
     ("test_starting_an_agent_is_idempotent", "aws"): _OVER_SSH,
     ("test_starting_an_agent_is_idempotent", "azure"): _OVER_SSH,
     ("test_starting_an_agent_is_idempotent", "gcp"): _OVER_SSH,

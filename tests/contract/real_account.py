@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 import yaml
 from tests.contract.account import Account
-from tests.contract.purse import HOLD_S, LEAST_S, Capped, Purse
+from tests.contract.spending_cap import MAX_VM_S, MIN_BILLED_S, Capped, SpendingCap
 
 from spottrain.cloud.port.provider import (
     CloudProvider,
@@ -43,7 +43,7 @@ _ALIVE = (VmState.STARTING, VmState.RUNNING)
 _CLIENTS = 2
 """Of which each ``connect`` returns the next: starting one takes seconds."""
 VMS = 8
-"""What the suite rents there, all tests together."""
+"""The VMs that the suite rents, all tests together."""
 _CONFIGS: dict[str, type[AwsConfig | AzureConfig | GcpConfig]] = {
     "aws": AwsConfig,
     "azure": AzureConfig,
@@ -52,7 +52,7 @@ _CONFIGS: dict[str, type[AwsConfig | AzureConfig | GcpConfig]] = {
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "aws": {"instance_types": ["g4dn.xlarge"]},
     "azure": {"instance_types": ["Standard_NC4as_T4_v3"]},
-    "gcp": {"instance_types": ["g2-standard-4"], "max_run_s": HOLD_S},
+    "gcp": {"instance_types": ["g2-standard-4"], "max_run_s": MAX_VM_S},
 }
 """Small types with a GPU, since others are not in the catalogue; GCP's hard stop."""
 _NOBODY = "192.0.2.0/24"
@@ -64,16 +64,18 @@ class RealCloud:
     """One account for one run."""
 
     clients: Sequence[CloudProvider]
-    purse: Purse
+    spending_cap: SpendingCap
     markets: frozenset[bool] = frozenset({True})
-    """Whether there are spot offers, and others: not all prices are always known."""
+    """Markets with offers: not all prices are always known."""
     run: str = field(default_factory=lambda: f"contract-{uuid.uuid4().hex[:8]}")
-    """How the names of the run's jobs begin."""
+    """Prefix of the names of the run's jobs."""
 
     def account(self) -> Iterator[Account]:
         """Open an account for a job of its own; in the end return all that it has."""
         job = f"{self.run}-{uuid.uuid4().hex[:6]}"
-        takers = itertools.cycle([Capped(one, self.purse) for one in self.clients])
+        takers = itertools.cycle(
+            [Capped(one, self.spending_cap) for one in self.clients]
+        )
         provider = next(takers)
         try:
             yield Account(
@@ -172,19 +174,19 @@ def real_cloud(
         if not offers:
             raise pytest.UsageError(f"{made.cloud} offers none of {made.kinds()}")
         markets = frozenset(offer.spot for offer in offers)
-        cloud = RealCloud(clients, Purse(cap_usd), markets)
+        cloud = RealCloud(clients, SpendingCap(cap_usd), markets)
         say(_estimate(min(offers, key=lambda one: one.usd_per_hour), cap_usd))
         try:
             yield cloud
         finally:
             left = cloud.sweep()
-            say(f"it cost about {cloud.purse.most_usd:.2f} USD")
+            say(f"it cost about {cloud.spending_cap.max_usd:.2f} USD")
             assert left == [], f"had to be swept up: {left}"
 
 
 def _estimate(offer: Offer, cap_usd: float) -> str:
     """Return what a run costs if all goes well, and what it can never exceed."""
-    usual_usd = VMS * offer.usd_per_hour * 5 * LEAST_S / 3600
+    usual_usd = VMS * offer.usd_per_hour * 5 * MIN_BILLED_S / 3600
     return (
         f"rents {VMS} {offer.instance_type} in {offer.zone}, one or two at a time, for "
         f"minutes each: about {usual_usd:.2f} USD at {offer.usd_per_hour:g} USD/h, "

@@ -1,4 +1,4 @@
-"""What every provider must do (cloud/port/provider.py); conftest.py says which there are."""
+"""The contract of every provider (cloud/port/provider.py); conftest.py lists them."""
 
 from __future__ import annotations
 

@@ -18,8 +18,8 @@ from hypothesis import strategies as st
 from tests.contract import test_provider
 from tests.contract.account import Account
 from tests.contract.conftest import EXEMPT, PROVIDERS, REAL, unexcused
-from tests.contract.purse import HOLD_S, MOST_VMS, CapError, Capped, Purse
 from tests.contract.real_account import VMS, RealCloud, check_options
+from tests.contract.spending_cap import MAX_VM_S, MAX_VMS, CapError, Capped, SpendingCap
 from tests.fakes.aws import KIND, REGION, ZONE, FakeAws
 
 from spottrain.cloud.port.provider import LaunchRequest, Offer, Vm, VmState
@@ -100,7 +100,7 @@ def test_no_launch_exceeds_the_cap(fake: FakeAws, tmp_path: Path) -> None:
 
 
 def test_leftovers_of_a_test_are_removed(fake: FakeAws) -> None:
-    cloud = RealCloud([fake.provider()], Purse(2.0))
+    cloud = RealCloud([fake.provider()], SpendingCap(2.0))
     account = next(cloud.account())  # and it dies
     provider = account.connect()
     provider.launch(account.launch_request(provider.offers()[0], 2))
@@ -130,9 +130,11 @@ def test_it_refuses_to_start_without_a_cap_or_in_ci(
         check_options(cast(pytest.Config, config))
 
 
-# --- the purse ------------------------------------------------------------------------
+# --- the spending cap -----------------------------------------------------------------
 
-STEPS = st.lists(st.tuples(st.integers(0, 2), st.integers(1, 3), st.floats(0, HOLD_S)))
+STEPS = st.lists(
+    st.tuples(st.integers(0, 2), st.integers(1, 3), st.floats(0, MAX_VM_S))
+)
 
 
 @given(STEPS, st.floats(0.1, 3.0))
@@ -140,7 +142,7 @@ def test_no_run_can_cost_more_than_its_cap(
     steps: list[tuple[int, int, float]], cap_usd: float
 ) -> None:
     now_s = 0.0
-    purse = Purse(cap_usd, lambda: now_s)
+    spending_cap = SpendingCap(cap_usd, lambda: now_s)
     alive: dict[str, float] = {}
     paid_s = 0.0
     for number, (what, count, pause_s) in enumerate(steps):
@@ -154,31 +156,31 @@ def test_no_run_can_cost_more_than_its_cap(
                 lease_s=60.0,
             )
             try:
-                purse.hold(launch_request)
+                spending_cap.hold(launch_request)
             except CapError:
                 continue
             got = [replace(VM, vm_id=f"{number}-{each}") for each in range(count)]
-            purse.rented(launch_request.token, got)
+            spending_cap.rented(launch_request.token, got)
             alive |= {vm.vm_id: now_s for vm in got}
         else:
             for vm_id in list(alive)[:count]:
-                purse.returned([vm_id, "unknown"])
-                paid_s += max(60.0, min(now_s - alive.pop(vm_id), HOLD_S))
-        worst_s = paid_s + sum(HOLD_S for _ in alive)
-        assert worst_s * OFFER.usd_per_hour / 3600 <= purse.most_usd + 1e-9
-        assert purse.most_usd <= cap_usd + 1e-9 or now_s > 0
-        assert len(alive) <= MOST_VMS
-        now_s += min(pause_s, HOLD_S / (len(steps) + 1))
+                spending_cap.returned([vm_id, "unknown"])
+                paid_s += max(60.0, min(now_s - alive.pop(vm_id), MAX_VM_S))
+        worst_s = paid_s + sum(MAX_VM_S for _ in alive)
+        assert worst_s * OFFER.usd_per_hour / 3600 <= spending_cap.max_usd + 1e-9
+        assert spending_cap.max_usd <= cap_usd + 1e-9 or now_s > 0
+        assert len(alive) <= MAX_VMS
+        now_s += min(pause_s, MAX_VM_S / (len(steps) + 1))
 
 
 def test_a_refused_launch_is_not_counted(fake: FakeAws) -> None:
     fake.ask("stock", zone=ZONE, instance_type=KIND, count=0)
-    purse = Purse(2.0)
-    provider = Capped(fake.provider(), purse)
+    spending_cap = SpendingCap(2.0)
+    provider = Capped(fake.provider(), spending_cap)
     account = Account(lambda: provider, "job", 0)
     with pytest.raises(Exception, match="InsufficientInstanceCapacity"):
         provider.launch(account.launch_request(provider.offers()[0]))
-    assert purse.most_usd == 0.0
+    assert spending_cap.max_usd == 0.0
     provider.release("job")
 
 

@@ -39,7 +39,7 @@ def has_saved(state: State) -> bool:
 
 def copied(job: Job) -> int:
     """Return how many events the store holds, as the manager says."""
-    note = job.dir.copy_note
+    note = job.dir.copy_status
     return int(json.loads(note.read_text())["seq"]) if note.exists() else 0
 
 

@@ -1,4 +1,4 @@
-"""The agent, spottrain's process on a VM: connects manager and supervisor, without torch.
+"""The agent, our process on a VM: connects manager and supervisor, without torch.
 
 ``python -m spottrain.varuna_manager.agent.main agent.json [supervisor command...]``, standard
 library only. The VM's folder is that of agent.json; the agent registers, fetches the job

@@ -41,8 +41,7 @@ AgainOption = Annotated[
     bool, typer.Option("--again", help="Measure even if a profile was kept.")
 ]
 ShowOption = Annotated[
-    bool,
-    typer.Option("--show", help="Show a profile; by default the newest one kept."),
+    bool, typer.Option("--show", help="Show a profile; by default the newest one kept.")
 ]
 DeriveOption = Annotated[
     bool,

@@ -26,8 +26,7 @@ class Output(StrEnum):
 
 
 OutputOption = Annotated[
-    Output,
-    typer.Option("--output", "-o", help="json prints a single JSON document."),
+    Output, typer.Option("--output", "-o", help="json prints a single JSON document.")
 ]
 
 

@@ -1,4 +1,4 @@
-"""``spottrain cost``: what a job cost, by kind, and what alternatives would have cost."""
+"""``spottrain cost``: the cost of a job, by kind, and of alternatives."""
 
 from __future__ import annotations
 
@@ -10,12 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 
 from spottrain.varuna_manager.cli.arguments import NameArgument
-from spottrain.varuna_manager.cli.console import (
-    Output,
-    OutputOption,
-    show,
-    show_json,
-)
+from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.cli.show import describe_history
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.varuna_manager.jobs.folder import find

@@ -48,7 +48,7 @@ FileArgument = Annotated[
 ]
 CloudOption = Annotated[
     list[str] | None,
-    typer.Option("--cloud", help="aws, azure or gcp; repeatable. Default: all."),
+    typer.Option("--cloud", help="aws, azure or gcp; repeatable; by default all."),
 ]
 JobOption = Annotated[
     list[str] | None,

@@ -10,12 +10,7 @@ import typer
 
 from spottrain.pricing.billing.money import is_amount
 from spottrain.varuna_manager.cli.arguments import NameArgument
-from spottrain.varuna_manager.cli.console import (
-    Output,
-    OutputOption,
-    show,
-    show_json,
-)
+from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
 from spottrain.varuna_manager.format import NOTHING, dollars, number, utc
 from spottrain.varuna_manager.jobs.folder import JobDir, find

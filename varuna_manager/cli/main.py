@@ -82,7 +82,10 @@ def options(
         typer.Option("--debug", help="Show what caused an error, and its traceback."),
     ] = False,
     version: Annotated[
-        bool, typer.Option("--version", callback=_version, is_eager=True)
+        bool,
+        typer.Option(
+            "--version", callback=_version, is_eager=True, help="Show the version."
+        ),
     ] = False,
 ) -> None:
     """Train large models on preemptible VMs that come and go."""
@@ -201,9 +204,7 @@ def _run_here(
         control.await_manager(job, manager)
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
-        say(
-            f"job {job.name} has started: 'spottrain status {job.name} --watch' shows it"
-        )
+        _say_started(job)
         return
     watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
     try:
@@ -232,9 +233,7 @@ def _run_on_manager_vm(
     if detach:
         if output is Output.JSON:
             show_json({"name": job.name, "folder": str(job.path)})
-        say(
-            f"job {job.name} has started: 'spottrain status {job.name} --watch' shows it"
-        )
+        _say_started(job)
         return
     code = remote.watch(job)
     if not job.remote_manager_file.exists():
@@ -279,6 +278,11 @@ simulate_commands.command("promise", hidden=True)(
     deadlines.deadlines
 )  # its former name
 app.add_typer(simulate_commands, name="simulate")
+
+
+def _say_started(job: JobDir) -> None:
+    name = job.name
+    say(f"job {name} has started; watch it with 'spottrain status {name} --watch'")
 
 
 def _say_how_to_resume(job: JobDir) -> None:

@@ -37,7 +37,8 @@ FileArgument = Annotated[
     ),
 ]
 ExplainOption = Annotated[
-    bool, typer.Option("--explain", help="Show all candidates and why not.")
+    bool,
+    typer.Option("--explain", help="Show all candidates and why they were rejected."),
 ]
 GpusOption = Annotated[
     int | None, typer.Option(min=1, help="JSON only: number of GPUs, one per VM.")
@@ -115,7 +116,6 @@ def plan(
     storage: < marks bounds, ~ marks estimates from published peak FLOPS.
 
     With a model and a profile as JSON, which need no machine, it plans for --gpus GPUs.
-    many of its GPUs.
     """
     scope = SearchScope(
         clouds=tuple(clouds.split(",")) if clouds else (),

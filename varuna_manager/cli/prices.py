@@ -1,4 +1,4 @@
-"""``spottrain prices``: prices of GPU machines, their history and interruption rates."""
+"""``spottrain prices``: prices of GPU machines, with history and interruptions."""
 
 from __future__ import annotations
 
@@ -38,17 +38,21 @@ SVG_LINES = 6
 
 GpuOption = Annotated[
     list[str] | None,
-    typer.Option("--gpu", help="Such as A100 (any memory) or A100-80GB; repeatable."),
+    typer.Option(
+        "--gpu", help="GPU, such as A100 (any memory) or A100-80GB; repeatable."
+    ),
 ]
 CloudOption = Annotated[
-    list[str] | None, typer.Option("--cloud", help="aws, azure or gcp; repeatable.")
+    list[str] | None,
+    typer.Option("--cloud", help="Cloud: aws, azure or gcp; repeatable."),
 ]
 RegionOption = Annotated[
-    list[str] | None, typer.Option("--region", help="Such as us-east-1; repeatable.")
+    list[str] | None,
+    typer.Option("--region", help="Region, such as us-east-1; repeatable."),
 ]
 TypeOption = Annotated[
     list[str] | None,
-    typer.Option("--type", help="Such as p4d.24xlarge; repeatable."),
+    typer.Option("--type", help="Instance type, such as p4d.24xlarge; repeatable."),
 ]
 SpotOption = Annotated[
     bool | None, typer.Option("--spot/--on-demand", help="Only this market.")
@@ -57,17 +61,23 @@ TopOption = Annotated[
     int | None,
     typer.Option(min=1, help=f"Number of offers; by default a table has {TABLE_ROWS}."),
 ]
-DaysOption = Annotated[float, typer.Option(min=0.01, help="Length of the history.")]
+DaysOption = Annotated[
+    float, typer.Option(min=0.01, help="Length of the history, in days.")
+]
 OfflineOption = Annotated[
     bool, typer.Option("--offline", help="Show the last known prices; ask no cloud.")
 ]
 SvgOption = Annotated[
     Path | None,
-    typer.Option("--svg", help=f"Plot the {SVG_LINES} cheapest offers to this file."),
+    typer.Option(
+        "--svg", help=f"Plot prices of the {SVG_LINES} cheapest offers to this file."
+    ),
 ]
 ExportOption = Annotated[
     Path | None,
-    typer.Option("--export", help="Write all known prices and VMs to this folder."),
+    typer.Option(
+        "--export", help="Write all known prices and VM lifetimes to this folder."
+    ),
 ]
 
 

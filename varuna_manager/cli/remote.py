@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import shlex
-import shutil
 import subprocess
 import sys
 import time
@@ -31,7 +30,7 @@ from spottrain.varuna_manager.jobs.manager_location import RemoteManager
 from spottrain.varuna_manager.jobs.replication import stored_job
 from spottrain.varuna_manager.launch import control, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
-from spottrain.varuna_manager.launch.ssh_command import argv_to
+from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
 from spottrain.varuna_manager.launch.submit import end_of
 
 LOST = 255
@@ -172,9 +171,6 @@ def _end_there(job: JobDir, manager: RemoteManager) -> None:
 
 def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
     """Run one of our commands on the manager's VM; return its exit code, or ``LOST``."""
-    program = shutil.which("ssh")
-    if program is None:
-        raise ConfigError("ssh command not found; install the OpenSSH client")
     assert manager.target is not None, "the manager was started there"
     cloud = job.config().clouds[0]
     cli = f"{manager_vm.run_on_vm(cloud)} spottrain.varuna_manager.cli.main"
@@ -184,7 +180,7 @@ def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
     quiet = ["-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10"]
     quiet += ["-o", "ServerAliveInterval=15"]
     terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []
-    done = subprocess.run([program, *terminal, *quiet, *options], check=False)
+    done = subprocess.run([ssh_program(), *terminal, *quiet, *options], check=False)
     return done.returncode if done.returncode >= 0 else LOST
 
 
@@ -198,14 +194,11 @@ def refresh(job: JobDir) -> State:
         StorageError: The store cannot be read.
     """
     stored = stored_job(job)
-    journal = Journal(job.journal)
-    try:
+    with contextlib.closing(Journal(job.journal)) as journal:
         if stored is not None:
             for rows in stored.journal(say, journal.last_seq() + 1):
                 journal.take_over(rows)
         return journal.replay()
-    finally:
-        journal.close()
 
 
 def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool:
@@ -262,9 +255,6 @@ def _alive(vms: Sequence[Vm]) -> set[str]:
 
 def _note_end(job: JobDir, vms: Sequence[Vm]) -> None:
     """Journal when the billing of the manager's own VM ended."""
-    journal = Journal(job.journal)
-    try:
+    with contextlib.closing(Journal(job.journal)) as journal:
         now_s = time.time()
         journal.append(VmsListed(at_s=now_s, asked_at_s=now_s, vms=tuple(vms)))
-    finally:
-        journal.close()

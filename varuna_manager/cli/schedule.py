@@ -15,10 +15,7 @@ from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.schedule import format_schedule
 from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.cli.simulate.files import read_spec
-from spottrain.varuna_manager.cli.simulate.step_spec import (
-    StepSpec,
-    simulate_spec,
-)
+from spottrain.varuna_manager.cli.simulate.step_spec import StepSpec, simulate_spec
 from spottrain.varuna_manager.format import number
 from spottrain.wire.model import ScheduleKind
 
@@ -36,8 +33,7 @@ def schedule(
         int, typer.Option("--microbatches", "-M", help="Micro-batches per replica.")
     ],
     chunks: Annotated[
-        int | None,
-        typer.Option("--chunks", "-v", help="Model chunks per stage."),
+        int | None, typer.Option("--chunks", "-v", help="Model chunks per stage.")
     ] = None,
     recompute: Annotated[
         bool, typer.Option(help="Recompute activations before the backward pass.")

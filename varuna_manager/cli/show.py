@@ -27,11 +27,7 @@ from spottrain.varuna_manager.config.job import json_schema, load_config
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
-from spottrain.varuna_manager.jobs.follow import (
-    Follower,
-    JournalEntry,
-    read_state,
-)
+from spottrain.varuna_manager.jobs.follow import Follower, JournalEntry, read_state
 from spottrain.varuna_manager.jobs.replication import lag_line
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
@@ -218,8 +214,7 @@ def _describe(
 
 
 def describe_history(
-    job: JobDir,
-    view: Callable[[State, JobHistory, bool, float], dict[str, Any]],
+    job: JobDir, view: Callable[[State, JobHistory, bool, float], dict[str, Any]]
 ) -> tuple[dict[str, Any], State, JobHistory]:
     """Return a view of a job that needs its history, and what the view is made from."""
     state, history = read_history(job)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import shutil
 from collections.abc import Sequence
 from typing import Annotated
 
@@ -16,7 +15,7 @@ from spottrain.varuna_manager.cli.arguments import NameArgument
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.launch.ssh_command import argv_to
+from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
 
 VmArgument = Annotated[
     str | None,
@@ -37,10 +36,7 @@ def ssh(
     """
     job = find(name)
     argv = ssh_argv(job, choose_vm(job, vm), command or [])
-    program = shutil.which(argv[0])
-    if program is None:
-        raise ConfigError("ssh command not found; install the OpenSSH client")
-    os.execv(program, argv)
+    os.execv(ssh_program(), argv)
 
 
 def choose_vm(job: JobDir, wanted: str | None) -> str:

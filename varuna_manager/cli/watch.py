@@ -125,7 +125,7 @@ class Watcher:
         if not self._follower.has_ended or outcome is None:
             name = self._job.name
             raise ManagerGoneError(
-                f"job {name}: its manager is gone; its VMs train on until their lease ends: "
+                f"job {name}: its manager is gone; VMs train on until their lease ends: "
                 f"'spottrain resume {name}' continues, 'spottrain down {name}' returns "
                 f"the VMs, 'spottrain logs {name}' may say why"
             )
@@ -148,7 +148,7 @@ class Watcher:
             self._say(
                 "returning all VMs now"
                 if now
-                else "stopping: checkpoint first, then the VMs are returned (Ctrl-C again: now)"
+                else "stopping: checkpoint, then return the VMs (Ctrl-C again: now)"
             )
         self._interrupts_served = self._interrupts
 

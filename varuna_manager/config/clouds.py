@@ -9,13 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
-from pydantic import (
-    AfterValidator,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
 from spottrain.cloud.aws.settings import IMAGE_NAME, AwsSettings
 from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE

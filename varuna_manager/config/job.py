@@ -1,6 +1,6 @@
 """The job file, validated completely before anything starts.
 
-YAML or TOML, with one model for both. Unknown keys are refused with the nearest known one.
+YAML or TOML, with one model for both. Unknown keys are refused with the nearest one.
 """
 
 from __future__ import annotations

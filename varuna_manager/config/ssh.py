@@ -1,4 +1,4 @@
-"""The section of a job file about the user's own hosts; their environment and secrets."""
+"""The section of a job file about the user's hosts; their environment and secrets."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class JobDir:
         return self.path / "report.html"
 
     @property
-    def copy_note(self) -> Path:
+    def copy_status(self) -> Path:
         """Progress of the journal's copy, if the journal is copied."""
         return self.path / "copy.json"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import dataclass
 
 from spottrain.varuna_manager.core import step
@@ -63,8 +64,5 @@ def read_state(job: JobDir) -> State:
     Raises:
         JournalError: The journal is missing or damaged.
     """
-    journal = Journal(job.journal, read_only=True)
-    try:
+    with closing(Journal(job.journal, read_only=True)) as journal:
         return journal.replay()
-    finally:
-        journal.close()

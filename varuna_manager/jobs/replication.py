@@ -1,7 +1,7 @@
 """Copies a job's journal to its checkpoint store while its manager runs.
 
 The copy runs in the background: no step waits for it. One segment is written at a time,
-and what is journalled meanwhile goes into the next, so the copy is always a prefix of the
+and what is journalled meanwhile goes into the next: the copy is always a prefix of the
 journal. A store that is down is reported once and retried forever.
 
 Each manager begins a new epoch. One that finds a later epoch than its own has been
@@ -66,11 +66,8 @@ def uid_of(job: JobDir) -> str:
     Raises:
         JournalError: Its journal cannot be read.
     """
-    journal = Journal(job.journal, read_only=True)
-    try:
+    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
         _, event = next(journal.read())
-    finally:
-        journal.close()
     assert isinstance(event, JobSubmitted), "it is always the first event"
     return event.settings.uid
 
@@ -316,9 +313,9 @@ class JournalReplication:
         note = ReplicationStatus(
             self.copied, self._whole_at_s, self._failure, elsewhere
         )
-        draft = self._job.copy_note.with_suffix(".tmp")
+        draft = self._job.copy_status.with_suffix(".tmp")
         draft.write_text(json.dumps(asdict(note)))
-        draft.replace(self._job.copy_note)
+        draft.replace(self._job.copy_status)
 
     def _check(self) -> None:
         """Check for a later epoch."""
@@ -335,16 +332,15 @@ class JournalReplication:
                 self._stored.publish(self._job)
                 self._published = True
             first = self.copied + 1
-            journal = Journal(self._job.journal, read_only=True)
-            try:
+            with contextlib.closing(
+                Journal(self._job.journal, read_only=True)
+            ) as journal:
                 rows = journal.rows(first, first + MAX_EVENTS - 1)
                 if rows:
                     segment = Segment(first, rows[-1].seq, self._epoch)
                     self._stored.put(segment, rows)
                     self._held.append(segment)
                 self._merge(journal)
-            finally:
-                journal.close()
             return len(rows) == MAX_EVENTS
 
     def _merge(self, journal: Journal) -> None:
@@ -405,7 +401,7 @@ def lag_line(job: JobDir, at_s: float) -> str:
         JournalError: The journal cannot be read.
     """
     try:
-        note = ReplicationStatus(**json.loads(job.copy_note.read_text()))
+        note = ReplicationStatus(**json.loads(job.copy_status.read_text()))
     except FileNotFoundError:
         return ""
     return note.line(last_seq(job), at_s)
@@ -417,8 +413,5 @@ def last_seq(job: JobDir) -> int:
     Raises:
         JournalError: The journal cannot be read.
     """
-    journal = Journal(job.journal, read_only=True)
-    try:
+    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
         return journal.last_seq()
-    finally:
-        journal.close()

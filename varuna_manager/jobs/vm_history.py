@@ -6,6 +6,7 @@ The journals are the source; the price database gets what hazards are estimated 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -33,11 +34,8 @@ def ingest_journals(history: History) -> tuple[str, ...]:
         if history.asked_s(scope) == written_s:
             continue
         try:
-            journal = Journal(job.journal, read_only=True)
-            try:
+            with closing(Journal(job.journal, read_only=True)) as journal:
                 history.record_vms(vm_lives(journal))
-            finally:
-                journal.close()
         except SpottrainError as error:
             warnings.append(f"job {job.name}: its VMs are not counted: {error}")
             continue

@@ -224,15 +224,11 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
             f"job {job.name} has ended, its limits cannot be changed; see 'spottrain "
             f"report {job.name}'"
         )
-    with _manager_lock(job):
-        journal = Journal(job.journal)
-        try:
-            event = LimitsChanged(at_s=time.time(), by="command line", limits=limits)
-            if not sure:
-                check_limits(journal.replay(), event)
-            journal.append(event)
-        finally:
-            journal.close()
+    with _manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
+        event = LimitsChanged(at_s=time.time(), by="command line", limits=limits)
+        if not sure:
+            check_limits(journal.replay(), event)
+        journal.append(event)
 
 
 def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
@@ -375,8 +371,7 @@ def _manager_lock(job: JobDir) -> Iterator[None]:
 
 def _journal_end(job: JobDir, asked_at_s: float, provider: CloudProvider) -> None:
     """Journal that the job was ended and its VMs are gone."""
-    journal = Journal(job.journal)
-    try:
+    with contextlib.closing(Journal(job.journal)) as journal:
         if journal.replay().phase is not JobPhase.ENDED:
             stop = StopRequested(
                 at_s=time.time(), by="spottrain down", checkpoint=False, now=True
@@ -384,5 +379,3 @@ def _journal_end(job: JobDir, asked_at_s: float, provider: CloudProvider) -> Non
             vms = tuple(provider.list_vms(job.name))
             listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
             journal.append(stop, listed)
-    finally:
-        journal.close()

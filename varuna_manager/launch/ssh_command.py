@@ -4,13 +4,26 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from spottrain.cloud.port.provider import SshTarget
 from spottrain.cloud.ssh.transport.hosts import Host
+from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.clouds import BastionConfig
 from spottrain.varuna_manager.jobs.folder import JobDir
+
+
+def ssh_program() -> str:
+    """Return the path of the ``ssh`` command.
+
+    Raises:
+        ConfigError: It is not installed.
+    """
+    if (program := shutil.which("ssh")) is None:
+        raise ConfigError("ssh command not found; install the OpenSSH client")
+    return program
 
 
 def argv_to(

@@ -165,10 +165,10 @@ def check_budget(config: JobConfig, offers: Sequence[Offer] = ()) -> None:
             f"costs {cheapest} per hour; raise it"
         )
     kept_s = reserve_s(config.manager.lease_s)
-    min_usd_needed = rate.over(kept_s + WORTH_S)
-    if budget is not None and Money.allowed(budget) < min_usd_needed:
+    needed = rate.over(kept_s + WORTH_S)
+    if budget is not None and Money.allowed(budget) < needed:
         raise BudgetError(
-            f"budget.max_usd: {budget} is less than one step costs: {min_usd_needed.usd:.4f} "
+            f"budget.max_usd: {budget} is less than one step costs: {needed.usd:.4f} "
             f"for {some} of the cheapest, {WORTH_S:.0f} s and the {kept_s:.0f} s that "
             "are reserved until they are returned; raise it or shorten manager.lease_s"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import time
 from collections.abc import Callable
+from contextlib import closing
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -105,8 +106,7 @@ def _restore_journal(
     Most is read before the claim: an unreadable copy must not end a working manager.
     """
     warnings = dict[str, None]()
-    journal = Journal(draft.journal)
-    try:
+    with closing(Journal(draft.journal)) as journal:
         for rows in stored.journal(warnings.setdefault):
             journal.take_over(rows)
         if not journal.last_seq():
@@ -125,8 +125,6 @@ def _restore_journal(
         say(
             f"{last - 1} events found in {stored.url}, the last of {clock(state.now_s)}"
         )
-    finally:
-        journal.close()
     for line in warnings:
         say(f"warning: {line}")
     return state

@@ -14,11 +14,7 @@ from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.place import Place, offer_key, place_of
 from spottrain.pricing.ranking.gpu_speed import peak_flops
-from spottrain.pricing.ranking.order import (
-    FREE_USD,
-    OfferWorth,
-    in_order,
-)
+from spottrain.pricing.ranking.order import FREE_USD, OfferWorth, in_order
 from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
 from spottrain.units import HOUR_S

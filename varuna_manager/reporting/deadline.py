@@ -1,4 +1,4 @@
-"""A job's deadline for people and programs: slack, expected finish and expected cost."""
+"""A job's deadline for people and programs: slack, expected finish and cost."""
 
 from __future__ import annotations
 

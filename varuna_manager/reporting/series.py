@@ -20,7 +20,7 @@ class Bin:
 
 
 class Bins:
-    """A value over time in bins of equal width, which doubles when they become too many.
+    """A value over time in bins of equal width, which doubles when there are too many.
 
     Args:
         max_bins: Largest number of bins; even.
@@ -85,7 +85,7 @@ def _merge(bins: dict[int, Bin], number: int, one: Bin) -> None:
 
 
 def downsampled(points: Sequence[Point], max_points: int) -> list[Point]:
-    """Return at max_points ``max_points`` of the points, with the first, last and extremes.
+    """Return at most ``max_points`` points, with the first, the last and the extremes.
 
     Of each run of neighbours the lowest and the highest stay.
 

@@ -1,8 +1,8 @@
 """Splits rented time and its cost by what it was spent on; pure.
 
-Every second that a VM is billed for is of one of six kinds: productive, morph, boot, idle,
-lost, manager. A VM of several slots is split by slots: with one of two slots in a plan, half
-of the VM is at work.
+Every second that a VM is billed for is of one of six kinds: productive, morph, boot,
+idle, lost, manager. A VM of several slots is split by slots: with one of two slots in a
+plan, half of the VM is at work.
 """
 
 from __future__ import annotations

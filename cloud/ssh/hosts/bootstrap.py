@@ -44,20 +44,17 @@ def bring_up(
     """Send our software and the user's code to a host and start the agent.
 
     Args:
-        connection: To the host.
+        connection: The host's.
         vm_id: The VM on that host.
         bootstrap: How the agent reaches the manager.
         announce: Sets the address for the agent's calls; called before it is started.
         payload: The job's files and settings.
-        fleet_software: Given a host's software, returns the versions that all hosts
-            must have.
-        report: Called with the current step of the job's own preparation.
+        fleet_software: Returns the required versions, given a host's software.
+        report: Called with the current step.
 
     Raises:
         VmNotFoundError: the VM has ended.
-        SetupError: the user's setup failed, or data differs from the job file.
-        UnfitHostError: the host lacks software, or differs from the others.
-        CloudError: it cannot be reached.
+        SetupError, UnfitHostError: setup or data failed, or software is missing.
     """
     host, session = connection.host, connection.session()
     claim, state = connection.status()

@@ -37,9 +37,7 @@ def price_sources(
         AwsPriceList(aws),
         AzureRetailPrices(client, environment.get(AZURE_URL) or azure.URL),
         GcpBillingCatalog(
-            client,
-            _gcp_credentials(environment),
-            environment.get(GCP_URL) or gcp.URL,
+            client, _gcp_credentials(environment), environment.get(GCP_URL) or gcp.URL
         ),
     ]
 

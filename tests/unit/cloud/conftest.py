@@ -71,7 +71,7 @@ class Machine:
         return stat.rpartition(")")[2].split()[0]
 
     def runs(self, pid: int) -> bool:
-        """Whether a process exists and is not a zombie."""
+        """Return True if a process exists and is not a zombie."""
         return self.state(pid) not in ("", "Z", "X")
 
     def marked(self, job: str) -> list[int]:
@@ -173,7 +173,7 @@ class Cloud:
         return self.client().inject(event)
 
     def vm(self, vm: Vm) -> Vm:
-        """What the cloud says of the VM now."""
+        """The current state of the VM."""
         return next(v for v in self.client().list_vms(self.job) if v.vm_id == vm.vm_id)
 
 

@@ -1,9 +1,11 @@
 """The chain of causes of an error."""
 
+import json
 import sqlite3
 
 import pytest
 
+from spottrain.cloud.process.calls import pack_error, unpack_error
 from spottrain.errors import ConfigError, SpottrainError, causes
 
 
@@ -42,3 +44,11 @@ def test_an_error_in_the_handling_of_another_has_that_as_its_cause() -> None:
     with pytest.raises(ValueError, match="second") as raised:
         fail_twice()
     assert list(causes(raised.value)) == ["caused by: OSError: first"]
+
+
+def test_an_error_from_another_process_brings_its_causes() -> None:
+    packed = json.loads(json.dumps(pack_error(raised())))
+    received = unpack_error(packed)
+    assert list(causes(received)) == list(causes(raised()))
+    again = unpack_error(pack_error(received))
+    assert list(causes(again)) == list(causes(raised()))

@@ -1,4 +1,4 @@
-"""What is found out about an account without renting."""
+"""Checks of an account, without renting."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""How VMs are entered that the cloud shows late, or not as others."""
+"""SSH targets of VMs that EC2 lists late, or that run on Xen."""
 
 from __future__ import annotations
 

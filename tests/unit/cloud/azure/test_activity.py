@@ -1,4 +1,4 @@
-"""What the Activity Log says, and what becomes of it."""
+"""The Activity Log: parsing, and end times of VMs."""
 
 from __future__ import annotations
 

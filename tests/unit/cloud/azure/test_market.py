@@ -1,4 +1,4 @@
-"""What the adapter offers, of what the fake has."""
+"""Offers and quotas of the adapter on the fake."""
 
 from __future__ import annotations
 

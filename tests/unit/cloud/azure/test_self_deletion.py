@@ -26,7 +26,7 @@ class Both(HTTPServer):
 
     @property
     def url(self) -> str:
-        """Where it answers."""
+        """Its URL."""
         return f"http://127.0.0.1:{self.server_port}"
 
 

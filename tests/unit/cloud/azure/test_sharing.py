@@ -1,4 +1,4 @@
-"""What VMs of a job share and leave, how they are entered, and how they are taken."""
+"""Shared resources of a job, SSH targets, interruptions and checks."""
 
 from __future__ import annotations
 

@@ -109,7 +109,7 @@ def test_the_time_limit_is_enforced(tmp_path: Path) -> None:
 
 
 def has_own_mounts() -> bool:
-    """Whether a process may have mounts of its own here."""
+    """Return True if a process can have its own mounts here."""
     try:
         return not subprocess.run(["unshare", "-m", "true"], check=False).returncode
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""Where data is fetched from: buckets and web servers, and how each says no."""
+"""Sources of data: buckets and web servers, and their errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the doctor finds out about a project before anything is rented."""
+"""Checks of a project by the doctor, without renting."""
 
 from __future__ import annotations
 

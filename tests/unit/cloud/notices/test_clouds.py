@@ -1,4 +1,4 @@
-"""What holds for the notices of all rented clouds, heard from fake services."""
+"""Notices of all rented clouds, from fake services."""
 
 from __future__ import annotations
 

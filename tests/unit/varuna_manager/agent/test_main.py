@@ -185,7 +185,7 @@ def test_commands_go_down_and_reports_come_up_in_order_and_once(
     assert vm.heard()[1:4] == sent
 
 
-def test_nothing_is_lost_or_repeated_while_the_manager_is_away(
+def test_nothing_is_lost_or_repeated_while_the_manager_does_not_answer(
     manager: Manager, vm: VmUnderTest
 ) -> None:
     manager.send("vm-1", messages.Initialise())
@@ -242,7 +242,7 @@ def test_when_the_supervisor_dies_its_last_words_arrive_and_the_vm_ends(
     assert vm.worker_is_gone()
 
 
-def test_a_second_agent_of_the_same_vm_is_sent_away(
+def test_a_second_agent_of_the_same_vm_is_fenced(
     manager: Manager, vm: VmUnderTest, start_vm: Callable[[], VmUnderTest]
 ) -> None:
     manager.send("vm-1", messages.Calibrate())

@@ -57,7 +57,7 @@ def test_cost_is_one_document(run: Run) -> None:
 
 
 @pytest.mark.parametrize("by", ["zone", "type", "vm"])
-def test_the_bill_can_be_told_by_place_type_and_vm(run: Run, by: str) -> None:
+def test_the_bill_can_be_broken_down_by_zone_type_and_vm(run: Run, by: str) -> None:
     code, out, _ = run("cost", "job", "--by", by)
     assert code == 0
     assert by.upper() in out

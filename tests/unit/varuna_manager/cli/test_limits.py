@@ -1,4 +1,4 @@
-"""``spottrain set`` at the command line, on jobs that nobody manages just now."""
+"""``spottrain set`` at the command line, on jobs without a running manager."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def test_what_is_now_true_is_answered(run: Run, tmp_path: Path) -> None:
         assert part in text
 
 
-def test_the_journal_tells_who_changed_what(run: Run, tmp_path: Path) -> None:
+def test_the_journal_records_who_changed_what(run: Run, tmp_path: Path) -> None:
     submit(tmp_path)
     assert run("set", "demo", "slo.max_hours=none").code == 0
     assert "command line: slo.deadline is now none" in run("events", "demo").out
@@ -148,7 +148,9 @@ def test_a_wrong_change_changes_nothing(
         assert not any(isinstance(e, LimitsChanged) for _, e in journal.read())
 
 
-def test_a_cap_below_all_prices_is_taken_but_told(run: Run, tmp_path: Path) -> None:
+def test_a_cap_below_all_prices_is_accepted_with_a_warning(
+    run: Run, tmp_path: Path
+) -> None:
     tell(submit(tmp_path), OffersSeen(at_s=time.time(), offers=(OFFER,)))
     enough, less = OFFER.usd_per_hour, OFFER.usd_per_hour / 2
     assert (
@@ -159,7 +161,9 @@ def test_a_cap_below_all_prices_is_taken_but_told(run: Run, tmp_path: Path) -> N
     assert "pays for no machine at present: the cheapest costs" in answer.out
 
 
-def test_a_cap_that_pays_for_too_few_machines_is_told(run: Run, tmp_path: Path) -> None:
+def test_a_cap_that_pays_for_too_few_machines_gives_a_warning(
+    run: Run, tmp_path: Path
+) -> None:
     job = submit(tmp_path, resources={"min_vms": 4, "max_vms": 4})
     tell(job, OffersSeen(at_s=time.time(), offers=(OFFER,)))
     change = f"budget.max_usd_per_hour={2 * OFFER.usd_per_hour}"

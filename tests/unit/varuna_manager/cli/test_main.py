@@ -123,7 +123,7 @@ def end(job: JobDir) -> None:
         journal.append(StopRequested(at_s=time.time(), by="a test", now=True))
 
 
-def test_help_tells_commands_and_exit_codes(run: Run) -> None:
+def test_help_lists_commands_and_exit_codes(run: Run) -> None:
     text = " ".join(run("--help").out.split())
     commands = "launch plan status logs events report stop resume down inspect config"
     for command in [*commands.split(), "calibrate"]:
@@ -131,7 +131,7 @@ def test_help_tells_commands_and_exit_codes(run: Run) -> None:
     assert " ".join(EXIT_CODES.split()) in text
 
 
-def test_the_readme_tells_the_same_exit_codes() -> None:
+def test_the_readme_lists_the_same_exit_codes() -> None:
     readme = (ROOT / "README.md").read_text()
     for part in EXIT_CODES.removeprefix("Exit codes: ").rstrip(".").split(", "):
         code, meaning = part.split(" ", 1)
@@ -283,7 +283,7 @@ def test_an_unknown_job_exits_with_2(run: Run, command: str) -> None:
     assert "no job nobody on this machine" in answer.error
 
 
-def test_a_job_without_a_manager_can_be_looked_at(run: Run, tmp_path: Path) -> None:
+def test_a_job_without_a_manager_can_be_inspected(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path)
     job.log.write_text("first\nsecond\nunfinis")
     status = json.loads(run("status", "demo", "-o", "json").out)
@@ -306,7 +306,7 @@ def test_stopping_a_job_without_a_manager_says_what_to_do(
     assert "spottrain down demo" in answer.error
 
 
-def test_a_name_in_use_is_refused_before_the_model_is_looked_at(
+def test_a_name_in_use_is_refused_before_the_model_is_inspected(
     run: Run, tmp_path: Path
 ) -> None:
     submit(tmp_path)
@@ -355,7 +355,7 @@ def test_the_watcher_ends_with_the_exit_code_of_the_job(
     assert watcher.run() == 130
 
 
-def test_the_watcher_tells_when_the_manager_is_gone(run: Run, tmp_path: Path) -> None:
+def test_the_watcher_reports_that_the_manager_is_gone(run: Run, tmp_path: Path) -> None:
     job = submit(tmp_path)
     manager = subprocess.Popen([sys.executable, "-c", ""])
     watcher, _ = watcher_of(job, manager=manager)

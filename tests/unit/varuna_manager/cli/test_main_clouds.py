@@ -95,7 +95,7 @@ def rent(aws: FakeAws, job: str) -> str:
 # --- before launch --------------------------------------------------------------------
 
 
-def test_a_launch_tells_what_it_found_and_what_happens_in_sleep(
+def test_a_launch_reports_its_findings_and_what_happens_during_sleep(
     aws: FakeAws, tmp_path: Path
 ) -> None:
     lines, rented = control.check_machines(load_config(job_file(aws, tmp_path)))
@@ -135,7 +135,7 @@ def test_what_cannot_be_rented_is_refused_before_money_is_spent(
     )
 
 
-def test_what_one_region_or_family_lacks_is_told_and_leaves_the_others(
+def test_what_one_region_or_family_lacks_is_reported_and_leaves_the_others(
     aws: FakeAws, tmp_path: Path
 ) -> None:
     aws.ask("quota", code=QUOTA, vcpus=0)
@@ -182,7 +182,7 @@ def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> Non
     )
     code, out, _ = run("doctor", str(file))
     assert code == 6
-    assert "FAIL here secrets: secrets: NOBODY_HAS_SET_THIS is not in the" in out
+    assert "FAIL here secrets: secrets: NOBODY_HAS_SET_THIS is not set in the" in out
     assert "FAIL here checkpoints: checkpoint.path: cannot write /proc/nowhere" in out
     assert "ok   local machines: only this machine is used" in out
 
@@ -190,7 +190,7 @@ def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> Non
 # --- gc -------------------------------------------------------------------------------
 
 
-def test_gc_shows_orphans_and_returns_them_only_when_told_to(
+def test_gc_shows_orphans_and_returns_them_only_on_request(
     aws: FakeAws, tmp_path: Path, run: Run
 ) -> None:
     vm_id = rent(aws, "lost")
@@ -223,7 +223,7 @@ def test_gc_leaves_managed_jobs_and_those_not_named_alone(
     assert live == {mine, other}
 
 
-def test_gc_tells_which_cloud_it_could_not_ask(
+def test_gc_reports_which_cloud_it_could_not_ask(
     aws: FakeAws, tmp_path: Path, run: Run
 ) -> None:
     aws.ask("expire", expired=True)
@@ -348,7 +348,7 @@ def test_ssh_asks_which_vm_is_meant(aws: FakeAws, tmp_path: Path) -> None:
         choose_vm(job, None)
 
 
-def test_an_unknown_profile_of_credentials_is_told_in_one_line(
+def test_an_unknown_profile_of_credentials_is_reported_in_one_line(
     aws: FakeAws, tmp_path: Path
 ) -> None:
     config = load_config(job_file(aws, tmp_path, aws={"profile": "nobody"}))

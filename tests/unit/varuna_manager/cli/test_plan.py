@@ -64,13 +64,13 @@ def test_rows_that_differ_in_nothing_but_a_name_are_one(run: Run) -> None:
     assert ["2x2", "gpipe"] not in rows
 
 
-def test_memory_is_told_in_megabytes(run: Run) -> None:
+def test_memory_is_shown_in_megabytes(run: Run) -> None:
     _, out, _ = run(PROFILES / "small-memory.json", "--gpus", "2", "--explain")
     assert " MB, a device has 1,200.0 MB" in out
     assert " bytes" not in out
 
 
-def test_wishes_replace_what_the_file_says(run: Run) -> None:
+def test_options_override_the_file(run: Run) -> None:
     _, out, _ = run(
         *(SLOW, "--gpus", "4", "--schedule", "1f1b", "--recompute", "-o", "json"),
         *("--objective", "examples_per_dollar", "--minibatch-size", "64"),
@@ -97,7 +97,7 @@ def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:
         (("--gpus", "4", "--minibatch-size", "6"), "multiple of one of"),
     ],
 )
-def test_wishes_that_cannot_be_are_refused(
+def test_impossible_options_are_refused(
     run: Run, arguments: tuple[str, ...], message: str
 ) -> None:
     code, _, err = run(SLOW, *arguments)

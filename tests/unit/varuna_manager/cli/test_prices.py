@@ -99,7 +99,7 @@ def test_without_network_the_last_known_prices_come_with_their_age(
     assert code == 0
     (line,) = (x for x in err.splitlines() if x.startswith("prices not refreshed"))
     assert "Unable to locate credentials; run 'aws configure'" in line
-    assert "azure: 127.0.0.1 refuses: HTTP 404" in line
+    assert "azure: 127.0.0.1 refused the request: HTTP 404" in line
     assert "gcp: no credentials; set GOOGLE_API_KEY" in line
     rows = [row for row in out.splitlines() if " aws " in row]
     assert len(rows) == 1
@@ -108,7 +108,7 @@ def test_without_network_the_last_known_prices_come_with_their_age(
     assert "█" in rows[0]
 
 
-def test_offline_asks_nobody(run: Run, clouds: FakePrices) -> None:
+def test_offline_asks_no_cloud(run: Run, clouds: FakePrices) -> None:
     code, out, err = run("--offline", "--gpu", "V100", "--cloud", "aws")
     assert (code, clouds.asked) == (0, [])
     assert "p3.2xlarge" in out

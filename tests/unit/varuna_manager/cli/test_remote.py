@@ -132,7 +132,7 @@ def test_while_its_vm_runs_a_job_is_there_though_it_does_not_answer(
     assert job.remote_manager_file.exists()
 
 
-def test_when_its_vm_is_gone_it_is_told_once_how_to_go_on(
+def test_when_its_vm_is_gone_the_user_learns_once_how_to_continue(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
     copied(job, tmp_path, e.TimerFired(at_s=2e9))
@@ -149,7 +149,7 @@ def test_when_its_vm_is_gone_it_is_told_once_how_to_go_on(
     assert "is gone" not in run("status", "job", "-o", "json")[2]
 
 
-def test_a_job_that_is_over_comes_home_and_leaves_nothing_behind(
+def test_a_job_that_is_over_is_reclaimed_and_leaves_nothing_behind(
     aws: FakeAws, job: JobDir, run: Run, tmp_path: Path
 ) -> None:
     copied(job, tmp_path, *STOPPED)

@@ -130,7 +130,7 @@ def test_interleaving_and_names_are_known(simulate: Simulate) -> None:
     assert answer["minibatch_s"] == pytest.approx(8 * 3.0 + 3 * 3.0 / 2 + 0.5)
 
 
-def test_a_table_tells_the_same(run: Run, tmp_path: Path) -> None:
+def test_a_table_shows_the_same(run: Run, tmp_path: Path) -> None:
     file = tmp_path / "spec.json"
     file.write_text(json.dumps(spec()))
     code, out, _ = run("simulate", "step", file)
@@ -213,7 +213,7 @@ def test_no_file_is_said_too(run: Run, tmp_path: Path) -> None:
         (("simulat",), "No such command 'simulat'"),
     ],
 )
-def test_a_wrong_command_line_is_told_in_one_line(
+def test_a_wrong_command_line_is_reported_in_one_line(
     run: Run, arguments: tuple[str, ...], message: str
 ) -> None:
     code, out, err = run(*arguments)

@@ -165,7 +165,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("data", "told"), MISTAKES)
-def test_a_mistake_is_told_in_one_line(data: dict[str, Any], told: str) -> None:
+def test_a_mistake_is_reported_in_one_line(data: dict[str, Any], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         parse_config(data, "job.yaml")
     assert told in str(caught.value)

@@ -42,7 +42,7 @@ def test_a_text_is_a_url() -> None:
     )
 
 
-def test_what_machines_are_told_is_what_the_job_file_says() -> None:
+def test_requests_to_machines_have_what_the_job_file_says() -> None:
     config = parse(
         {
             "images": {"url": "gs://b/i.tar", "unpack": True, "sha256": SHA256},
@@ -172,7 +172,7 @@ def test_what_only_looks_like_a_secret_is_none(data: Any) -> None:
 
 
 @pytest.mark.parametrize(("data", "provider", "told"), MISTAKES)
-def test_a_mistake_is_told_in_one_line(
+def test_a_mistake_is_reported_in_one_line(
     data: dict[str, Any], provider: dict[str, Any], told: str
 ) -> None:
     with pytest.raises(ConfigError, match=told) as caught:

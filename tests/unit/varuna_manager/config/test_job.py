@@ -1,4 +1,4 @@
-"""The job file: what is accepted, and how a mistake is told."""
+"""The job file: what is accepted, and messages about mistakes."""
 
 import dataclasses
 import json
@@ -180,7 +180,9 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
         ({"seed": {1, 2}}, "{1, 2} is not a text, number, list or mapping"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(change: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_reported_in_one_line(
+    change: dict[str, Any], message: str
+) -> None:
     with pytest.raises(ConfigError) as caught:
         parse(**change)
     assert str(caught.value).startswith("job.yaml: ")

@@ -92,7 +92,7 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize(("data", "message"), MISTAKES)
-def test_a_mistake_is_told_in_one_line(data: dict[str, Any], message: str) -> None:
+def test_a_mistake_is_reported_in_one_line(data: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError) as refused:
         parse_config(data, "job.yaml")
     assert message in str(refused.value)

@@ -180,7 +180,7 @@ def test_a_failed_submit_leaves_nothing_behind(workdir: Path) -> None:
     assert list((folders.home() / "jobs").iterdir()) == []
 
 
-def test_an_unknown_job_is_told_with_those_that_exist(workdir: Path) -> None:
+def test_an_unknown_job_is_refused_with_a_list_of_known_ones(workdir: Path) -> None:
     with pytest.raises(
         ConfigError, match=r"no job demo on this machine; its jobs: none"
     ):

@@ -69,7 +69,7 @@ def test_links_that_were_assumed_are_no_use_later() -> None:
     assert profiles.find(FACTS, *HERE, (1,)) is None
 
 
-def test_a_damaged_file_is_told_and_left_out(
+def test_a_damaged_file_is_reported_and_skipped(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     keep(PROFILE, 1000.0)

@@ -105,7 +105,7 @@ def test_no_key_and_no_token_is_in_the_store(job: JobDir, store: Path) -> None:
         assert b"PRIVATE KEY" not in path.read_bytes()
 
 
-def test_the_next_manager_goes_on_where_the_copy_ended(job: JobDir) -> None:
+def test_the_next_manager_continues_where_the_copy_ended(job: JobDir) -> None:
     asyncio.run(begin(job).finish())
     append(job, 2)
     copy = begin(job)
@@ -131,7 +131,7 @@ def test_many_small_pieces_become_few(
     assert copied(job) == 30
 
 
-def test_a_store_that_is_down_is_told_once_and_asked_until_it_is_back(
+def test_a_store_that_is_down_is_reported_once_and_retried_until_it_is_back(
     job: JobDir, store: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level(logging.INFO)
@@ -280,4 +280,4 @@ def test_only_a_copy_that_is_behind_for_long_is_lag_line() -> None:
 
 def test_the_note_is_plain_json(job: JobDir) -> None:
     asyncio.run(begin(job).finish())
-    assert json.loads(job.copy_note.read_text())["seq"] == 1
+    assert json.loads(job.copy_status.read_text())["seq"] == 1

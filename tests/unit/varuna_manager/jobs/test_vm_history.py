@@ -1,4 +1,4 @@
-"""What a job's journal tells of its VMs' lives."""
+"""Lifetimes of VMs from the journal of a job."""
 
 from __future__ import annotations
 

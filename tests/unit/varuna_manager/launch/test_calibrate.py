@@ -85,7 +85,7 @@ def test_what_the_users_code_raises_is_the_users_error() -> None:
         ),
     ],
 )
-def test_a_process_that_dies_is_told_with_its_last_words(
+def test_a_process_that_dies_is_reported_with_its_last_line(
     action: str, message: str
 ) -> None:
     with pytest.raises(calibrate.MeasuringError) as error:
@@ -238,7 +238,7 @@ def test_a_profile_is_derived_shown_and_written(run: Run, tmp_path: Path) -> Non
         (("--show", "none.json"), "none.json: no such profile"),
     ],
 )
-def test_what_is_missing_is_told(
+def test_what_is_missing_is_reported(
     run: Run, arguments: tuple[str, ...], message: str
 ) -> None:
     code, _, err = run(*arguments)

@@ -1,4 +1,4 @@
-"""The job's data as this machine sees it before and during a launch."""
+"""A job's data on this machine, before and during a launch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def job(provider: dict[str, Any], **data: Any) -> JobConfig:
     return parse_config({**JOB, **provider, "data": data}, "job")
 
 
-def test_sizes_are_told(url: str) -> None:
+def test_sizes_are_reported(url: str) -> None:
     told: list[str] = []
     assert job_data.prepare_data(job(AWS, corpus=url), told.append) == {}
     assert told[0] == "data corpus: 4 B in 1 file"
@@ -76,11 +76,11 @@ def test_what_a_clouds_bucket_holds_costs_egress(url: str, cloud: str | None) ->
 
 
 def test_what_does_not_exist_is_refused(s3: S3) -> None:
-    with pytest.raises(ConfigError, match=r"^data\.corpus: .*nothing is there"):
+    with pytest.raises(ConfigError, match=r"^data\.corpus: .*nothing found"):
         job_data.prepare_data(job(AWS, corpus=s3.url("nothing/")), lambda line: None)
 
 
-def test_what_cannot_be_seen_from_here_is_told_and_no_more() -> None:
+def test_data_that_is_not_visible_here_is_only_reported() -> None:
     told: list[str] = []
     job_data.prepare_data(job(AWS, corpus="https://127.0.0.1:1/a"), told.append)
     (line,) = told
@@ -114,11 +114,11 @@ def test_the_local_providers_data_is_fetched_once(url: str, s3: S3) -> None:
     told: list[str] = []
     job_data.ensure_data(job({}, corpus=url), told.append)
     assert os.environ[CORPUS] == str(found)
-    assert told == ["corpus: is here, 4 bytes"]
+    assert told == ["corpus: is cached, 4 bytes"]
 
 
 def test_the_local_providers_data_must_be_there(s3: S3) -> None:
-    with pytest.raises(DataError, match="nothing is there"):
+    with pytest.raises(DataError, match="nothing found"):
         job_data.ensure_data(job({}, corpus=s3.url("nothing/")))
 
 

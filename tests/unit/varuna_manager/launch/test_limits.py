@@ -1,4 +1,4 @@
-"""What a person may change while a job lives, and how a mistake is told."""
+"""The limits that a user may change, and messages about mistakes."""
 
 from __future__ import annotations
 
@@ -141,7 +141,7 @@ def test_a_budget_for_not_one_vm_is_refused_while_the_job_waits() -> None:
         check(story.state, changed(story, "max_usd", 0.01))
 
 
-def test_a_stopped_job_is_told_that_it_would_end_when_resumed() -> None:
+def test_a_limit_that_would_end_a_stopped_job_when_resumed_is_refused() -> None:
     story = Story(max_usd=10.0).training(*FOUR)
     story.now_s += 900.0
     story.tell(e.StopRequested, by="a person", now=True)

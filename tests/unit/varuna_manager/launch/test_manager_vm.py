@@ -1,4 +1,4 @@
-"""What is rented for a manager, and what it is told there."""
+"""The VM that is rented for a manager, and the job file there."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_the_vm_of_a_manager_acts_as_what_is_named_and_has_a_plain_image(
     assert settings.disk_gib == 30
 
 
-def test_an_image_of_the_job_file_is_looked_for_where_the_job_file_says() -> None:
+def test_an_image_of_the_job_file_has_the_owner_that_the_job_file_names() -> None:
     wish = {"identity": "manager", "image": "ours *"}
     rented = renting(config_of("aws", manager_vm=wish))
     assert (rented.image, getattr(rented, "image_owner", "")) == (
@@ -155,7 +155,7 @@ def test_what_is_missing_is_said_before_money_is_spent(
     assert "\n" not in str(refused.value)
 
 
-def test_a_laptop_looks_after_128_vms_and_no_more() -> None:
+def test_a_manager_on_a_laptop_handles_at_most_128_vms() -> None:
     most = {"provider": "aws", "max_vms": 128}
     check_manager(config_of("aws", resources=most), on_vm=False)
     more = config_of("aws", resources={**most, "max_vms": 129})

@@ -1,4 +1,4 @@
-"""What is carried to the VM of a manager."""
+"""The files for the VM of a manager."""
 
 from __future__ import annotations
 

@@ -113,9 +113,7 @@ def test_the_machine_before_can_have_it_back(
     copy(again)
 
 
-def test_a_job_that_is_here_and_nowhere_newer_is_resumed_by_name(
-    job: JobDir, place: str
-) -> None:
+def test_a_job_without_a_newer_copy_is_resumed_by_name(job: JobDir, place: str) -> None:
     with pytest.raises(ConfigError, match="continue it with 'spottrain resume demo'"):
         take_over(place, lambda _: None)
     assert copied(job) == 4
@@ -143,7 +141,7 @@ def test_a_job_that_is_over_is_not_taken_over(
     assert not job_dir("demo").path.exists()
 
 
-def test_a_stopped_job_goes_on_elsewhere(
+def test_a_stopped_job_is_resumed_on_another_machine(
     job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     journal = Journal(job.journal)
@@ -229,7 +227,7 @@ def test_of_two_who_take_a_job_over_one_has_it(job: JobDir, place: str) -> None:
     other.check(epoch + 2)
 
 
-def test_the_folder_left_behind_can_be_thrown_away(
+def test_the_folder_left_behind_can_be_removed(
     job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shutil.rmtree(job.path)

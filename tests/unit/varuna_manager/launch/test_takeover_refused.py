@@ -1,4 +1,4 @@
-"""What lies in a store may be damaged, or made by somebody who means harm."""
+"""Files in a store may be damaged or malicious."""
 
 from __future__ import annotations
 
@@ -75,7 +75,9 @@ def test_whose_a_place_is_leads_nowhere_but_to_the_jobs_folder(
 
 
 @pytest.mark.parametrize("key", ["name", "uid", "schema_version"])
-def test_whose_a_place_is_must_be_told_whole(job: JobDir, place: str, key: str) -> None:
+def test_a_store_must_name_its_job_completely(
+    job: JobDir, place: str, key: str
+) -> None:
     told = kept(job, "../newest.json")
     content = json.loads(told.read_text())
     del content[key]
@@ -118,7 +120,7 @@ def drop_a_key(path: Path) -> None:
         ("workdir.tar.gz", flip),
     ],
 )
-def test_what_does_not_change_is_looked_at_before_the_job_is_claimed(
+def test_what_does_not_change_is_checked_before_the_job_is_claimed(
     job: JobDir, place: str, name: str, damage: Callable[[Path], None]
 ) -> None:
     damage(kept(job, name))
@@ -126,7 +128,7 @@ def test_what_does_not_change_is_looked_at_before_the_job_is_claimed(
     assert stored(job).newest_claim()[0] == 1
 
 
-def test_a_claim_may_tell_more_than_is_known_but_not_less(
+def test_a_claim_may_have_more_fields_than_known_but_not_fewer(
     job: JobDir, place: str
 ) -> None:
     claim = kept(job, "manager/000001.json")
@@ -144,7 +146,7 @@ def test_what_is_no_url_is_said_in_one_line(job: JobDir, url: str) -> None:
         take_over(url, lambda _: None)
 
 
-def test_an_event_that_nobody_knows_ends_what_is_used(
+def test_an_unknown_event_ends_what_is_used(
     job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))

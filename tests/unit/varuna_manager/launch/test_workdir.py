@@ -1,4 +1,4 @@
-"""What of a workdir is sent."""
+"""The files of a workdir that are sent."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def sent(folder: Path) -> list[str]:
     return [path.as_posix() for path in packed_files(folder)]
 
 
-def test_everything_is_sent_but_what_nobody_wants(tmp_path: Path) -> None:
+def test_everything_is_sent_but_caches_and_repositories(tmp_path: Path) -> None:
     workdir(tmp_path, "train.py", "pkg/a.py", ".git/x", "pkg/__pycache__/a.pyc")
     assert sent(tmp_path) == ["pkg/a.py", "train.py"]
 

@@ -1,4 +1,4 @@
-"""What a job cost, what for, and what it would have cost otherwise."""
+"""The cost of a job, by kind, and of alternatives."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def told() -> Story:
     return story
 
 
-def test_the_bill_is_told_by_time_by_kind_and_by_place() -> None:
+def test_the_bill_is_split_by_time_kind_and_zone() -> None:
     story = told()
     document = cost(story.state, past_of(story), story.now_s)
     assert document["usd_spent"] == pytest.approx(2.0, rel=1e-5)
@@ -52,7 +52,7 @@ def test_the_bill_is_told_by_time_by_kind_and_by_place() -> None:
     assert [row["type"] for row in document["by_type"]] == ["t"]
 
 
-def test_savings_are_told_against_on_demand_and_the_cheapest_fixed_choice() -> None:
+def test_savings_are_relative_to_on_demand_and_the_cheapest_single_offer() -> None:
     story = told()
     savings = cost(story.state, past_of(story), story.now_s)["savings"]
     assert savings["usd_on_demand"] == pytest.approx(6.0, rel=1e-5)

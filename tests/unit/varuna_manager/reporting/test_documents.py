@@ -1,4 +1,4 @@
-"""What people and programs are told of a job."""
+"""Documents about a job for people and programs."""
 
 import json
 from dataclasses import replace
@@ -216,7 +216,7 @@ def text_of(*parts: Any) -> str:
     return captured.get()
 
 
-def test_the_report_has_every_field_that_was_promised() -> None:
+def test_the_report_has_every_documented_field() -> None:
     report = documents.report(RUNNING, JobHistory(), True, 1200.0)
     promised = (
         "state steps_done loss_first loss_last heldout_loss heldout_loss_first "
@@ -231,7 +231,7 @@ def test_the_report_has_every_field_that_was_promised() -> None:
     assert json.loads(json.dumps(report)) == report
 
 
-def test_the_report_tells_of_plans_that_trained_and_of_them_alone() -> None:
+def test_the_report_lists_only_plans_that_trained() -> None:
     plans = documents.report(RUNNING, JobHistory(), True, 1200.0)["plans"]
     assert [(p["generation"], p["from_step"], p["ran_s"]) for p in plans] == [
         (1, 0, 80.0),
@@ -270,7 +270,7 @@ def test_the_state_is_one_word(state: State, managed: bool, word: str) -> None:
     assert documents.job_state(state, managed) == word
 
 
-def test_status_tells_where_a_job_stands() -> None:
+def test_status_shows_the_state_of_a_job() -> None:
     status = documents.status(RUNNING, True, 1100.0)
     assert status["step"] == 61
     assert status["examples_per_s"] == pytest.approx(64.0)
@@ -291,7 +291,7 @@ def test_a_plan_survives_if_no_vm_holds_all_of_a_section(
     assert documents.survives_any_vm(plan_on(*vm_ids)) is safe
 
 
-def test_the_safety_tells_what_a_loss_would_cost() -> None:
+def test_the_safety_shows_what_a_loss_would_cost() -> None:
     alone = replace(RUNNING, generation=generation_of(plan_on("a", "b")))
     safety = documents.status(alone, True, 1100.0)["safety"]
     assert safety == {
@@ -304,7 +304,7 @@ def test_the_safety_tells_what_a_loss_would_cost() -> None:
     )
 
 
-def test_the_live_panel_tells_all_at_a_glance() -> None:
+def test_the_live_panel_shows_everything() -> None:
     text = text_of(tables.live_panel(documents.status(RUNNING, True, 1100.0), 1088.0))
     for part in (
         "demo · running · 1 min 40 s",
@@ -320,7 +320,7 @@ def test_the_live_panel_tells_all_at_a_glance() -> None:
         assert part in text
 
 
-def test_the_summary_tells_plans_interruptions_and_money() -> None:
+def test_the_summary_lists_plans_interruptions_and_money() -> None:
     text = text_of(*tables.summary(documents.report(ENDED, JobHistory(), False, 0.0)))
     for part in (
         "killed without notice",

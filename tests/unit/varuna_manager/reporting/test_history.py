@@ -1,4 +1,4 @@
-"""What is gathered of a job's past while its journal is folded."""
+"""The history that is gathered while a journal is folded."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def again(story: Story, *ids: str, step: int) -> None:
     story.begin(step)
 
 
-def test_training_is_told_from_its_first_second_to_its_last_commit() -> None:
+def test_training_counts_from_its_first_second_to_its_last_commit() -> None:
     story = Story().training("a", "b", steps=5)
     story.now_s += 0.5
     assert did(story)[-1] == ("training", 5.5, 2)
@@ -150,7 +150,7 @@ def test_prices_are_kept_where_they_change_and_offers_that_vanish_are_known() ->
     assert not prices[offer_key(late)].is_constant
 
 
-def test_managers_stops_and_budgets_are_told_of() -> None:
+def test_managers_stops_and_budgets_become_milestones() -> None:
     story = Story(max_usd=5.0).training("a", "b")
     story.tell(e.StopRequested, by="ada")
     history = past_of(story)

@@ -1,4 +1,4 @@
-"""Long series in little memory."""
+"""Downsampled time series."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_what_has_no_length_or_lies_before_the_beginning_adds_nothing() -> None:
 
 
 @given(st.lists(VALUES, max_size=300), st.integers(4, 50))
-def test_a_thinned_line_keeps_its_ends_extremes_and_order(
+def test_a_downsampled_line_keeps_its_ends_extremes_and_order(
     values: list[float], most: int
 ) -> None:
     points = [(float(i), value) for i, value in enumerate(values)]

@@ -1,4 +1,4 @@
-"""Where the rented time and its money went."""
+"""The split of rented time and its cost."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a job remembers of its hosts."""
+"""A job's persistent record of its hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is carried to hosts."""
+"""The package that is sent to hosts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What hosts are given."""
+"""The payload of hosts."""
 
 from __future__ import annotations
 

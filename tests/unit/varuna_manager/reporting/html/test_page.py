@@ -84,7 +84,7 @@ def eventful() -> Story:
     return story
 
 
-def test_the_page_tells_the_story_in_words_first() -> None:
+def test_the_page_begins_with_a_summary() -> None:
     story = eventful()
     words = Structure(page_of(story.state, past_of(story))).words
     for part in (

@@ -23,12 +23,12 @@ from spottrain.cloud.port.provider import (
     Vm,
 )
 
-HOLD_S = 1800.0
+MAX_VM_S = 1800.0
 """No VM lasts longer, whatever becomes of us: it ends itself a quarter of an hour after
 its start, since it never hears from a manager, or its cloud's hard stop ends it."""
-LEAST_S = 60.0
+MIN_BILLED_S = 60.0
 """Every cloud bills a minute at least."""
-MOST_VMS = 4
+MAX_VMS = 4
 """At the same time."""
 _NOTHING_RENTED = (
     AuthError,
@@ -44,7 +44,7 @@ class CapError(AssertionError):
 
 
 @dataclass
-class _Hold:
+class _Launch:
     """VMs of one launch, and what they may cost yet or have cost."""
 
     usd_per_hour: float
@@ -53,15 +53,15 @@ class _Hold:
     spent_usd: float = 0.0
 
     @property
-    def most_usd(self) -> float:
-        """What it may come to."""
-        return self.spent_usd + self.alive * self.usd_per_hour * HOLD_S / 3600
+    def max_usd(self) -> float:
+        """Maximum cost."""
+        return self.spent_usd + self.alive * self.usd_per_hour * MAX_VM_S / 3600
 
 
-class Purse:
-    """What may be spent, and what was.
+class SpendingCap:
+    """The spending cap, and what was spent.
 
-    A VM counts as if it lasted ``HOLD_S`` until it is given back, so whatever happens the
+    A VM counts as if it lasted ``MAX_VM_S`` until it is terminated, so whatever happens the
     sum stays below the cap.
 
     Args:
@@ -75,13 +75,13 @@ class Purse:
         self._cap_usd = cap_usd
         self._clock = clock
         self._lock = threading.Lock()
-        self._holds: dict[str, _Hold] = {}
+        self._holds: dict[str, _Launch] = {}
         self._vms: dict[str, str] = {}
 
     @property
-    def most_usd(self) -> float:
-        """What all that was asked for may come to."""
-        return sum(hold.most_usd for hold in self._holds.values())
+    def max_usd(self) -> float:
+        """Maximum cost of all launches."""
+        return sum(hold.max_usd for hold in self._holds.values())
 
     def hold(self, request: LaunchRequest) -> None:
         """Agree to a launch; the same token counts once.
@@ -93,14 +93,14 @@ class Purse:
         with self._lock:
             if request.token in self._holds:
                 return
-            new = _Hold(offer.usd_per_hour, self._clock(), count)
+            new = _Launch(offer.usd_per_hour, self._clock(), count)
             alive = sum(hold.alive for hold in self._holds.values())
-            if alive + count > MOST_VMS:
+            if alive + count > MAX_VMS:
                 raise CapError(f"{alive} VMs are there, {count} more are too many")
-            if self.most_usd + new.most_usd > self._cap_usd:
+            if self.max_usd + new.max_usd > self._cap_usd:
                 raise CapError(
-                    f"{count} {offer.instance_type} may cost {new.most_usd:.2f} USD, "
-                    f"all before {self.most_usd:.2f} USD: above the cap of "
+                    f"{count} {offer.instance_type} may cost {new.max_usd:.2f} USD, "
+                    f"all before {self.max_usd:.2f} USD: above the cap of "
                     f"{self._cap_usd:g} USD"
                 )
             self._holds[request.token] = new
@@ -118,23 +118,23 @@ class Purse:
                 token = self._vms.pop(vm_id, None)
                 if token is not None:
                     hold = self._holds[token]
-                    lasted_s = max(LEAST_S, self._clock() - hold.since_s)
+                    lasted_s = max(MIN_BILLED_S, self._clock() - hold.since_s)
                     hold.spent_usd += hold.usd_per_hour * lasted_s / 3600
                     hold.alive -= 1
 
 
 class Capped:
-    """A provider that asks the purse before it rents; its cheapest offer comes first.
+    """A provider that checks the spending cap before it rents; its cheapest offer comes first.
 
     Args:
         inner: The real one.
-        purse: Pays.
+        spending_cap: Shared by all providers.
     """
 
-    def __init__(self, inner: CloudProvider, purse: Purse) -> None:
+    def __init__(self, inner: CloudProvider, spending_cap: SpendingCap) -> None:
         self.name = inner.name
         self._inner = inner
-        self._purse = purse
+        self._spending_cap = spending_cap
 
     def offers(self) -> Sequence[Offer]:
         """See ``CloudProvider``."""
@@ -144,15 +144,15 @@ class Capped:
         """See ``CloudProvider``.
 
         Raises:
-            CapError: the purse does not agree.
+            CapError: the launch would exceed the cap.
         """
-        self._purse.hold(request)
+        self._spending_cap.hold(request)
         try:
             result = self._inner.launch(request)
         except _NOTHING_RENTED:
-            self._purse.rented(request.token, ())
+            self._spending_cap.rented(request.token, ())
             raise
-        self._purse.rented(request.token, result.vms)
+        self._spending_cap.rented(request.token, result.vms)
         return result
 
     def list_vms(self, job: str) -> Sequence[Vm]:
@@ -162,7 +162,7 @@ class Capped:
     def terminate(self, vm_ids: Collection[str]) -> None:
         """See ``CloudProvider``."""
         self._inner.terminate(vm_ids)
-        self._purse.returned(vm_ids)
+        self._spending_cap.returned(vm_ids)
 
     def release(self, job: str) -> None:
         """See ``ReleasesJob``."""

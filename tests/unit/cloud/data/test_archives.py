@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain.cloud.data.cache import unpack
 from spottrain.cloud.data.request import DataError, DataRequest
-from spottrain.cloud.data.unpacking import unpack
 
 WISH = DataRequest(name="images", url="s3://bucket/images.tar", unpack=True)
 CONTENT = {

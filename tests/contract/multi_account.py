@@ -12,7 +12,7 @@ from tests.fakes.gcp import FakeGcp
 from spottrain.cloud.multi import MultiCloudProvider, NamespacedProvider
 
 
-def several(request: pytest.FixtureRequest) -> Iterator[Account]:
+def multi(request: pytest.FixtureRequest) -> Iterator[Account]:
     gcp: FakeGcp = request.getfixturevalue("fake_gcp")
     aws: FakeAws = request.getfixturevalue("fake_aws")
     for fake in (gcp, aws):
