@@ -77,9 +77,8 @@ def stage_loads(
     compact = compact_schedule(
         schedule, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
     )
-    counted = jitted(_count_loads, len(compact.codes))(
-        compact.codes, compact.runs, chunks
-    )
+    count = jitted(_count_loads, len(compact.codes))
+    counted = count(compact.codes, compact.runs, chunks)
     rows: list[list[int]] = counted.tolist()
     listed = [sum(row[_CHUNK:]) for row in rows]
     in_flight = listed

@@ -143,9 +143,8 @@ def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
         )
         return own[0][0], -len(own), own, vm_id
 
-    canonical_names = {
-        vm_id: f"{i:06}" for i, vm_id in enumerate(sorted(vms, key=traits))
-    }
+    in_order = enumerate(sorted(vms, key=traits))
+    canonical_names = {vm_id: f"{i:06}" for i, vm_id in in_order}
     for slot in slots:
         canonical_names.setdefault(slot.vm_id, f"gone {len(canonical_names)}")
     devices = [
@@ -249,9 +248,8 @@ class Search:
     def drafts(self) -> Iterator[tuple[float, int, _Scored]]:
         """Yield all drafts, each with the lower bound on its cost."""
         layouts, fleet = self.layouts, self.layouts.cuts.fleet
-        for depth in range(
-            1, min(len(self.inputs.facts.sections), len(fleet.devices)) + 1
-        ):
+        max_depth = min(len(self.inputs.facts.sections), len(fleet.devices))
+        for depth in range(1, max_depth + 1):
             for mode in execution_modes(self.inputs, depth):
                 group = depth if mode.chunks > 1 else 1
                 if layouts.cuts.virtual_nodes % group:

@@ -94,9 +94,8 @@ def place(
     stages = _assign(devices, kept, _speed_quotas(devices, kept, stage_s))
     if width > 1:
         _separate(devices, kept, stages)
-    replicas = _make_replicas(
-        [[devices[i] for i in stage] for stage in stages], stage_s
-    )
+    by_stage = [[devices[i] for i in stage] for stage in stages]
+    replicas = _make_replicas(by_stage, stage_s)
     return tuple(device for replica in replicas for device in replica)
 
 

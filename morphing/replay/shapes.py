@@ -204,9 +204,8 @@ class Shapes:
                 mode = replace(draft.mode, in_flight_bound=bound)
                 tight = replace(draft, mode=mode)
                 found.append(self._layouts.lay_out(tight, fleet))
-        plans = [
-            self._layouts.simulate(one) for one in found if isinstance(one, PlanLayout)
-        ]
+        layouts = (one for one in found if isinstance(one, PlanLayout))
+        plans = map(self._layouts.simulate, layouts)
         return min(plans, key=lambda plan: plan.predicted_step_s, default=None)
 
 

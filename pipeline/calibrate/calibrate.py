@@ -265,9 +265,8 @@ class _Round:
             self._links = links = TimedLinks(*chain.neighbours)
             samples = time_tasks(self._loaded, self._bench, chain, links, size, count)
             self.close()
-        reaching_s = statistics.median(
-            every[rank]["reaching_s"] for rank in self._computing
-        )
+        own_s = (every[rank]["reaching_s"] for rank in self._computing)
+        reaching_s = statistics.median(own_s)
         return summarise_overheads(_gather(samples), reaching_s)
 
     def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:

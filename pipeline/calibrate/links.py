@@ -225,9 +225,8 @@ def _measure_ring(
         most = int(budget_s / pilot_s) if pilot_s else _RING_REPETITIONS.start
         count = max(_RING_REPETITIONS.start, min(_RING_REPETITIONS.stop, most))
         times = _all_reduces(tensor, group, count)
-        seconds[tensor.numel() * _ELEMENT_BYTES] = [
-            max(gather_json(statistics.median(times)))
-        ]
+        num_bytes = tensor.numel() * _ELEMENT_BYTES
+        seconds[num_bytes] = [max(gather_json(statistics.median(times)))]
     latency_s, s_per_byte = fit_line(seconds)
     return RingProfile(
         ranks=len(plan.members[0]),

@@ -197,8 +197,9 @@ class PipelineLinks:
         assert target is not None
         tensor, signature = tensor.contiguous(), _signature(tensor)
         header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
+        dtype = signature[0]
         header[: len(signature) + 1] = torch.tensor(
-            (signature[0], tensor.dim(), *tensor.shape)
+            (dtype, tensor.dim(), *tensor.shape)
         )
         parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
         if signature != self._sent[direction][0]:

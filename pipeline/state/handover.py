@@ -125,9 +125,8 @@ class _Handover:
         )
         self._faults.at(Hook.AGREED)
         self._adopt(agreement, records[self._rank])
-        moving = moves(
-            self._num_sections, records, agreement, owners_of(self._command.plan)
-        )
+        owners = owners_of(self._command.plan)
+        moving = moves(self._num_sections, records, agreement, owners)
         self._memory.hold(self._mine)
         self._move([move for move in moving if move.source is not None], agreement)
         loads = [
@@ -140,16 +139,14 @@ class _Handover:
         dist.barrier()
         # From here on every section is where it belongs: other copies may be released.
         self._memory.keep_only(self._mine)
-        moved = sum(
-            move.target == self._rank for move in moving if move.source is not None
-        )
+        mine = [move for move in moving if move.target == self._rank]
+        moved = sum(move.source is not None for move in mine)
         return HandoverResult(agreement, moved, len(loads))
 
     def _exchange(self) -> list[RankRecord]:
         self._memory.undo_unfinished()
-        mine = RankRecord(
-            self._rank, self._memory.records(), self._memory.control.decision
-        )
+        memory = self._memory
+        mine = RankRecord(self._rank, memory.records(), memory.control.decision)
         rows = gather_json(dataclasses.asdict(mine))
         return [from_data(RankRecord, row) for row in rows]
 

@@ -173,9 +173,8 @@ class CheckpointRound:
         size = self._command.plan.microbatch_size
         spec = dataclasses.replace(self._context.loaded.spec, microbatch_size=size)
         checkpoints, name = self._context.checkpoints, self._name(step)
-        manifest = make_manifest(
-            spec, self._context.loaded.fingerprint, name, step, files
-        )
+        fingerprint = self._context.loaded.fingerprint
+        manifest = make_manifest(spec, fingerprint, name, step, files)
         try:
             write_manifest(checkpoints, manifest)
             # Reported first: it exists, even if an old one cannot be deleted.

@@ -287,9 +287,8 @@ class _Training:
         stop = self._context.supervisor.stop_request()
         share = self._context.supervisor.newest_share()
         number = 0 if share is None else share.number
-        all_ranks = self._gatherer.exchange(
-            mine, stop, self._saving.settled_step(), number
-        )
+        settled = self._saving.settled_step()
+        all_ranks = self._gatherer.exchange(mine, stop, settled, number)
         faults.at(Hook.GATHERED)
         stops = all_ranks.stop != StopRequest.NONE
         decision = fold(generation, step, all_ranks.contributions, stops)
