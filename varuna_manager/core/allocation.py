@@ -55,7 +55,7 @@ def room(state: State) -> int:
 
 def _count(state: State) -> int:
     """Return how many VMs count towards ``max_vms``, launches in flight included."""
-    coming = sum(intent.count - intent.arrived for intent in state.intents.values())
+    coming = sum(intent.missing for intent in state.intents.values())
     return coming + sum(vm.counts for vm in state.vms.values())
 
 
@@ -146,7 +146,7 @@ def held(state: State) -> tuple[Holdings, ...]:
         if vm.counts:
             (ready if vm.is_usable else booting)[offer_key(vm.offer)] += 1
     for intent in state.intents.values():
-        booting[offer_key(intent.offer)] += intent.count - intent.arrived
+        booting[offer_key(intent.offer)] += intent.missing
     return tuple(
         Holdings(name=name, ready=ready[name], booting=booting[name])
         for name in sorted({*ready, *booting})
@@ -256,7 +256,7 @@ def _reachable(state: State, offers: list[Offer]) -> list[Offer]:
     where = home(state)
     near = [offer for offer in offers if is_at(state, where, offer)]
     here = sum(vm.counts for vm in at_home(state)) + sum(
-        intent.count - intent.arrived
+        intent.missing
         for intent in state.intents.values()
         if is_at(state, where, intent.offer)
     )
@@ -266,7 +266,7 @@ def _reachable(state: State, offers: list[Offer]) -> list[Offer]:
 def _held_by_zone(state: State) -> Counter[str]:
     held = Counter(vm.offer.zone for vm in state.vms.values() if vm.counts)
     for intent in state.intents.values():
-        held[intent.offer.zone] += intent.count - intent.arrived
+        held[intent.offer.zone] += intent.missing
     return held
 
 

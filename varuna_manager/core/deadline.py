@@ -37,9 +37,8 @@ REVIEWS_LEFT = 100
 def fleet_rated(transition: Transition, event: FleetRated) -> None:
     """Note the throughput of fleets; forget what was decided without knowing it."""
     before = transition.state.deadline
-    same = (
-        before.terms is not None and before.terms.fleet.rates == event.terms.fleet.rates
-    )
+    rates, known = event.terms.fleet.rates, before.terms
+    same = known is not None and known.fleet.rates == rates
     trains = same or transition.state.progress.step > 0
     transition.state = replace(
         transition.state,
@@ -149,13 +148,10 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
 def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) -> None:
     """Return surplus VMs of one offer, by eviction cost."""
     state = transition.state
-    own = [
-        vm
-        for vm in state.vms.values()
-        if vm.counts and offer_key(vm.offer) == rented.name
-    ]
+    counting = [vm for vm in state.vms.values() if vm.counts]
+    own = [vm for vm in counting if offer_key(vm.offer) == rented.name]
     excess = len(own) - max(wanted, 0)
-    spare = sum(vm.counts for vm in state.vms.values()) - state.job.min_vms
+    spare = len(counting) - state.job.min_vms
     for vm in limits.by_eviction_cost(state, own)[: max(0, min(excess, spare))]:
         limits.drain(transition, vm, f"deadline policy: {reason}")
 

@@ -60,10 +60,9 @@ def vms_listed(transition: Transition, event: e.VmsListed) -> None:
 def _update(transition: Transition, record: VmRecord, vm: Vm) -> None:
     match vm.state:
         case VmState.RUNNING if record.phase is VmPhase.STARTING:
+            address = vm.private_address
             transition.put_vm(
-                replace(
-                    record, phase=VmPhase.BOOTING, private_address=vm.private_address
-                )
+                replace(record, phase=VmPhase.BOOTING, private_address=address)
             )
             transition.emit(StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
@@ -92,11 +91,11 @@ def adopt(transition: Transition, vm: Vm) -> None:
         return
     intent = state.intents.get(vm.intent)
     wanted = intent is not None and state.phase is JobPhase.ACTIVE
-    if intent is not None and intent.arrived >= intent.count:
+    if intent is not None and intent.missing <= 0:
         wanted = False
     if intent is not None and wanted:
         arrived = replace(intent, arrived=intent.arrived + 1)
-        transition.state = replace(state, intents={**state.intents, vm.intent: arrived})
+        transition.put_intent(arrived)
     spending.opened(transition, vm)
     running = vm.state is VmState.RUNNING
     offer = spending.priced(state, vm)
@@ -129,9 +128,7 @@ def provider_answered(transition: Transition, event: e.ProviderAnswered) -> None
     if event.state in (VmState.STARTING, VmState.RUNNING):
         suspect_s = transition.state.job.suspect_s
         reason = f"silent for {suspect_s:g} s though the provider says it runs"
-        if vm.leaves_at_s is None:
-            counters.interrupted(transition, "silence", vm.vm_id, reason)
-        return_vms(transition, (vm,), reason)
+        _return_silent(transition, vm, reason)
     else:
         remove_vm(transition, vm, "silent, and gone")
 
@@ -143,10 +140,9 @@ def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
     generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
     calibration.lose_vm(transition, vm.vm_id)
     state = transition.state
-    vms = {k: v for k, v in state.vms.items() if k != vm.vm_id}
     transition.state = replace(
         state,
-        vms=vms,
+        vms={k: v for k, v in state.vms.items() if k != vm.vm_id},
         initialiser=None if state.initialiser == vm.vm_id else state.initialiser,
         ledger=state.ledger.gone(vm.vm_id, transition.now_s),
     )
@@ -162,12 +158,9 @@ def job_moved(transition: Transition, event: e.JobMoved) -> None:
     names of later launches differ from any that the journal may have lost.
     """
     transition.state = replace(transition.state, intents={}, takeover_epoch=event.epoch)
-    transition.log(
-        f"the job continues on {event.host} with new keys: its VMs are returned"
-    )
-    return_vms(
-        transition, transition.state.vms.values(), "it trusts keys of the old machine"
-    )
+    host, vms = event.host, transition.state.vms.values()
+    transition.log(f"the job continues on {host} with new keys: its VMs are returned")
+    return_vms(transition, vms, "it trusts keys of the old machine")
 
 
 def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> None:
@@ -213,14 +206,13 @@ def agent_registered(transition: Transition, event: e.AgentRegistered) -> None:
     vm = transition.state.vms.get(event.vm_id)
     if vm is not None and vm.phase in (VmPhase.STARTING, VmPhase.BOOTING):
         spending.fetches(transition, vm)
-        transition.put_vm(
-            replace(
-                vm,
-                phase=VmPhase.REGISTERED,
-                num_slots=event.num_slots,
-                private_address=event.private_address,
-            )
+        vm = replace(
+            vm,
+            phase=VmPhase.REGISTERED,
+            num_slots=event.num_slots,
+            private_address=event.private_address,
         )
+        transition.put_vm(vm)
 
 
 def vm_heard(transition: Transition, vm_id: str) -> None:
@@ -247,11 +239,15 @@ def _return_if_lease_over(transition: Transition, vm: VmRecord) -> None:
     without it would train at the same time.
     """
     since_s, lease_s = vm.silent_since_s, reserve_s(transition.state.job.spec.lease_s)
-    if since_s is None or transition.now_s - since_s < lease_s:
+    if since_s is None or vm.phase is VmPhase.RETURNING:
         return
-    if vm.phase is VmPhase.RETURNING:
+    if transition.now_s - since_s < lease_s:
         return
     reason = f"silent for {lease_s:g} s, and {vm.offer.cloud} does not answer"
+    _return_silent(transition, vm, reason)
+
+
+def _return_silent(transition: Transition, vm: VmRecord, reason: str) -> None:
     if vm.leaves_at_s is None:
         counters.interrupted(transition, "silence", vm.vm_id, reason)
     return_vms(transition, (vm,), reason)
@@ -270,11 +266,8 @@ def advance(transition: Transition) -> None:
         if vm.is_coming and transition.is_due(vm.known_at_s + bound_s):
             return_vms(transition, (vm,), f"not ready in {bound_s:g} s")
         elif vm.leaves_at_s is not None and not _is_needed(transition, vm):
-            return_vms(
-                transition,
-                (vm,),
-                vm.drain_reason or "handed over before the cloud takes it",
-            )
+            reason = vm.drain_reason or "handed over before the cloud takes it"
+            return_vms(transition, (vm,), reason)
         elif vm.slow is not None and vm.is_replaced and not _is_needed(transition, vm):
             if vm.phase is not VmPhase.RETURNING:
                 counters.replaced(transition, vm.slow)
@@ -295,12 +288,10 @@ def _is_needed(transition: Transition, vm: VmRecord) -> bool:
     """Return whether the memory of a VM that is leaving is still needed."""
     state, generation = transition.state, transition.state.generation
     if not vm.used_slots:
-        return generation is not None and any(
-            slot.vm_id == vm.vm_id for slot in generation.ranks
-        )
+        return generation is not None and generation.trains_on(vm.vm_id)
     if generation is None:
         saved = state.newest_checkpoint.step if state.newest_checkpoint else 0
         return state.progress.step > saved
     if generation.phase is GenerationPhase.RUNNING:
-        return any(slot.vm_id == vm.vm_id for slot in generation.ranks)
+        return generation.trains_on(vm.vm_id)
     return True

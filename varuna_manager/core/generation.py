@@ -23,13 +23,7 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import State, summary_of
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire.messages import (
-    AbandonGeneration,
-    GenerationStarted,
-    OpenStore,
-    RunGeneration,
-    StopGeneration,
-)
+from spottrain.wire import messages
 from spottrain.wire.model import Plan, Slot
 
 ABANDON_AFTER_S = 3.0
@@ -72,16 +66,15 @@ def open_generation(
     )
     transition.put_generation(generation)
     transition.state = replace(transition.state, next_generation=generation.number + 1)
-    transition.log(
-        f"generation {generation.number} forms {plan.shape}: {generation.reason}"
-    )
+    number, reason = generation.number, generation.reason
+    transition.log(f"generation {number} forms {plan.shape}: {reason}")
     open_store(transition, generation)
 
 
 def open_store(transition: Transition, generation: Generation) -> None:
     """Have the VM of rank 0 fork the rendezvous store."""
     vm_id = generation.plan.slots[0].vm_id
-    transition.send((vm_id,), OpenStore(generation=generation.number))
+    transition.send((vm_id,), messages.OpenStore(generation=generation.number))
 
 
 def run_generation(
@@ -102,9 +95,8 @@ def run_generation(
     for vm_id in dict.fromkeys(slot.vm_id for slot in slots):
         vm = transition.state.vms[vm_id]
         mine = {slot.index for slot in slots if slot.vm_id == vm_id}
-        transition.put_vm(
-            replace(vm, used_slots=tuple(sorted({*vm.used_slots, *mine})))
-        )
+        used = tuple(sorted({*vm.used_slots, *mine}))
+        transition.put_vm(replace(vm, used_slots=used))
     invite(transition, generation)
 
 
@@ -115,7 +107,7 @@ def invite(transition: Transition, generation: Generation) -> None:
     """
     ranks = generation.ranks
     heldout_missing = transition.state.progress.heldout_first is None
-    command = RunGeneration(
+    command = messages.RunGeneration(
         generation=generation.number,
         plan=generation.plan,
         participants=generation.participants,
@@ -140,7 +132,9 @@ def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
     )
 
 
-def started(transition: Transition, slot: Slot, report: GenerationStarted) -> None:
+def started(
+    transition: Transition, slot: Slot, report: messages.GenerationStarted
+) -> None:
     """A rank has its sections; the first report says from which step training continues."""
     generation = transition.generation
     if generation.ranks[slot] is RankPhase.INVITED:
@@ -189,9 +183,8 @@ def stop_generation(transition: Transition, *, checkpoint: bool) -> None:
 
 def send_stop(transition: Transition, generation: Generation) -> None:
     """Send the stop to every VM of the plan."""
-    stop = StopGeneration(
-        generation=generation.number, checkpoint=generation.checkpoint_asked
-    )
+    number, checkpoint = generation.number, generation.checkpoint_asked
+    stop = messages.StopGeneration(generation=number, checkpoint=checkpoint)
     transition.send((slot.vm_id for slot in generation.plan.slots), stop)
 
 
@@ -200,14 +193,13 @@ def break_generation(transition: Transition, reason: str) -> None:
     generation = transition.state.generation
     if generation is None or generation.phase is GenerationPhase.BREAKING:
         return
-    transition.put_generation(
-        replace(
-            generation,
-            phase=GenerationPhase.BREAKING,
-            since_s=transition.now_s,
-            break_reason=reason,
-        )
+    broken = replace(
+        generation,
+        phase=GenerationPhase.BREAKING,
+        since_s=transition.now_s,
+        break_reason=reason,
     )
+    transition.put_generation(broken)
     transition.state = replace(transition.state, plan_reason=reason)
     transition.log(f"generation {generation.number} broke: {reason}")
     if generation.phase is GenerationPhase.OPENING:
@@ -267,9 +259,8 @@ def advance(transition: Transition) -> None:
     match generation.phase:
         case GenerationPhase.OPENING:
             if transition.is_due(since_s + OPEN_BOUND_S):
-                break_generation(
-                    transition, f"its store did not open in {OPEN_BOUND_S:g} s"
-                )
+                reason = f"its store did not open in {OPEN_BOUND_S:g} s"
+                break_generation(transition, reason)
         case GenerationPhase.STARTING:
             if RankPhase.INVITED not in generation.ranks.values():
                 _run(transition, generation)
@@ -293,17 +284,14 @@ def advance(transition: Transition) -> None:
 
 
 def _run(transition: Transition, generation: Generation) -> None:
-    transition.put_generation(
-        replace(
-            generation,
-            phase=GenerationPhase.RUNNING,
-            since_s=transition.now_s,
-            started_at_s=transition.now_s,
-        )
+    now_s = transition.now_s
+    generation = replace(
+        generation, phase=GenerationPhase.RUNNING, since_s=now_s, started_at_s=now_s
     )
-    shape = generation.plan.shape
+    transition.put_generation(generation)
+    number, step = generation.number, generation.from_step
     transition.log(
-        f"generation {generation.number} trains {shape} from step {generation.from_step}"
+        f"generation {number} trains {generation.plan.shape} from step {step}"
     )
 
 
@@ -318,9 +306,9 @@ def _enforce_break(transition: Transition, generation: Generation) -> None:
         if transition.is_due(generation.since_s + ABANDON_AFTER_S):
             donors = [slot.vm_id for slot in generation.participants]
             transition.put_generation(replace(generation, abandoned=True))
+            to = late + donors[len(generation.plan.slots) :]
             transition.send(
-                late + donors[len(generation.plan.slots) :],
-                AbandonGeneration(generation=generation.number),
+                to, messages.AbandonGeneration(generation=generation.number)
             )
     elif transition.is_due(generation.since_s + FENCE_AFTER_S):
         for vm_id in dict.fromkeys(late):
@@ -362,7 +350,7 @@ def close(transition: Transition, ended_by: str) -> None:
         transition.end(_outcome_of_done(state))
     elif fruitless >= MAX_FRUITLESS:
         reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
-        transition.end(Outcome(kind="failed", exit_code=1, reason=reason))
+        transition.fail(reason)
 
 
 def _outcome_of_done(state: State) -> Outcome:

@@ -18,13 +18,8 @@ from spottrain.varuna_manager.core.allocation import (
 )
 from spottrain.varuna_manager.core.fleet import adopt, return_vms
 from spottrain.varuna_manager.core.model import counters
-from spottrain.varuna_manager.core.model.commands import LaunchVms, Outcome
-from spottrain.varuna_manager.core.model.events import (
-    LaunchIntended,
-    LaunchRefused,
-    OffersSeen,
-    VmsLaunched,
-)
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.commands import LaunchVms
 from spottrain.varuna_manager.core.model.records import Intent, PriceChange
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.model.transition import Transition
@@ -33,7 +28,7 @@ UNANSWERED_S = 60.0
 """A launch that a cloud leaves open for so long is given up if another cloud can meet it."""
 
 
-def offers_seen(transition: Transition, event: OffersSeen) -> None:
+def offers_seen(transition: Transition, event: e.OffersSeen) -> None:
     """Note what is on offer, and which prices moved."""
     state = transition.state
     before = {offer_key(offer): offer for offer in state.offers}
@@ -67,12 +62,11 @@ def _price_changed(transition: Transition, old: Offer, new: Offer) -> None:
         price_changes=counters.keep(transition.state.price_changes, change),
         tally=replace(tally, price_changes=tally.price_changes + 1),
     )
-    transition.log(
-        f"price in {new.zone}: {old.usd_per_hour:g} -> {new.usd_per_hour:g} USD/h"
-    )
+    prices = f"{old.usd_per_hour:g} -> {new.usd_per_hour:g} USD/h"
+    transition.log(f"price in {new.zone}: {prices}")
 
 
-def launch_intended(transition: Transition, event: LaunchIntended) -> None:
+def launch_intended(transition: Transition, event: e.LaunchIntended) -> None:
     """Rent, now that the intent is in the journal; a repeated intent is ignored."""
     transition.state = state = replace(transition.state, launch_pending=False)
     new = event.intent == next_intent(state)
@@ -106,7 +100,7 @@ def launch(transition: Transition, intent: Intent) -> None:
     )
 
 
-def vms_launched(transition: Transition, event: VmsLaunched) -> None:
+def vms_launched(transition: Transition, event: e.VmsLaunched) -> None:
     """Adopt the VMs that the cloud gave; an offer that gave fewer cools down."""
     spending.listed(transition, event.vms)  # some may have been taken back already
     for vm in event.vms:
@@ -119,12 +113,11 @@ def vms_launched(transition: Transition, event: VmsLaunched) -> None:
         transition.state = replace(transition.state, cooldowns=cooldowns)
     if len(event.vms) < intent.count:
         _cool_down(transition, intent.offer, "no_capacity")
-        transition.log(
-            f"{intent.offer.zone} gave {len(event.vms)} of {intent.count} VMs"
-        )
+        given, zone = len(event.vms), intent.offer.zone
+        transition.log(f"{zone} gave {given} of {intent.count} VMs")
 
 
-def launch_refused(transition: Transition, event: LaunchRefused) -> None:
+def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
     """Close what refused for a while, or ask again if the answer leaves it open.
 
     Where only a person can help, and nothing else can be rented, the job fails.
@@ -138,16 +131,12 @@ def launch_refused(transition: Transition, event: LaunchRefused) -> None:
             _give_up(transition, intent)
             return
         retry_at_s = transition.now_s + event.retry_after_s
-        intents = {
-            **transition.state.intents,
-            event.intent: replace(intent, retry_at_s=retry_at_s),
-        }
-        transition.state = replace(transition.state, intents=intents)
+        transition.put_intent(replace(intent, retry_at_s=retry_at_s))
         return
     _close_intent(transition, event.intent)
     _cool_down(transition, intent.offer, event.refusal)
     if event.refusal in ("auth", "misconfigured") and _is_hopeless(transition):
-        transition.end(Outcome(kind="failed", exit_code=6, reason=event.reason))
+        transition.fail(event.reason, exit_code=6)
 
 
 def _is_hopeless(transition: Transition) -> bool:
@@ -168,9 +157,8 @@ def _may_give_up(transition: Transition, intent: Intent) -> bool:
     """
     state, cloud = transition.state, intent.offer.cloud
     unanswered = state.now_s - intent.asked_at_s >= UNANSWERED_S
-    return unanswered and any(
-        o.cloud != cloud and is_open(state, o) for o in state.offers
-    )
+    others = (offer for offer in state.offers if offer.cloud != cloud)
+    return unanswered and any(is_open(state, offer) for offer in others)
 
 
 def _give_up(transition: Transition, intent: Intent) -> None:
@@ -203,12 +191,10 @@ def advance(transition: Transition) -> None:
     state = transition.state
     if must_move(state):
         transition.wake(changes_at_s(state, state.offers))
-    return_vms(
-        transition, stranded_vms(state), "in another region than those that train"
-    )
+    reason = "in another region than those that train"
+    return_vms(transition, stranded_vms(state), reason)
     for intent in transition.state.intents.values():
         if intent.retry_at_s is not None and transition.is_due(intent.retry_at_s):
             again = replace(intent, retry_at_s=None)
-            intents = {**transition.state.intents, intent.intent: again}
-            transition.state = replace(transition.state, intents=intents)
+            transition.put_intent(again)
             launch(transition, again)

@@ -102,9 +102,7 @@ def _rate(state: State, vm: VmRecord) -> Rate:
 
 def _trains(state: State, vm: VmRecord) -> bool:
     generation = state.generation
-    return generation is not None and any(
-        slot.vm_id == vm.vm_id for slot in generation.ranks
-    )
+    return generation is not None and generation.trains_on(vm.vm_id)
 
 
 def by_eviction_cost(state: State, vms: Iterable[VmRecord]) -> list[VmRecord]:

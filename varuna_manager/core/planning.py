@@ -96,9 +96,8 @@ def _prepare(transition: Transition) -> None:
     elif vm_id is None:
         return
     elif state.newest_checkpoint is None:
-        transition.state = replace(
-            state, initialiser=vm_id, prepare_since_s=state.now_s
-        )
+        now_s = state.now_s
+        transition.state = replace(state, initialiser=vm_id, prepare_since_s=now_s)
         transition.send((vm_id,), Initialise())
     elif state.profile is None and _is_enough(transition, vms):
         calibration.get_profile(transition, vms)
@@ -114,7 +113,7 @@ def fail_preparation(transition: Transition, reason: str) -> None:
     transition.log(f"{what} failed: {reason}")
     if failures >= MAX_FAILED_PREPARATIONS:
         reason = f"{what} failed {failures} times: {reason}"
-        transition.end(Outcome(kind="failed", exit_code=1, reason=reason))
+        transition.fail(reason)
 
 
 # --- From no generation to one --------------------------------------------------------------
@@ -231,9 +230,8 @@ def _return_unused(
     if state.job.plan_objective != "examples_per_dollar" or not going or not settled:
         return
     if transition.is_due(max(generation.since_s, state.fleet_changed_at_s) + UNUSED_S):
-        enough = Enough(
-            vms=len(vms) - len(going), usd_per_hour=cheapest_usd_per_hour(state)
-        )
+        cheapest = cheapest_usd_per_hour(state)
+        enough = Enough(vms=len(vms) - len(going), usd_per_hour=cheapest)
         transition.state = replace(state, enough=enough)
         names = ", ".join(vm.vm_id for vm in going)
         transition.log(f"returned, as examples cost less without them: {names}")

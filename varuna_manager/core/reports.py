@@ -10,7 +10,6 @@ from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core import planning, stragglers
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
     RankPhase,
@@ -55,9 +54,7 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
         case messages.Evaluated():
             counters.evaluated(transition, report)
         case messages.UserCodeFailed(message=message, traceback=traceback):
-            transition.end(
-                Outcome(kind="failed", exit_code=3, reason=message, traceback=traceback)
-            )
+            transition.fail(message, exit_code=3, traceback=traceback)
         case messages.CheckpointSaved(name=name, step=step):
             _checkpoint_saved(transition, e.CheckpointRef(name=name, step=step))
         case messages.CheckpointFailed():
@@ -80,18 +77,17 @@ def _supervisor_ready(
     vm = transition.state.vms[vm_id]
     if vm.phase is VmPhase.READY:
         return
-    transition.put_vm(
-        replace(
-            vm,
-            phase=VmPhase.READY,
-            num_slots=report.num_slots,
-            device=report.device,
-            software=report.software,
-            machine=report.machine,
-            cores=report.cores,
-            ready_at_s=transition.now_s,
-        )
+    vm = replace(
+        vm,
+        phase=VmPhase.READY,
+        num_slots=report.num_slots,
+        device=report.device,
+        software=report.software,
+        machine=report.machine,
+        cores=report.cores,
+        ready_at_s=transition.now_s,
     )
+    transition.put_vm(vm)
     ledger = transition.state.ledger.ready(vm_id, transition.now_s)
     transition.state = replace(transition.state, ledger=ledger)
     transition.note_fleet_change()
@@ -175,7 +171,7 @@ def _checkpoint_failed(
     transition.state = replace(transition.state, checkpoint_error=error)
     transition.log(error)
     if transition.state.newest_checkpoint is None:
-        transition.end(Outcome(kind="failed", exit_code=1, reason=error))
+        transition.fail(error)
 
 
 def _checkpoint_damaged(
@@ -204,9 +200,8 @@ def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> 
         transition.put_vm(replace(vm, leaves_at_s=leaves_at_s))
         return
     counters.interrupted(transition, "notice", vm_id, f"leaves in {lead_s:.0f} s")
-    transition.put_vm(
-        replace(vm, noticed_at_s=transition.now_s, leaves_at_s=leaves_at_s)
-    )
+    vm = replace(vm, noticed_at_s=transition.now_s, leaves_at_s=leaves_at_s)
+    transition.put_vm(vm)
     transition.note_fleet_change()
 
 

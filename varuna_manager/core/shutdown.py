@@ -106,11 +106,9 @@ def _watch_capacity(transition: Transition) -> None:
     if state.no_vms_since_s is None:
         transition.state = state = replace(state, no_vms_since_s=state.now_s)
     wait_s, since_s = state.job.capacity_wait_s, state.no_vms_since_s
-    if (
-        wait_s is not None
-        and since_s is not None
-        and transition.is_due(since_s + wait_s)
-    ):
+    if wait_s is None or since_s is None:
+        return
+    if transition.is_due(since_s + wait_s):
         reason = f"no VM could be rented for {wait_s:g} s"
         transition.end(Outcome(kind="capacity", exit_code=5, reason=reason))
 

@@ -50,7 +50,7 @@ from spottrain.varuna_manager.core import (
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.commands import Command, Outcome, SetTimer
+from spottrain.varuna_manager.core.model.commands import Command, SetTimer
 from spottrain.varuna_manager.core.model.recent import with_event
 from spottrain.varuna_manager.core.model.records import (
     Generation,
@@ -74,9 +74,8 @@ def step(state: State, event: e.Event) -> tuple[State, tuple[Command, ...]]:
     if state.phase is JobPhase.NEW and not isinstance(event, e.JobSubmitted):
         return state, ()
     recent = with_event(state.recent, event)
-    if state.phase is JobPhase.ENDED and not isinstance(
-        event, e.ManagerStarted | e.JobMoved
-    ):
+    reopens = isinstance(event, e.ManagerStarted | e.JobMoved)
+    if state.phase is JobPhase.ENDED and not reopens:
         return _fold_after_end(replace(state, recent=recent), event), ()
     transition = Transition(state, event.at_s, recent)
     try:
@@ -102,9 +101,8 @@ def _fold_after_end(state: State, event: e.Event) -> State:
 
 
 def _is_commit(event: e.Event) -> bool:
-    return isinstance(event, e.ReportReceived) and isinstance(
-        event.report, MinibatchCommitted
-    )
+    report = event.report if isinstance(event, e.ReportReceived) else None
+    return isinstance(report, MinibatchCommitted)
 
 
 def _fold(transition: Transition, event: e.Event) -> None:
@@ -175,9 +173,7 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.JobReleased():
             shutdown.job_released(transition)
         case e.SetupFailed(reason=reason, output=output):
-            transition.end(
-                Outcome(kind="failed", exit_code=3, reason=reason, traceback=output)
-            )
+            transition.fail(reason, exit_code=3, traceback=output)
         case _:
             assert_never(event)
 
@@ -214,15 +210,15 @@ def _manager_started(transition: Transition) -> None:
     )
     for intent in transition.state.intents.values():
         launches.launch(transition, intent)
-    for vm in tuple(transition.state.vms.values()):
+    for vm in state.vms.values():
         # Silence counts from now on: no manager listened in between.
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
         if vm.phase in (VmPhase.BOOTING, VmPhase.RETURNING):
             fleet.ask_again(transition, vm)
-    if transition.state.calibration is not None:
-        calibration.send(transition, transition.state.calibration)
-    if transition.state.initialiser is not None:
-        transition.send((transition.state.initialiser,), Initialise())
+    if state.calibration is not None:
+        calibration.send(transition, state.calibration)
+    if state.initialiser is not None:
+        transition.send((state.initialiser,), Initialise())
     _resume_generation(transition)
 
 
@@ -277,13 +273,11 @@ def _settle(transition: Transition) -> None:
 
 def _finish(transition: Transition) -> None:
     """Describe the state for people, and set the timer."""
-    if transition.wake_at_s != transition.state.timer_at_s:
-        transition.emit(SetTimer(at_s=transition.wake_at_s))
-    transition.state = replace(
-        transition.state,
-        activity=_activity(transition.state),
-        timer_at_s=transition.wake_at_s,
-    )
+    state, wake_at_s = transition.state, transition.wake_at_s
+    if wake_at_s != state.timer_at_s:
+        transition.emit(SetTimer(at_s=wake_at_s))
+    activity = _activity(state)
+    transition.state = replace(state, activity=activity, timer_at_s=wake_at_s)
 
 
 # --- The activity: one line for people ----------------------------------------------------
@@ -322,14 +316,13 @@ def _training(state: State, generation: Generation) -> str:
 def _waiting(state: State) -> str:
     """Return what training waits for."""
     coming = sum(vm.is_coming for vm in state.vms.values())
-    asked = sum(intent.count - intent.arrived for intent in state.intents.values())
+    asked = sum(intent.missing for intent in state.intents.values())
     usable = sum(vm.is_usable for vm in state.vms.values())
     if usable and state.initialiser is not None:
         return "writing the first weights"
     if usable and (calibration := state.calibration) is not None:
-        how_far = f" ({calibration.done} of {calibration.total})" * (
-            calibration.done > 0
-        )
+        done, total = calibration.done, calibration.total
+        how_far = f" ({done} of {total})" if done else ""
         return f"measuring the model's sections{how_far}"
     if usable and state.plan_asked is not None:
         return "choosing a plan"

@@ -63,9 +63,8 @@ def committed(transition: Transition, slot: Slot, report: MinibatchCommitted) ->
         transition.put_generation(replace(generation, timings=timings))
         return
     later = {step: some for step, some in pending.items() if step > report.step}
-    transition.put_generation(
-        replace(generation, timings=replace(timings, pending=later))
-    )
+    timings = replace(timings, pending=later)
+    transition.put_generation(replace(generation, timings=timings))
     _minibatch(transition, ranks, state.profile)
 
 
@@ -136,9 +135,8 @@ def _minibatch(
     if not all(sample.expected_s > 0 for sample in samples):
         return
     watch = timings.watch.observe(samples)
-    transition.put_generation(
-        replace(generation, timings=replace(timings, watch=watch))
-    )
+    timings = replace(timings, watch=watch)
+    transition.put_generation(replace(generation, timings=timings))
     if generation.phase is not GenerationPhase.RUNNING or generation.done:
         return
     if timings.balancer is not None:
@@ -209,9 +207,8 @@ def _shares_text(shares: tuple[int, ...]) -> str:
 def send_share(transition: Transition, generation: Generation) -> None:
     """Send the newest share to every VM of the plan, if there is one."""
     if generation.share is not None:
-        transition.send(
-            (slot.vm_id for slot in generation.plan.slots), generation.share
-        )
+        vm_ids = (slot.vm_id for slot in generation.plan.slots)
+        transition.send(vm_ids, generation.share)
 
 
 # --- Replacing a slow VM ------------------------------------------------------------------------

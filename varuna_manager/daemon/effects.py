@@ -8,31 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import logging
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import ParamSpec, TypeVar
 
-from spottrain.cloud.port.errors import (
-    AuthError,
-    CloudError,
-    MisconfiguredError,
-    NoCapacityError,
-    PriceTooHighError,
-    QuotaExceededError,
-    ThrottledError,
-    VmNotFoundError,
-)
-from spottrain.cloud.port.provider import (
-    AgentBootstrap,
-    CloudProvider,
-    HasParts,
-    LaunchRequest,
-    ReleasesJob,
-    ReportsUnreachableVms,
-    StartsAgents,
-    Vm,
-)
+from spottrain.cloud.port import errors
+from spottrain.cloud.port import provider as port
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.provider import CloudProvider, Vm
 from spottrain.errors import ConfigError, UserCodeError
 from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.morphing.errors import PlanError
@@ -68,12 +53,12 @@ RETRY_S = 5.0
 """When to ask again if the cloud does not say."""
 
 _REFUSALS: dict[type[CloudError], e.RefusalKind] = {
-    NoCapacityError: "no_capacity",
-    QuotaExceededError: "quota",
-    PriceTooHighError: "price",
-    AuthError: "auth",
-    MisconfiguredError: "misconfigured",
-    ThrottledError: "throttled",
+    errors.NoCapacityError: "no_capacity",
+    errors.QuotaExceededError: "quota",
+    errors.PriceTooHighError: "price",
+    errors.AuthError: "auth",
+    errors.MisconfiguredError: "misconfigured",
+    errors.ThrottledError: "throttled",
 }
 
 P = ParamSpec("P")
@@ -110,7 +95,7 @@ class EffectRunner:
         self._newest_plan = ""
         self.market = MarketWatch(sink)
         self._parts: Mapping[str, CloudProvider] = (
-            provider.parts() if isinstance(provider, HasParts) else {"": provider}
+            provider.parts() if isinstance(provider, port.HasParts) else {"": provider}
         )
         self.poller = CloudPoller(sink, self._parts, self._call, self.market)
 
@@ -122,6 +107,10 @@ class EffectRunner:
     @property
     def _job(self) -> JobSettings:
         return self._sink.state.job
+
+    @property
+    def _now_s(self) -> float:
+        return self._sink.now_s()
 
     async def _call(
         self, function: Callable[P, R], *args: P.args, **kwargs: P.kwargs
@@ -144,13 +133,11 @@ class EffectRunner:
         loop = asyncio.get_running_loop()
         try:
             async with asyncio.timeout(limit_s):
-                return await loop.run_in_executor(
-                    threads, lambda: function(*args, **kwargs)
-                )
+                call = functools.partial(function, *args, **kwargs)
+                return await loop.run_in_executor(threads, call)
         except TimeoutError as error:
-            raise CloudError(
-                f"{self._provider.name} gave no answer in {limit_s:g} s"
-            ) from error
+            refusal = f"{self._provider.name} gave no answer in {limit_s:g} s"
+            raise CloudError(refusal) from error
         except OSError as error:
             raise CloudError(f"{self._provider.name}: {error}") from error
 
@@ -158,7 +145,7 @@ class EffectRunner:
 
     async def launch(self, command: c.LaunchVms) -> None:
         """Rent VMs for a journalled intent."""
-        request = LaunchRequest(
+        request = port.LaunchRequest(
             token=command.token,
             job=self._job.spec.name,
             intent=command.intent,
@@ -170,7 +157,7 @@ class EffectRunner:
             result = await self._call(self._provider.launch, request)
         except CloudError as error:
             event: e.Event = e.LaunchRefused(
-                at_s=self._sink.now_s(),
+                at_s=self._now_s,
                 intent=command.intent,
                 reason=str(error),
                 refusal=refusal_of(error),
@@ -178,7 +165,7 @@ class EffectRunner:
             )
         else:
             event = e.VmsLaunched(
-                at_s=self._sink.now_s(),
+                at_s=self._now_s,
                 intent=command.intent,
                 vms=result.vms,
                 refusal=result.refusal,
@@ -190,32 +177,26 @@ class EffectRunner:
         vm_id, token = command.vm_id, self._identity.vm_token(command.vm_id)
         token_hash = token_sha256(token)
         await self._sink.feed(
-            e.AgentStarting(
-                at_s=self._sink.now_s(), vm_id=vm_id, token_sha256=token_hash
-            )
+            e.AgentStarting(at_s=self._now_s, vm_id=vm_id, token_sha256=token_hash)
         )
         if vm_id not in self._sink.state.vms:
             return
         self._sessions.admit(vm_id, token_hash)
-        bootstrap = AgentBootstrap(
+        bootstrap = port.AgentBootstrap(
             manager_url=self._url, ca_pem=self._identity.ca_pem, token=token
         )
         try:
-            if not isinstance(self._provider, StartsAgents):
+            if not isinstance(self._provider, port.StartsAgents):
                 raise CloudError(f"{self._provider.name} cannot start agents")
             start = self._provider.start_agent
             await self._call_in(self._starters, CALL_S, start, vm_id, bootstrap)
-        except VmNotFoundError as error:
-            self._sink.feed(
-                e.VmLost(at_s=self._sink.now_s(), vm_id=vm_id, reason=str(error))
-            )
+        except errors.VmNotFoundError as error:
+            self._sink.feed(e.VmLost(at_s=self._now_s, vm_id=vm_id, reason=str(error)))
         except UserCodeError as error:
+            reason, output = str(error), error.traceback
             self._sink.feed(
                 e.SetupFailed(
-                    at_s=self._sink.now_s(),
-                    vm_id=vm_id,
-                    reason=str(error),
-                    output=error.traceback,
+                    at_s=self._now_s, vm_id=vm_id, reason=reason, output=output
                 )
             )
         except CloudError as error:
@@ -232,9 +213,8 @@ class EffectRunner:
         for vm_id in command.vm_ids:
             self._sessions.revoke(vm_id)
             wanted.setdefault(self._part_of(vm_id), []).append(vm_id)
-        await asyncio.gather(
-            *(self._return(part, tuple(ids)) for part, ids in wanted.items())
-        )
+        returns = (self._return(part, tuple(ids)) for part, ids in wanted.items())
+        await asyncio.gather(*returns)
 
     async def _return(self, part: CloudProvider, vm_ids: tuple[str, ...]) -> None:
         try:
@@ -243,9 +223,7 @@ class EffectRunner:
             self._fail("terminate_vms", vm_ids, error)
         else:
             vms = await self._ended_vms(part, vm_ids)
-            self._sink.feed(
-                e.VmsReturned(at_s=self._sink.now_s(), vm_ids=vm_ids, vms=vms)
-            )
+            self._sink.feed(e.VmsReturned(at_s=self._now_s, vm_ids=vm_ids, vms=vms))
 
     async def _ended_vms(
         self, part: CloudProvider, vm_ids: tuple[str, ...] = ()
@@ -262,7 +240,7 @@ class EffectRunner:
         """Remove what the job's VMs shared in the cloud."""
         provider = self._provider
         try:
-            if isinstance(provider, ReleasesJob):
+            if isinstance(provider, port.ReleasesJob):
                 job, limit_s = self._job.spec.name, RELEASE_S
                 await self._call_in(self._threads, limit_s, provider.release, job)
         except CloudError as error:
@@ -271,17 +249,14 @@ class EffectRunner:
             # Some clouds say only now when the last VMs ended.
             for part in self._parts.values():
                 vms = await self._ended_vms(part)
-                self._sink.feed(
-                    e.VmsReturned(at_s=self._sink.now_s(), vm_ids=(), vms=vms)
-                )
-            self._sink.feed(e.JobReleased(at_s=self._sink.now_s()))
+                self._sink.feed(e.VmsReturned(at_s=self._now_s, vm_ids=(), vms=vms))
+            self._sink.feed(e.JobReleased(at_s=self._now_s))
 
     def unreachable_vms(self) -> Collection[str]:
         """Return the VMs that cannot call, through no fault of their own."""
-        knows = self._provider
-        return (
-            knows.unreachable_vms() if isinstance(knows, ReportsUnreachableVms) else ()
-        )
+        if isinstance(self._provider, port.ReportsUnreachableVms):
+            return self._provider.unreachable_vms()
+        return ()
 
     async def ask(self, command: c.AskProvider) -> None:
         """Ask the cloud whether a VM that fell silent still runs."""
@@ -293,13 +268,9 @@ class EffectRunner:
         except CloudError as error:
             self._fail("ask_provider", (command.vm_id,), error)
             return
-        states = {vm.vm_id: vm.state for vm in vms}
+        state = {vm.vm_id: vm.state for vm in vms}.get(command.vm_id)
         self._sink.feed(
-            e.ProviderAnswered(
-                at_s=self._sink.now_s(),
-                vm_id=command.vm_id,
-                state=states.get(command.vm_id),
-            )
+            e.ProviderAnswered(at_s=self._now_s, vm_id=command.vm_id, state=state)
         )
 
     async def plan(self, command: c.ComputePlan) -> None:
@@ -313,28 +284,23 @@ class EffectRunner:
             except PlanError as error:
                 self._fail("compute_plan", (), error)
                 return
-        self._sink.feed(
-            e.PlanComputed(
-                at_s=self._sink.now_s(),
-                inputs_hash=command.inputs_hash,
-                plan=choice.plan,
-                candidates=choice.decisive,
-                why_not=choice.why_not,
-                question=question_of(command.inputs),
-            )
+        event = e.PlanComputed(
+            at_s=self._now_s,
+            inputs_hash=command.inputs_hash,
+            plan=choice.plan,
+            candidates=choice.decisive,
+            why_not=choice.why_not,
+            question=question_of(command.inputs),
         )
+        self._sink.feed(event)
 
     def _fail(
         self, command: e.FailedCommand, vm_ids: tuple[str, ...], error: Exception
     ) -> None:
-        self._sink.feed(
-            e.CommandFailed(
-                at_s=self._sink.now_s(),
-                command=command,
-                vm_ids=vm_ids,
-                reason=str(error),
-            )
+        event = e.CommandFailed(
+            at_s=self._now_s, command=command, vm_ids=vm_ids, reason=str(error)
         )
+        self._sink.feed(event)
 
     # --- checkpoints and profiles ---------------------------------------------------------
 
@@ -349,7 +315,7 @@ class EffectRunner:
                 logger.warning("%s; trying again", error)
                 await asyncio.sleep(STORE_PAUSE_S)
         refs = tuple(e.CheckpointRef(name=one.name, step=one.step) for one in found)
-        self._sink.feed(e.CheckpointsListed(at_s=self._sink.now_s(), checkpoints=refs))
+        self._sink.feed(e.CheckpointsListed(at_s=self._now_s, checkpoints=refs))
 
     async def relist_checkpoints(self) -> None:
         """List checkpoints again within ``RELIST_S``, as a known one cannot be read.
@@ -367,7 +333,7 @@ class EffectRunner:
     async def list_profiles(self) -> None:
         """Feed the profiles of the job's model that this machine keeps."""
         found = await asyncio.to_thread(profiles.known_profiles, self._job.facts)
-        self._sink.feed(e.ProfilesListed(at_s=self._sink.now_s(), profiles=found))
+        self._sink.feed(e.ProfilesListed(at_s=self._now_s, profiles=found))
 
     async def keep_profile(self, command: c.KeepProfile) -> None:
         """Keep a profile for later jobs; a failure does not stop this one."""
@@ -384,4 +350,4 @@ def refusal_of(error: CloudError) -> e.RefusalKind:
 
 def retry_after_s(error: CloudError) -> float:
     """Return how many seconds to wait before asking again."""
-    return error.retry_after_s if isinstance(error, ThrottledError) else RETRY_S
+    return error.retry_after_s if isinstance(error, errors.ThrottledError) else RETRY_S

@@ -82,9 +82,7 @@ class ManagerLoop:
         self.channel = ControlChannel(
             self, self.sessions, self.state.job.spec, workdir, identity.admin_token()
         )
-        self._events: asyncio.Queue[tuple[e.Event, asyncio.Future[None]]] = (
-            asyncio.Queue()
-        )
+        self._events = asyncio.Queue[tuple[e.Event, asyncio.Future[None]]]()
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -97,12 +95,9 @@ class ManagerLoop:
         """
         self._broken = asyncio.get_running_loop().create_future()
         self._readmit()
+        version, pid = spottrain.__version__, os.getpid()
         self.feed(
-            e.ManagerStarted(
-                at_s=self.now_s(),
-                software_version=spottrain.__version__,
-                pid=os.getpid(),
-            )
+            e.ManagerStarted(at_s=self.now_s(), software_version=version, pid=pid)
         )
         for work in (
             self._effects.list_checkpoints(),
@@ -116,9 +111,8 @@ class ManagerLoop:
             self._start(self._copy.run())
         folding = asyncio.create_task(self._fold())
         try:
-            await asyncio.wait(
-                (folding, self._broken), return_when=asyncio.FIRST_COMPLETED
-            )
+            first = asyncio.FIRST_COMPLETED
+            await asyncio.wait((folding, self._broken), return_when=first)
             if self._broken.done():
                 self._broken.result()
             return await folding
@@ -203,15 +197,14 @@ class ManagerLoop:
         """Start to perform a command; its outcome comes back as an event."""
         match command:
             case c.IntendLaunch():
-                self.feed(
-                    e.LaunchIntended(
-                        at_s=self.now_s(),
-                        intent=command.intent,
-                        token=command.token,
-                        offer=command.offer,
-                        count=command.count,
-                    )
+                intended = e.LaunchIntended(
+                    at_s=self.now_s(),
+                    intent=command.intent,
+                    token=command.token,
+                    offer=command.offer,
+                    count=command.count,
                 )
+                self.feed(intended)
             case c.LaunchVms():
                 self._start(self._ask_cloud(self._effects.launch, command, self._seq))
             case c.StartAgent():
@@ -311,14 +304,13 @@ class ManagerLoop:
 
     async def register(self, registration: messages.Registration) -> None:
         """Register a VM's agent."""
-        await self.feed(
-            e.AgentRegistered(
-                at_s=self.now_s(),
-                vm_id=registration.vm_id,
-                num_slots=registration.num_slots,
-                private_address=registration.private_address,
-            )
+        event = e.AgentRegistered(
+            at_s=self.now_s(),
+            vm_id=registration.vm_id,
+            num_slots=registration.num_slots,
+            private_address=registration.private_address,
         )
+        await self.feed(event)
         self.sessions.watch(registration.vm_id)
 
     async def receive(self, batch: messages.ReportBatch) -> int:
@@ -327,9 +319,8 @@ class ManagerLoop:
         Raises:
             OutOfStepError: the VM is gone, or reports before this batch are missing.
         """
-        if any(
-            isinstance(report, messages.CheckpointDamaged) for report in batch.reports
-        ):
+        damaged = messages.CheckpointDamaged
+        if any(isinstance(report, damaged) for report in batch.reports):
             await self._effects.relist_checkpoints()
         vm = self.state.vms.get(batch.vm_id)
         if vm is None or batch.first > vm.reports_received:

@@ -34,9 +34,8 @@ def interrupted(
     """Count an interruption; it costs nothing if the VM did not train."""
     state = transition.state
     generation = state.generation
-    hit = generation is not None and any(
-        s.vm_id == vm_id for s in _trainers(generation)
-    )
+    trainers = () if generation is None else _trainers(generation)
+    hit = any(slot.vm_id == vm_id for slot in trainers)
     interruption = Interruption(
         interruption=kind,
         vm_id=vm_id,
@@ -129,12 +128,10 @@ def committed(transition: Transition, report: MinibatchCommitted) -> None:
         tally, news = transition.state.tally, step - progress.step
         egress = tally.egress + generation.egress * news
         progress = _progress(transition, progress, step, report)
-        transition.state = replace(
-            transition.state, tally=replace(tally, egress=egress)
-        )
-    transition.state = replace(
-        transition.state, generation=generation, progress=progress
-    )
+        tally = replace(tally, egress=egress)
+        transition.state = replace(transition.state, tally=tally)
+    state = transition.state
+    transition.state = replace(state, generation=generation, progress=progress)
 
 
 def _progress(

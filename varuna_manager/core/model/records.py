@@ -78,6 +78,11 @@ class Intent:
     retry_at_s: float | None = None
     """When to ask again, after an answer that did not say whether VMs were rented."""
 
+    @property
+    def missing(self) -> int:
+        """VMs that have not arrived yet."""
+        return self.count - self.arrived
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Release:
@@ -252,6 +257,10 @@ class Generation:
     def measured_step_s(self) -> float | None:
         """Median of the recent mini-batches."""
         return statistics.median(self.step_times_s) if self.step_times_s else None
+
+    def trains_on(self, vm_id: str) -> bool:
+        """Return whether a rank is on a VM."""
+        return any(slot.vm_id == vm_id for slot in self.ranks)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

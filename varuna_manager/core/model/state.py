@@ -189,7 +189,7 @@ def budget(state: State) -> Budget:
     """Return the caps and the spending under them, open launches included."""
     job = state.job
     coming = total_rate(
-        Rate.of(intent.offer.usd_per_hour) * (intent.count - intent.arrived)
+        Rate.of(intent.offer.usd_per_hour) * intent.missing
         for intent in state.intents.values()
     )
     hourly = job.max_usd_per_hour
@@ -218,7 +218,7 @@ def _coming(state: State) -> Money:
     early = (VmPhase.STARTING, VmPhase.BOOTING)
     booting = Counter(vm.offer.cloud for vm in state.vms.values() if vm.phase in early)
     for intent in state.intents.values():
-        booting[intent.offer.cloud] += intent.count - intent.arrived
+        booting[intent.offer.cloud] += intent.missing
     data_bytes = state.job.data_bytes
     return total(egress.fetched(data_bytes, k) * n for k, n in booting.items())
 

@@ -9,7 +9,12 @@ from enum import StrEnum
 from spottrain.varuna_manager.core.model import machines
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, Send
 from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent
-from spottrain.varuna_manager.core.model.records import Generation, RankPhase, VmRecord
+from spottrain.varuna_manager.core.model.records import (
+    Generation,
+    Intent,
+    RankPhase,
+    VmRecord,
+)
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.wire import messages
 from spottrain.wire.model import Slot
@@ -93,6 +98,11 @@ class Transition:
         self.state = replace(self.state, vms={**self.state.vms, vm.vm_id: vm})
         self.note_phase(before.phase if before else None, vm.phase)
 
+    def put_intent(self, intent: Intent) -> None:
+        """Add or replace an intent."""
+        intents = {**self.state.intents, intent.intent: intent}
+        self.state = replace(self.state, intents=intents)
+
     def note_fleet_change(self) -> None:
         """Note that usable slots have come or gone."""
         self.state = replace(self.state, fleet_changed_at_s=self.now_s)
@@ -110,6 +120,13 @@ class Transition:
         self.put_generation(generation)
         self.note_phase(before, phase)
         return generation
+
+    def fail(self, reason: str, *, exit_code: int = 1, traceback: str = "") -> None:
+        """Begin to end the job as failed."""
+        failed = Outcome(
+            kind="failed", exit_code=exit_code, reason=reason, traceback=traceback
+        )
+        self.end(failed)
 
     def end(self, outcome: Outcome, *, checkpoint: bool = False) -> None:
         """Begin to end the job, unless it is ending already.
