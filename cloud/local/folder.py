@@ -13,13 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import cast
 
-from spottrain import wire
 from spottrain.cloud.local.state import LocalSettings
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.cloud.port.stored import clear_vm_folder, vm_from_data, write_private
 from spottrain.cloud.process.tree import kill_all
 from spottrain.errors import WireError
+from spottrain.wire.codec import decode, encode
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,13 +71,11 @@ class LocalFolder:
 
     def save_settings(self, settings: LocalSettings) -> None:
         """Write the settings of the next cloud process."""
-        write_private(self._settings, wire.encode(settings))
+        write_private(self._settings, encode(settings))
 
     def load_settings(self) -> LocalSettings:
         """Return the settings that ``save_settings`` wrote."""
-        return cast(
-            LocalSettings, wire.decode(LocalSettings, self._settings.read_text())
-        )
+        return cast(LocalSettings, decode(LocalSettings, self._settings.read_text()))
 
     def save(self, record: LocalRecord) -> None:
         """Write the record atomically."""

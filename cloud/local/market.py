@@ -16,8 +16,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal, cast
 
-from spottrain import wire
 from spottrain.errors import ConfigError
+from spottrain.wire.codec import decode
 
 EventKind = Literal["capacity", "price", "notice", "kill", "silence", "slow"]
 
@@ -150,7 +150,7 @@ class MarketSpec:
             WireError: ``text`` has unknown, missing or ill-typed fields.
             ConfigError: the fields contradict each other.
         """
-        return cast(MarketSpec, wire.decode(cls, text))
+        return cast(MarketSpec, decode(cls, text))
 
 
 def stream(spec: MarketSpec) -> Iterator[MarketEvent]:

@@ -17,7 +17,6 @@ from typing import Any, ParamSpec, TypeVar
 
 import tenacity
 
-from spottrain import wire
 from spottrain.cloud import unix_http
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
@@ -31,6 +30,7 @@ from spottrain.cloud.port.provider import (
     Vm,
 )
 from spottrain.cloud.port.stored import vm_from_data
+from spottrain.wire.codec import from_data
 
 AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
 """Command of an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
@@ -94,7 +94,7 @@ class LocalProvider:
     def offers(self) -> Sequence[Offer]:
         """Return a spot and an on-demand offer for each zone, at current prices."""
         data = self._ask_market("GET", "/offers")
-        return tuple(wire.from_data(Offer, offer) for offer in data)
+        return tuple(from_data(Offer, offer) for offer in data)
 
     def launch(self, request: LaunchRequest) -> LaunchResult:
         """Rent machines at the price of now, which may differ from the offer's.

@@ -26,7 +26,6 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from spottrain import wire
 from spottrain.cloud.local.folder import LocalFolder
 from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.state import LocalCloud
@@ -34,6 +33,7 @@ from spottrain.cloud.local.vms import LocalVms
 from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
 from spottrain.cloud.unix_http import address
 from spottrain.errors import SpottrainError
+from spottrain.wire.codec import decode, from_data
 
 _GRACE_S = 2
 """Time for requests in flight when the process ends."""
@@ -121,7 +121,7 @@ class _Api:
         return [dataclasses.asdict(o) for o in self._vms.cloud.offers(time.time())]
 
     async def launch(self, request: Request) -> Any:
-        launch = wire.decode(LaunchRequest, await request.body())
+        launch = decode(LaunchRequest, await request.body())
         return dataclasses.asdict(self._vms.launch(launch))
 
     async def list_vms(self, _: Request) -> Any:
@@ -132,11 +132,11 @@ class _Api:
 
     async def start_agent(self, request: Request) -> Any:
         body = await request.json()
-        bootstrap = wire.from_data(AgentBootstrap, body["bootstrap"])
+        bootstrap = from_data(AgentBootstrap, body["bootstrap"])
         await self._vms.start_agent(body["vm_id"], bootstrap)
 
     async def market(self, request: Request) -> Any:
-        return await self._vms.apply(wire.decode(MarketEvent, await request.body()))
+        return await self._vms.apply(decode(MarketEvent, await request.body()))
 
     async def shutdown(self, _: Request) -> Any:
         await self._vms.close()

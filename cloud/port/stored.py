@@ -10,8 +10,8 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from spottrain import wire
 from spottrain.cloud.port.provider import Offer, Vm, VmState
+from spottrain.wire.codec import from_data
 
 FORMER_FIELDS = {
     "launched_at": "launched_at_s",
@@ -37,7 +37,7 @@ def with_current_names(data: Any) -> Any:
 def vm_from_data(data: dict[str, Any]) -> Vm:
     """Return the VM whose ``dataclasses.asdict`` was written as JSON."""
     fields = with_current_names(data)
-    offer = wire.from_data(Offer, fields["offer"])
+    offer = from_data(Offer, fields["offer"])
     return Vm(**{**fields, "state": VmState(fields["state"]), "offer": offer})
 
 

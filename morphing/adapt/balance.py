@@ -207,11 +207,8 @@ def _with_bounds_learned(seen: ShareBalancer) -> ShareBalancer:
     change has another reason. A limit is left out if the mini-batch would no longer fit
     under all of them.
     """
-    first = (
-        MIN_OBSERVATIONS
-        <= seen.observations
-        <= max(MIN_OBSERVATIONS, 1 / seen.smoothing)
-    )
+    last = max(MIN_OBSERVATIONS, 1 / seen.smoothing)
+    first = MIN_OBSERVATIONS <= seen.observations <= last
     if not seen.shares_before or not first:
         return seen
     slack = seen.dead_band + NOISE_BAND * _standard_error(seen)
@@ -238,9 +235,8 @@ def _proposal(seen: ShareBalancer) -> tuple[int, ...]:
     X = _throughput(seen)  # noqa: N806 (the paper's)
     tau = [t_k - mean_t for t_k in t]
     wanted = [
-        b_k - X_k * tau_k for b_k, X_k, tau_k in zip(seen.shares, X, tau, strict=True)
+        b - X_k * tau_k for b, X_k, tau_k in zip(seen.shares, X, tau, strict=True)
     ]
-    bounds = share_virtual_nodes(
-        sum(seen.shares), [1 / b_k for b_k in wanted], seen.limits
-    )
+    costs = [1 / b_k for b_k in wanted]
+    bounds = share_virtual_nodes(sum(seen.shares), costs, seen.limits)
     return tuple(b - a for a, b in itertools.pairwise(bounds))

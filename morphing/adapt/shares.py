@@ -43,8 +43,7 @@ def replica_speed(
     """
     slowest_s = max(stage_s)
     return ReplicaSpeed(
-        fixed_s=math.fsum([*stage_s, *link_s]) - slowest_s,
-        per_virtual_node_s=slowest_s,
+        fixed_s=math.fsum([*stage_s, *link_s]) - slowest_s, per_virtual_node_s=slowest_s
     )
 
 

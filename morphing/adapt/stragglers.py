@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from spottrain.wire import Plan, Profile
+from spottrain.wire.model import Plan, Profile
 
 MARGIN = 0.15
 """An outlier takes that much longer than the median of its peers, or more."""
@@ -94,10 +94,7 @@ class StragglerWatch:
             slowness=(*self.slowness, seen)[-WINDOW:],
         )
         if alone and not self.usual and len(watch.slowness) == WINDOW:
-            first = (
-                statistics.median(column)
-                for column in zip(*watch.slowness, strict=True)
-            )
+            first = map(statistics.median, zip(*watch.slowness, strict=True))
             usual = tuple(min(max(1.0, TRUST * one), TRUST) for one in first)
             watch = replace(watch, usual=usual)
         return watch
@@ -135,9 +132,8 @@ class StragglerWatch:
         better = list(paces)
         for straggler in slow:
             better[straggler.rank] /= straggler.slowness
-        shares = [sample.microbatches for sample in self.samples[-1]][
-            :: self.pipeline_depth
-        ]
+        firsts = self.samples[-1][:: self.pipeline_depth]
+        shares = [sample.microbatches for sample in firsts]
         now_s = max(
             share * pace_s
             for share, pace_s in zip(shares, self._bottlenecks(paces), strict=True)

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
-from spottrain.wire import ModelFacts, Plan
+from spottrain.wire.model import ModelFacts, Plan
 
 Place = TypeVar("Place", bound=Hashable)
 

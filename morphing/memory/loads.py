@@ -11,7 +11,7 @@ from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import RUNS
 from spottrain.morphing.schedules.types import Codes, Numbers
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 _NEEDED, _RECOMPUTED, _CHUNK = range(3)
 """Columns of a row: recomputes that its list cannot skip, a bit mask of chunks that
@@ -77,9 +77,8 @@ def stage_loads(
     compact = compact_schedule(
         schedule, pipeline_depth, num_microbatches, recompute=recompute, chunks=chunks
     )
-    counted = jitted(_count_loads, len(compact.codes))(
-        compact.codes, compact.runs, chunks
-    )
+    count = jitted(_count_loads, len(compact.codes))
+    counted = count(compact.codes, compact.runs, chunks)
     rows: list[list[int]] = counted.tolist()
     listed = [sum(row[_CHUNK:]) for row in rows]
     in_flight = listed

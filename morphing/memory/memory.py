@@ -15,7 +15,14 @@ from dataclasses import dataclass
 from functools import cache
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
-from spottrain.wire import ModelFacts, Plan, Profile, Reduction, SectionProfile, Slot
+from spottrain.wire.model import (
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    SectionProfile,
+    Slot,
+)
 
 PAGE_BYTES = 4096
 """Words about each section and about the undo slot; as ``pipeline.arena``."""
@@ -83,9 +90,8 @@ class StageMemory:
     def total_bytes(self) -> int:
         """Bytes that the device must have."""
         working = max(self.training_bytes, self.update_bytes)
-        return self.static_bytes + max(
-            self.snapshot_bytes + working, self.evaluation_bytes
-        )
+        working += self.snapshot_bytes
+        return self.static_bytes + max(working, self.evaluation_bytes)
 
 
 def stage_bytes(
@@ -184,9 +190,8 @@ class _Chunk:
             held += section.saved_bytes + out
             later -= own if exact else 0
             passed = 0 if k == run[-1] else out
-            backward = max(
-                backward, done, held + later + passed + section.backward_bytes
-            )
+            here = held + later + passed + section.backward_bytes
+            backward = max(backward, done, here)
             came = out
         return cls(
             input=entry,
@@ -280,9 +285,7 @@ def _pending(chunks: Sequence[_Chunk], load: StageLoad) -> int:
     if not outputs:
         return PENDING_SENDS * inputs
     sent = PENDING_SENDS // 2 if inputs else PENDING_SENDS
-    graphs = sum(
-        n for n, keeps in zip(load.counts, load.keeping, strict=False) if keeps
-    )
+    graphs = sum(itertools.compress(load.counts, load.keeping))
     return max(0, sent - graphs) * outputs + (PENDING_SENDS - sent) * inputs
 
 

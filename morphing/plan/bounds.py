@@ -25,7 +25,7 @@ from spottrain.morphing.simulate.reducing import (
     LOSS_TENSORS,
     fastest_hop,
 )
-from spottrain.wire import LinkProfile, Profile, Reduction, SectionProfile
+from spottrain.wire.model import LinkProfile, Profile, Reduction, SectionProfile
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -199,9 +199,8 @@ def min_steps_s(
     reduce_s = _reduce_s(pipe, profile, widths[:, None], stage_bytes, reduction)
     prepared = (drained + reduce_s).max(axis=1)
     latency_s = pipe.link.latency_s
-    gather_s = [
-        (n - 1).bit_length() * latency_s for n in (widths * pipe.depth).tolist()
-    ]
+    ranks: list[int] = (widths * pipe.depth).tolist()
+    gather_s = [(n - 1).bit_length() * latency_s for n in ranks]
     update_s = profile.optimizer_s_per_byte * stage_bytes.max() / pipe.speed
     # The simulator counts in whole nanoseconds.
     rounded_s = NANOSECOND * (3 * counts + 8 * pipe.depth)
@@ -297,11 +296,7 @@ def min_finish_s(
 
 
 def _whole_virtual_nodes(
-    done_s: Array,
-    counts: Counts,
-    begins_s: Array,
-    pace_s: Array,
-    virtual_nodes: int,
+    done_s: Array, counts: Counts, begins_s: Array, pace_s: Array, virtual_nodes: int
 ) -> Array:
     """Postpone ``done_s`` until enough whole virtual nodes are done."""
     while True:

@@ -24,7 +24,7 @@ from spottrain.morphing.plan.modes import (
 )
 from spottrain.morphing.plan.placement import Device
 from spottrain.units import HOUR_S
-from spottrain.wire import Plan, ScheduleKind, Slot
+from spottrain.wire.model import Plan, ScheduleKind, Slot
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like the running
@@ -143,9 +143,8 @@ def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
         )
         return own[0][0], -len(own), own, vm_id
 
-    canonical_names = {
-        vm_id: f"{i:06}" for i, vm_id in enumerate(sorted(vms, key=traits))
-    }
+    in_order = enumerate(sorted(vms, key=traits))
+    canonical_names = {vm_id: f"{i:06}" for i, vm_id in in_order}
     for slot in slots:
         canonical_names.setdefault(slot.vm_id, f"gone {len(canonical_names)}")
     devices = [
@@ -249,9 +248,8 @@ class Search:
     def drafts(self) -> Iterator[tuple[float, int, _Scored]]:
         """Yield all drafts, each with the lower bound on its cost."""
         layouts, fleet = self.layouts, self.layouts.cuts.fleet
-        for depth in range(
-            1, min(len(self.inputs.facts.sections), len(fleet.devices)) + 1
-        ):
+        max_depth = min(len(self.inputs.facts.sections), len(fleet.devices))
+        for depth in range(1, max_depth + 1):
             for mode in execution_modes(self.inputs, depth):
                 group = depth if mode.chunks > 1 else 1
                 if layouts.cuts.virtual_nodes % group:
@@ -270,11 +268,7 @@ class Search:
             usd = self.layouts.cuts.fleet.min_usd_per_hour[depth * width]
             cost = self._cost(depth, width, min_s, usd)
             self._number += 1
-            yield (
-                cost,
-                self._number,
-                _Scored(Draft(depth, width, mode), min_s, cost),
-            )
+            yield (cost, self._number, _Scored(Draft(depth, width, mode), min_s, cost))
 
     def _is_duplicate(self, width: int, mode: ExecutionMode) -> bool:
         """Return whether a preferred schedule gives exactly the same plan.

@@ -10,15 +10,8 @@ from typing import Literal
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import check_profile
-from spottrain.wire import (
-    SCHEMA_VERSION,
-    ModelFacts,
-    Plan,
-    Profile,
-    Reduction,
-    ScheduleKind,
-    encode,
-)
+from spottrain.wire.codec import SCHEMA_VERSION, encode
+from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction, ScheduleKind
 
 Objective = Literal["throughput", "examples_per_dollar"]
 

@@ -13,7 +13,7 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet, Draft
 from spottrain.morphing.plan.placement import Device, place
 from spottrain.morphing.simulate.simulator import expect_step
-from spottrain.wire import Plan
+from spottrain.wire.model import Plan
 
 NEAR = 0.05
 """Share by which a micro-batch size may be slower per example than the best one."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from spottrain.morphing.plan import placement
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 """Schedules that the runtime supports. Of equals the first is taken."""

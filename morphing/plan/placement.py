@@ -12,7 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from spottrain.wire import ModelFacts, Plan, Slot
+from spottrain.wire.model import ModelFacts, Plan, Slot
 
 EQUAL_WITHIN = 0.05
 """Stages whose times differ by no more count as equally heavy: so little gain is not
@@ -94,9 +94,8 @@ def place(
     stages = _assign(devices, kept, _speed_quotas(devices, kept, stage_s))
     if width > 1:
         _separate(devices, kept, stages)
-    replicas = _make_replicas(
-        [[devices[i] for i in stage] for stage in stages], stage_s
-    )
+    by_stage = [[devices[i] for i in stage] for stage in stages]
+    replicas = _make_replicas(by_stage, stage_s)
     return tuple(device for replica in replicas for device in replica)
 
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import fields, replace
 
 from spottrain.morphing.errors import PlanError
-from spottrain.wire import (
+from spottrain.wire.model import (
     LinkProfile,
     ModelFacts,
     Profile,
@@ -69,9 +69,8 @@ def check_profile(
         )
     for number, one in enumerate(profile.microbatches):
         indices = [section.index for section in one.sections]
-        wanted = range(
-            len(facts.sections if facts else profile.microbatches[0].sections)
-        )
+        sections = facts.sections if facts else profile.microbatches[0].sections
+        wanted = range(len(sections))
         if indices != list(wanted):
             raise PlanError(
                 f"{source}: microbatches[{number}].sections must be those of a model "

@@ -20,7 +20,7 @@ from typing import Protocol
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.shapes import Shape, Shapes
 from spottrain.morphing.replay.traces import Trace
-from spottrain.wire import Profile
+from spottrain.wire.model import Profile
 
 
 class TimeUse(StrEnum):
@@ -230,9 +230,8 @@ class _Replay:
     def _spend(self, running: TimeUse) -> None:
         """Book the time since the last booking; ``running`` if a mini-batch ran."""
         spent = TimeUse.PAUSED if self.paused else running
-        self.seconds[spent if self.stages else TimeUse.WAITING] += (
-            self.now_s - self.since_s
-        )
+        use = spent if self.stages else TimeUse.WAITING
+        self.seconds[use] += self.now_s - self.since_s
         self.since_s = self.now_s
 
     # --- Mini-batches and pauses ------------------------------------------------------

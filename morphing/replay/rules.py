@@ -158,6 +158,5 @@ def compare(trace: Trace, shapes: Shapes, costs: CostModel) -> Comparison:
         trace.end_s,
     )
     return Comparison(
-        outcomes=outcomes,
-        max_examples=minibatches * shapes.workload.minibatch_size,
+        outcomes=outcomes, max_examples=minibatches * shapes.workload.minibatch_size
     )

@@ -14,7 +14,8 @@ from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal
 from spottrain.morphing.plan.modes import DeviceFleet, Draft, execution_modes
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import check_profile
-from spottrain.wire import SCHEMA_VERSION, ModelFacts, Plan, Profile, ScheduleKind, Slot
+from spottrain.wire.codec import SCHEMA_VERSION
+from spottrain.wire.model import ModelFacts, Plan, Profile, ScheduleKind, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -203,9 +204,8 @@ class Shapes:
                 mode = replace(draft.mode, in_flight_bound=bound)
                 tight = replace(draft, mode=mode)
                 found.append(self._layouts.lay_out(tight, fleet))
-        plans = [
-            self._layouts.simulate(one) for one in found if isinstance(one, PlanLayout)
-        ]
+        layouts = (one for one in found if isinstance(one, PlanLayout))
+        plans = map(self._layouts.simulate, layouts)
         return min(plans, key=lambda plan: plan.predicted_step_s, default=None)
 
 

@@ -186,9 +186,8 @@ def _lives(rows: Iterable[_Row]) -> tuple[list[VmInterval], int]:
         else:
             from_s = since.pop(row.vm_id)
             if row.at_s > from_s:
-                lives.append(
-                    VmInterval(vm_id=row.vm_id, from_s=from_s, until_s=row.at_s)
-                )
+                life = VmInterval(vm_id=row.vm_id, from_s=from_s, until_s=row.at_s)
+                lives.append(life)
     lives += [
         VmInterval(vm_id=vm_id, from_s=from_s, until_s=math.inf)
         for vm_id, from_s in since.items()

@@ -19,7 +19,7 @@ from spottrain.morphing.schedules.quanta import play_quanta
 from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, RECOMPUTE
 from spottrain.morphing.schedules.stage import RUNS, peaks
 from spottrain.morphing.schedules.types import Codes, Numbers
-from spottrain.wire import MAX_CHUNKS, ScheduleKind
+from spottrain.wire.model import MAX_CHUNKS, ScheduleKind
 
 Run: TypeAlias = tuple[Sequence[int], int]
 """Codes of a pattern, and the number of its repetitions."""
@@ -222,9 +222,8 @@ def _varuna(depth: int, num_microbatches: int, recompute: bool) -> Schedule:
     whole = 3 * num_microbatches + 2
     capacity = min(whole, TASKS_PER_STAGE * depth)
     while True:
-        play = jitted(
-            play_quanta, depth * min(num_microbatches, QUANTA_PER_STAGE * depth)
-        )
+        quanta = depth * min(num_microbatches, QUANTA_PER_STAGE * depth)
+        play = jitted(play_quanta, quanta)
         works, runs, fits = play(depth, num_microbatches, recompute, capacity)
         if fits:
             return Schedule(num_microbatches, 1, works.ravel(), runs)

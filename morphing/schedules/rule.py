@@ -70,6 +70,5 @@ def keeps_graph(
         backwards: Done so far.
         passed: Recomputes in the list before ``listed``.
     """
-    return (
-        listed == FORWARD and following == RECOMPUTE and forwards == backwards == passed
-    )
+    due = forwards == backwards == passed
+    return due and listed == FORWARD and following == RECOMPUTE

@@ -20,7 +20,7 @@ from typing import NamedTuple
 
 from spottrain.morphing.schedules import rule
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 
 class Work(StrEnum):
@@ -225,9 +225,8 @@ class StageProgress:
         backwards = sum(task.work is Work.BACKWARD for task in tasks)
         self.num_microbatches = backwards // len(self.chunks)
         self.tasks = tasks
-        self.order_policy = (
-            order_policy if len(self.chunks) == 1 else OrderPolicy.STRICT
-        )
+        one_run = len(self.chunks) == 1
+        self.order_policy = order_policy if one_run else OrderPolicy.STRICT
         self.bound = max_in_flight(tasks) if bound is None else bound
         self.recomputes = bool(recompute)
         self.chunks[0].activations = self.num_microbatches if first else 0

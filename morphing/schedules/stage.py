@@ -69,9 +69,8 @@ def peaks(codes: Codes, runs: Numbers) -> Numbers:
                     grows -= 1
                 top = max(top, grows)
             if run[REPEATS] > 0:
-                peak[p] = max(
-                    peak[p], level + top + max(0, run[REPEATS] - 1) * max(0, grows)
-                )
+                before = level + max(0, run[REPEATS] - 1) * max(0, grows)
+                peak[p] = max(peak[p], before + top)
             level += run[REPEATS] * grows
     return peak
 

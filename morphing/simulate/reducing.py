@@ -10,7 +10,7 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from spottrain.wire import (
+from spottrain.wire.model import (
     LinkProfile,
     ModelFacts,
     Plan,
@@ -124,10 +124,7 @@ class Reducer:
         self._profile, self._reduction = profile, reduction
         depth, width = plan.pipeline_depth, plan.data_parallel_width
         self._width = width
-        stages = [
-            {plan.slots[d * depth + p].vm_id for d in range(width)}
-            for p in range(depth)
-        ]
+        stages = [{slot.vm_id for slot in plan.slots[p::depth]} for p in range(depth)]
         self._between = [len(vms) > 1 for vms in stages]
         through: dict[str, int] = {}
         for vms in stages:
@@ -151,9 +148,8 @@ class Reducer:
         return summed_s + math.ceil(math.log2(self._width)) * send_s
 
     def _all_reduce_s(self, stage: int, num_bytes: int) -> float:
-        hop = hop_of(
-            self._profile, self._width, self._between[stage], self._rings[stage]
-        )
+        between, rings = self._between[stage], self._rings[stage]
+        hop = hop_of(self._profile, self._width, between, rings)
         turns = math.ceil(self._tensors[stage] / CONCURRENT_ALL_REDUCES)
         each_s = turns * hop.latency_s + num_bytes / self._width * hop.s_per_byte
         return (self._width - 1) * each_s

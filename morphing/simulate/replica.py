@@ -193,9 +193,7 @@ def _packed(lists: Sequence[StageSchedule]) -> Schedule:
 
 
 def _check(
-    schedule: Schedule,
-    stages: Sequence[Sequence[StageTimes]],
-    links: Sequence[Link],
+    schedule: Schedule, stages: Sequence[Sequence[StageTimes]], links: Sequence[Link]
 ) -> None:
     depth = schedule.pipeline_depth
     most = depth if schedule.chunks > 1 else depth - 1

@@ -29,7 +29,7 @@ from spottrain.morphing.simulate.replica import (
     simulate_pipeline,
 )
 from spottrain.morphing.simulate.wiring import wire_replicas
-from spottrain.wire import (
+from spottrain.wire.model import (
     ModelFacts,
     Plan,
     Profile,
@@ -228,11 +228,9 @@ def _run_replicas(
     for replica, links in enumerate(wire_replicas(plan, profile)):
         count = len(plan.virtual_nodes_of(replica))
         own = tuple(speeds[replica * depth : (replica + 1) * depth])
-        chance = (
-            None
-            if seed is None
-            else seed + SEEDS.stop * (replica % MAX_PLAYED_REPLICAS)
-        )
+        chance = seed
+        if seed is not None:
+            chance = seed + SEEDS.stop * (replica % MAX_PLAYED_REPLICAS)
         key = count, own, id(links), chance  # equal links are one tuple
         if key not in known:
             stages = [

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from spottrain.morphing.simulate.replica import Link
-from spottrain.wire import Plan, Profile
+from spottrain.wire.model import Plan, Profile
 
 
 def wire_replicas(plan: Plan, profile: Profile) -> list[tuple[Link, ...]]:

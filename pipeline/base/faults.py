@@ -104,9 +104,8 @@ class FaultScript:
     @classmethod
     def from_environment(cls) -> FaultScript:
         """Return the script that the environment holds; usually an empty one."""
-        rows: list[dict[str, Any]] = json.loads(
-            os.environ.get(ENVIRONMENT_VARIABLE, "[]")
-        )
+        text = os.environ.get(ENVIRONMENT_VARIABLE, "[]")
+        rows: list[dict[str, Any]] = json.loads(text)
         return cls(
             tuple(
                 Fault(

@@ -98,11 +98,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         result = operation(*args, **(kwargs or {}))
         made = [x for x in tree_iter(result) if isinstance(x, torch.Tensor)]
         if made:
-            given = {
-                _name(x)
-                for x in tree_iter((args, kwargs))
-                if isinstance(x, torch.Tensor)
-            }
+            leaves = tree_iter((args, kwargs))
+            given = {_name(x) for x in leaves if isinstance(x, torch.Tensor)}
             for tensor in made:
                 if _name(tensor) not in given:
                     self.adopt(tensor)
@@ -243,9 +240,8 @@ class TensorTracker:
 
     def _note(self, key: tuple[str, int], *, spike: int = 0, left: int = 0) -> None:
         known = self._task_bytes.get(key, _TaskBytes(0, 0))
-        self._task_bytes[key] = _TaskBytes(
-            max(known.spike, spike), max(known.left, left)
-        )
+        spike, left = max(known.spike, spike), max(known.left, left)
+        self._task_bytes[key] = _TaskBytes(spike, left)
 
     def _spike(self, key: tuple[str, int]) -> _TaskBytes:
         """Count the highest moment of a task that is not watched."""
@@ -257,7 +253,7 @@ class TensorTracker:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SectionBytes:
-    """Bytes of one micro-batch in one section; see ``wire.SectionProfile``."""
+    """Bytes of one micro-batch in one section; see ``SectionProfile``."""
 
     saved_bytes: int
     output_bytes: int

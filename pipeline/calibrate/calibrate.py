@@ -14,7 +14,7 @@ from typing import Any
 
 import torch.distributed as dist
 
-from spottrain import machine, wire
+from spottrain import machine
 from spottrain.morphing.plan.profiles import (
     BETWEEN_AS_WITHIN,
     LINKS_ASSUMED,
@@ -44,13 +44,15 @@ from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.model.loaded import LoadedJob
-from spottrain.wire import (
-    Calibrate,
+from spottrain.wire import messages
+from spottrain.wire.messages import Calibrate
+from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,
     Profile,
     RingProfile,
     SectionProfile,
+    Slot,
     TaskOverheads,
 )
 
@@ -67,7 +69,7 @@ LOOPBACK = LinkProfile(latency_s=3e-4, bandwidth_bytes_per_s=1e9)
 _RING_BYTES = range(1 << 14, 1 << 25)
 """Tensors of all-reduces are about as large as a section, but within this range."""
 
-Report = Callable[[wire.CalibrationProgress], None]
+Report = Callable[[messages.CalibrationProgress], None]
 
 
 def calibrate(
@@ -108,10 +110,10 @@ def calibrate(
         leave()
 
 
-def section_shares(slots: Sequence[wire.Slot], num_sections: int) -> list[range]:
+def section_shares(slots: Sequence[Slot], num_sections: int) -> list[range]:
     """Return the sections that each rank measures: even runs, none for a slot's second
     process."""
-    seen: set[wire.Slot] = set()
+    seen: set[Slot] = set()
     computes = [not (slot in seen or seen.add(slot)) for slot in slots]  # type: ignore[func-returns-value]
     count, shares, number = sum(computes), [], 0
     for one in computes:
@@ -141,7 +143,7 @@ class _Round:
     ) -> None:
         self._loaded, self._command, self._rank = loaded, command, rank
         self._report = report
-        self._slots = command.participants or (wire.Slot(vm_id="", index=0),)
+        self._slots = command.participants or (Slot(vm_id="", index=0),)
         shares = section_shares(self._slots, loaded.layout.num_sections)
         self._computing = [r for r, share in enumerate(shares) if share]
         self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
@@ -187,7 +189,7 @@ class _Round:
         self._done += 1
         if self._rank == 0:
             self._report(
-                wire.CalibrationProgress(
+                messages.CalibrationProgress(
                     generation=self._command.generation,
                     done=self._done,
                     total=max(self._done, len(self._sizes) + 2),
@@ -263,9 +265,8 @@ class _Round:
             self._links = links = TimedLinks(*chain.neighbours)
             samples = time_tasks(self._loaded, self._bench, chain, links, size, count)
             self.close()
-        reaching_s = statistics.median(
-            every[rank]["reaching_s"] for rank in self._computing
-        )
+        own_s = (every[rank]["reaching_s"] for rank in self._computing)
+        reaching_s = statistics.median(own_s)
         return summarise_overheads(_gather(samples), reaching_s)
 
     def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:

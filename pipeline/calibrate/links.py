@@ -19,7 +19,7 @@ from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import new_groups
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
-from spottrain.wire import LinkProfile, RingProfile
+from spottrain.wire.model import LinkProfile, RingProfile
 
 SMALLEST_BYTES = 1024
 _ELEMENT_BYTES = 4
@@ -225,9 +225,8 @@ def _measure_ring(
         most = int(budget_s / pilot_s) if pilot_s else _RING_REPETITIONS.start
         count = max(_RING_REPETITIONS.start, min(_RING_REPETITIONS.stop, most))
         times = _all_reduces(tensor, group, count)
-        seconds[tensor.numel() * _ELEMENT_BYTES] = [
-            max(gather_json(statistics.median(times)))
-        ]
+        num_bytes = tensor.numel() * _ELEMENT_BYTES
+        seconds[num_bytes] = [max(gather_json(statistics.median(times)))]
     latency_s, s_per_byte = fit_line(seconds)
     return RingProfile(
         ranks=len(plan.members[0]),

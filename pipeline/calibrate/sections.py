@@ -39,7 +39,7 @@ from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import SectionOptimizer, Updater, contribution
 from spottrain.pipeline.train.executor import saving_nothing
 from spottrain.storage.open import open_store
-from spottrain.wire import SectionProfile
+from spottrain.wire.model import SectionProfile
 
 T = TypeVar("T")
 Activation = torch.Tensor | None
@@ -132,9 +132,8 @@ class SectionBench:
         """
         for run in self._runs:
             activation = run.warm_up(batch, activation)
-        tune_for_activations(
-            max((run.largest_saved_bytes for run in self._runs), default=0)
-        )
+        largest = (run.largest_saved_bytes for run in self._runs)
+        tune_for_activations(max(largest, default=0))
         return activation
 
     def measure(self, microbatch_size: int, budget_s: float) -> MeasuredSections:
@@ -209,9 +208,8 @@ class _SectionRun:
         self._times: dict[str, list[float]] = {w: [] for w in ("f", "r", "b")}
         self.reaching_s: list[float] = []
         self._batch_bytes = batch_bytes(batch)
-        run = functools.partial(
-            self._stage.forward, batch, self._received(), self._entered
-        )
+        received = self._received()
+        run = functools.partial(self._stage.forward, batch, received, self._entered)
         with user_code("model"):
             self._bytes, sent = section_bytes(run, saving_nothing)
         self.largest_saved_bytes = self._bytes.largest_saved_bytes
@@ -240,9 +238,7 @@ class _SectionRun:
     @property
     def is_steady(self) -> bool:
         """True if more repetitions would change nothing."""
-        return is_steady(
-            [sum(times) for times in zip(*self._times.values(), strict=True)]
-        )
+        return is_steady(list(map(sum, zip(*self._times.values(), strict=True))))
 
     @property
     def round_s(self) -> float:

@@ -28,7 +28,7 @@ from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import FastReduction
-from spottrain.wire import TaskOverheads
+from spottrain.wire.model import TaskOverheads
 
 T = TypeVar("T")
 

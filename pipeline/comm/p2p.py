@@ -25,12 +25,7 @@ _MAX_PENDING_SENDS = 16
 _AHEAD = 2
 """Tensors for which receives are posted, if dtype and shape are those of earlier
 ones."""
-_DTYPES = (
-    torch.float32,
-    torch.bfloat16,
-    torch.float16,
-    torch.float64,
-)
+_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 class Direction(Enum):
@@ -202,8 +197,9 @@ class PipelineLinks:
         assert target is not None
         tensor, signature = tensor.contiguous(), _signature(tensor)
         header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
+        dtype = signature[0]
         header[: len(signature) + 1] = torch.tensor(
-            (signature[0], tensor.dim(), *tensor.shape)
+            (dtype, tensor.dim(), *tensor.shape)
         )
         parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
         if signature != self._sent[direction][0]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from spottrain.wire import Plan, TiedParameter
+from spottrain.wire.model import Plan, TiedParameter
 
 
 def neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:
@@ -17,10 +17,8 @@ def neighbours(plan: Plan, rank: int) -> tuple[int | None, int | None]:
     replica, stage = divmod(rank, depth)
     before, after = (replica * depth + p % depth for p in (stage - 1, stage + 1))
     ring = plan.chunks > 1
-    return (
-        before if ring or stage > 0 else None,
-        after if ring or stage < depth - 1 else None,
-    )
+    has_before, has_after = ring or stage > 0, ring or stage < depth - 1
+    return before if has_before else None, after if has_after else None
 
 
 def stage_ranks(plan: Plan, stage: int) -> tuple[int, ...]:

@@ -25,7 +25,8 @@ from spottrain.pipeline.model.optimizer import (
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
-from spottrain.wire import ModelFacts, SectionFacts, encode
+from spottrain.wire.codec import encode
+from spottrain.wire.model import ModelFacts, SectionFacts
 
 
 def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:

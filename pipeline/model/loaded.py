@@ -15,7 +15,7 @@ from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import section_state_spec
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
-from spottrain.wire import JobSpec
+from spottrain.wire.messages import JobSpec
 
 
 class ParameterSpec(NamedTuple):

@@ -11,7 +11,7 @@ from torch import nn
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import CutPoint
-from spottrain.wire import TiedParameter
+from spottrain.wire.model import TiedParameter
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -162,9 +162,8 @@ class StageModel:
                 setattr(module, attribute, first)
                 if name in tied and own:
                     for section, parameter in {0: outside, **own}.items():
-                        swaps.setdefault(section, []).append(
-                            (module, attribute, parameter)
-                        )
+                        swap = module, attribute, parameter
+                        swaps.setdefault(section, []).append(swap)
         return swaps
 
     def _intercept(self) -> None:

@@ -38,7 +38,7 @@ from spottrain.pipeline.model.sections import (
 )
 from spottrain.pipeline.model.skeleton import build_skeleton
 from spottrain.pipeline.model.stage import check_loss, first_tensor, split_output
-from spottrain.wire import TiedParameter
+from spottrain.wire.model import TiedParameter
 
 
 class _DryRun:
@@ -54,9 +54,8 @@ class _DryRun:
         self.blocks, self._cut_names = find_cuts(self._model)
         self._recorder = Recorder()
         self._fill()
-        self._swaps = [
-            {name: self._stand_in(name) for name in tied} for _ in self._cut_names
-        ]
+        stand_in = self._stand_in
+        self._swaps = [{name: stand_in(name) for name in tied} for _ in self._cut_names]
         for name, module in list(self._model.named_modules()):
             module.forward = self._reporting(name, module.forward)
 
@@ -228,9 +227,8 @@ def _layout(
     cuts = tuple(
         _cut(one, two, needed) for one, two in zip(first.cuts, second.cuts, strict=True)
     )
-    sections = {
-        name: first.uses.get(name) or _section_of_unused(name, calls) for name in slots
-    }
+    uses = first.uses
+    sections = {n: uses.get(n) or _section_of_unused(n, calls) for n in slots}
     specs = {name: _spec(slots, name) for name in slots}
     return ModelLayout(
         blocks=run.blocks,
@@ -324,9 +322,8 @@ def _skippable(
 
 
 def _refuse_random_buffers(job: TrainingJob) -> None:
-    one, two = (
-        dict(build_skeleton(job.model, seed).named_buffers()) for seed in (0, 1)
-    )
+    skeletons = (build_skeleton(job.model, seed) for seed in (0, 1))
+    one, two = (dict(skeleton.named_buffers()) for skeleton in skeletons)
     for name, buffer in one.items():
         if not torch.equal(buffer, two[name]):
             raise UserCodeError(

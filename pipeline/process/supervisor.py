@@ -26,7 +26,7 @@ from typing import Any, NoReturn
 
 import torch
 
-from spottrain import machine, wire
+from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.model.loaded import LoadedJob, load
@@ -37,7 +37,9 @@ from spottrain.pipeline.process.worker import (
     run_worker,
     user_code_failed,
 )
-from spottrain.wire import JobSpec
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode, from_data
+from spottrain.wire.messages import JobSpec
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
@@ -63,7 +65,7 @@ class Greeting:
         """Read the first line of stdin."""
         data: dict[str, Any] = json.loads(line)
         return cls(
-            spec=wire.from_data(JobSpec, data["spec"]),
+            spec=from_data(JobSpec, data["spec"]),
             workdir=Path(data["workdir"]),
             num_slots=data["num_slots"],
             private_address=data["private_address"],
@@ -125,9 +127,9 @@ class Supervisor:
         self._selector.register(sys.stdin.fileno(), selectors.EVENT_READ)
         self._input = b""
 
-    def report(self, report: wire.Report) -> None:
+    def report(self, report: messages.Report) -> None:
         """Forward a report to the agent."""
-        self._write(wire.encode(report))
+        self._write(encode(report))
 
     def run(self) -> None:
         """Serve until stdin ends or the VM is retired."""
@@ -148,34 +150,34 @@ class Supervisor:
         data = os.read(sys.stdin.fileno(), 1 << 16)
         *lines, self._input = (self._input + data).split(b"\n")
         for line in lines:
-            if isinstance(command := wire.decode(wire.Command, line), wire.Retire):
+            if isinstance(command := decode(messages.Command, line), messages.Retire):
                 return False
             self._perform(command)
         return bool(data)
 
-    def _perform(self, command: wire.Command) -> None:
+    def _perform(self, command: messages.Command) -> None:
         match command:
-            case wire.Initialise():
+            case messages.Initialise():
                 self._fork_with_job("initialisation", initialise_and_report)
-            case wire.Calibrate():
+            case messages.Calibrate():
                 self._calibrate(command)
-            case wire.OpenStore(generation=generation):
+            case messages.OpenStore(generation=generation):
                 self._open_store(generation)
-            case wire.RunGeneration():
+            case messages.RunGeneration():
                 self._run_generation(command)
             case (
-                wire.StopGeneration(generation=generation)
-                | wire.ShareMinibatch(generation=generation)
+                messages.StopGeneration(generation=generation)
+                | messages.ShareMinibatch(generation=generation)
             ):
                 for child in self._running():
                     if child.generation == generation:
                         self._send(child, command)
-            case wire.AbandonGeneration(generation=generation):
+            case messages.AbandonGeneration(generation=generation):
                 self._abandon(generation)
-            case wire.Retire():
+            case messages.Retire():
                 raise AssertionError("handled where commands are read")
 
-    def _calibrate(self, command: wire.Calibrate) -> None:
+    def _calibrate(self, command: messages.Calibrate) -> None:
         """Start this VM's processes of a calibration round."""
         ranks = {
             rank: slot.index
@@ -200,7 +202,7 @@ class Supervisor:
     def _running(self) -> list[_Child]:
         return [child for child in self._children.values() if child.running]
 
-    def _run_generation(self, command: wire.RunGeneration) -> None:
+    def _run_generation(self, command: messages.RunGeneration) -> None:
         if command.generation <= self._generation:
             return
         self._generation = command.generation
@@ -224,16 +226,16 @@ class Supervisor:
             if worker is None or not worker.running:
                 reason = "asked to abandon a generation that it does not run"
                 self.report(
-                    wire.GenerationBroken(
+                    messages.GenerationBroken(
                         generation=generation, slot=slot.index, reason=reason
                     )
                 )
             elif worker.generation <= generation:
                 os.kill(worker.pid, signal.SIGKILL)
 
-    def _send(self, child: _Child, command: wire.Command) -> None:
+    def _send(self, child: _Child, command: messages.Command) -> None:
         try:
-            child.connection.sendall(wire.encode(command).encode())
+            child.connection.sendall(encode(command).encode())
         except OSError:
             return  # it is dying; its end is reported when the kernel signals it
 
@@ -274,7 +276,7 @@ class Supervisor:
             serve_rendezvous(
                 host,
                 lambda port: link.report(
-                    wire.StoreOpened(generation=generation, host=host, port=port)
+                    messages.StoreOpened(generation=generation, host=host, port=port)
                 ),
             )
 
@@ -330,10 +332,12 @@ class Supervisor:
             return
         if "report" in message:
             text, child.partial_report = child.partial_report + message["report"], ""
-            report = wire.decode(wire.Report, text)
-            if isinstance(report, wire.GenerationBroken | wire.GenerationStopped):
+            report = decode(messages.Report, text)
+            if isinstance(
+                report, messages.GenerationBroken | messages.GenerationStopped
+            ):
                 child.running = False
-            elif isinstance(report, wire.StoreOpened):
+            elif isinstance(report, messages.StoreOpened):
                 self._stores[report.generation] = text
             self._write(text)
             return
@@ -369,13 +373,13 @@ class Supervisor:
         if child.slot is not None:
             self._slots[child.slot].worker = None
             self.report(
-                wire.WorkerDied(
+                messages.WorkerDied(
                     generation=child.generation, slot=child.slot, reason=reason
                 )
             )
         elif code and child.what != "store":
             self.report(
-                wire.WorkerDied(
+                messages.WorkerDied(
                     generation=child.generation, slot=child.task_slot, reason=reason
                 )
             )
@@ -445,14 +449,14 @@ def main() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ["SPOTTRAIN_STEPS"] = str(greeting.spec.steps)
     loaded = None
-    failure: wire.Report | None = None
+    failure: messages.Report | None = None
     if not load_in_workers:
         try:
             loaded = load(greeting.spec, greeting.workdir)
         except UserCodeError as error:
             failure = user_code_failed(error)
         except SpottrainError as error:
-            failure = wire.UserCodeFailed(message=str(error), traceback="")
+            failure = messages.UserCodeFailed(message=str(error), traceback="")
         if failure is None and not _may_fork():
             # Forking would now be unsafe: restart, and load in workers only.
             os.dup2(reports, 1)
@@ -462,7 +466,7 @@ def main() -> None:
     supervisor = Supervisor(greeting, reports, loaded)
     supervisor.report(
         failure
-        or wire.SupervisorReady(
+        or messages.SupervisorReady(
             num_slots=greeting.num_slots,
             torch_version=torch.__version__,
             device=machine.device(),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from spottrain import wire
 from spottrain.manifest import CheckpointError, new_name, write_manifest
 from spottrain.pipeline.calibrate.calibrate import calibrate
 from spottrain.pipeline.comm.groups import GenerationBrokenError
@@ -14,9 +13,12 @@ from spottrain.pipeline.state.checkpoint import save_section
 from spottrain.pipeline.state.saving import make_manifest
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
+from spottrain.wire import messages
 
 
-def initialise(loaded: LoadedJob) -> wire.CheckpointSaved | wire.CheckpointFailed:
+def initialise(
+    loaded: LoadedJob,
+) -> messages.CheckpointSaved | messages.CheckpointFailed:
     """Build the whole model with its initial weights; write it as a checkpoint.
 
     From then on a job starts as it resumes, and no worker holds more than its stage.
@@ -39,8 +41,8 @@ def initialise(loaded: LoadedJob) -> wire.CheckpointSaved | wire.CheckpointFaile
         manifest = make_manifest(loaded.spec, loaded.fingerprint, name, 0, files)
         write_manifest(store, manifest)
     except (CheckpointError, StorageError) as error:
-        return wire.CheckpointFailed(step=0, reason=str(error))
-    return wire.CheckpointSaved(name=name, step=0)
+        return messages.CheckpointFailed(step=0, reason=str(error))
+    return messages.CheckpointSaved(name=name, step=0)
 
 
 def initialise_and_report(loaded: LoadedJob, link: SupervisorLink) -> None:
@@ -53,7 +55,7 @@ def initialise_and_report(loaded: LoadedJob, link: SupervisorLink) -> None:
 
 
 def measure_and_report(
-    command: wire.Calibrate,
+    command: messages.Calibrate,
     rank: int,
     slot: int,
     loaded: LoadedJob,
@@ -80,10 +82,12 @@ def measure_and_report(
         RuntimeError,
     ) as error:
         link.report(
-            wire.GenerationBroken(
+            messages.GenerationBroken(
                 generation=command.generation, slot=slot, reason=reason_of(error)
             )
         )
     else:
         if profile is not None:
-            link.report(wire.Calibrated(profile=profile, generation=command.generation))
+            link.report(
+                messages.Calibrated(profile=profile, generation=command.generation)
+            )

@@ -12,7 +12,6 @@ import sys
 import traceback
 from collections import deque
 
-from spottrain import wire
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import trim_heap
@@ -22,11 +21,15 @@ from spottrain.pipeline.state.handover import DamagedCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.generation import run_generation
 from spottrain.storage.open import open_store
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
 
 _GLOO_MESSAGE = re.compile(r"\[[^]]*gloo[^]]*\] (.+)")
 """In brackets is the place in gloo's source."""
 MAX_MESSAGE_BYTES = 1 << 17
-_WorkerCommand = wire.RunGeneration | wire.StopGeneration | wire.ShareMinibatch
+_WorkerCommand = (
+    messages.RunGeneration | messages.StopGeneration | messages.ShareMinibatch
+)
 _MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
 """A character may take 14 bytes; together they must fit into a message."""
 _MAX_PIECE_CHARACTERS = 32_000
@@ -44,12 +47,12 @@ class SupervisorLink:
     def __init__(self, connection: socket.socket, held: frozenset[str]) -> None:
         self._connection = connection
         self._held = set(held)
-        self._commands: deque[wire.RunGeneration] = deque()
+        self._commands: deque[messages.RunGeneration] = deque()
         self._stops: dict[int, int] = {}
-        self._shares: dict[int, wire.ShareMinibatch] = {}
+        self._shares: dict[int, messages.ShareMinibatch] = {}
         self._generation = 0
 
-    def next_command(self) -> wire.RunGeneration:
+    def next_command(self) -> messages.RunGeneration:
         """Wait for the next generation; the worker ends when the supervisor does."""
         while not self._commands:
             self._receive()
@@ -63,13 +66,13 @@ class SupervisorLink:
             self._receive()
         return self._stops.get(self._generation, StopRequest.NONE)
 
-    def newest_share(self) -> wire.ShareMinibatch | None:
+    def newest_share(self) -> messages.ShareMinibatch | None:
         """Return the newest share of this generation that ``stop_request`` has seen."""
         return self._shares.get(self._generation)
 
-    def report(self, report: wire.Report) -> None:
+    def report(self, report: messages.Report) -> None:
         """Send a report to the manager; in pieces if it is too long for a message."""
-        text = wire.encode(report)
+        text = encode(report)
         while len(text) > _MAX_PIECE_CHARACTERS:
             self._send({"piece": text[:_MAX_PIECE_CHARACTERS]})
             text = text[_MAX_PIECE_CHARACTERS:]
@@ -102,18 +105,18 @@ class SupervisorLink:
             os._exit(0)  # the supervisor is gone, and with it this VM's memory
         if fds:
             return list(fds)
-        command = wire.decode(_WorkerCommand, data)
+        command = decode(_WorkerCommand, data)
         # A stop or a share may be for a generation that has not begun here yet.
         match command:
-            case wire.RunGeneration():
+            case messages.RunGeneration():
                 self._commands.append(command)
-            case wire.StopGeneration(generation=generation):
+            case messages.StopGeneration(generation=generation):
                 stop = StopRequest.STOP
                 if command.checkpoint:
                     stop = StopRequest.STOP_AND_CHECKPOINT
                 before = self._stops.get(generation, StopRequest.NONE)
                 self._stops[generation] = max(before, stop)
-            case wire.ShareMinibatch(generation=generation):
+            case messages.ShareMinibatch(generation=generation):
                 known = self._shares.get(generation)
                 if known is None or known.number < command.number:
                     self._shares[generation] = command
@@ -138,7 +141,7 @@ def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -
         trim_heap()
         if reason:
             link.report(
-                wire.GenerationBroken(
+                messages.GenerationBroken(
                     generation=command.generation,
                     slot=slot,
                     reason=reason[:_MAX_REASON_CHARACTERS],
@@ -147,7 +150,7 @@ def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -
 
 
 def _run_one(
-    context: WorkerContext, link: SupervisorLink, command: wire.RunGeneration
+    context: WorkerContext, link: SupervisorLink, command: messages.RunGeneration
 ) -> str:
     """Run a generation to its end; return why it broke, or nothing."""
     try:
@@ -156,7 +159,7 @@ def _run_one(
         link.report(user_code_failed(error))
         return str(error)
     except DamagedCheckpointError as error:
-        link.report(wire.CheckpointDamaged(name=error.name, reason=str(error)))
+        link.report(messages.CheckpointDamaged(name=error.name, reason=str(error)))
         return str(error)
     except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it is
         traceback.print_exc(file=sys.stderr)
@@ -173,9 +176,9 @@ def reason_of(error: Exception) -> str:
     return f"{type(error).__name__}: {line}"
 
 
-def user_code_failed(error: UserCodeError) -> wire.UserCodeFailed:
+def user_code_failed(error: UserCodeError) -> messages.UserCodeFailed:
     """Return the report of an error in the user's code, its length bounded."""
-    return wire.UserCodeFailed(
+    return messages.UserCodeFailed(
         message=str(error)[:_MAX_REASON_CHARACTERS],
         traceback=error.traceback[-_MAX_TRACEBACK_CHARACTERS:],
     )

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Protocol
 
-from spottrain import wire
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
+from spottrain.wire import messages
 
 
 class StopRequest:
@@ -21,13 +21,13 @@ class StopRequest:
 class SupervisorPort(Protocol):
     """Calls of a worker to its supervisor while it trains."""
 
-    def report(self, report: wire.Report) -> None:
+    def report(self, report: messages.Report) -> None:
         """Send a report to the manager."""
 
     def stop_request(self) -> int:
         """Return the strongest ``StopRequest`` that has come in; never waits."""
 
-    def newest_share(self) -> wire.ShareMinibatch | None:
+    def newest_share(self) -> messages.ShareMinibatch | None:
         """Return the newest share that had come in by the last ``stop_request``."""
 
 

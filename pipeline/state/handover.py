@@ -10,7 +10,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as RendezvousStore
 
-from spottrain import wire
 from spottrain.manifest import CheckpointError, parse_name, read_manifest
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.comm.collectives import gather_json
@@ -28,7 +27,9 @@ from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
-from spottrain.wire import Plan, RunGeneration
+from spottrain.wire.codec import from_data
+from spottrain.wire.messages import RunGeneration
+from spottrain.wire.model import Plan
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -124,9 +125,8 @@ class _Handover:
         )
         self._faults.at(Hook.AGREED)
         self._adopt(agreement, records[self._rank])
-        moving = moves(
-            self._num_sections, records, agreement, owners_of(self._command.plan)
-        )
+        owners = owners_of(self._command.plan)
+        moving = moves(self._num_sections, records, agreement, owners)
         self._memory.hold(self._mine)
         self._move([move for move in moving if move.source is not None], agreement)
         loads = [
@@ -139,18 +139,16 @@ class _Handover:
         dist.barrier()
         # From here on every section is where it belongs: other copies may be released.
         self._memory.keep_only(self._mine)
-        moved = sum(
-            move.target == self._rank for move in moving if move.source is not None
-        )
+        mine = [move for move in moving if move.target == self._rank]
+        moved = sum(move.source is not None for move in mine)
         return HandoverResult(agreement, moved, len(loads))
 
     def _exchange(self) -> list[RankRecord]:
         self._memory.undo_unfinished()
-        mine = RankRecord(
-            self._rank, self._memory.records(), self._memory.control.decision
-        )
+        memory = self._memory
+        mine = RankRecord(self._rank, memory.records(), memory.control.decision)
         rows = gather_json(dataclasses.asdict(mine))
-        return [wire.from_data(RankRecord, row) for row in rows]
+        return [from_data(RankRecord, row) for row in rows]
 
     def _adopt(self, agreement: Agreement, mine: RankRecord) -> None:
         """Store the agreed decision, then apply it to prepared sections."""

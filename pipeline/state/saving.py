@@ -15,7 +15,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
-from spottrain import wire
 from spottrain.manifest import (
     CheckpointError,
     FileRecord,
@@ -33,7 +32,9 @@ from spottrain.pipeline.state.checkpoint import SnapshotOutcome, SnapshotWriter
 from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.state.handover import tensors_of
 from spottrain.storage.store import StorageError
-from spottrain.wire import JobSpec, RunGeneration
+from spottrain.wire import messages
+from spottrain.wire.codec import from_data
+from spottrain.wire.messages import JobSpec, RunGeneration
 
 NOT_SETTLED = -1
 
@@ -156,7 +157,7 @@ class CheckpointRound:
             }
         )
         errors = [row["error"] for row in rows if row["error"] is not None]
-        files = [wire.from_data(FileRecord, x) for row in rows for x in row["files"]]
+        files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
         if not errors:
             self._saved = step
         if dist.get_rank() == 0:
@@ -167,21 +168,20 @@ class CheckpointRound:
     ) -> None:
         report = self._context.supervisor.report
         if errors:
-            report(wire.CheckpointFailed(step=step, reason=errors[0]))
+            report(messages.CheckpointFailed(step=step, reason=errors[0]))
             return
         size = self._command.plan.microbatch_size
         spec = dataclasses.replace(self._context.loaded.spec, microbatch_size=size)
         checkpoints, name = self._context.checkpoints, self._name(step)
-        manifest = make_manifest(
-            spec, self._context.loaded.fingerprint, name, step, files
-        )
+        fingerprint = self._context.loaded.fingerprint
+        manifest = make_manifest(spec, fingerprint, name, step, files)
         try:
             write_manifest(checkpoints, manifest)
             # Reported first: it exists, even if an old one cannot be deleted.
-            report(wire.CheckpointSaved(name=name, step=step))
+            report(messages.CheckpointSaved(name=name, step=step))
             retain(checkpoints, spec.checkpoint_keep, protect={name})
         except (CheckpointError, StorageError) as error:
-            report(wire.CheckpointFailed(step=step, reason=str(error)))
+            report(messages.CheckpointFailed(step=step, reason=str(error)))
 
 
 def make_manifest(

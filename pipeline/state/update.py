@@ -16,7 +16,7 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import ControlBlock, SectionArena, UndoSlot
-from spottrain.wire import Plan, TiedParameter
+from spottrain.wire.model import Plan, TiedParameter
 
 _NORM_ELEMENTS = 1 << 16
 
@@ -50,9 +50,8 @@ class SectionOptimizer:
             return
         with user_code(f"optimizer in mini-batch {step}"):
             factor = 1.0 if self._schedule is None else self._schedule(step)
-            for group, rate in zip(
-                self._optimizer.param_groups, self._rates, strict=True
-            ):
+            groups = self._optimizer.param_groups
+            for group, rate in zip(groups, self._rates, strict=True):
                 group["lr"] = rate * factor
             self._optimizer.step()
         self._keep(self._optimizer)
@@ -62,9 +61,8 @@ class SectionOptimizer:
             for key, value in spec.state.items():
                 kept = self._arena.state[spec.name][key]
                 parameter = dict(self._parameters)[spec.name]
-                optimizer.state[parameter][key] = (
-                    kept.item() if value.is_number else kept
-                )
+                own = kept.item() if value.is_number else kept
+                optimizer.state[parameter][key] = own
 
     def _keep(self, optimizer: torch.optim.Optimizer) -> None:
         """Move state that the optimizer has made into the arena, to stay there."""
@@ -101,9 +99,7 @@ def contribution(
         ties: A tied parameter counts in the norm of its first section only.
         loss: Loss sum and weight of the mini-batch, for the last section, or zeros.
     """
-    counted_elsewhere = {
-        tied.name for tied in ties if tied.sections[0] != arena.section
-    }
+    counted_elsewhere = {tie.name for tie in ties if tie.sections[0] != arena.section}
     square_norm = 0.0
     for name, gradient in arena.gradients.items():
         if name not in counted_elsewhere:

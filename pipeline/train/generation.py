@@ -9,7 +9,6 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as RendezvousStore
 
-from spottrain import wire
 from spottrain.morphing.schedules.schedule import make_schedule
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.heap import tune_for_activations
@@ -33,7 +32,9 @@ from spottrain.pipeline.state.update import (
 )
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction, sum_tied
-from spottrain.wire import RunGeneration, TiedParameter
+from spottrain.wire import messages
+from spottrain.wire.messages import RunGeneration
+from spottrain.wire.model import TiedParameter
 
 
 def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> None:
@@ -55,7 +56,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
     if rank >= len(command.plan.slots):
         context.supervisor.report(
-            wire.GenerationStopped(
+            messages.GenerationStopped(
                 generation=command.generation,
                 slot=context.slot,
                 step=result.agreement.step,
@@ -187,7 +188,7 @@ class _Training:
     def begin(self, result: HandoverResult, pid: int) -> None:
         """Report that this rank is ready."""
         self._context.supervisor.report(
-            wire.GenerationStarted(
+            messages.GenerationStarted(
                 generation=self._command.generation,
                 slot=self._context.slot,
                 pid=pid,
@@ -220,7 +221,7 @@ class _Training:
         self._links.flush()
         dist.barrier()
         self._context.supervisor.report(
-            wire.GenerationStopped(
+            messages.GenerationStopped(
                 generation=self._command.generation,
                 slot=self._context.slot,
                 step=self._step,
@@ -248,7 +249,7 @@ class _Training:
         if self._tracker.settle():
             tune_for_activations(self._tracker.largest_saved_bytes)
         self._context.supervisor.report(
-            wire.MinibatchCommitted(
+            messages.MinibatchCommitted(
                 generation=self._command.generation,
                 slot=self._context.slot,
                 step=self._step,
@@ -286,9 +287,8 @@ class _Training:
         stop = self._context.supervisor.stop_request()
         share = self._context.supervisor.newest_share()
         number = 0 if share is None else share.number
-        all_ranks = self._gatherer.exchange(
-            mine, stop, self._saving.settled_step(), number
-        )
+        settled = self._saving.settled_step()
+        all_ranks = self._gatherer.exchange(mine, stop, settled, number)
         faults.at(Hook.GATHERED)
         stops = all_ranks.stop != StopRequest.NONE
         decision = fold(generation, step, all_ranks.contributions, stops)
@@ -304,7 +304,7 @@ class _Training:
             self._follow_share(share)
         return decision, all_ranks.stop
 
-    def _follow_share(self, share: wire.ShareMinibatch) -> None:
+    def _follow_share(self, share: messages.ShareMinibatch) -> None:
         """Change this replica's share from the next mini-batch on."""
         self._share = share.number
         self._plan = replace(self._plan, replica_bounds=share.replica_bounds)
@@ -332,7 +332,7 @@ class _Training:
             weight += its_weight
         if self._rank == 0 and weight:
             self._context.supervisor.report(
-                wire.Evaluated(
+                messages.Evaluated(
                     generation=self._command.generation,
                     step=self._step,
                     loss=loss_sum / weight,

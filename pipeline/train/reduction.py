@@ -19,7 +19,7 @@ from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.ranks import tied_ranks
 from spottrain.pipeline.model.job import NamedParameters
 from spottrain.pipeline.state.arena import SectionArena
-from spottrain.wire import Plan, Reduction, TiedParameter
+from spottrain.wire.model import Plan, Reduction, TiedParameter
 
 
 class GradientReduction:

@@ -11,7 +11,7 @@ import functools
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.catalogue import GpuType, InstanceType, catalogue
 from spottrain.pricing.ranking.throughput import MachineShape
-from spottrain.wire import ModelFacts, Profile
+from spottrain.wire.model import ModelFacts, Profile
 
 WIDE, NARROW = ("fp32",), ("bf16", "fp16")
 """Precisions to compare peaks by: of parameters of 4 bytes, and of fewer."""

@@ -16,7 +16,7 @@ from spottrain.morphing.plan.choose import choose_plan, min_steps_s
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import on_network
-from spottrain.wire import Profile, Slot
+from spottrain.wire.model import Profile, Slot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -22,13 +22,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from spottrain.errors import SpottrainError, WireError
-from spottrain.storage.store import (
-    ExistsError,
-    StorageError,
-    Store,
-    UnreachableError,
-)
-from spottrain.wire import SCHEMA_VERSION, decode
+from spottrain.storage.store import ExistsError, StorageError, Store, UnreachableError
+from spottrain.wire.codec import SCHEMA_VERSION, decode
 
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-(\d+)-g(\d+)-[0-9a-f]{8}")

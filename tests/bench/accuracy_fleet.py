@@ -14,8 +14,9 @@ from pathlib import Path
 from tests.bench.processes import cpu_s
 from tests.integration.fleet import Fleet, Heard, Host, Zygote
 
-from spottrain import wire
-from spottrain.wire import JobSpec, Plan, Profile, Slot
+from spottrain.wire import messages
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import Plan, Profile, ScheduleKind, Slot
 
 HERE = Path(__file__).parent
 ENDLESS = 1_000_000
@@ -106,7 +107,7 @@ class Trainer:
             fleet.generation = -1
             slots = self.slots(count)
             store = fleet.open_store(slots[0].vm_id) if count > 1 else ("", 0)
-            command = wire.Calibrate(
+            command = messages.Calibrate(
                 generation=-1,
                 participants=slots,
                 store_host=store[0],
@@ -128,9 +129,9 @@ class Trainer:
 
             def take(_: str, report: Heard) -> bool | None:
                 _refuse_failure(report)
-                if isinstance(report, wire.GenerationStarted):
+                if isinstance(report, messages.GenerationStarted):
                     meter.pids.append(report.pid)
-                if not isinstance(report, wire.MinibatchCommitted):
+                if not isinstance(report, messages.MinibatchCommitted):
                     return None
                 own = times.setdefault(report.step, [])
                 own.append(report.step_s)
@@ -163,11 +164,11 @@ class Trainer:
 
 def _profile(_: str, report: Heard) -> Profile | None:
     _refuse_failure(report)
-    return report.profile if isinstance(report, wire.Calibrated) else None
+    return report.profile if isinstance(report, messages.Calibrated) else None
 
 
 def _refuse_failure(report: Heard) -> None:
-    failures = wire.WorkerDied | wire.GenerationBroken | wire.UserCodeFailed
+    failures = messages.WorkerDied | messages.GenerationBroken | messages.UserCodeFailed
     if isinstance(report, failures):
         raise SystemExit(f"a run failed: {report}")
 
@@ -207,7 +208,7 @@ def make_plan(
     shape: tuple[int, int],
     num_sections: int,
     *,
-    schedule: wire.ScheduleKind = "varuna",
+    schedule: ScheduleKind = "varuna",
     recompute: bool = True,
     chunks: int = 1,
 ) -> Plan:

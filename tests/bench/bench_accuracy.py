@@ -44,7 +44,8 @@ from tests.integration.fleet import Host, Zygote
 from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.loaded import load
-from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, ScheduleKind
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import ModelFacts, Plan, Profile, ScheduleKind
 
 T = TypeVar("T")
 P = ParamSpec("P")

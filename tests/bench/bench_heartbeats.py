@@ -22,7 +22,6 @@ from pathlib import Path
 import uvloop
 from tests.bench.processes import cpu_s, status_bytes
 
-from spottrain import wire
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.server import (
     ControlChannel,
@@ -37,7 +36,9 @@ from spottrain.varuna_manager.jobs.identity import (
     ensure_identity,
     token_sha256,
 )
-from spottrain.wire import JobSpec
+from spottrain.wire import messages
+from spottrain.wire.codec import encode
+from spottrain.wire.messages import JobSpec
 
 FLEET = 10_000
 BEAT_S = 5.0
@@ -47,10 +48,10 @@ MB = 1e6
 class Deaf:
     """A shell that has nothing to do: nobody but heartbeats call."""
 
-    async def register(self, registration: wire.Registration) -> None:
+    async def register(self, registration: messages.Registration) -> None:
         raise NotImplementedError
 
-    async def receive(self, batch: wire.ReportBatch) -> int:
+    async def receive(self, batch: messages.ReportBatch) -> int:
         raise NotImplementedError
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
@@ -130,8 +131,8 @@ class Agents:
             )
         sequence = 0
         while True:
-            beat = wire.Heartbeat(vm_id=vm_id, sequence=sequence, received=0)
-            body = wire.encode(beat)
+            beat = messages.Heartbeat(vm_id=vm_id, sequence=sequence, received=0)
+            body = encode(beat)
             writer.write(
                 f"POST /v1/heartbeat HTTP/1.1\r\nHost: 127.0.0.1\r\nAuthorization: "
                 f"Bearer {token}\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode()

@@ -21,9 +21,9 @@ from tests.bench.linear_job import BLOCKS, LAYERS, WIDTH
 from tests.bench.processes import ROOT, status_bytes
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
 
-from spottrain import wire
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.wire import JobSpec
+from spottrain.wire import messages
+from spottrain.wire.messages import JobSpec
 
 DEPTH = 4
 STEPS, CHECKPOINT_EVERY = 22, 12
@@ -159,11 +159,11 @@ def follow(fleet: Fleet, watch: Watch) -> tuple[dict[int, float], float]:
 
     def take(name: str, report: Heard) -> bool:
         now = time.monotonic()
-        if isinstance(report, wire.GenerationStarted):
+        if isinstance(report, messages.GenerationStarted):
             watch.pids[name] = report.pid
-        elif isinstance(report, wire.MinibatchCommitted):
+        elif isinstance(report, messages.MinibatchCommitted):
             committed[report.step] = now
-        elif isinstance(report, wire.CheckpointSaved):
+        elif isinstance(report, messages.CheckpointSaved):
             saved.append(now)
         return True  # a report at a time has its own deadline
 

@@ -21,11 +21,11 @@ from tests.integration.fleet import HERE, Fleet, Zygote
 from tests.integration.memory_runs import Rank, Run, measure_profile, track
 from torch.autograd.profiler import profile as profiler
 
-from spottrain import wire
 from spottrain.pipeline.base.tracking import LiveBytes
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.skeleton import materialise
+from spottrain.wire import messages
 
 GPT = "byte_gpt:training_job"
 PERCEPTRON = "memory_jobs:perceptron_job"
@@ -152,7 +152,7 @@ class Watch:
             started = [
                 (name, report.pid)
                 for name, report in tuple(fleet.history)
-                if isinstance(report, wire.GenerationStarted)
+                if isinstance(report, messages.GenerationStarted)
             ]
             for name, pid in started:
                 try:

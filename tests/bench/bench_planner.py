@@ -19,7 +19,8 @@ from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain.wire import ModelFacts, decode
+from spottrain.wire.codec import decode
+from spottrain.wire.model import ModelFacts
 
 PROFILE = Path(__file__).resolve().parents[2] / "examples/profiles/gpt2-2.5b-v100.json"
 SECTIONS = 72

@@ -23,7 +23,7 @@ from spottrain.pricing.ranking.gpu_speed import machine_of
 from spottrain.pricing.ranking.rank import Priced, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain.wire import decode
+from spottrain.wire.codec import decode
 
 PROFILE = Path(__file__).resolve().parents[2] / "examples/profiles/gpt2-2.5b-v100.json"
 OFFERS, WITHIN_S = 2000, 3.0

@@ -15,7 +15,7 @@ from spottrain.morphing.replay.replay import CostModel
 from spottrain.morphing.replay.rules import RULES, compare
 from spottrain.morphing.replay.shapes import Shapes, Workload
 from spottrain.morphing.replay.traces import Trace, parse_trace
-from spottrain.wire import decode
+from spottrain.wire.codec import decode
 
 ROOT = Path(__file__).resolve().parents[2]
 GROUPS = 24

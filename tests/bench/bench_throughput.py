@@ -28,8 +28,9 @@ from tests.bench.gpt_job import BLOCKS, MICROBATCH, MICROBATCHES
 from tests.bench.processes import ROOT, cpu_s
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan
 
-from spottrain import wire
-from spottrain.wire import JobSpec, Plan
+from spottrain.wire import messages
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import Plan
 
 SEED = 5
 DEPTH = 2
@@ -82,9 +83,9 @@ class Ours:
         used: list[float] = []
 
         def take(name: str, report: Heard) -> bool:
-            if isinstance(report, wire.GenerationStarted):
+            if isinstance(report, messages.GenerationStarted):
                 pids[name] = report.pid
-            if isinstance(report, wire.MinibatchCommitted):
+            if isinstance(report, messages.MinibatchCommitted):
                 counts[report.step] = counts.get(report.step, 0) + 1
                 if counts[report.step] == DEPTH:
                     times.append(time.perf_counter())
@@ -98,14 +99,14 @@ class Ours:
         self._stop(set(pids))
 
     def _stop(self, running: set[str]) -> None:
-        command = wire.StopGeneration(
+        command = messages.StopGeneration(
             generation=self._fleet.generation, checkpoint=False
         )
         for name in running:
             self._fleet.machines[name].send(command)
 
         def stopped(name: str, report: Heard) -> bool | None:
-            if isinstance(report, wire.GenerationStopped):
+            if isinstance(report, messages.GenerationStopped):
                 running.discard(name)
             return None if running else True
 

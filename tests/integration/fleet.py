@@ -18,11 +18,13 @@ import torch
 from tests.checkpoints import newest_valid
 from tests.integration.hosts import Host, Zygote
 
-from spottrain import wire
 from spottrain.manifest import read_manifest
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.storage.open import open_store
-from spottrain.wire import JobSpec, Plan, Slot
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import Plan, Slot
 
 __all__ = [
     "Fleet",
@@ -48,7 +50,7 @@ class MachineGone:
     """All processes of a machine have ended."""
 
 
-Heard = wire.Report | MachineGone
+Heard = messages.Report | MachineGone
 
 
 class FleetError(AssertionError):
@@ -72,7 +74,7 @@ class Machine:
         self.name = name
         self._reports = reports
         greeting = {
-            "spec": json.loads(wire.encode(spec)),
+            "spec": json.loads(encode(spec)),
             "workdir": str(workdir),
             "num_slots": host.num_slots,
             "private_address": host.address,
@@ -95,9 +97,9 @@ class Machine:
         self._reader = threading.Thread(target=self._read, daemon=True)
         self._reader.start()
 
-    def send(self, command: wire.Command) -> None:
+    def send(self, command: messages.Command) -> None:
         with contextlib.suppress(BrokenPipeError):
-            self._commands.write(f"{wire.encode(command)}\n".encode())
+            self._commands.write(f"{encode(command)}\n".encode())
 
     def signal(self, number: signal.Signals) -> None:
         with contextlib.suppress(ProcessLookupError):
@@ -115,7 +117,7 @@ class Machine:
 
     def _read(self) -> None:
         for line in self._stdout:
-            self._reports.put((self.name, wire.decode(wire.Report, line)))
+            self._reports.put((self.name, decode(messages.Report, line)))
         self._reports.put((self.name, MachineGone()))
 
 
@@ -172,28 +174,29 @@ class Fleet:
         waiting = set(self.machines)
 
         def check(name: str, report: Heard) -> bool | None:
-            if isinstance(report, wire.UserCodeFailed):
+            if isinstance(report, messages.UserCodeFailed):
                 raise FleetError(f"{report.message}\n{report.traceback}")
-            if isinstance(report, wire.SupervisorReady):
+            if isinstance(report, messages.SupervisorReady):
                 waiting.discard(name)
             return None if waiting else True
 
         self.wait_for("SupervisorReady", check)
 
     def initialise(self) -> str:
-        next(iter(self.machines.values())).send(wire.Initialise())
+        next(iter(self.machines.values())).send(messages.Initialise())
         return self.wait_for(
             "CheckpointSaved",
-            lambda _, r: r.name if isinstance(r, wire.CheckpointSaved) else None,
+            lambda _, r: r.name if isinstance(r, messages.CheckpointSaved) else None,
         )
 
     def open_store(self, name: str) -> tuple[str, int]:
-        self.machines[name].send(wire.OpenStore(generation=self.generation))
+        self.machines[name].send(messages.OpenStore(generation=self.generation))
         return self.wait_for(
             "StoreOpened",
             lambda _, r: (
                 (r.host, r.port)
-                if isinstance(r, wire.StoreOpened) and r.generation == self.generation
+                if isinstance(r, messages.StoreOpened)
+                and r.generation == self.generation
                 else None
             ),
         )
@@ -209,7 +212,7 @@ class Fleet:
         self.num_sections = plan.num_sections
         host, port = self.open_store(plan.slots[0].vm_id)
         participants = (*plan.slots, *donors)
-        command = wire.RunGeneration(
+        command = messages.RunGeneration(
             generation=self.generation,
             plan=plan,
             participants=participants,
@@ -242,7 +245,9 @@ class Fleet:
             self.run(plan, checkpoint, donors)
             known |= planned
             ended = self.wait_for_end(planned | {donor.vm_id for donor in donors})
-            saved = [r for _, r in self.history if isinstance(r, wire.CheckpointSaved)]
+            saved = [
+                r for _, r in self.history if isinstance(r, messages.CheckpointSaved)
+            ]
             checkpoint = max(saved, key=lambda r: r.step).name
             if ended:
                 return read_weights(Path(self.spec.checkpoint_path))
@@ -261,24 +266,24 @@ class Fleet:
                     raise FleetError(f"{running} still run: {self.tail()}") from None
                 for survivor in running:
                     self.machines[survivor].send(
-                        wire.AbandonGeneration(generation=self.generation)
+                        messages.AbandonGeneration(generation=self.generation)
                     )
                 broken = False
                 continue
             self.history.append((name, report))
             match report:
-                case wire.UserCodeFailed():
+                case messages.UserCodeFailed():
                     raise FleetError(f"{report.message}\n{report.traceback}")
                 case MachineGone():
                     broken = True
                     running.discard(name)
                     self.machines.pop(name).close()
-                case wire.GenerationStopped(generation=self.generation):
+                case messages.GenerationStopped(generation=self.generation):
                     done |= report.done
                     running.discard(name)
                 case (
-                    wire.GenerationBroken(generation=self.generation)
-                    | wire.WorkerDied(generation=self.generation)
+                    messages.GenerationBroken(generation=self.generation)
+                    | messages.WorkerDied(generation=self.generation)
                 ):
                     broken = True
                     running.discard(name)
@@ -287,12 +292,16 @@ class Fleet:
         return done
 
     def _is_end(self, report: Heard) -> bool:
-        ends = wire.GenerationStopped | wire.GenerationBroken | wire.WorkerDied
+        ends = (
+            messages.GenerationStopped | messages.GenerationBroken | messages.WorkerDied
+        )
         return isinstance(report, ends) and report.generation == self.generation
 
     def stop(self, checkpoint: bool = False) -> None:
         """Ask for a planned stop, as a manager would before a morph."""
-        command = wire.StopGeneration(generation=self.generation, checkpoint=checkpoint)
+        command = messages.StopGeneration(
+            generation=self.generation, checkpoint=checkpoint
+        )
         for machine in self.machines.values():
             machine.send(command)
 
@@ -302,7 +311,7 @@ class Fleet:
             f"step {step}",
             lambda _, r: (
                 True
-                if isinstance(r, wire.MinibatchCommitted) and r.step >= step
+                if isinstance(r, messages.MinibatchCommitted) and r.step >= step
                 else None
             ),
         )
@@ -311,7 +320,7 @@ class Fleet:
         """Return the pids that each slot has had."""
         found: dict[tuple[str, int], set[int]] = {}
         for name, r in self.history:
-            if isinstance(r, wire.GenerationStarted):
+            if isinstance(r, messages.GenerationStarted):
                 found.setdefault((name, r.slot), set()).add(r.pid)
         return found
 
@@ -324,7 +333,7 @@ class Fleet:
         again = []
         committed = 0
         for _, r in self.history:
-            if not isinstance(r, wire.MinibatchCommitted):
+            if not isinstance(r, messages.MinibatchCommitted):
                 continue
             sections = reported.setdefault((r.generation, r.step), set())
             sections.update(r.sections)

@@ -9,12 +9,13 @@ from pathlib import Path
 
 from tests.integration.fleet import HERE, Fleet, Zygote, make_plan
 
-from spottrain import wire
 from spottrain.morphing.memory.memory import StageMemory, rank_bytes
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.tracer import trace
-from spottrain.wire import JobSpec, ModelFacts, Plan, Profile, Reduction
+from spottrain.wire import messages
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction, ScheduleKind
 
 EXAMPLES = HERE.parents[1] / "examples"
 WORKDIRS = {"byte_gpt:training_job": EXAMPLES}
@@ -28,7 +29,7 @@ class Run:
     entrypoint: str
     depth: int
     width: int
-    schedule: wire.ScheduleKind = "varuna"
+    schedule: ScheduleKind = "varuna"
     recompute: bool = True
     reduction: Reduction = "fast"
     microbatch_size: int = 2
@@ -120,10 +121,10 @@ def measure_profile(
     spec = replace(run.spec(folder), minibatch_size=16)
     with Fleet(spec, "a", folder / "log", zygote, workdir=run.workdir) as fleet:
         fleet.ready()
-        fleet.machines["a"].send(wire.Calibrate(microbatch_sizes=sizes))
+        fleet.machines["a"].send(messages.Calibrate(microbatch_sizes=sizes))
         return fleet.wait_for(
             "profile",
-            lambda _, r: r.profile if isinstance(r, wire.Calibrated) else None,
+            lambda _, r: r.profile if isinstance(r, messages.Calibrated) else None,
         )
 
 
@@ -157,7 +158,7 @@ def track(
     tracked = {
         name: r.peak_bytes
         for name, r in history
-        if isinstance(r, wire.MinibatchCommitted)
+        if isinstance(r, messages.MinibatchCommitted)
     }
     allowed = rank_bytes(facts, profile, plan, run.reduction)
     if run.checkpoint_every_steps >= run.steps:

@@ -13,15 +13,18 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from spottrain import manifest, wire
+from spottrain import manifest
 from spottrain.storage.open import open_store
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode, from_data
+from spottrain.wire.model import LinkProfile, MicrobatchProfile, Profile, SectionProfile
 
 STEP_S = 0.01
 FINGERPRINT = "stub"
 
 
-def say(report: wire.Report) -> None:
-    sys.stdout.write(wire.encode(report) + "\n")
+def say(report: messages.Report) -> None:
+    sys.stdout.write(encode(report) + "\n")
     sys.stdout.flush()
 
 
@@ -44,7 +47,7 @@ class Stub:
         data = json.loads(greeting)
         self.vm_id = data["vm_id"]
         self.num_slots = data["num_slots"]
-        self.spec: wire.JobSpec = wire.from_data(wire.JobSpec, data["spec"])
+        self.spec: messages.JobSpec = from_data(messages.JobSpec, data["spec"])
         self.store = Path(self.spec.checkpoint_path)
         self.generation: int | None = None
 
@@ -85,43 +88,51 @@ class Stub:
                 files=(record,),
             ),
         )
-        say(wire.CheckpointSaved(name=name, step=self.step))
+        say(messages.CheckpointSaved(name=name, step=self.step))
 
-    def obey(self, command: wire.Command) -> None:
+    def obey(self, command: messages.Command) -> None:
         match command:
-            case wire.Initialise():
+            case messages.Initialise():
                 self.store.mkdir(parents=True, exist_ok=True)
                 self.step = 0
                 self.save()
-            case wire.Calibrate(generation=generation, participants=participants):
+            case messages.Calibrate(generation=generation, participants=participants):
                 if self.vm_id == participants[0].vm_id:
-                    say(wire.Calibrated(profile=PROFILE, generation=generation))
-            case wire.OpenStore(generation=generation):
-                say(wire.StoreOpened(generation=generation, host="127.0.0.1", port=1))
-            case wire.RunGeneration() if self.slot_of(command) is not None:
+                    say(messages.Calibrated(profile=PROFILE, generation=generation))
+            case messages.OpenStore(generation=generation):
+                say(
+                    messages.StoreOpened(
+                        generation=generation, host="127.0.0.1", port=1
+                    )
+                )
+            case messages.RunGeneration() if self.slot_of(command) is not None:
                 self.begin(command)
-            case wire.StopGeneration(generation=generation, checkpoint=checkpoint):
+            case messages.StopGeneration(generation=generation, checkpoint=checkpoint):
                 if generation == self.generation:
                     if checkpoint:
                         self.save()
                     self.stop(done=False)
-            case wire.AbandonGeneration(generation=generation) if generation < 0:
+            case messages.AbandonGeneration(generation=generation) if generation < 0:
                 pass
-            case wire.AbandonGeneration() | wire.RunGeneration() | wire.Retire():
+            case (
+                messages.AbandonGeneration()
+                | messages.RunGeneration()
+                | messages.Retire()
+            ):
                 self.generation = None
 
-    def slot_of(self, command: wire.RunGeneration) -> int | None:
+    def slot_of(self, command: messages.RunGeneration) -> int | None:
         slots = command.plan.slots
         return next((s.index for s in slots if s.vm_id == self.vm_id), None)
 
-    def begin(self, command: wire.RunGeneration) -> None:
+    def begin(self, command: messages.RunGeneration) -> None:
         if self.generation is not None and command.generation <= self.generation:
             return
         self.generation, self.slot = command.generation, self.slot_of(command) or 0
         if command.evaluate_first:
-            say(wire.Evaluated(generation=command.generation, step=0, loss=9.0))
+            say(messages.Evaluated(generation=command.generation, step=0, loss=9.0))
         say(
-            wire.GenerationStarted(
+            messages.GenerationStarted(
                 generation=command.generation,
                 slot=self.slot,
                 pid=os.getpid(),
@@ -137,7 +148,7 @@ class Stub:
             return
         self.step += 1
         say(
-            wire.MinibatchCommitted(
+            messages.MinibatchCommitted(
                 generation=self.generation,
                 slot=self.slot,
                 step=self.step,
@@ -150,28 +161,30 @@ class Stub:
         )
         if self.step == self.spec.steps:
             self.save()
-            say(wire.Evaluated(generation=self.generation, step=self.step, loss=0.5))
+            say(
+                messages.Evaluated(generation=self.generation, step=self.step, loss=0.5)
+            )
             self.stop(done=True)
 
     def stop(self, *, done: bool) -> None:
         assert self.generation is not None
         say(
-            wire.GenerationStopped(
+            messages.GenerationStopped(
                 generation=self.generation, slot=self.slot, step=self.step, done=done
             )
         )
         self.generation = None
 
 
-PROFILE = wire.Profile(
+PROFILE = Profile(
     fingerprint=FINGERPRINT,
     device="stub",
     software="software",
     microbatches=(
-        wire.MicrobatchProfile(
+        MicrobatchProfile(
             microbatch_size=1,
             sections=(
-                wire.SectionProfile(
+                SectionProfile(
                     index=0,
                     forward_s=0.01,
                     backward_s=0.01,
@@ -183,8 +196,8 @@ PROFILE = wire.Profile(
         ),
     ),
     optimizer_s_per_byte=1e-12,
-    within_vm=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
-    between_vms=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+    within_vm=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+    between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
 )
 
 
@@ -193,7 +206,7 @@ def main() -> None:
     greeting = next(line for line in incoming if line is not None)
     stub = Stub(greeting)
     say(
-        wire.SupervisorReady(
+        messages.SupervisorReady(
             num_slots=stub.num_slots,
             torch_version="none",
             device=PROFILE.device,
@@ -204,7 +217,7 @@ def main() -> None:
         if line is None:
             stub.train()
         else:
-            stub.obey(wire.decode(wire.Command, line))
+            stub.obey(decode(messages.Command, line))
 
 
 if __name__ == "__main__":

@@ -28,12 +28,13 @@ from tests.integration.jobs import STEPS, Answer, Job, until, weights
 from tests.integration.rented_jobs import full_and_training, take_with_notice
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
-from spottrain import wire
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
 from spottrain.varuna_manager.agent.client import ManagerClient, VmFencedError
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.identity import load_identity
+from spottrain.wire import messages
+from spottrain.wire.codec import encode
 
 pytestmark = [
     pytest.mark.timeout(500),
@@ -167,9 +168,9 @@ def answer_to(job: AwsJob, caller: str, named: str) -> str:
     assert address is not None
     token = identity.vm_token(caller)
     client = ManagerClient(address.url, identity.ca_pem, token)
-    batch = wire.ReportBatch(vm_id=named, first=0, reports=())
+    batch = messages.ReportBatch(vm_id=named, first=0, reports=())
     try:
-        client.call("POST", "/v1/reports", wire.encode(batch))
+        client.call("POST", "/v1/reports", encode(batch))
     except VmFencedError as error:
         return str(error)
     finally:

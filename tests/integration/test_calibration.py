@@ -12,14 +12,15 @@ import pytest
 from tests.integration.fleet import Fleet, Zygote
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
-from spottrain import machine, wire
+from spottrain import machine
 from spottrain.morphing.plan.profiles import (
     BETWEEN_AS_WITHIN,
     LINKS_ASSUMED,
     WITHIN_AS_BETWEEN,
     check_profile,
 )
-from spottrain.wire import Profile, Slot
+from spottrain.wire import messages
+from spottrain.wire.model import Profile, Slot
 
 
 @pytest.fixture
@@ -35,11 +36,11 @@ def begin(
     number: int = -1,
     sizes: Sequence[int] = (),
     checkpoint: str = "",
-) -> wire.Calibrate:
+) -> messages.Calibrate:
     """Tell all what a manager would tell them."""
     fleet.generation = number
     host, port = fleet.open_store(names[0])
-    command = wire.Calibrate(
+    command = messages.Calibrate(
         generation=number,
         participants=tuple(Slot(vm_id=name, index=0) for name in names),
         store_host=host,
@@ -55,7 +56,7 @@ def begin(
 def end(fleet: Fleet) -> Profile:
     return fleet.wait_for(
         "profile",
-        lambda _, r: r.profile if isinstance(r, wire.Calibrated) else None,
+        lambda _, r: r.profile if isinstance(r, messages.Calibrated) else None,
     )
 
 
@@ -75,7 +76,9 @@ def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
         assert beside is not None
         times_s = beside.forward_s, beside.recompute_s, beside.backward_s
         assert min(*times_s, beside.posting_s) > 0
-    progress = [r for _, r in fleet.history if isinstance(r, wire.CalibrationProgress)]
+    progress = [
+        r for _, r in fleet.history if isinstance(r, messages.CalibrationProgress)
+    ]
     assert [(p.done, p.total) for p in progress] == [(n, 4) for n in (1, 2, 3, 4)]
 
 
@@ -90,7 +93,7 @@ def test_one_slot_talks_to_itself(fleet: Fleet) -> None:
 
 
 def test_a_process_alone_assumes_links(fleet: Fleet) -> None:
-    fleet.machines["a"].send(wire.Calibrate())
+    fleet.machines["a"].send(messages.Calibrate())
 
     assert end(fleet).sources == (LINKS_ASSUMED,)
 
@@ -125,7 +128,7 @@ def first_progress(fleet: Fleet, number: int) -> None:
         "progress",
         lambda _, r: (
             True
-            if isinstance(r, wire.CalibrationProgress) and r.generation == number
+            if isinstance(r, messages.CalibrationProgress) and r.generation == number
             else None
         ),
     )
@@ -138,19 +141,19 @@ def test_a_participant_that_dies_ends_the_round_for_all(slow_fleet: Fleet) -> No
     (pid,) = measuring_on(slow_fleet, "b")
     os.kill(pid, signal.SIGKILL)
 
-    said: dict[str, wire.Report] = {}
+    said: dict[str, messages.Report] = {}
 
     def both(name: str, report: object) -> bool | None:
-        if isinstance(report, wire.WorkerDied | wire.GenerationBroken):
+        if isinstance(report, messages.WorkerDied | messages.GenerationBroken):
             said[name] = report
         return True if len(said) == 2 else None
 
     slow_fleet.wait_for("end of the round", both)
     dead, survivor = said["b"], said["a"]
-    assert isinstance(dead, wire.WorkerDied)
+    assert isinstance(dead, messages.WorkerDied)
     assert (dead.generation, dead.slot) == (-1, 0)
     assert "SIGKILL" in dead.reason
-    assert isinstance(survivor, wire.GenerationBroken)
+    assert isinstance(survivor, messages.GenerationBroken)
     assert survivor.generation == -1
 
     begin(slow_fleet, "aa", number=-2)
@@ -166,20 +169,20 @@ def test_a_newer_round_ends_the_one_before(slow_fleet: Fleet) -> None:
     slow_fleet.machines["b"].send(command)  # doubles are ignored
 
     check_profile(end(slow_fleet))
-    ended = [r for _, r in slow_fleet.history if isinstance(r, wire.Calibrated)]
+    ended = [r for _, r in slow_fleet.history if isinstance(r, messages.Calibrated)]
     assert [r.generation for r in ended] == [-2]
     assert not set(older) & set(measuring_on(slow_fleet, "b"))
 
 
 def test_a_round_that_is_given_up_never_begins(fleet: Fleet) -> None:
     for machine_ in fleet.machines.values():
-        machine_.send(wire.AbandonGeneration(generation=-1))
+        machine_.send(messages.AbandonGeneration(generation=-1))
     begin(fleet, "ab")
     begin(fleet, "ab", number=-2)
 
     end(fleet)
 
-    ended = [r for _, r in fleet.history if isinstance(r, wire.Calibrated)]
+    ended = [r for _, r in fleet.history if isinstance(r, messages.Calibrated)]
     assert [r.generation for r in ended] == [-2]
 
 
@@ -189,9 +192,9 @@ def test_what_the_users_code_raises_is_the_users_error(
     spec = replace(job_spec(tmp_path), entrypoint="odd_jobs:unreadable_job")
     with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
         fleet.ready()
-        fleet.machines["a"].send(wire.Calibrate())
+        fleet.machines["a"].send(messages.Calibrate())
         report = fleet.wait_for(
-            "error", lambda _, r: r if isinstance(r, wire.UserCodeFailed) else None
+            "error", lambda _, r: r if isinstance(r, messages.UserCodeFailed) else None
         )
 
     assert "dataset raised OSError: example" in report.message

@@ -14,9 +14,10 @@ from pathlib import Path
 import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 
-from spottrain import wire
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
-from spottrain.wire import JobSpec, Plan, Reduction
+from spottrain.wire import messages
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import Plan, Reduction
 
 NUM_SECTIONS = 4
 STEPS = 6
@@ -236,7 +237,7 @@ def test_a_death_in_the_first_evaluation_changes_neither_its_loss_nor_the_weight
         plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS)
         fleet.run(plan, checkpoint, evaluate=True)
         assert not fleet.wait_for_end({"a", "b"})
-        assert not [r for _, r in fleet.history if isinstance(r, wire.Evaluated)]
+        assert not [r for _, r in fleet.history if isinstance(r, messages.Evaluated)]
         fleet.run(make_plan(spec, 1, 2, "ba", NUM_SECTIONS), checkpoint, evaluate=True)
         assert fleet.wait_for_end({"a", "b"})
         # All steps are done: nothing is trained, but measured.
@@ -244,7 +245,7 @@ def test_a_death_in_the_first_evaluation_changes_neither_its_loss_nor_the_weight
         assert fleet.wait_for_end({"a", "b"})
 
     losses = [
-        (r.step, r.loss) for _, r in fleet.history if isinstance(r, wire.Evaluated)
+        (r.step, r.loss) for _, r in fleet.history if isinstance(r, messages.Evaluated)
     ]
     assert [step for step, _ in losses] == [0, STEPS, STEPS]
     assert losses[0][1] > losses[1][1] == losses[2][1]

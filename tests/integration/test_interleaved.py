@@ -13,9 +13,10 @@ from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 from tests.integration.test_odd_models import weights
 
-from spottrain import wire
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE
-from spottrain.wire import JobSpec, Plan, Reduction
+from spottrain.wire import messages
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import Plan, Reduction
 
 DEEP_SECTIONS = 8
 STEPS = 4
@@ -66,7 +67,7 @@ def assert_memory_is_released(fleet: Fleet, inputs: int) -> None:
     """
     peaks: dict[str, list[int]] = {}
     for name, r in fleet.history:
-        if isinstance(r, wire.MinibatchCommitted) and r.step > 1:
+        if isinstance(r, messages.MinibatchCommitted) and r.step > 1:
             peaks.setdefault(name, []).append(r.peak_bytes)
     for seen in peaks.values():
         assert seen[-1] - seen[0] < (len(seen) - 1) * inputs * INPUT_BYTES
@@ -91,8 +92,8 @@ def test_an_interleaved_pipeline_trains_to_the_same_bits(
     )
 
     assert result == undisturbed[0]
-    (evaluated,) = reports(fleet, wire.Evaluated)
-    assert evaluated.loss == reports(undisturbed[1], wire.Evaluated)[0].loss
+    (evaluated,) = reports(fleet, messages.Evaluated)
+    assert evaluated.loss == reports(undisturbed[1], messages.Evaluated)[0].loss
     assert_memory_is_released(fleet, 12 // width * chunks)
 
 
@@ -127,8 +128,10 @@ def test_fast_mode_differs_from_exact_by_rounding_only(
 ) -> None:
     _, fleet = train_deep(zygote, tmp_path, 2, 2, reduction="fast", **INTERLEAVED)
 
-    losses = {r.step: r.loss for r in reports(fleet, wire.MinibatchCommitted)}
-    exact = {r.step: r.loss for r in reports(undisturbed[1], wire.MinibatchCommitted)}
+    losses = {r.step: r.loss for r in reports(fleet, messages.MinibatchCommitted)}
+    exact = {
+        r.step: r.loss for r in reports(undisturbed[1], messages.MinibatchCommitted)
+    }
     assert losses == pytest.approx(exact, rel=1e-4)
 
 
@@ -180,7 +183,7 @@ def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
     assert all(mark.exists() for mark in marks)
     assert result == undisturbed[0]
     assert fleet.committed_twice() == []
-    later = [r for r in reports(fleet, wire.GenerationStarted) if r.generation > 1]
+    later = [r for r in reports(fleet, messages.GenerationStarted) if r.generation > 1]
     assert later
     assert [r.sections_loaded for r in later] == [0] * len(later)
 
@@ -200,7 +203,7 @@ def test_going_over_to_another_layout_moves_only_what_changes_its_owner(
             fleet.wait_for_end({"a", "b"})
         moved = [
             (r.generation, r.sections_moved, r.sections_loaded)
-            for r in reports(fleet, wire.GenerationStarted)
+            for r in reports(fleet, messages.GenerationStarted)
         ]
 
     # Of (0, 1) and (2, 3), sections 1 and 2 go over to (0, 2) and (1, 3), and back.
@@ -228,14 +231,16 @@ def test_a_checkpoint_of_one_layout_is_read_under_the_other(
         fleet.wait_for_step(1)
         fleet.stop(checkpoint=True)
         assert not fleet.wait_for_end({"a", "b"})
-        checkpoint = reports(fleet, wire.CheckpointSaved)[-1].name
+        checkpoint = reports(fleet, messages.CheckpointSaved)[-1].name
     with Fleet(spec, "cdef", tmp_path / "log", zygote) as fleet:
         fleet.ready()
         plan = make_plan(spec, 2, 2, "cdef", NUM_SECTIONS, **after)
         fleet.run(plan, checkpoint)
         assert fleet.wait_for_end(set("cdef"))
 
-    assert {r.sections_loaded for r in reports(fleet, wire.GenerationStarted)} == {2}
+    assert {r.sections_loaded for r in reports(fleet, messages.GenerationStarted)} == {
+        2
+    }
     assert read_weights(Path(spec.checkpoint_path)) == reference
 
 

@@ -10,8 +10,8 @@ import pytest
 from tests.integration.jobs import STEPS, Answer, Job, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
-from spottrain import wire
 from spottrain.manifest import CheckpointEntry
+from spottrain.wire import messages
 
 CTRL_C = "\x03"
 pytestmark = pytest.mark.timeout(400)
@@ -162,7 +162,7 @@ def test_ctrl_c_twice_returns_all_at_once(story: Story) -> None:
 
 def test_a_damaged_checkpoint_is_named_and_the_one_before_it_used(story: Story) -> None:
     assert f"checkpoint {story.damaged} is damaged" in story.last.err
-    last = [report for _, report in story.job.reports(wire.GenerationStarted)][-1]
+    last = [report for _, report in story.job.reports(messages.GenerationStarted)][-1]
     assert 0 < last.step < int(story.damaged.split("-")[1])
 
 

@@ -12,8 +12,8 @@ import pytest
 from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
-from spottrain import wire
 from spottrain.varuna_manager.core.model.events import ManagerStarted
+from spottrain.wire import messages
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -47,7 +47,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         job.pace(0.05)
         assert job.launch("--detach").code == 0
         job.until_trains(3)
-        os.kill(job.reports(wire.GenerationStarted)[0][1].pid, signal.SIGKILL)
+        os.kill(job.reports(messages.GenerationStarted)[0][1].pid, signal.SIGKILL)
         job.until("training without it", lambda s: s.tally.worker_deaths and trains(s))
         step = job.state().progress.step
         job.kill_manager()
@@ -57,7 +57,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         assert job.resume("--detach").code == 0
         job.until("all that was missed", lambda s: s.progress.step > alone)
         launched.append(vm_names(job))
-        started = job.reports(wire.GenerationStarted)
+        started = job.reports(messages.GenerationStarted)
         job.kill_everything()
         restored = newest_step(job)
         job.pace(0.0)
@@ -84,7 +84,7 @@ def newest_step(job: Job, after: int = 0) -> int:
 
 
 def test_a_killed_worker_costs_no_vm_and_no_memory(story: Story) -> None:
-    started = story.job.reports(wire.GenerationStarted)
+    started = story.job.reports(messages.GenerationStarted)
     pids = {
         number: {vm: r.pid for vm, r in started if r.generation == number}
         for number in (1, 2)
@@ -112,7 +112,7 @@ def test_the_generation_goes_on_under_the_next_manager(story: Story) -> None:
 def test_after_the_death_of_everything_it_goes_on_from_the_newest_checkpoint(
     story: Story,
 ) -> None:
-    restored = [r for _, r in story.job.reports(wire.GenerationStarted)][-1]
+    restored = [r for _, r in story.job.reports(messages.GenerationStarted)][-1]
     assert story.restored_step > 0
     assert restored.step == story.restored_step
     assert restored.sections_loaded > 0

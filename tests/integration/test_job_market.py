@@ -10,9 +10,9 @@ import pytest
 from tests.integration.jobs import STEPS, Job, trains, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
-from spottrain import wire
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.wire import messages
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -140,7 +140,7 @@ def test_every_plan_is_told_with_its_reason(story: Story) -> None:
 
 
 def test_a_planned_morph_opens_no_checkpoint(story: Story) -> None:
-    started = story.job.reports(wire.GenerationStarted)
+    started = story.job.reports(messages.GenerationStarted)
     loaded = {report.generation: report.sections_loaded for _, report in started}
     assert loaded.pop(1) > 0
     assert set(loaded.values()) == {0}
@@ -148,7 +148,7 @@ def test_a_planned_morph_opens_no_checkpoint(story: Story) -> None:
 
 def test_survivors_of_a_planned_morph_keep_their_pid(story: Story) -> None:
     pids: dict[int, dict[str, int]] = {}
-    for vm_id, report in story.job.reports(wire.GenerationStarted):
+    for vm_id, report in story.job.reports(messages.GenerationStarted):
         pids.setdefault(report.generation, {})[vm_id] = report.pid
     for number in story.planned:
         before, now = pids[number - 1], pids[number]

@@ -19,7 +19,6 @@ from typing import Any
 import pytest
 from tests.unit.varuna_manager.invariants import check_invariants
 
-from spottrain import wire
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.errors import SpottrainError
@@ -31,6 +30,8 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch.control import request_stop
+from spottrain.wire import messages
+from spottrain.wire.model import ModelFacts, SectionFacts
 
 SCRIPT = Path(__file__).with_name("stub_manager.py")
 END_S = 40.0
@@ -132,7 +133,7 @@ class Job:
 
 
 def settings(path: Path, *, steps: int, max_vms: int) -> JobSettings:
-    spec = wire.JobSpec(
+    spec = messages.JobSpec(
         name="job",
         entrypoint="train:job",
         seed=1,
@@ -146,10 +147,10 @@ def settings(path: Path, *, steps: int, max_vms: int) -> JobSettings:
         lease_s=60.0,
         heartbeat_s=0.3,
     )
-    section = wire.SectionFacts(
+    section = SectionFacts(
         index=0, param_bytes=4, optimizer_bytes=8, activation_bytes_per_example=0
     )
-    facts = wire.ModelFacts(
+    facts = ModelFacts(
         fingerprint="stub",
         num_parameters=1,
         blocks="h",

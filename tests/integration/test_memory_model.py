@@ -9,7 +9,7 @@ import pytest
 from tests.integration.fleet import Zygote
 from tests.integration.memory_runs import Rank, Run, measure_profile, track
 
-from spottrain.wire import Profile
+from spottrain.wire.model import Profile
 
 LEAST, MOST = 0.9, 1.05
 """Tracked over allowed. What exceeds 1 is padding, scalars of losses, and now and then a

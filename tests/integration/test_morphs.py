@@ -8,8 +8,8 @@ import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
-from spottrain import wire
-from spottrain.wire import Reduction, Slot
+from spottrain.wire import messages
+from spottrain.wire.model import Reduction, Slot
 
 STEPS = 16
 SLOWLY = {"TINY_SLEEP_S": "0.03"}
@@ -57,7 +57,7 @@ def test_planned_morphs_keep_pids_and_open_no_checkpoint(
     started = [
         r
         for _, r in fleet.history
-        if isinstance(r, wire.GenerationStarted) and r.generation > 1
+        if isinstance(r, messages.GenerationStarted) and r.generation > 1
     ]
     assert [r.sections_loaded for r in started] == [0] * len(started)
 
@@ -78,7 +78,7 @@ def test_only_sections_whose_owner_changes_move(zygote: Zygote, tmp_path: Path) 
         moved = {
             name: r.sections_moved
             for name, r in fleet.history
-            if isinstance(r, wire.GenerationStarted) and r.generation == 2
+            if isinstance(r, messages.GenerationStarted) and r.generation == 2
         }
 
     assert moved == {"a": 0, "b": 0, "c": 1}
@@ -97,7 +97,7 @@ def test_fast_and_exact_differ_by_rounding_only(zygote: Zygote, tmp_path: Path) 
             losses[reduction] = [
                 r.loss
                 for name, r in fleet.history
-                if isinstance(r, wire.MinibatchCommitted) and name == "a"
+                if isinstance(r, messages.MinibatchCommitted) and name == "a"
             ]
 
     assert losses["fast"] == pytest.approx(losses["exact"], rel=1e-4)

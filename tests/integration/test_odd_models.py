@@ -10,8 +10,8 @@ import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
-from spottrain import wire
-from spottrain.wire import Reduction
+from spottrain.wire import messages
+from spottrain.wire.model import Reduction
 
 
 def weights(
@@ -68,10 +68,10 @@ def test_a_section_without_anything_to_train_is_calibrated(
     spec = replace(job_spec(tmp_path), entrypoint="odd_jobs:frozen_job")
     with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
         fleet.ready()
-        fleet.machines["a"].send(wire.Calibrate())
+        fleet.machines["a"].send(messages.Calibrate())
         profile = fleet.wait_for(
             "profile",
-            lambda _, r: r.profile if isinstance(r, wire.Calibrated) else None,
+            lambda _, r: r.profile if isinstance(r, messages.Calibrated) else None,
         )
 
     backwards_s = [section.backward_s for section in profile.microbatches[0].sections]
@@ -89,7 +89,7 @@ def test_held_out_examples_without_weight_have_no_loss(
 
         assert fleet.wait_for_end({"a"})
 
-    assert not [r for _, r in fleet.history if isinstance(r, wire.Evaluated)]
+    assert not [r for _, r in fleet.history if isinstance(r, messages.Evaluated)]
 
 
 def test_an_evaluation_does_not_pile_up_what_the_next_stage_cannot_take(

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
-from spottrain import wire
+from spottrain.wire import messages
 
 
 def test_a_checkpoint_is_saved_though_an_old_one_cannot_be_deleted(
@@ -22,8 +22,8 @@ def test_a_checkpoint_is_saved_though_an_old_one_cannot_be_deleted(
         fleet.train(lambda _: plan, fleet.initialise())
 
     reports = [r for _, r in fleet.history]
-    saved = [r.step for r in reports if isinstance(r, wire.CheckpointSaved)]
-    failed = [r.reason for r in reports if isinstance(r, wire.CheckpointFailed)]
+    saved = [r.step for r in reports if isinstance(r, messages.CheckpointSaved)]
+    failed = [r.reason for r in reports if isinstance(r, messages.CheckpointFailed)]
     assert (saved[0], saved[-1]) == (0, 6)
     assert len(failed) == len(saved) - 1
     assert "cannot delete" in failed[0]

@@ -10,9 +10,10 @@ import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
-from spottrain import wire
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
-from spottrain.wire import Plan, ShareMinibatch, Slot
+from spottrain.wire import messages
+from spottrain.wire.messages import ShareMinibatch
+from spottrain.wire.model import Plan, Slot
 
 STEPS = 8
 SLOWLY = {"TINY_SLEEP_S": "0.03"}
@@ -69,7 +70,7 @@ class SharingFleet(Fleet):
         rows: dict[int, dict[str, int]] = {}
         for name, r in self.history:
             match r:
-                case wire.MinibatchCommitted(generation=self.generation, step=step):
+                case messages.MinibatchCommitted(generation=self.generation, step=step):
                     rows.setdefault(step, {})[name] = r.microbatches
         return [
             tuple(count for _, count in sorted(rows[step].items()))
@@ -110,7 +111,7 @@ def test_a_slot_tells_what_it_was_busy_with(zygote: Zygote, tmp_path: Path) -> N
         told = [
             (name, r)
             for name, r in fleet.history
-            if isinstance(r, wire.MinibatchCommitted)
+            if isinstance(r, messages.MinibatchCommitted)
         ]
 
     for name, r in told:

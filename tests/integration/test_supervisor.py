@@ -22,7 +22,8 @@ from tests.integration.fleet import (
 )
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
-from spottrain import wire
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
 
 
 @pytest.fixture
@@ -39,7 +40,7 @@ def test_a_command_that_comes_twice_is_obeyed_once(fleet: Fleet) -> None:
     first = fleet.open_store("a")
     assert fleet.open_store("a") == first
     plan = make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS)
-    command = wire.RunGeneration(
+    command = messages.RunGeneration(
         generation=1,
         plan=plan,
         participants=plan.slots,
@@ -53,9 +54,9 @@ def test_a_command_that_comes_twice_is_obeyed_once(fleet: Fleet) -> None:
     fleet.machines["a"].send(command)
 
     assert fleet.wait_for_end({"a"})
-    fleet.machines["a"].send(wire.Calibrate())  # its answer comes after any other
-    fleet.wait_for("profile", lambda _, r: isinstance(r, wire.Calibrated) or None)
-    started = [r for _, r in fleet.history if isinstance(r, wire.GenerationStarted)]
+    fleet.machines["a"].send(messages.Calibrate())  # its answer comes after any other
+    fleet.wait_for("profile", lambda _, r: isinstance(r, messages.Calibrated) or None)
+    started = [r for _, r in fleet.history if isinstance(r, messages.GenerationStarted)]
     assert len(started) == 1
 
 
@@ -65,23 +66,25 @@ def test_abandoned_workers_die_and_their_memory_stays(fleet: Fleet) -> None:
     fleet.run(plan, checkpoint)
     fleet.wait_for_step(1)
 
-    fleet.machines["a"].send(wire.AbandonGeneration(generation=1))
-    fleet.wait_for("death", lambda _, r: isinstance(r, wire.WorkerDied) or None)
+    fleet.machines["a"].send(messages.AbandonGeneration(generation=1))
+    fleet.wait_for("death", lambda _, r: isinstance(r, messages.WorkerDied) or None)
     fleet.run(plan, "step-0-g0-00000000")  # which does not exist: memory must do
     assert fleet.wait_for_end({"a"})
 
-    last = [r for _, r in fleet.history if isinstance(r, wire.GenerationStarted)][-1]
+    last = [r for _, r in fleet.history if isinstance(r, messages.GenerationStarted)][
+        -1
+    ]
     assert (last.sections_loaded, last.step >= 1) == (0, True)
 
 
 def test_an_abandoned_generation_never_begins(fleet: Fleet) -> None:
     checkpoint = fleet.initialise()
-    fleet.machines["a"].send(wire.AbandonGeneration(generation=1))
+    fleet.machines["a"].send(messages.AbandonGeneration(generation=1))
 
     fleet.run(make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS), checkpoint)
 
     assert not fleet.wait_for_end({"a"})
-    assert not any(isinstance(r, wire.GenerationStarted) for _, r in fleet.history)
+    assert not any(isinstance(r, messages.GenerationStarted) for _, r in fleet.history)
 
 
 def test_a_checkpoint_that_cannot_be_read_is_named(
@@ -94,7 +97,7 @@ def test_a_checkpoint_that_cannot_be_read_is_named(
     fleet.run(make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS), checkpoint)
     fleet.wait_for_end({"a"})
 
-    reports = [r for _, r in fleet.history if isinstance(r, wire.CheckpointDamaged)]
+    reports = [r for _, r in fleet.history if isinstance(r, messages.CheckpointDamaged)]
     assert [r.name for r in reports] == [checkpoint]
     assert "section-2.safetensors" in reports[0].reason
 
@@ -103,7 +106,7 @@ def test_retiring_ends_every_process(fleet: Fleet) -> None:
     fleet.run(make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS), fleet.initialise())
     fleet.wait_for_step(1)
 
-    fleet.machines["a"].send(wire.Retire())
+    fleet.machines["a"].send(messages.Retire())
 
     fleet.wait_for("end", lambda _, r: isinstance(r, MachineGone) or None)
 
@@ -123,9 +126,9 @@ def test_killing_the_supervisor_ends_its_workers_and_stores(fleet: Fleet) -> Non
         os.close(pidfd)
 
 
-def greeting_of(spec: wire.JobSpec) -> str:
+def greeting_of(spec: messages.JobSpec) -> str:
     greeting = {
-        "spec": json.loads(wire.encode(spec)),
+        "spec": json.loads(encode(spec)),
         "workdir": str(HERE),
         "num_slots": 1,
         "private_address": "127.0.0.1",
@@ -136,13 +139,14 @@ def greeting_of(spec: wire.JobSpec) -> str:
 
 SPEAKING_AND_DYING = """
 import json, os, select, signal, sys
-from spottrain import wire
 from spottrain.pipeline.process.supervisor import Greeting, Supervisor
+from spottrain.wire import messages
+from spottrain.wire.codec import encode
 
 def worker(connection):
     select.select([connection], [], [])  # a command that nobody will read
-    report = wire.Evaluated(generation=1, step=2, loss=3.0)
-    connection.sendall(json.dumps({"report": wire.encode(report)}).encode())
+    report = messages.Evaluated(generation=1, step=2, loss=3.0)
+    connection.sendall(json.dumps({"report": encode(report)}).encode())
     connection.sendall(json.dumps({"open": "control", "bytes": 8}).encode())
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -164,15 +168,15 @@ def test_a_dead_worker_is_heard_to_the_end_and_takes_nobody_with_it(
         check=True,
     )
 
-    reports = [wire.decode(wire.Report, line) for line in done.stdout.splitlines()]
+    reports = [decode(messages.Report, line) for line in done.stdout.splitlines()]
     assert [report.kind for report in reports] == ["evaluated", "worker_died"]
 
 
 def run_supervisor(
-    spec: wire.JobSpec, folder: Path, commands: list[wire.Command]
-) -> list[wire.Report]:
+    spec: messages.JobSpec, folder: Path, commands: list[messages.Command]
+) -> list[messages.Report]:
     """Start a real supervisor, send commands, close its stdin once they are done."""
-    lines = [greeting_of(spec), *map(wire.encode, commands)]
+    lines = [greeting_of(spec), *map(encode, commands)]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "spottrain.pipeline.process.supervisor"],
@@ -189,7 +193,7 @@ def run_supervisor(
         process.stdin.flush()
         reports = []
         for line in process.stdout:
-            reports.append(wire.decode(wire.Report, line))
+            reports.append(decode(messages.Report, line))
             if len(reports) == 1 + len(commands):
                 # Nothing is awaited any more.
                 process.stdin.close()
@@ -200,7 +204,7 @@ def run_supervisor(
 def test_a_module_that_starts_threads_is_loaded_in_workers_only(tmp_path: Path) -> None:
     spec = replace(job_spec(tmp_path), entrypoint="threaded_job:job")
 
-    reports = run_supervisor(spec, tmp_path, [wire.Initialise()])
+    reports = run_supervisor(spec, tmp_path, [messages.Initialise()])
 
     assert [report.kind for report in reports] == [
         "supervisor_ready",
@@ -219,5 +223,5 @@ def test_an_entrypoint_that_cannot_be_loaded_is_the_users_error(
 
     (report,) = run_supervisor(spec, tmp_path, [])
 
-    assert isinstance(report, wire.UserCodeFailed)
+    assert isinstance(report, messages.UserCodeFailed)
     assert message in report.message

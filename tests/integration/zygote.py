@@ -17,9 +17,9 @@ from pathlib import Path
 
 import torch
 
-from spottrain import wire
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.supervisor import Greeting, Supervisor
+from spottrain.wire import messages
 
 _CLONE_NEWNET = 0x40000000
 
@@ -80,7 +80,9 @@ def serve(
         for fd in fds:
             os.close(fd)
         supervisor = Supervisor(greeting, reports, loaded)
-        ready = wire.SupervisorReady(num_slots=greeting.num_slots, torch_version="warm")
+        ready = messages.SupervisorReady(
+            num_slots=greeting.num_slots, torch_version="warm"
+        )
         supervisor.report(ready)
         supervisor.run()
     finally:

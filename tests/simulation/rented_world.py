@@ -21,7 +21,6 @@ from tests.simulation.fake_clouds import FakeCloud, Row
 from tests.simulation.test_simulation import settings
 from tests.unit.varuna_manager.invariants import check_invariants
 
-from spottrain import wire
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.pricing.billing.ledger import LedgerLine
@@ -32,6 +31,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import Identity
+from spottrain.wire import messages
 
 MAX_VMS = 12
 CLOSE_S = 0.1
@@ -203,7 +203,7 @@ class RentedWorld:
                 at_s=self.now_s(),
                 vm_id=vm_id,
                 number=record.reports_received,
-                report=wire.InterruptionNoticed(lead_s=lead_s),
+                report=messages.InterruptionNoticed(lead_s=lead_s),
             )
         )
 

@@ -9,7 +9,6 @@ import pytest
 from tests.simulation.market import Cloud
 from tests.simulation.world import World
 
-from spottrain import wire
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -19,7 +18,9 @@ from spottrain.varuna_manager.core.model.state import (
     on_demand_usd,
     spent_usd,
 )
-from spottrain.wire import JobSpec, ModelFacts, SectionFacts
+from spottrain.wire import messages
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import ModelFacts, SectionFacts, Slot
 
 FACTS = ModelFacts(
     fingerprint="model",
@@ -101,10 +102,10 @@ def strike_vm(world: World, kind: str, vm_id: str) -> None:
     elif kind == "slow":
         vm.slowness = world.random.uniform(1.1, 4.0)
     elif kind == "worker":
-        world.workers.worker_dies(wire.Slot(vm_id=vm_id, index=0))
+        world.workers.worker_dies(Slot(vm_id=vm_id, index=0))
     else:
         lead_s = world.random.choice([0.5, 5.0, 30.0, 120.0])
-        world.report(vm, wire.InterruptionNoticed(lead_s=lead_s))
+        world.report(vm, messages.InterruptionNoticed(lead_s=lead_s))
         world.after(lead_s, lambda: world.end_vm(vm_id))
 
 

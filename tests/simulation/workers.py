@@ -8,10 +8,17 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.market import SimulatedVm
 
-from spottrain import wire
 from spottrain.morphing.adapt.stragglers import expected_busy_s
 from spottrain.varuna_manager.core.model.events import CheckpointRef
-from spottrain.wire import Slot
+from spottrain.wire import messages
+from spottrain.wire.model import (
+    LinkProfile,
+    MicrobatchProfile,
+    ModelFacts,
+    Profile,
+    SectionProfile,
+    Slot,
+)
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
@@ -21,15 +28,15 @@ if TYPE_CHECKING:
 class Group:
     """The workers of one generation."""
 
-    order: wire.RunGeneration
+    order: messages.RunGeneration
     arrived: set[Slot] = field(default_factory=set)
     training: set[Slot] = field(default_factory=set)
     step: int | None = None
-    stop: wire.StopGeneration | None = None
+    stop: messages.StopGeneration | None = None
     broken: bool = False
-    known: dict[str, wire.ShareMinibatch] = field(default_factory=dict)
+    known: dict[str, messages.ShareMinibatch] = field(default_factory=dict)
     """The newest share that each VM knows."""
-    share: wire.ShareMinibatch | None = None
+    share: messages.ShareMinibatch | None = None
     """What all ranks follow, if not the plan's."""
 
     @property
@@ -65,51 +72,51 @@ class Workers:
 
     # --- Commands ---------------------------------------------------------------------
 
-    def obey(self, vm_id: str, order: wire.Command) -> None:
+    def obey(self, vm_id: str, order: messages.Command) -> None:
         vm = self.world.cloud.vms[vm_id]
         if not vm.alive:
             return
         report, soon = self.world.report, self.world.soon
         match order:
-            case wire.Initialise():
+            case messages.Initialise():
                 soon(lambda: self.save(vm, 0), 3.0)
-            case wire.Calibrate(generation=number, participants=participants):
+            case messages.Calibrate(generation=number, participants=participants):
                 profile = profile_of(self.world.settings.facts)
-                calibrated = wire.Calibrated(profile=profile, generation=number)
+                calibrated = messages.Calibrated(profile=profile, generation=number)
                 if vm_id == participants[0].vm_id:
                     soon(lambda: self.measure(vm, participants, calibrated), 3.0)
-            case wire.OpenStore(generation=number):
-                opened = wire.StoreOpened(generation=number, host="h", port=1)
+            case messages.OpenStore(generation=number):
+                opened = messages.StoreOpened(generation=number, host="h", port=1)
                 soon(lambda: report(vm, opened))
-            case wire.RunGeneration():
+            case messages.RunGeneration():
                 self.join(vm, order)
-            case wire.StopGeneration(generation=number) if number in self.groups:
+            case messages.StopGeneration(generation=number) if number in self.groups:
                 self.groups[number].stop = order
-            case wire.ShareMinibatch(generation=number) if number in self.groups:
+            case messages.ShareMinibatch(generation=number) if number in self.groups:
                 self.shared += 1
                 known = self.groups[number].known
                 if vm_id not in known or known[vm_id].number < order.number:
                     known[vm_id] = order
-            case wire.AbandonGeneration(generation=number) if number in self.groups:
+            case messages.AbandonGeneration(generation=number) if number in self.groups:
                 self.abandon(vm, self.groups[number])
             case _:
                 pass
 
     def measure(
-        self, vm: SimulatedVm, slots: tuple[Slot, ...], calibrated: wire.Calibrated
+        self, vm: SimulatedVm, slots: tuple[Slot, ...], calibrated: messages.Calibrated
     ) -> None:
         """A round comes to its end only if all its participants still live."""
         if all(self.vm(slot).alive for slot in slots):
             self.world.report(vm, calibrated)
         elif vm.alive:
-            broken = wire.GenerationBroken(
+            broken = messages.GenerationBroken(
                 generation=calibrated.generation,
                 slot=slots[0].index,
                 reason="a peer is gone",
             )
             self.world.report(vm, broken)
 
-    def join(self, vm: SimulatedVm, order: wire.RunGeneration) -> None:
+    def join(self, vm: SimulatedVm, order: messages.RunGeneration) -> None:
         """All participants must come before training begins; doubles are ignored."""
         group = self.groups.setdefault(order.generation, Group(order))
         mine = {slot for slot in order.participants if slot.vm_id == vm.vm_id}
@@ -138,7 +145,7 @@ class Workers:
         for rank, slot in enumerate(plan.slots):
             sections = plan.sections_of(rank % plan.pipeline_depth)
             self.vm(slot).memory[slot.index] = (step, frozenset(sections))
-            started = wire.GenerationStarted(
+            started = messages.GenerationStarted(
                 generation=group.number,
                 slot=slot.index,
                 pid=1,
@@ -197,7 +204,7 @@ class Workers:
         return rows
 
     @property
-    def profile(self) -> wire.Profile:
+    def profile(self) -> Profile:
         return profile_of(self.world.settings.facts)
 
     def train(
@@ -234,7 +241,7 @@ class Workers:
             self.vm(slot).memory[slot.index] = (step, frozenset(sections))
             self.report(
                 slot,
-                wire.MinibatchCommitted(
+                messages.MinibatchCommitted(
                     generation=group.number,
                     slot=slot.index,
                     step=step,
@@ -256,7 +263,7 @@ class Workers:
         for slot in slots:
             self.report(
                 slot,
-                wire.GenerationStopped(
+                messages.GenerationStopped(
                     generation=group.number,
                     slot=slot.index,
                     step=group.step,
@@ -268,7 +275,7 @@ class Workers:
         if vm.alive:
             name = f"step-{step}-{len(self.checkpoints)}"
             self.checkpoints.insert(0, CheckpointRef(name=name, step=step))
-            self.world.report(vm, wire.CheckpointSaved(name=name, step=step))
+            self.world.report(vm, messages.CheckpointSaved(name=name, step=step))
 
     # --- What goes wrong ----------------------------------------------------------------
 
@@ -300,7 +307,7 @@ class Workers:
 
     def leave(self, group: Group, slot: Slot) -> None:
         group.training.discard(slot)
-        broken = wire.GenerationBroken(
+        broken = messages.GenerationBroken(
             generation=group.number, slot=slot.index, reason="a peer is gone"
         )
         self.report(slot, broken)
@@ -312,27 +319,27 @@ class Workers:
                 group.training.discard(slot)
                 self.report(slot, self.death(group, slot))
 
-    def death(self, group: Group, slot: Slot) -> wire.WorkerDied:
-        return wire.WorkerDied(
+    def death(self, group: Group, slot: Slot) -> messages.WorkerDied:
+        return messages.WorkerDied(
             generation=group.number, slot=slot.index, reason="killed"
         )
 
-    def report(self, slot: Slot, report: wire.Report) -> None:
+    def report(self, slot: Slot, report: messages.Report) -> None:
         """Every slot's reports leave in the order in which they were made."""
         self.world.report(self.vm(slot), report)
 
 
-def profile_of(facts: wire.ModelFacts) -> wire.Profile:
+def profile_of(facts: ModelFacts) -> Profile:
     """Every section takes the same time."""
-    return wire.Profile(
+    return Profile(
         fingerprint=facts.fingerprint,
         device="simulated",
         software="software",
         microbatches=(
-            wire.MicrobatchProfile(
+            MicrobatchProfile(
                 microbatch_size=1,
                 sections=tuple(
-                    wire.SectionProfile(
+                    SectionProfile(
                         index=section.index,
                         forward_s=0.5,
                         backward_s=1.0,
@@ -345,6 +352,6 @@ def profile_of(facts: wire.ModelFacts) -> wire.Profile:
             ),
         ),
         optimizer_s_per_byte=0.0,
-        within_vm=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
-        between_vms=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        within_vm=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+        between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
     )

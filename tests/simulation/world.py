@@ -26,7 +26,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.wire import Report, SupervisorReady
+from spottrain.wire.messages import Report, SupervisorReady
 
 SUSPECT_S = 5.0
 

@@ -30,7 +30,6 @@ from pathlib import Path
 from typing import Any
 
 import spottrain
-from spottrain import wire
 from spottrain.cloud.notices import hear
 from spottrain.cloud.port import lease
 from spottrain.errors import SpottrainError
@@ -43,6 +42,8 @@ from spottrain.varuna_manager.agent.client import (
     VmFencedError,
 )
 from spottrain.varuna_manager.agent.supervisor import Outbox, SupervisorProcess
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -174,19 +175,19 @@ class Agent:
 
     # --- joining the job --------------------------------------------------------------
 
-    def _join(self) -> wire.JobSpec:
+    def _join(self) -> messages.JobSpec:
         """Register, fetch the job and its workdir; return the job."""
         client = self._client()
-        registration = wire.Registration(
+        registration = messages.Registration(
             vm_id=self._bootstrap.vm_id,
             software_version=spottrain.__version__,
             num_slots=self._bootstrap.num_slots,
             private_address=self._bootstrap.private_address,
         )
         deadline = time.monotonic() + REGISTER_S
-        self._call(client, deadline, "POST", "/v1/register", wire.encode(registration))
-        spec: wire.JobSpec = wire.decode(
-            wire.JobSpec, self._call(client, deadline, "GET", "/v1/job")
+        self._call(client, deadline, "POST", "/v1/register", encode(registration))
+        spec: messages.JobSpec = decode(
+            messages.JobSpec, self._call(client, deadline, "GET", "/v1/job")
         )
         if not (self._folder / "workdir").is_dir():  # else it was uploaded before
             archive = self._folder / "workdir.tar.gz"
@@ -215,10 +216,10 @@ class Agent:
                 logger.info("%s", error)
                 self._closing.wait(backoff.next_s())
 
-    def _greeting(self, spec: wire.JobSpec) -> str:
+    def _greeting(self, spec: messages.JobSpec) -> str:
         return json.dumps(
             {
-                "spec": json.loads(wire.encode(spec)),
+                "spec": json.loads(encode(spec)),
                 "workdir": str(self._folder / "workdir"),
                 "num_slots": self._bootstrap.num_slots,
                 "private_address": self._bootstrap.private_address,
@@ -228,17 +229,17 @@ class Agent:
 
     # --- threads ------------------------------------------------------------------------
 
-    def _beat(self, spec: wire.JobSpec, supervisor: SupervisorProcess) -> None:
+    def _beat(self, spec: messages.JobSpec, supervisor: SupervisorProcess) -> None:
         """Send heartbeats and forward commands; end when the lease has expired."""
         client, backoff = self._client(spec.heartbeat_s), Backoff()
         received, sequence, heard_at = 0, 0, time.monotonic()
         while True:
-            beat = wire.Heartbeat(
+            beat = messages.Heartbeat(
                 vm_id=self._bootstrap.vm_id, sequence=sequence, received=received
             )
             sequence += 1
             try:
-                text = client.call("POST", "/v1/heartbeat", wire.encode(beat))
+                text = client.call("POST", "/v1/heartbeat", encode(beat))
             except NoManagerError as error:
                 logger.info("%s", error)
                 if time.monotonic() - heard_at > spec.lease_s:
@@ -250,10 +251,10 @@ class Agent:
             heard_at = time.monotonic()
             lease.renew()
             backoff.reset()
-            answer = wire.decode(wire.HeartbeatAnswer, text)
+            answer = decode(messages.HeartbeatAnswer, text)
             received += len(answer.commands)
             for command in answer.commands:
-                if isinstance(command, wire.Retire):
+                if isinstance(command, messages.Retire):
                     self.end(RETIRED, "manager retired this VM")
                 else:
                     supervisor.send(command)
@@ -263,11 +264,11 @@ class Agent:
         client, backoff = self._client(), Backoff()
         while True:
             first, reports = self._outbox.peek(_MAX_BATCH)
-            batch = wire.ReportBatch(
+            batch = messages.ReportBatch(
                 vm_id=self._bootstrap.vm_id, first=first, reports=reports
             )
             try:
-                text = client.call("POST", "/v1/reports", wire.encode(batch))
+                text = client.call("POST", "/v1/reports", encode(batch))
             except NoManagerError as error:
                 logger.info("%s", error)
                 self._closing.wait(backoff.next_s())
@@ -289,14 +290,14 @@ class Agent:
         )
 
 
-def _report(news: hear.NoticeChange) -> wire.Report:
+def _report(news: hear.NoticeChange) -> messages.Report:
     match news:
         case hear.PreemptionAnnounced(lead_s=lead_s):
-            return wire.InterruptionNoticed(lead_s=lead_s)
+            return messages.InterruptionNoticed(lead_s=lead_s)
         case hear.NoticeWithdrawn():
-            return wire.InterruptionCancelled()
+            return messages.InterruptionCancelled()
         case hear.AtRisk():
-            return wire.InterruptionLikely()
+            return messages.InterruptionLikely()
 
 
 def unpack(archive: Path, folder: Path) -> None:

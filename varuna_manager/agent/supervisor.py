@@ -16,8 +16,9 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from spottrain import wire
 from spottrain.errors import WireError
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
 
 logger = logging.getLogger(__name__)
 
@@ -30,16 +31,16 @@ class Outbox:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._reports: deque[wire.Report] = deque()
+        self._reports: deque[messages.Report] = deque()
         self._first = 0
 
-    def add(self, report: wire.Report) -> None:
+    def add(self, report: messages.Report) -> None:
         """Add a report; it is posted at once if no post is in flight."""
         with self._changed:
             self._reports.append(report)
             self._changed.notify_all()
 
-    def peek(self, limit: int) -> tuple[int, tuple[wire.Report, ...]]:
+    def peek(self, limit: int) -> tuple[int, tuple[messages.Report, ...]]:
         """Wait for reports; return the oldest one's number and up to ``limit``."""
         with self._changed:
             self._changed.wait_for(lambda: self._reports)
@@ -102,10 +103,10 @@ class SupervisorProcess:
         ):
             threading.Thread(target=target, name=name, daemon=True).start()
 
-    def send(self, command: wire.Command) -> None:
+    def send(self, command: messages.Command) -> None:
         """Forward a command; never blocks."""
         logger.info("command: %s", command.kind)
-        if isinstance(command, wire.RunGeneration):
+        if isinstance(command, messages.RunGeneration):
             with self._changed:
                 self._generation = command.generation
                 self._running = {
@@ -113,7 +114,7 @@ class SupervisorProcess:
                     for slot in command.plan.slots
                     if slot.vm_id == self._vm_id
                 }
-        self._lines.put(wire.encode(command))
+        self._lines.put(encode(command))
 
     def checkpoint(self, timeout_s: float) -> None:
         """Stop the running generation with a checkpoint and wait for its end here."""
@@ -122,7 +123,7 @@ class SupervisorProcess:
             if not self._running:
                 return
             generation = self._generation
-            self.send(wire.StopGeneration(generation=generation, checkpoint=True))
+            self.send(messages.StopGeneration(generation=generation, checkpoint=True))
             self._changed.wait_for(
                 lambda: not self._running, deadline - time.monotonic()
             )
@@ -167,7 +168,7 @@ class SupervisorProcess:
         assert stdout is not None
         for line in stdout:
             try:
-                report: wire.Report = wire.decode(wire.Report, line)
+                report: messages.Report = decode(messages.Report, line)
             except WireError as error:
                 logger.warning(
                     "supervisor sent an invalid report: %s: %r", error, line[:200]
@@ -177,13 +178,13 @@ class SupervisorProcess:
             self._note(report)
         on_exit()
 
-    def _note(self, report: wire.Report) -> None:
+    def _note(self, report: messages.Report) -> None:
         """Track the slots that run the newest generation here."""
         match report:
             case (
-                wire.GenerationStopped(generation=generation, slot=slot)
-                | wire.GenerationBroken(generation=generation, slot=slot)
-                | wire.WorkerDied(generation=generation, slot=slot)
+                messages.GenerationStopped(generation=generation, slot=slot)
+                | messages.GenerationBroken(generation=generation, slot=slot)
+                | messages.WorkerDied(generation=generation, slot=slot)
             ):
                 with self._changed:
                     if generation == self._generation:

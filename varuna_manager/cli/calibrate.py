@@ -30,13 +30,8 @@ from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.format import duration, size
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.launch import inspect
-from spottrain.wire import (
-    CalibrationProgress,
-    LinkProfile,
-    MicrobatchProfile,
-    Profile,
-    RingProfile,
-)
+from spottrain.wire.messages import CalibrationProgress
+from spottrain.wire.model import LinkProfile, MicrobatchProfile, Profile, RingProfile
 
 FileArgument = Annotated[
     Path | None,

@@ -27,7 +27,7 @@ from spottrain.varuna_manager.offers.feasibility import predict
 from spottrain.varuna_manager.offers.preview import SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 FileArgument = Annotated[
     Path,

@@ -17,7 +17,7 @@ from spottrain.varuna_manager.cli.console import Output, OutputOption, show, sho
 from spottrain.varuna_manager.cli.simulate.files import read_spec
 from spottrain.varuna_manager.cli.simulate.step_spec import StepSpec, simulate_spec
 from spottrain.varuna_manager.format import number
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 MAX_TABLE_CHARS = 20_000
 """Longer schedules are printed as plain lines instead of a table, in characters."""

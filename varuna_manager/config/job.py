@@ -46,7 +46,8 @@ from spottrain.varuna_manager.config.files import explain, read_job_file, to_jso
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
-from spottrain.wire import JobSpec, Reduction, ScheduleKind
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import Reduction, ScheduleKind
 
 MAX_MEASURED_MICROBATCH = 16
 """Largest micro-batch size that is measured when the job file names none."""

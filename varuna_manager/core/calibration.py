@@ -3,7 +3,7 @@
     begin --StoreOpened--> measuring --Calibrated--> done
        --a participant dies or leaves--> abandoned; the next round takes those left
 
-A round has a negative number, see ``wire.Calibrate``.
+A round has a negative number, see ``messages.Calibrate``.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 
-from spottrain import wire
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.profiles import (
     assumes_links,
@@ -26,7 +25,9 @@ from spottrain.varuna_manager.core.model.records import Calibration, VmRecord
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import duration
-from spottrain.wire import AbandonGeneration, Calibrate, OpenStore, Profile, Slot
+from spottrain.wire import messages
+from spottrain.wire.messages import AbandonGeneration, Calibrate, OpenStore
+from spottrain.wire.model import Profile, Slot
 
 RETRY_PAUSE_S = 2.0
 """Between a failed round and the next: lost VMs are known by then."""
@@ -127,7 +128,7 @@ def send(transition: Transition, calibration: Calibration) -> None:
     transition.send((slot.vm_id for slot in slots), command)
 
 
-def store_opened(transition: Transition, report: wire.StoreOpened) -> None:
+def store_opened(transition: Transition, report: messages.StoreOpened) -> None:
     """The store of the round is open: let the participants measure."""
     calibration = transition.state.calibration
     if calibration is None or calibration.number != report.generation:
@@ -140,13 +141,13 @@ def store_opened(transition: Transition, report: wire.StoreOpened) -> None:
 
 
 def report_received(
-    transition: Transition, report: wire.CalibrationProgress | wire.Calibrated
+    transition: Transition, report: messages.CalibrationProgress | messages.Calibrated
 ) -> None:
     """Fold the round's progress, or its profile, which is kept for later jobs."""
     calibration = transition.state.calibration
     if calibration is None or calibration.number != report.generation:
         return
-    if isinstance(report, wire.CalibrationProgress):
+    if isinstance(report, messages.CalibrationProgress):
         calibration = replace(calibration, done=report.done, total=report.total)
         transition.state = replace(transition.state, calibration=calibration)
         transition.log(f"measured {report.done} of {report.total}: {report.what}")

@@ -124,21 +124,10 @@ def feasibility(state: State, terms: FleetTerms) -> Feasibility:
 def _decide(transition: Transition, terms: FleetTerms) -> None:
     state = transition.state
     market, rented = supplies(state, terms), allocation.held(state)
-    outlook = observe(
-        state.deadline.outlook,
-        state.now_s,
-        terms.fleet,
-        market,
-        rented,
-    )
+    outlook = observe(state.deadline.outlook, state.now_s, terms.fleet, market, rented)
     now = job_status(state)
     decision = decide(
-        now,
-        terms.fleet,
-        market,
-        rented,
-        outlook,
-        cost_optimal=is_cost_optimal(state),
+        now, terms.fleet, market, rented, outlook, cost_optimal=is_cost_optimal(state)
     )
     before = state.deadline.decision
     if before is None or before.mode != decision.mode:

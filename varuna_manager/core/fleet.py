@@ -62,9 +62,7 @@ def _update(transition: Transition, record: VmRecord, vm: Vm) -> None:
         case VmState.RUNNING if record.phase is VmPhase.STARTING:
             transition.put_vm(
                 replace(
-                    record,
-                    phase=VmPhase.BOOTING,
-                    private_address=vm.private_address,
+                    record, phase=VmPhase.BOOTING, private_address=vm.private_address
                 )
             )
             transition.emit(StartAgent(vm_id=vm.vm_id))

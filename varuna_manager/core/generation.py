@@ -23,15 +23,14 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import State, summary_of
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire import (
+from spottrain.wire.messages import (
     AbandonGeneration,
     GenerationStarted,
     OpenStore,
-    Plan,
     RunGeneration,
-    Slot,
     StopGeneration,
 )
+from spottrain.wire.model import Plan, Slot
 
 ABANDON_AFTER_S = 3.0
 """Survivors that have not noticed a break by then are told to give up."""

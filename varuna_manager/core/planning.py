@@ -38,7 +38,8 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire import Initialise, Plan, Profile
+from spottrain.wire.messages import Initialise
+from spottrain.wire.model import Plan, Profile
 
 MORPH_COST_S = 5.0
 """Assumed cost of a planned morph until one was measured."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from spottrain import wire
 from spottrain.varuna_manager.core import calibration as calibrations
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core import planning, stragglers
@@ -19,7 +18,8 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire import Slot
+from spottrain.wire import messages
+from spottrain.wire.model import Slot
 
 
 def report_received(transition: Transition, event: e.ReportReceived) -> None:
@@ -32,50 +32,50 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
         return
     transition.put_vm(replace(vm, reports_received=event.number + 1))
     match report := event.report:
-        case wire.SupervisorReady():
+        case messages.SupervisorReady():
             _supervisor_ready(transition, vm_id, report)
-        case wire.CalibrationProgress() | wire.Calibrated():
+        case messages.CalibrationProgress() | messages.Calibrated():
             calibrations.report_received(transition, report)
-        case wire.StoreOpened():
+        case messages.StoreOpened():
             _store_opened(transition, report)
-        case wire.GenerationStarted(generation=number, slot=index):
+        case messages.GenerationStarted(generation=number, slot=index):
             if slot := _rank_of(state, number, vm_id, index):
                 generations.started(transition, slot, report)
-        case wire.MinibatchCommitted(generation=number, slot=index):
+        case messages.MinibatchCommitted(generation=number, slot=index):
             if slot := _rank_of(state, number, vm_id, index):
                 counters.committed(transition, report)
                 stragglers.committed(transition, slot, report)
-        case wire.GenerationStopped(generation=number, slot=index, done=done):
+        case messages.GenerationStopped(generation=number, slot=index, done=done):
             if slot := _rank_of(state, number, vm_id, index):
                 generations.stopped(transition, slot, done=done)
-        case wire.GenerationBroken(generation=number, slot=index, reason=reason):
+        case messages.GenerationBroken(generation=number, slot=index, reason=reason):
             _out(transition, number, Slot(vm_id=vm_id, index=index), reason)
-        case wire.WorkerDied(generation=number, slot=index, reason=reason):
+        case messages.WorkerDied(generation=number, slot=index, reason=reason):
             _out(transition, number, Slot(vm_id=vm_id, index=index), reason, died=True)
-        case wire.Evaluated():
+        case messages.Evaluated():
             counters.evaluated(transition, report)
-        case wire.UserCodeFailed(message=message, traceback=traceback):
+        case messages.UserCodeFailed(message=message, traceback=traceback):
             transition.end(
                 Outcome(kind="failed", exit_code=3, reason=message, traceback=traceback)
             )
-        case wire.CheckpointSaved(name=name, step=step):
+        case messages.CheckpointSaved(name=name, step=step):
             _checkpoint_saved(transition, e.CheckpointRef(name=name, step=step))
-        case wire.CheckpointFailed():
+        case messages.CheckpointFailed():
             _checkpoint_failed(transition, report)
-        case wire.CheckpointDamaged():
+        case messages.CheckpointDamaged():
             _checkpoint_damaged(transition, report)
-        case wire.InterruptionNoticed(lead_s=lead_s):
+        case messages.InterruptionNoticed(lead_s=lead_s):
             _interruption_noticed(transition, vm_id, lead_s)
-        case wire.InterruptionCancelled():
+        case messages.InterruptionCancelled():
             _interruption_cancelled(transition, vm_id)
-        case wire.InterruptionLikely():
+        case messages.InterruptionLikely():
             transition.log(f"{vm_id}: more likely than others to be preempted soon")
         case _:
             assert_never(report)
 
 
 def _supervisor_ready(
-    transition: Transition, vm_id: str, report: wire.SupervisorReady
+    transition: Transition, vm_id: str, report: messages.SupervisorReady
 ) -> None:
     vm = transition.state.vms[vm_id]
     if vm.phase is VmPhase.READY:
@@ -98,7 +98,7 @@ def _supervisor_ready(
     transition.log(f"{vm_id}: ready with {report.num_slots} slots")
 
 
-def _store_opened(transition: Transition, report: wire.StoreOpened) -> None:
+def _store_opened(transition: Transition, report: messages.StoreOpened) -> None:
     generation = transition.state.generation
     if report.generation < 0:
         calibrations.store_opened(transition, report)
@@ -167,7 +167,9 @@ def _checkpoint_saved(transition: Transition, checkpoint: e.CheckpointRef) -> No
     transition.log(f"checkpoint {checkpoint.name} saved")
 
 
-def _checkpoint_failed(transition: Transition, report: wire.CheckpointFailed) -> None:
+def _checkpoint_failed(
+    transition: Transition, report: messages.CheckpointFailed
+) -> None:
     """The job continues with the checkpoint before; without any it fails."""
     error = f"checkpoint at step {report.step} not written: {report.reason}"
     transition.state = replace(transition.state, checkpoint_error=error)
@@ -176,7 +178,9 @@ def _checkpoint_failed(transition: Transition, report: wire.CheckpointFailed) ->
         transition.end(Outcome(kind="failed", exit_code=1, reason=error))
 
 
-def _checkpoint_damaged(transition: Transition, report: wire.CheckpointDamaged) -> None:
+def _checkpoint_damaged(
+    transition: Transition, report: messages.CheckpointDamaged
+) -> None:
     state = transition.state
     if report.name not in state.damaged:
         transition.state = replace(state, damaged=(*state.damaged, report.name))

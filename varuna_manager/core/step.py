@@ -59,7 +59,7 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire import Initialise, MinibatchCommitted
+from spottrain.wire.messages import Initialise, MinibatchCommitted
 
 MAX_ROUNDS = 20
 """Rounds after which a state that still changes is a bug."""

@@ -36,7 +36,8 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.state import JobPhase, State, rate_usd_per_hour
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.core.planning import MORPH_COST_S, outlook
-from spottrain.wire import MinibatchCommitted, Plan, Profile, ShareMinibatch, Slot
+from spottrain.wire.messages import MinibatchCommitted, ShareMinibatch
+from spottrain.wire.model import Plan, Profile, Slot
 
 MAX_REPLACED_PER_HOUR = 3
 """VMs replaced for being slow within an hour; if more are slow, machines are not why."""
@@ -187,9 +188,7 @@ def _share(
         return
     number = 1 if generation.share is None else generation.share.number + 1
     share = ShareMinibatch(
-        generation=generation.number,
-        number=number,
-        replica_bounds=seen.replica_bounds,
+        generation=generation.number, number=number, replica_bounds=seen.replica_bounds
     )
     generation = replace(generation, share=share)
     transition.put_generation(generation)

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
 import spottrain
-from spottrain import wire
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
@@ -35,6 +34,7 @@ from spottrain.varuna_manager.jobs.replication import JournalReplication
 from spottrain.varuna_manager.jobs.vm_history import VmHistory
 from spottrain.varuna_manager.launch.limits import check as check_limits
 from spottrain.varuna_manager.reporting.history import fold
+from spottrain.wire import messages
 
 logger = logging.getLogger(__name__)
 
@@ -47,7 +47,7 @@ CLOCK_POLL_S = 5.0
 JOURNAL_WAIT_S = 60.0
 """How long the journal may fail to be written before the manager gives up."""
 _CHECKS_PER_SUSPICION = 5
-_BROKEN = (wire.GenerationBroken, wire.WorkerDied)
+_BROKEN = (messages.GenerationBroken, messages.WorkerDied)
 
 
 class ManagerLoop:
@@ -309,7 +309,7 @@ class ManagerLoop:
     def _on_heard(self, vm_id: str) -> None:
         self.feed(e.VmHeard(at_s=self.now_s(), vm_id=vm_id))
 
-    async def register(self, registration: wire.Registration) -> None:
+    async def register(self, registration: messages.Registration) -> None:
         """Register a VM's agent."""
         await self.feed(
             e.AgentRegistered(
@@ -321,13 +321,15 @@ class ManagerLoop:
         )
         self.sessions.watch(registration.vm_id)
 
-    async def receive(self, batch: wire.ReportBatch) -> int:
+    async def receive(self, batch: messages.ReportBatch) -> int:
         """Take reports; return how many of this VM have been received in all.
 
         Raises:
             OutOfStepError: the VM is gone, or reports before this batch are missing.
         """
-        if any(isinstance(report, wire.CheckpointDamaged) for report in batch.reports):
+        if any(
+            isinstance(report, messages.CheckpointDamaged) for report in batch.reports
+        ):
             await self._effects.relist_checkpoints()
         vm = self.state.vms.get(batch.vm_id)
         if vm is None or batch.first > vm.reports_received:

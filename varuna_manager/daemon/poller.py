@@ -123,10 +123,7 @@ class CloudPoller:
             self._vms[cloud] = vms
             self._sink.feed(
                 VmsListed(
-                    at_s=self._sink.now_s(),
-                    asked_at_s=asked_at_s,
-                    vms=vms,
-                    cloud=cloud,
+                    at_s=self._sink.now_s(), asked_at_s=asked_at_s, vms=vms, cloud=cloud
                 )
             )
 

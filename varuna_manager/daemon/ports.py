@@ -8,7 +8,7 @@ from typing import Protocol
 from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.wire import Registration, ReportBatch
+from spottrain.wire.messages import Registration, ReportBatch
 
 
 class EventSink(Protocol):

@@ -40,14 +40,8 @@ from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
-from spottrain.wire import (
-    Heartbeat,
-    JobSpec,
-    Registration,
-    ReportBatch,
-    decode,
-    encode,
-)
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.messages import Heartbeat, JobSpec, Registration, ReportBatch
 
 PORTS = range(20000, 30000)
 """Below the ephemeral range, so that no outgoing connection takes a job's port."""

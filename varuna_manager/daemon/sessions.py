@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.jobs.identity import token_sha256
-from spottrain.wire import Command, Heartbeat, HeartbeatAnswer
+from spottrain.wire.messages import Command, Heartbeat, HeartbeatAnswer
 
 
 class OutOfStepError(SpottrainError):

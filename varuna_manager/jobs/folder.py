@@ -28,7 +28,8 @@ from platformdirs import user_state_path
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
-from spottrain.wire import ModelFacts, decode, encode
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.model import ModelFacts
 
 
 def home() -> Path:

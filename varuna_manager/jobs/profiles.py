@@ -2,7 +2,7 @@
 
     <home>/cache/profiles/<model>-<device and software>-<micro-batch sizes>.json
 
-Each is a ``wire.Profile`` as indented JSON. A profile is reused for the same model on the
+Each is a ``Profile`` as indented JSON. A profile is reused for the same model on the
 same device with the same software.
 """
 
@@ -22,7 +22,8 @@ from spottrain.morphing.plan.profiles import assumes_links, check_profile, knows
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.varuna_manager.jobs.folder import home
-from spottrain.wire import ModelFacts, Profile, decode
+from spottrain.wire.codec import decode
+from spottrain.wire.model import ModelFacts, Profile
 
 logger = logging.getLogger(__name__)
 

@@ -19,10 +19,12 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from spottrain import machine, wire
+from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.varuna_manager.config.job import JobConfig
-from spottrain.wire import Profile, Slot
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.model import Profile, Slot
 
 TIME_LIMIT_S = 600.0
 """Measuring is given up after this time."""
@@ -32,7 +34,7 @@ _ROUND = -1
 _MAX_SLOTS = 2
 """Of each VM."""
 
-OnProgress = Callable[[wire.CalibrationProgress], None]
+OnProgress = Callable[[messages.CalibrationProgress], None]
 
 
 class MeasuringError(SpottrainError):
@@ -92,9 +94,7 @@ class _Fleet:
         self._selector.register(_pipe(process.stdout), selectors.EVENT_READ, vm_id)
         self._rest[vm_id] = b""
         greeting = {
-            "spec": json.loads(
-                wire.encode(config.job_spec(str(folder / "checkpoints")))
-            ),
+            "spec": json.loads(encode(config.job_spec(str(folder / "checkpoints")))),
             "workdir": config.workdir,
             "num_slots": self._slots,
             "private_address": _ADDRESS,
@@ -110,12 +110,12 @@ class _Fleet:
         waiting = set(self._vms)
         for vm_id, report in reports:
             match report:
-                case wire.SupervisorReady():
+                case messages.SupervisorReady():
                     waiting.discard(vm_id)
                     if not waiting:
-                        _write(self._vms[first], wire.encode(_OPEN))
-                case wire.StoreOpened(host=host, port=port):
-                    command = wire.Calibrate(
+                        _write(self._vms[first], encode(_OPEN))
+                case messages.StoreOpened(host=host, port=port):
+                    command = messages.Calibrate(
                         generation=_ROUND,
                         participants=tuple(
                             Slot(vm_id=vm_id, index=index)
@@ -127,20 +127,20 @@ class _Fleet:
                         microbatch_sizes=sizes,
                     )
                     for process in self._vms.values():
-                        _write(process, wire.encode(command))
-                case wire.CalibrationProgress():
+                        _write(process, encode(command))
+                case messages.CalibrationProgress():
                     on_progress(report)
-                case wire.Calibrated(profile=profile):
+                case messages.Calibrated(profile=profile):
                     return profile
-                case wire.UserCodeFailed(message=message, traceback=traceback):
+                case messages.UserCodeFailed(message=message, traceback=traceback):
                     raise UserCodeError(message, traceback)
-                case wire.WorkerDied(reason=reason):
+                case messages.WorkerDied(reason=reason):
                     raise MeasuringError(f"{reason}: {self._last_line()}")
                 case _:
                     pass  # a worker lost a peer; that one's supervisor reports it
         raise AssertionError("reports end with an error")
 
-    def _reports(self) -> Iterator[tuple[str, wire.Report]]:
+    def _reports(self) -> Iterator[tuple[str, messages.Report]]:
         """Yield the supervisors' reports until the time is over or one has ended."""
         while True:
             ready = self._selector.select(max(0.0, self._end_s - time.monotonic()))
@@ -156,7 +156,7 @@ class _Fleet:
                 *lines, rest = (self._rest[key.data] + data).split(b"\n")
                 self._rest[key.data] = rest
                 for line in lines:
-                    yield key.data, wire.decode(wire.Report, line)
+                    yield key.data, decode(messages.Report, line)
 
     def _last_line(self) -> str:
         text = self._log.read_text(errors="replace")
@@ -175,7 +175,7 @@ class _Fleet:
             process.wait()
 
 
-_OPEN = wire.OpenStore(generation=_ROUND)
+_OPEN = messages.OpenStore(generation=_ROUND)
 
 
 def _pipe(pipe: IO[bytes] | None) -> IO[bytes]:

@@ -24,7 +24,8 @@ from spottrain.varuna_manager.jobs.folder import home
 from spottrain.varuna_manager.launch import data
 from spottrain.varuna_manager.launch.calibrate import OnProgress, measure_here
 from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
-from spottrain.wire import ModelFacts, Profile, decode, encode
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.model import ModelFacts, Profile
 
 TIME_LIMIT_S = 600.0
 """A model that cannot be inspected or measured in that time never will be."""

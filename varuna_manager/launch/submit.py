@@ -29,7 +29,7 @@ from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal, JournalError
 from spottrain.varuna_manager.jobs.profiles import given_profile
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
-from spottrain.wire import ModelFacts
+from spottrain.wire.model import ModelFacts
 
 MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.daemon.main")
 """Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""

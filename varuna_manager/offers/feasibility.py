@@ -20,7 +20,7 @@ from spottrain.varuna_manager.launch import inspect
 from spottrain.varuna_manager.launch.submit import job_settings
 from spottrain.varuna_manager.offers.market import own_market
 from spottrain.varuna_manager.offers.ranker import OfferRanker
-from spottrain.wire import ModelFacts, Profile
+from spottrain.wire.model import ModelFacts, Profile
 
 
 @dataclass(frozen=True, slots=True)

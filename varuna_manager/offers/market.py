@@ -18,7 +18,7 @@ from spottrain.pricing.ranking.rank import Priced
 from spottrain.pricing.ranking.throughput import MachineShape
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.job import JobConfig
-from spottrain.wire import ModelFacts, Profile
+from spottrain.wire.model import ModelFacts, Profile
 
 EXPOSURE_S = 90 * DAY_S
 """Older VM lives say nothing about today's market."""

@@ -52,7 +52,7 @@ from spottrain.varuna_manager.offers.market import (
 from spottrain.varuna_manager.offers.ranker import ranking_terms
 from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
 from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candidate_view
-from spottrain.wire import ModelFacts, Profile
+from spottrain.wire.model import ModelFacts, Profile
 
 NO_END = 1e15
 """Examples of a job without an end: what is paid once does not count."""

@@ -33,7 +33,7 @@ from spottrain.varuna_manager.offers.market import (
     machine,
     priced_offer,
 )
-from spottrain.wire import ModelFacts, Profile
+from spottrain.wire.model import ModelFacts, Profile
 
 SAFE_SHARE = 0.95
 """Share of a fleet's predicted throughput that the deadline policy counts on."""

@@ -26,7 +26,7 @@ from spottrain.varuna_manager.reporting import costs
 from spottrain.varuna_manager.reporting.deadline import deadline_view
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.timeline import timeline
-from spottrain.wire import Plan
+from spottrain.wire.model import Plan
 
 SCHEMA_VERSION = 1
 """Version of the documents that ``status`` and ``report`` return."""

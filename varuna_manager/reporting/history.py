@@ -38,7 +38,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
 from spottrain.varuna_manager.reporting.time_split import Activity, Interval
-from spottrain.wire import (
+from spottrain.wire.messages import (
     CheckpointSaved,
     GenerationStarted,
     GenerationStopped,

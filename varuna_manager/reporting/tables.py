@@ -23,7 +23,7 @@ from spottrain.varuna_manager.format import (
 )
 from spottrain.varuna_manager.reporting.deadline import deadline_line
 from spottrain.varuna_manager.reporting.documents import fleet_line
-from spottrain.wire import ModelFacts
+from spottrain.wire.model import ModelFacts
 
 COLOURS = {
     "running": "green",

@@ -28,10 +28,8 @@ def push(heap: Numbers, time: int, what: int) -> Numbers:
     if size == len(heap):
         grown = np.zeros((2 * size, 2), np.int64)
         for event in range(size):
-            grown[event, TIME], grown[event, WHAT] = (
-                heap[event, TIME],
-                heap[event, WHAT],
-            )
+            grown[event, TIME] = heap[event, TIME]
+            grown[event, WHAT] = heap[event, WHAT]
         heap = grown
     heap[0, 0] = size
     child = size

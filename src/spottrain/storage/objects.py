@@ -80,9 +80,8 @@ def open_objects(place: StoreUrl, patience_s: float) -> ObjectStore:
 def _endpoint(scheme: str) -> str:
     if scheme != "s3":
         return ""
-    return os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get(
-        "AWS_ENDPOINT_URL", ""
-    )
+    env = os.environ
+    return env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL", "")
 
 
 def _open_s3(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
@@ -112,9 +111,8 @@ def _open_gs(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
 def _open_az(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
     from obstore.store import AzureStore
 
-    account = place.options.get("account") or os.environ.get(
-        "AZURE_STORAGE_ACCOUNT_NAME"
-    )
+    default = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
+    account = place.options.get("account") or default
     if not account:
         raise StorageError(
             f"az://{place.bucket} needs the name of its storage account: add "

@@ -1,4 +1,7 @@
-"""Messages as one line of JSON and back, strictly."""
+"""Messages, frozen dataclasses, as one line of JSON and back, strictly.
+
+An unknown or missing field, a wrong type or another schema version raises ``WireError``.
+"""
 
 from __future__ import annotations
 
@@ -112,9 +115,8 @@ def _build_dataclass(cls: Any, data: Mapping[str, Any], where: str) -> Any:
     _check_version(data, f"{where}.")
     if unknown := sorted(set(data) - set(hints)):
         raise WireError(f"{where}.{unknown[0]} is not a field of {cls.__name__}")
-    required = {
-        f.name for f in dataclasses.fields(cls) if f.default is dataclasses.MISSING
-    }
+    fields, unset = dataclasses.fields(cls), dataclasses.MISSING
+    required = {field.name for field in fields if field.default is unset}
     if missing := sorted(required - set(data)):
         raise WireError(f"{where}.{missing[0]} is missing from {cls.__name__}")
     return cls(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in data.items()})

@@ -280,9 +280,8 @@ class Plan:
 
     def stage_of(self, section: int) -> int:
         """Return the stage that owns ``section``."""
-        return (
-            bisect.bisect_right(self.stage_bounds, section) - 1
-        ) % self.pipeline_depth
+        run = bisect.bisect_right(self.stage_bounds, section) - 1
+        return run % self.pipeline_depth
 
     def runs_of(self, stage: int) -> tuple[range, ...]:
         """Return the runs of consecutive sections of ``stage``, one per chunk."""

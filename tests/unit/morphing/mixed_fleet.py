@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire import (
+from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from spottrain.morphing.plan.partition import spread
-from spottrain.wire import (
+from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,

@@ -11,7 +11,7 @@ from tests.unit.morphing.mixed_fleet import facts, fleet, inputs, profile
 from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.simulator import simulate_step
-from spottrain.wire import Plan, ScheduleKind
+from spottrain.wire.model import Plan, ScheduleKind
 
 
 def chosen(

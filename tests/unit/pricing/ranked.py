@@ -6,19 +6,26 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from spottrain import wire
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.pricing.ranking.rank import Priced, RankingTerms
 from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
+from spottrain.wire.model import (
+    LinkProfile,
+    MicrobatchProfile,
+    ModelFacts,
+    Profile,
+    SectionFacts,
+    SectionProfile,
+)
 
 SECTIONS = 4
-FACTS = wire.ModelFacts(
+FACTS = ModelFacts(
     fingerprint="model",
     num_parameters=4 * SECTIONS * 10**6,
     blocks="blocks",
     sections=tuple(
-        wire.SectionFacts(
+        SectionFacts(
             index=k,
             param_bytes=16 * 10**6,
             optimizer_bytes=32 * 10**6,
@@ -30,15 +37,15 @@ FACTS = wire.ModelFacts(
     dataset_len=1,
     heldout_len=1,
 )
-PROFILE = wire.Profile(
+PROFILE = Profile(
     fingerprint="model",
     device="V100-16GB",
     software="software",
     microbatches=(
-        wire.MicrobatchProfile(
+        MicrobatchProfile(
             microbatch_size=1,
             sections=tuple(
-                wire.SectionProfile(
+                SectionProfile(
                     index=k,
                     forward_s=0.01,
                     backward_s=0.02,
@@ -51,8 +58,8 @@ PROFILE = wire.Profile(
         ),
     ),
     optimizer_s_per_byte=1e-11,
-    within_vm=wire.LinkProfile(latency_s=1e-5, bandwidth_bytes_per_s=1e10),
-    between_vms=wire.LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
+    within_vm=LinkProfile(latency_s=1e-5, bandwidth_bytes_per_s=1e10),
+    between_vms=LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9),
 )
 JOB = PlanInputs(
     facts=FACTS,

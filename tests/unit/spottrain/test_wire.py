@@ -13,18 +13,26 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spottrain import wire
 from spottrain.errors import WireError
-from spottrain.wire import codec
+from spottrain.wire import codec, messages
+from spottrain.wire.codec import decode, encode, from_data
+from spottrain.wire.model import (
+    LinkProfile,
+    ModelFacts,
+    Plan,
+    Profile,
+    ScheduleKind,
+    Slot,
+)
 
-COMMANDS = get_args(wire.Command)
-REPORTS = get_args(wire.Report)
+COMMANDS = get_args(messages.Command)
+REPORTS = get_args(messages.Report)
 INT = st.integers(-(2**53), 2**53)
 
 
 @st.composite
-def plans(draw: st.DrawFn) -> wire.Plan:
-    schedule = draw(st.sampled_from(get_args(wire.ScheduleKind)))
+def plans(draw: st.DrawFn) -> Plan:
+    schedule = draw(st.sampled_from(get_args(ScheduleKind)))
     interleaved = schedule == "interleaved"
     depth, width = draw(st.integers(1 + interleaved, 4)), draw(st.integers(1, 4))
     microbatch_size = draw(st.integers(1, 4))
@@ -38,7 +46,7 @@ def plans(draw: st.DrawFn) -> wire.Plan:
     for cuts, sizes in zip(bounds, (stages, replicas), strict=True):
         for size in sizes:
             cuts.append(cuts[-1] + size)
-    return wire.Plan(
+    return Plan(
         pipeline_depth=depth,
         data_parallel_width=width,
         microbatch_size=microbatch_size,
@@ -48,8 +56,7 @@ def plans(draw: st.DrawFn) -> wire.Plan:
         stage_bounds=tuple(bounds[0]),
         replica_bounds=tuple(bounds[1]),
         slots=tuple(
-            wire.Slot(vm_id=draw(st.text()), index=index)
-            for index in range(depth * width)
+            Slot(vm_id=draw(st.text()), index=index) for index in range(depth * width)
         ),
         predicted_step_s=draw(st.floats(0, 1e6)),
         in_flight_bound=None if interleaved else draw(st.none() | st.integers(1, 8)),
@@ -57,7 +64,7 @@ def plans(draw: st.DrawFn) -> wire.Plan:
     )
 
 
-st.register_type_strategy(wire.Plan, plans())
+st.register_type_strategy(Plan, plans())
 st.register_type_strategy(float, st.floats(allow_nan=False))
 st.register_type_strategy(int, INT)
 
@@ -76,18 +83,18 @@ def built(cls: Any) -> st.SearchStrategy[Any]:
 
 
 # Elsewhere hypothesis would make up a schema_version.
-st.register_type_strategy(wire.Profile, built(wire.Profile))
+st.register_type_strategy(Profile, built(Profile))
 
 MESSAGES = (
     *COMMANDS,
     *REPORTS,
-    wire.JobSpec,
-    wire.ModelFacts,
-    wire.Profile,
-    wire.Registration,
-    wire.Heartbeat,
-    wire.HeartbeatAnswer,
-    wire.ReportBatch,
+    messages.JobSpec,
+    ModelFacts,
+    Profile,
+    messages.Registration,
+    messages.Heartbeat,
+    messages.HeartbeatAnswer,
+    messages.ReportBatch,
 )
 
 
@@ -96,15 +103,15 @@ def test_every_message_reads_back_as_it_was(cls: Any) -> None:
     @settings(max_examples=20, deadline=None)
     @given(built(cls))
     def reads_back(message: Any) -> None:
-        text = wire.encode(message)
+        text = encode(message)
         assert "\n" not in text
-        assert wire.decode(cls, text) == message
-        assert wire.decode(cls, text.encode()) == message
+        assert decode(cls, text) == message
+        assert decode(cls, text.encode()) == message
 
     reads_back()
 
 
-@pytest.mark.parametrize("union", [wire.Command, wire.Report])
+@pytest.mark.parametrize("union", [messages.Command, messages.Report])
 def test_the_kind_selects_the_member_of_a_union(union: Any) -> None:
     kinds = [codec._hints(cls)["kind"] for cls in get_args(union)]
     names = [name for kind in kinds for name in get_args(kind)]
@@ -113,7 +120,7 @@ def test_the_kind_selects_the_member_of_a_union(union: Any) -> None:
     @settings(deadline=None)
     @given(st.one_of([built(cls) for cls in get_args(union)]))
     def reads_back(message: Any) -> None:
-        assert wire.decode(union, wire.encode(message)) == message
+        assert decode(union, encode(message)) == message
 
     reads_back()
 
@@ -124,20 +131,36 @@ HEARTBEAT = {"vm_id": "vm-1", "sequence": 3, "received": 0}
 @pytest.mark.parametrize(
     ("cls", "change", "message"),
     [
-        (wire.Heartbeat, {"sequenc": 1}, "message.sequenc is not a field of Heartbeat"),
-        (wire.Heartbeat, {"sequence": "3"}, "message.sequence must be int: got '3'"),
-        (wire.Heartbeat, {"sequence": True}, "message.sequence must be int: got True"),
-        (wire.Heartbeat, {"sequence": 3.0}, "message.sequence must be int: got 3.0"),
-        (wire.Heartbeat, {"vm_id": None}, "message.vm_id must be str: got None"),
-        (wire.Heartbeat, {"schema_version": 2}, "schema_version must be 1: got 2"),
+        (
+            messages.Heartbeat,
+            {"sequenc": 1},
+            "message.sequenc is not a field of Heartbeat",
+        ),
+        (
+            messages.Heartbeat,
+            {"sequence": "3"},
+            "message.sequence must be int: got '3'",
+        ),
+        (
+            messages.Heartbeat,
+            {"sequence": True},
+            "message.sequence must be int: got True",
+        ),
+        (
+            messages.Heartbeat,
+            {"sequence": 3.0},
+            "message.sequence must be int: got 3.0",
+        ),
+        (messages.Heartbeat, {"vm_id": None}, "message.vm_id must be str: got None"),
+        (messages.Heartbeat, {"schema_version": 2}, "schema_version must be 1: got 2"),
     ],
 )
 def test_a_wrong_field_is_refused_and_named(
     cls: Any, change: dict[str, Any], message: str
 ) -> None:
-    wire.from_data(cls, HEARTBEAT)
+    from_data(cls, HEARTBEAT)
     with pytest.raises(WireError) as caught:
-        wire.from_data(cls, HEARTBEAT | change)
+        from_data(cls, HEARTBEAT | change)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
 
@@ -146,32 +169,32 @@ def test_a_wrong_field_is_refused_and_named(
 def test_a_missing_field_is_refused_and_named(field: str) -> None:
     data = {key: value for key, value in HEARTBEAT.items() if key != field}
     with pytest.raises(WireError, match=f"{field} is missing from Heartbeat"):
-        wire.from_data(wire.Heartbeat, data)
+        from_data(messages.Heartbeat, data)
 
 
 @pytest.mark.parametrize("text", ["", "{", "\x00", b"\xff\xfe", "[1", "nul"])
 def test_text_other_than_json_is_refused(text: str | bytes) -> None:
     with pytest.raises(WireError, match="message is not JSON"):
-        wire.decode(wire.Heartbeat, text)
+        decode(messages.Heartbeat, text)
 
 
 @pytest.mark.parametrize("text", ["null", "[]", "3", '"x"', "{}"])
 def test_json_that_is_no_message_is_refused(text: str) -> None:
-    for cls in (wire.Heartbeat, wire.Command):
+    for cls in (messages.Heartbeat, messages.Command):
         with pytest.raises(WireError):
-            wire.decode(cls, text)
+            decode(cls, text)
 
 
 def test_a_place_deep_inside_is_named() -> None:
     data = {"commands": [{"kind": "retire"}, {"kind": "open_store", "generation": "1"}]}
     with pytest.raises(WireError, match=r"message\.commands\[1\]\.generation must be"):
-        wire.from_data(wire.HeartbeatAnswer, data)
+        from_data(messages.HeartbeatAnswer, data)
     with pytest.raises(WireError, match=r"commands\[0\]\.kind is unknown: got 'dance'"):
-        wire.from_data(wire.HeartbeatAnswer, {"commands": [{"kind": "dance"}]})
+        from_data(messages.HeartbeatAnswer, {"commands": [{"kind": "dance"}]})
 
 
 def test_a_literal_takes_only_its_values() -> None:
-    report = wire.GenerationStarted(
+    report = messages.GenerationStarted(
         generation=1,
         slot=0,
         pid=1,
@@ -180,13 +203,13 @@ def test_a_literal_takes_only_its_values() -> None:
         sections_moved=0,
         sections_loaded=0,
     )
-    text = wire.encode(report).replace('"same"', '"lost"')
+    text = encode(report).replace('"same"', '"lost"')
     with pytest.raises(WireError, match=r"outcome must be .*: got 'lost'"):
-        wire.decode(wire.GenerationStarted, text)
+        decode(messages.GenerationStarted, text)
 
 
-def a_plan(**changes: Any) -> wire.Plan:
-    plan = wire.Plan(
+def a_plan(**changes: Any) -> Plan:
+    plan = Plan(
         pipeline_depth=2,
         data_parallel_width=2,
         microbatch_size=2,
@@ -195,7 +218,7 @@ def a_plan(**changes: Any) -> wire.Plan:
         recompute=True,
         stage_bounds=(0, 3, 4),
         replica_bounds=(0, 3, 5),
-        slots=tuple(wire.Slot(vm_id="vm", index=i) for i in range(4)),
+        slots=tuple(Slot(vm_id="vm", index=i) for i in range(4)),
         predicted_step_s=1.0,
     )
     return dataclasses.replace(plan, **changes)
@@ -221,7 +244,7 @@ def test_a_plan_assigns_sections_and_virtual_nodes_to_ranks() -> None:
         {"stage_bounds": (0, 0, 4)},
         {"stage_bounds": (1, 3, 4)},
         {"replica_bounds": (0, 5, 5)},
-        {"slots": tuple(wire.Slot(vm_id="vm", index=0) for _ in range(4))},
+        {"slots": tuple(Slot(vm_id="vm", index=0) for _ in range(4))},
         {"pipeline_depth": 0},
         {"devices_per_stage_replica": 2},
     ],
@@ -229,10 +252,10 @@ def test_a_plan_assigns_sections_and_virtual_nodes_to_ranks() -> None:
 def test_a_plan_that_does_not_add_up_is_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(WireError, match="plan does not add up"):
         a_plan(**changes)
-    data = json.loads(wire.encode(a_plan()))
+    data = json.loads(encode(a_plan()))
     changed = json.loads(json.dumps(changes, default=dataclasses.asdict))
     with pytest.raises(WireError):
-        wire.from_data(wire.Plan, data | changed)
+        from_data(Plan, data | changed)
 
 
 INTERLEAVED: dict[str, Any] = {
@@ -280,28 +303,28 @@ JSON = st.recursive(
 
 
 @settings(deadline=None)
-@given(JSON, st.sampled_from([*MESSAGES, wire.Command, wire.Report]))
+@given(JSON, st.sampled_from([*MESSAGES, messages.Command, messages.Report]))
 def test_whatever_arrives_it_is_a_message_or_a_wire_error(data: Any, cls: Any) -> None:
     with suppress(WireError):
-        wire.from_data(cls, data)
+        from_data(cls, data)
 
 
 @settings(deadline=None)
-@given(built(wire.GenerationStarted), st.data())
+@given(built(messages.GenerationStarted), st.data())
 def test_a_damaged_field_is_never_taken_for_a_message(
-    message: wire.GenerationStarted, data: st.DataObject
+    message: messages.GenerationStarted, data: st.DataObject
 ) -> None:
-    fields = json.loads(wire.encode(message))
+    fields = json.loads(encode(message))
     field = data.draw(st.sampled_from(sorted(fields)))
     fields[field] = data.draw(st.none() | st.lists(INT) | st.floats())
     with pytest.raises(WireError):
-        wire.from_data(wire.GenerationStarted, fields)
+        from_data(messages.GenerationStarted, fields)
 
 
 def test_the_wire_needs_nothing_but_the_standard_library() -> None:
     code = (
-        "import sys; before = set(sys.modules); import spottrain.wire, "
-        "spottrain.manifest; print(*sorted({m.split('.')[0] for m in sys.modules} "
+        "import sys; before = set(sys.modules); import "
+        "spottrain.wire.messages, spottrain.manifest; print(*sorted({m.split('.')[0] for m in sys.modules} "
         "- before))"
     )
     done = subprocess.run(
@@ -317,21 +340,21 @@ LINK = {"latency_s": 0.1, "bandwidth_bytes_per_s": 1e9}
 def test_a_part_of_another_version_is_refused_and_named() -> None:
     @dataclasses.dataclass(frozen=True, kw_only=True)
     class File:
-        facts: wire.ModelFacts
+        facts: ModelFacts
 
     with pytest.raises(WireError, match=r"message\.facts\.schema_version must be 1"):
         codec._build(File, {"facts": {"schema_version": 2}}, "message")
 
 
 def test_a_number_beyond_all_floats_is_infinite() -> None:
-    link = wire.from_data(wire.LinkProfile, LINK | {"jitter": 10**400})
+    link = from_data(LinkProfile, LINK | {"jitter": 10**400})
     assert link.jitter == math.inf
-    link = wire.from_data(wire.LinkProfile, LINK | {"jitter": -(10**400)})
+    link = from_data(LinkProfile, LINK | {"jitter": -(10**400)})
     assert link.jitter == -math.inf
 
 
 def test_a_choice_that_is_none_names_those_there_are() -> None:
     with pytest.raises(WireError, match="origin must be one of 'measured', 'derived'"):
         codec._build(
-            typing.get_type_hints(wire.Profile)["origin"], "guess", "message.origin"
+            typing.get_type_hints(Profile)["origin"], "guess", "message.origin"
         )

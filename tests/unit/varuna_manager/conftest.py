@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 import uvicorn
 
-from spottrain import wire
 from spottrain.varuna_manager.agent.client import ManagerClient
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.server import ControlChannel, listen, make_server
@@ -24,8 +23,9 @@ from spottrain.varuna_manager.jobs.identity import (
     token_sha256,
 )
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
+from spottrain.wire import messages
 
-SPEC = wire.JobSpec(
+SPEC = messages.JobSpec(
     name="job",
     entrypoint="train:job",
     seed=1,
@@ -46,17 +46,17 @@ class RecordingHandler:
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self.registrations: list[wire.Registration] = []
-        self.reports: list[wire.Report] = []
+        self.registrations: list[messages.Registration] = []
+        self.reports: list[messages.Report] = []
         self.stops: list[tuple[str, bool, bool]] = []
         self.limits: list[tuple[str, tuple[Limit, ...]]] = []
 
-    async def register(self, registration: wire.Registration) -> None:
+    async def register(self, registration: messages.Registration) -> None:
         with self._changed:
             self.registrations.append(registration)
             self._changed.notify_all()
 
-    async def receive(self, batch: wire.ReportBatch) -> int:
+    async def receive(self, batch: messages.ReportBatch) -> int:
         with self._changed:
             self.reports += batch.reports[len(self.reports) - batch.first :]
             self._changed.notify_all()
@@ -83,7 +83,7 @@ class RecordingHandler:
 class Manager:
     """The real server over real TLS on loopback, in a thread of its own."""
 
-    def __init__(self, job_dir: Path, spec: wire.JobSpec = SPEC) -> None:
+    def __init__(self, job_dir: Path, spec: messages.JobSpec = SPEC) -> None:
         self.job_dir = job_dir
         self.identity: Identity = ensure_identity(job_dir, ("127.0.0.1",))
         self.handler = RecordingHandler()
@@ -102,7 +102,7 @@ class Manager:
         self.url = ""
         self.clients: list[ManagerClient] = []
 
-    def use(self, spec: wire.JobSpec) -> None:
+    def use(self, spec: messages.JobSpec) -> None:
         """Hand out another job from now on."""
         self.stop()
         self.channel = replace(self.channel, spec=spec)
@@ -158,7 +158,7 @@ class Manager:
         self.on_loop(lambda: self.sessions.admit(vm_id, token_sha256(token)))
         return token
 
-    def send(self, vm_id: str, command: wire.Command) -> None:
+    def send(self, vm_id: str, command: messages.Command) -> None:
         self.on_loop(lambda: self.sessions.send(vm_id, command))
 
     def client(self, token: str) -> ManagerClient:

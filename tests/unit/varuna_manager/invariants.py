@@ -14,7 +14,7 @@ from spottrain.varuna_manager.core.model.records import (
     RankPhase,
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.wire import Report
+from spottrain.wire.messages import Report
 
 Change = tuple[StrEnum | None, StrEnum | None, type | str]
 KINDS: dict[str, type] = {**EVENT_TYPES, **{r.__name__: r for r in get_args(Report)}}

@@ -7,7 +7,6 @@ from typing import Any, TypeVar
 
 from tests.unit.varuna_manager.invariants import check_invariants
 
-from spottrain import wire
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
@@ -15,12 +14,22 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration, Generation
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.wire import Plan, Slot
+from spottrain.wire import messages
+from spottrain.wire.model import (
+    LinkProfile,
+    MicrobatchProfile,
+    ModelFacts,
+    Plan,
+    Profile,
+    SectionFacts,
+    SectionProfile,
+    Slot,
+)
 
 Emitted = TypeVar("Emitted")
 Sent = TypeVar("Sent")
 
-SPEC = wire.JobSpec(
+SPEC = messages.JobSpec(
     name="job",
     entrypoint="m:f",
     seed=0,
@@ -35,12 +44,12 @@ SPEC = wire.JobSpec(
     heartbeat_s=1.0,
 )
 
-FACTS = wire.ModelFacts(
+FACTS = ModelFacts(
     fingerprint="model",
     num_parameters=1,
     blocks="blocks",
     sections=tuple(
-        wire.SectionFacts(
+        SectionFacts(
             index=i, param_bytes=1, optimizer_bytes=1, activation_bytes_per_example=1
         )
         for i in range(2)
@@ -50,15 +59,15 @@ FACTS = wire.ModelFacts(
     heldout_len=1,
 )
 
-PROFILE = wire.Profile(
+PROFILE = Profile(
     fingerprint="model",
     device="cpu",
     software="software",
     microbatches=(
-        wire.MicrobatchProfile(
+        MicrobatchProfile(
             microbatch_size=1,
             sections=tuple(
-                wire.SectionProfile(
+                SectionProfile(
                     index=index,
                     forward_s=0.1,
                     backward_s=0.2,
@@ -71,8 +80,8 @@ PROFILE = wire.Profile(
         ),
     ),
     optimizer_s_per_byte=0.0,
-    within_vm=wire.LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
-    between_vms=wire.LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
+    within_vm=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
+    between_vms=LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0),
 )
 
 OFFER = Offer(
@@ -130,7 +139,7 @@ class Story:
         check_invariants(self.state)
         return self.commands
 
-    def report(self, vm_id: str, report: wire.Report) -> tuple[c.Command, ...]:
+    def report(self, vm_id: str, report: messages.Report) -> tuple[c.Command, ...]:
         number = self.reports.get(vm_id, 0)
         self.reports[vm_id] = number + 1
         return self.tell(e.ReportReceived, vm_id=vm_id, number=number, report=report)
@@ -210,13 +219,13 @@ class Story:
             num_slots=slots,
             private_address="10.0.0.1",
         )
-        self.report(vm_id, wire.SupervisorReady(num_slots=slots, torch_version="2"))
+        self.report(vm_id, messages.SupervisorReady(num_slots=slots, torch_version="2"))
 
     def prepare(self) -> None:
         """Write the first weights and measure, once no VM boots any more."""
-        (initialiser,) = self.sent(wire.Initialise) or [self.state.initialiser]
+        (initialiser,) = self.sent(messages.Initialise) or [self.state.initialiser]
         assert initialiser is not None
-        self.report(initialiser, wire.CheckpointSaved(name="step-0", step=0))
+        self.report(initialiser, messages.CheckpointSaved(name="step-0", step=0))
         if self.state.calibration is None:
             self.wait(self.state.job.boot_wait_s)
         self.measure()
@@ -227,18 +236,18 @@ class Story:
         assert calibration is not None, self.state.activity
         first = calibration.participants[0].vm_id
         number = calibration.number
-        self.report(first, wire.StoreOpened(generation=number, host="h", port=1))
+        self.report(first, messages.StoreOpened(generation=number, host="h", port=1))
         return calibration
 
-    def measure(self, profile: wire.Profile = PROFILE) -> None:
+    def measure(self, profile: Profile = PROFILE) -> None:
         """Go through a round of measuring."""
         calibration = self.open_round()
-        assert set(self.sent(wire.Calibrate)) == {
+        assert set(self.sent(messages.Calibrate)) == {
             slot.vm_id for slot in calibration.participants
         }
         self.report(
             calibration.participants[0].vm_id,
-            wire.Calibrated(profile=profile, generation=calibration.number),
+            messages.Calibrated(profile=profile, generation=calibration.number),
         )
 
     def plan(self, *ids: str, step_s: float = 1.0) -> None:
@@ -251,7 +260,7 @@ class Story:
         generation = self.generation
         self.report(
             generation.plan.slots[0].vm_id,
-            wire.StoreOpened(generation=generation.number, host="h", port=1),
+            messages.StoreOpened(generation=generation.number, host="h", port=1),
         )
 
     def begin(self, step: int) -> None:
@@ -259,8 +268,8 @@ class Story:
         for slot in self.generation.plan.slots:
             self.report(slot.vm_id, self.started(step))
 
-    def started(self, step: int) -> wire.GenerationStarted:
-        return wire.GenerationStarted(
+    def started(self, step: int) -> messages.GenerationStarted:
+        return messages.GenerationStarted(
             generation=self.generation.number,
             slot=0,
             pid=1,
@@ -277,7 +286,7 @@ class Story:
             if only is None or slot.vm_id in only:
                 self.report(
                     slot.vm_id,
-                    wire.MinibatchCommitted(
+                    messages.MinibatchCommitted(
                         generation=self.generation.number,
                         slot=0,
                         step=step,
@@ -292,7 +301,7 @@ class Story:
     def stopped(self, step: int, *, done: bool = False) -> None:
         number = self.generation.number
         for slot in self.generation.plan.slots:
-            report = wire.GenerationStopped(
+            report = messages.GenerationStopped(
                 generation=number, slot=0, step=step, done=done
             )
             self.report(slot.vm_id, report)
@@ -302,11 +311,13 @@ class Story:
         for vm_id in ids:
             self.report(
                 vm_id,
-                wire.GenerationBroken(generation=number, slot=0, reason="lost a peer"),
+                messages.GenerationBroken(
+                    generation=number, slot=0, reason="lost a peer"
+                ),
             )
 
     def notice(self, vm_id: str, lead_s: float) -> tuple[c.Command, ...]:
-        return self.report(vm_id, wire.InterruptionNoticed(lead_s=lead_s))
+        return self.report(vm_id, messages.InterruptionNoticed(lead_s=lead_s))
 
     def training(self, *ids: str, steps: int = 3) -> Story:
         """Up to a generation over ``ids`` that has committed ``steps``."""

@@ -27,7 +27,8 @@ from spottrain.varuna_manager.cli.console import (
 )
 from spottrain.varuna_manager.cli.simulate.files import read_text
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
-from spottrain.wire import ModelFacts, Profile, decode
+from spottrain.wire.codec import decode
+from spottrain.wire.model import ModelFacts, Profile
 
 DEFAULTS = CostModel()
 MILLION = 1_000_000

@@ -9,10 +9,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from spottrain import wire
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.wire import Profile
+from spottrain.wire import messages
+from spottrain.wire.model import Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +73,7 @@ class Send:
     """Put a command into a VM's outbox."""
 
     vm_id: str
-    command: wire.Command
+    command: messages.Command
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

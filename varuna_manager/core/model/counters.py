@@ -17,7 +17,8 @@ from spottrain.varuna_manager.core.model.records import (
     SlowVm,
 )
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire import Evaluated, MinibatchCommitted, Slot
+from spottrain.wire.messages import Evaluated, MinibatchCommitted
+from spottrain.wire.model import Slot
 
 _Item = TypeVar("_Item")
 

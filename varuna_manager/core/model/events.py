@@ -13,7 +13,6 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from spottrain import wire
 from spottrain.cloud.port.provider import Offer, Vm, VmState
 from spottrain.morphing.plan.choose import Candidate
 from spottrain.morphing.plan.inputs import PlanQuestion
@@ -21,7 +20,8 @@ from spottrain.pricing.ranking.cooldowns import Refusal
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings, Limit
-from spottrain.wire import Plan, Profile
+from spottrain.wire import messages
+from spottrain.wire.model import Plan, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,7 +277,7 @@ class ReportReceived:
     at_s: float
     vm_id: str
     number: int
-    report: Annotated[wire.Report, Field(discriminator="kind")]
+    report: Annotated[messages.Report, Field(discriminator="kind")]
     """Discriminated by kind: trying each class takes ten times as long."""
 
 

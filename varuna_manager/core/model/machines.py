@@ -15,7 +15,6 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import NamedTuple
 
-from spottrain import wire
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
@@ -23,6 +22,7 @@ from spottrain.varuna_manager.core.model.records import (
     VmPhase,
 )
 from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.wire import messages
 
 DECISION = "decision"
 
@@ -45,7 +45,7 @@ _TAKEN: Causes = (e.VmsListed, e.VmLost, e.ProviderAnswered)
 _RETURNED: Causes = (e.ProviderAnswered, e.CommandFailed, e.JobMoved, DECISION)
 """They have a VM returned."""
 _LOST: Causes = tuple(dict.fromkeys((*_TAKEN, *_RETURNED)))
-_LEFT: Causes = (wire.GenerationBroken, wire.WorkerDied)
+_LEFT: Causes = (messages.GenerationBroken, messages.WorkerDied)
 """A rank has left its generation."""
 
 JOB: Machine = {
@@ -57,8 +57,8 @@ JOB: Machine = {
             e.SetupFailed,
             e.LaunchRefused,
             e.CommandFailed,
-            wire.UserCodeFailed,
-            wire.CheckpointFailed,
+            messages.UserCodeFailed,
+            messages.CheckpointFailed,
             *_LEFT,
             DECISION,
         ),
@@ -80,7 +80,7 @@ VM: Machine = {
     (VmPhase.STARTING, VmPhase.REGISTERED): Entry("agent calls", (e.AgentRegistered,)),
     (VmPhase.BOOTING, VmPhase.REGISTERED): Entry("agent calls", (e.AgentRegistered,)),
     **{
-        (phase, VmPhase.READY): Entry("slots can train", (wire.SupervisorReady,))
+        (phase, VmPhase.READY): Entry("slots can train", (messages.SupervisorReady,))
         for phase in _COMING
     },
     (VmPhase.STARTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_RETURNED)),
@@ -102,7 +102,7 @@ _OVER = Entry("the job is over", (DECISION,))
 GENERATION: Machine = {
     (None, GenerationPhase.OPENING): Entry("a plan is chosen", (DECISION,)),
     (GenerationPhase.OPENING, GenerationPhase.STARTING): Entry(
-        "its store is open", (wire.StoreOpened,)
+        "its store is open", (messages.StoreOpened,)
     ),
     (GenerationPhase.STARTING, GenerationPhase.RUNNING): Entry(
         "all ranks have their sections", (DECISION,)
@@ -113,7 +113,7 @@ GENERATION: Machine = {
     (GenerationPhase.OPENING, GenerationPhase.BREAKING): _BREAKS,
     (GenerationPhase.STARTING, GenerationPhase.BREAKING): Entry(
         "a rank is lost, time is up, or its checkpoint is damaged",
-        (*_BREAKS.causes, wire.CheckpointDamaged),
+        (*_BREAKS.causes, messages.CheckpointDamaged),
     ),
     (GenerationPhase.RUNNING, GenerationPhase.BREAKING): _BREAKS,
     (GenerationPhase.STOPPING, GenerationPhase.BREAKING): _BREAKS,
@@ -130,11 +130,11 @@ GENERATION: Machine = {
 
 RANK: Machine = {
     (RankPhase.INVITED, RankPhase.STARTED): Entry(
-        "has its sections", (wire.GenerationStarted,)
+        "has its sections", (messages.GenerationStarted,)
     ),
     **{
         (phase, RankPhase.STOPPED): Entry(
-            "stopped with the others", (wire.GenerationStopped,)
+            "stopped with the others", (messages.GenerationStopped,)
         )
         for phase in (RankPhase.INVITED, RankPhase.STARTED)
     },

@@ -13,7 +13,8 @@ from spottrain.morphing.adapt.balance import ShareBalancer
 from spottrain.morphing.adapt.stragglers import StragglerWatch
 from spottrain.morphing.plan.choose import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
-from spottrain.wire import MinibatchCommitted, Plan, ShareMinibatch, Slot
+from spottrain.wire.messages import MinibatchCommitted, ShareMinibatch
+from spottrain.wire.model import Plan, Slot
 
 WINDOW = 64
 """Recent step times kept per generation."""
@@ -180,7 +181,7 @@ class Calibration:
     """A calibration round that runs now."""
 
     number: int
-    """Negative, see ``wire.Calibrate``."""
+    """Negative, see ``messages.Calibrate``."""
     participants: tuple[Slot, ...]
     store_host: str = ""
     """Empty: the store is being opened."""

@@ -5,7 +5,8 @@ The facts of a job have one shape for each reader, and each is built in one plac
 - ``JobConfig`` (``config.job``): the job file as people write it;
 - ``JobSettings``: what the core decides by. Journalled, so that a manager that starts
   later needs no job file; made from it by ``launch.submit.job_settings``;
-- ``JobSpec`` (``wire``): the part of it that every VM must know, fixed for the job's life;
+- ``JobSpec`` (``wire.messages``): the part of it that every VM must know, fixed for the
+  job's life;
 - ``RankingTerms``, ``JobStatus`` (``pricing``) and ``PlanInputs`` (``morphing``): what the
   ranking of offers, the deadline policy and the planner ask, which know neither jobs nor
   managers; made by ``offers.ranker.ranking_terms``, ``core.deadline.job_status`` and
@@ -19,7 +20,8 @@ from typing import Literal
 
 from spottrain.morphing.plan.inputs import Objective
 from spottrain.pricing.ranking.cooldowns import Span
-from spottrain.wire import JobSpec, ModelFacts, Profile, ScheduleKind
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import ModelFacts, Profile, ScheduleKind
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

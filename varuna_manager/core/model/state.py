@@ -40,7 +40,7 @@ from spottrain.varuna_manager.core.model.records import (
     VmRecord,
 )
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.wire import Plan, Profile
+from spottrain.wire.model import Plan, Profile
 
 
 class JobPhase(StrEnum):

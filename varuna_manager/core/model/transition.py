@@ -6,13 +6,13 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 
-from spottrain import wire
 from spottrain.varuna_manager.core.model import machines
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, Send
 from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent
 from spottrain.varuna_manager.core.model.records import Generation, RankPhase, VmRecord
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.wire import Slot
+from spottrain.wire import messages
+from spottrain.wire.model import Slot
 
 
 class Transition:
@@ -51,7 +51,7 @@ class Transition:
         """Ask the daemon to perform ``command``."""
         self.commands.append(command)
 
-    def send(self, vm_ids: Iterable[str], command: wire.Command) -> None:
+    def send(self, vm_ids: Iterable[str], command: messages.Command) -> None:
         """Send ``command`` to every VM of ``vm_ids`` that still exists, once."""
         for vm_id in dict.fromkeys(vm_ids):
             if vm_id in self.state.vms:

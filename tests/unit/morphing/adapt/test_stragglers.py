@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain import wire
 from spottrain.morphing.adapt.stragglers import (
     MARGIN,
     OUTLYING,
@@ -19,7 +18,15 @@ from spottrain.morphing.adapt.stragglers import (
     expected_busy_s,
     slowness_of,
 )
-from spottrain.wire import Plan, Profile, SectionProfile, Slot
+from spottrain.wire.model import (
+    LinkProfile,
+    MicrobatchProfile,
+    Plan,
+    Profile,
+    SectionProfile,
+    Slot,
+    TaskOverheads,
+)
 
 SHAPES = [(1, 2), (2, 2), (2, 3), (4, 1), (3, 4), (1, 8)]
 NOISE = 0.1
@@ -222,13 +229,13 @@ def section(index: int) -> SectionProfile:
 
 
 def test_busy_time_is_expected_from_the_tasks_that_were_run() -> None:
-    link = wire.LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0)
+    link = LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1.0)
     profile = Profile(
         fingerprint="model",
         device="cpu",
         software="software",
         microbatches=(
-            wire.MicrobatchProfile(
+            MicrobatchProfile(
                 microbatch_size=1, sections=tuple(section(k) for k in range(3))
             ),
         ),
@@ -253,7 +260,7 @@ def test_busy_time_is_expected_from_the_tasks_that_were_run() -> None:
         4 * (1 + 2 + 20) + 3 * 200 + 11 * 0.01
     )
     assert expected_busy_s(plan, profile, 1, 4, 0) == pytest.approx(4 * 13 + 8 * 0.01)
-    beside = wire.TaskOverheads(
+    beside = TaskOverheads(
         forward_s=0.5, recompute_s=0.25, backward_s=0.125, posting_s=0.0625
     )
     one = replace(profile.microbatches[0], overheads=beside)

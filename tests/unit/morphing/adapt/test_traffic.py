@@ -6,7 +6,7 @@ import pytest
 from tests.unit.varuna_manager.story import FACTS, plan_over
 
 from spottrain.morphing.adapt.traffic import sent_bytes
-from spottrain.wire import ModelFacts, SectionFacts
+from spottrain.wire.model import ModelFacts, SectionFacts
 
 MODEL = replace(
     FACTS,

@@ -9,7 +9,7 @@ from spottrain.morphing.memory.memory import PAGE_BYTES, handover_bytes, megabyt
 from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet
-from spottrain.wire import Plan
+from spottrain.wire.model import Plan
 
 SECTION_BYTES = 800 + 800 + 1600 + PAGE_BYTES
 

@@ -17,7 +17,7 @@ from spottrain.morphing.memory.memory import (
     stage_bytes,
     virtual_nodes_apart,
 )
-from spottrain.wire import (
+from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,

@@ -17,7 +17,7 @@ from spottrain.morphing.plan.modes import (
     ExecutionMode,
     execution_modes,
 )
-from spottrain.wire import (
+from spottrain.wire.model import (
     LinkProfile,
     Profile,
     Reduction,

@@ -16,7 +16,7 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.schedules.lists import compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.morphing.simulate.simulator import simulate_step
-from spottrain.wire import (
+from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,

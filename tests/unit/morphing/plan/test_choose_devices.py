@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.unit.morphing.plan.test_choose import inputs, plan_of
 
 from spottrain.morphing.plan.choose import choose_plan
-from spottrain.wire import Slot
+from spottrain.wire.model import Slot
 
 
 def test_large_devices_are_taken_where_the_fast_ones_are_too_small() -> None:

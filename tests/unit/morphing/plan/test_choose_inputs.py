@@ -21,7 +21,8 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs, PlanQuestion, question_of
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire import MicrobatchProfile, Profile, Slot, decode, encode
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.model import MicrobatchProfile, Profile, Slot
 
 
 def sized(each_s: dict[int, float]) -> Profile:

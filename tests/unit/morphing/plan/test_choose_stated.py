@@ -13,7 +13,7 @@ from spottrain.morphing.plan.layouts import Layouts, PlanLayout
 from spottrain.morphing.plan.modes import RUNNABLE, Draft, ExecutionMode
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.varuna_manager.offers.preview import workload_inputs
-from spottrain.wire import decode
+from spottrain.wire.codec import decode
 
 PROFILES = Path(__file__).resolve().parents[4] / "examples" / "profiles"
 STATED = {

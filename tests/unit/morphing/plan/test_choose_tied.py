@@ -9,7 +9,8 @@ from tests.unit.morphing.plan.test_choose import MIB, inputs, plan_of
 
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.simulate.simulator import simulate_step
-from spottrain.wire import ModelFacts, TiedParameter, decode, encode
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.model import ModelFacts, TiedParameter
 
 
 def tied(case: PlanInputs, first: int, last: int, mib: int) -> PlanInputs:

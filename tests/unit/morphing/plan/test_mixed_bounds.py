@@ -16,12 +16,7 @@ from spottrain.morphing.plan.bounds import (
     replica_counts,
 )
 from spottrain.morphing.plan.placement import place
-from spottrain.wire import (
-    LinkProfile,
-    MicrobatchProfile,
-    Profile,
-    SectionProfile,
-)
+from spottrain.wire.model import LinkProfile, MicrobatchProfile, Profile, SectionProfile
 
 INSTANT = LinkProfile(latency_s=0.0, bandwidth_bytes_per_s=1e30)
 PROFILE = Profile(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from spottrain.morphing.plan.partition import spread
 from spottrain.morphing.plan.placement import Device, place, take
-from spottrain.wire import ModelFacts, Plan, SectionFacts, Slot
+from spottrain.wire.model import ModelFacts, Plan, SectionFacts, Slot
 
 SECTIONS = 6
 FACTS = ModelFacts(

@@ -21,7 +21,8 @@ from spottrain.morphing.plan.profiles import (
     knows_sizes,
     on_network,
 )
-from spottrain.wire import (
+from spottrain.wire.codec import decode, from_data
+from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,
@@ -31,8 +32,6 @@ from spottrain.wire import (
     SectionProfile,
     TaskOverheads,
     TiedParameter,
-    decode,
-    from_data,
 )
 
 LINK = LinkProfile(latency_s=1e-4, bandwidth_bytes_per_s=1e9, jitter=0.1)

@@ -33,7 +33,7 @@ from spottrain.morphing.replay.rules import (
 )
 from spottrain.morphing.replay.shapes import Shape, Shapes, Workload
 from spottrain.morphing.replay.traces import Trace, parse_trace
-from spottrain.wire import decode
+from spottrain.wire.codec import decode
 
 FOREVER = math.inf
 QUICK = CostModel(morph_s=5.0, join_s=0.0, restart_s=50.0, checkpoint_every_s=100.0)

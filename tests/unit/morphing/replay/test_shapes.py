@@ -16,7 +16,7 @@ from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.replay.shapes import Shapes, Workload
-from spottrain.wire import SectionProfile, Slot
+from spottrain.wire.model import SectionProfile, Slot
 
 SLACK = 0.02
 """What more can be had with fewer replicas, which shapes do not leave out."""

@@ -19,7 +19,7 @@ from spottrain.morphing.schedules.schedule import (
     max_in_flight,
     next_task,
 )
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 depths = st.integers(1, 7)

@@ -24,7 +24,7 @@ from spottrain.morphing.schedules.schedule import (
     next_task,
 )
 from spottrain.morphing.simulate.replica import simulate_pipeline
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 
 @st.composite

@@ -14,7 +14,7 @@ from spottrain.morphing.simulate.reducing import (
     gather_s,
     hop_of,
 )
-from spottrain.wire import Profile, RingProfile
+from spottrain.wire.model import Profile, RingProfile
 
 
 def ring(

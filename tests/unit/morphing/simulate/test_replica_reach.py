@@ -25,7 +25,7 @@ from spottrain.morphing.simulate.replica import (
     StageTimes,
     simulate_pipeline,
 )
-from spottrain.wire import ScheduleKind
+from spottrain.wire.model import ScheduleKind
 
 
 @pytest.fixture(scope="module", autouse=True)

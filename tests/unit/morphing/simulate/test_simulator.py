@@ -27,7 +27,7 @@ from spottrain.morphing.simulate.simulator import (
     expect_step,
     simulate_step,
 )
-from spottrain.wire import LinkProfile, ScheduleKind, TaskOverheads, TiedParameter
+from spottrain.wire.model import LinkProfile, ScheduleKind, TaskOverheads, TiedParameter
 
 kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["varuna", "1f1b", "gpipe"])
 flat_kinds: st.SearchStrategy[ScheduleKind] = st.sampled_from(["1f1b", "gpipe"])

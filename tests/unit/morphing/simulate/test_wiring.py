@@ -4,7 +4,7 @@ import pytest
 from tests.unit.morphing.steps import PROFILE, plan, profile_of
 
 from spottrain.morphing.simulate.wiring import wire_replicas
-from spottrain.wire import LinkProfile
+from spottrain.wire.model import LinkProfile
 
 WITHIN = LinkProfile(latency_s=0.01, bandwidth_bytes_per_s=1e6)
 BETWEEN = LinkProfile(latency_s=0.5, bandwidth_bytes_per_s=1e3, jitter=0.1)

@@ -8,7 +8,7 @@ from spottrain.pipeline.comm.ranks import (
     stage_ranks,
     tied_ranks,
 )
-from spottrain.wire import Plan, Slot, TiedParameter
+from spottrain.wire.model import Plan, Slot, TiedParameter
 
 
 def plan(depth: int, width: int, chunks: int = 1) -> Plan:

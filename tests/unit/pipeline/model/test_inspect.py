@@ -15,7 +15,8 @@ from torch import nn
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.tracer import trace
-from spottrain.wire import ModelFacts, TiedParameter, decode
+from spottrain.wire.codec import decode
+from spottrain.wire.model import ModelFacts, TiedParameter
 
 WIDTH = 8
 

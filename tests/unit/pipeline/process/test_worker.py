@@ -7,7 +7,6 @@ from collections.abc import Iterator
 
 import pytest
 
-from spottrain import wire
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.process.worker import (
@@ -17,10 +16,12 @@ from spottrain.pipeline.process.worker import (
     user_code_failed,
 )
 from spottrain.pipeline.state.context import StopRequest
-from spottrain.wire import Slot
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.model import Plan, Slot
 
 SLOT = Slot(vm_id="a", index=0)
-PLAN = wire.Plan(
+PLAN = Plan(
     pipeline_depth=1,
     data_parallel_width=1,
     microbatch_size=1,
@@ -34,8 +35,8 @@ PLAN = wire.Plan(
 )
 
 
-def run(generation: int) -> wire.RunGeneration:
-    return wire.RunGeneration(
+def run(generation: int) -> messages.RunGeneration:
+    return messages.RunGeneration(
         generation=generation,
         plan=PLAN,
         participants=(SLOT,),
@@ -53,8 +54,8 @@ def ends() -> Iterator[tuple[socket.socket, SupervisorLink]]:
         yield supervisor, SupervisorLink(worker, frozenset())
 
 
-def say(supervisor: socket.socket, command: wire.Command) -> None:
-    supervisor.sendall(wire.encode(command).encode())
+def say(supervisor: socket.socket, command: messages.Command) -> None:
+    supervisor.sendall(encode(command).encode())
 
 
 def said(supervisor: socket.socket) -> str:
@@ -72,7 +73,7 @@ def test_a_stop_request_that_arrives_while_a_worker_starts_is_kept(
 ) -> None:
     supervisor, link = ends
     say(supervisor, run(3))
-    say(supervisor, wire.StopGeneration(generation=3, checkpoint=True))
+    say(supervisor, messages.StopGeneration(generation=3, checkpoint=True))
     memory = os.memfd_create("control")
     socket.send_fds(supervisor, [b"fd"], [memory])
     os.close(memory)
@@ -90,8 +91,8 @@ def test_the_strongest_stop_request_for_the_running_generation_counts(
     for generation in (1, 2):
         say(supervisor, run(generation))
     assert link.next_command().generation == 1
-    say(supervisor, wire.StopGeneration(generation=1, checkpoint=True))
-    say(supervisor, wire.StopGeneration(generation=1, checkpoint=False))
+    say(supervisor, messages.StopGeneration(generation=1, checkpoint=True))
+    say(supervisor, messages.StopGeneration(generation=1, checkpoint=False))
     assert link.stop_request() == StopRequest.STOP_AND_CHECKPOINT
 
     assert link.next_command().generation == 2
@@ -104,7 +105,7 @@ def test_the_newest_share_of_the_generation_that_runs_counts(
     supervisor, link = ends
     say(supervisor, run(3))
     for generation, number in ((3, 2), (3, 1), (2, 9), (4, 1)):
-        share = wire.ShareMinibatch(
+        share = messages.ShareMinibatch(
             generation=generation, number=number, replica_bounds=(0, number, 10)
         )
         say(supervisor, share)
@@ -128,8 +129,8 @@ def test_an_error_of_the_user_however_long_reaches_the_supervisor_cut_short(
 
     text = said(supervisor)
     assert len(text) < 2 * MAX_MESSAGE_BYTES
-    report = wire.decode(wire.Report, text)
-    assert isinstance(report, wire.UserCodeFailed)
+    report = decode(messages.Report, text)
+    assert isinstance(report, messages.UserCodeFailed)
     assert report.message.startswith("loss raised ValueError: " + letter)
     assert letter in report.traceback
 

@@ -7,7 +7,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spottrain import wire
 from spottrain.errors import WireError
 from spottrain.pipeline.state.agreement import (
     Agreement,
@@ -21,6 +20,7 @@ from spottrain.pipeline.state.agreement import (
     fold,
     moves,
 )
+from spottrain.wire.codec import decode, encode
 
 Mark = tuple[int, int]  # (generation, step)
 GENERATION = 9
@@ -192,10 +192,10 @@ def test_a_fold_has_the_same_bits_in_whatever_order_shares_come(
 
 def test_a_record_survives_json() -> None:
     record = rank(3, copy(0, 5, mark=(1, 5)), copy(1, -1), decision=decided(1, 4))
-    assert wire.decode(RankRecord, wire.encode(record)) == record
-    without_origin = wire.encode(copy(0, 5)).replace('"origin":0,', "")
+    assert decode(RankRecord, encode(record)) == record
+    without_origin = encode(copy(0, 5)).replace('"origin":0,', "")
     with pytest.raises(WireError, match="origin is missing"):
-        wire.decode(SectionRecord, without_origin)
+        decode(SectionRecord, without_origin)
 
 
 # --- Whatever the records -------------------------------------------------------------------

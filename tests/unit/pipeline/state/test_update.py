@@ -25,7 +25,7 @@ from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
-from spottrain.wire import TiedParameter
+from spottrain.wire.model import TiedParameter
 
 SHAPES = {"weight": (4, 3), "bias": (4,)}
 

@@ -18,42 +18,45 @@ from tests.fakes.machines import connections_to, is_dead
 from tests.fakes.metadata import running as metadata_service
 from tests.integration.jobs import until
 
-from spottrain import wire
 from spottrain.cloud.notices.hear import URL_VARIABLE
 from spottrain.cloud.ssh.on_vm.relay import Relay
 from spottrain.varuna_manager.agent import main
 from spottrain.varuna_manager.agent.client import AgentError, Backoff
 from spottrain.varuna_manager.agent.supervisor import Outbox
+from spottrain.wire import messages
+from spottrain.wire.codec import decode
+from spottrain.wire.model import Plan, Slot
 
 Manager = Any
 """The class behind the ``manager`` fixture (conftest files cannot be imported)."""
 
 STUB = """
 import json, subprocess, sys
-from spottrain import wire
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
 def say(report):
-    print(wire.encode(report), flush=True)
+    print(encode(report), flush=True)
 greeting = json.loads(sys.stdin.readline())
 worker = subprocess.Popen(["sleep", "600"])
 with open("heard", "w", buffering=1) as heard:
     heard.write(json.dumps(greeting | {"worker": worker.pid}) + "\\n")
-    say(wire.SupervisorReady(num_slots=greeting["num_slots"], torch_version="none"))
+    say(messages.SupervisorReady(num_slots=greeting["num_slots"], torch_version="none"))
     print("a stray line of the user's code", flush=True)
     for line in sys.stdin:
         heard.write(line)
-        match wire.decode(wire.Command, line):
-            case wire.Initialise():
+        match decode(messages.Command, line):
+            case messages.Initialise():
                 for step in range(1000):
-                    say(wire.CheckpointSaved(name=f"c{step}", step=step))
-            case wire.StopGeneration(generation=g):
-                say(wire.GenerationStopped(generation=g, slot=1, step=3, done=False))
-            case wire.OpenStore():
-                say(wire.UserCodeFailed(message="boom", traceback="tb"))
+                    say(messages.CheckpointSaved(name=f"c{step}", step=step))
+            case messages.StopGeneration(generation=g):
+                say(messages.GenerationStopped(generation=g, slot=1, step=3, done=False))
+            case messages.OpenStore():
+                say(messages.UserCodeFailed(message="boom", traceback="tb"))
                 sys.exit(1)
-    say(wire.CheckpointSaved(name="last", step=7))
+    say(messages.CheckpointSaved(name="last", step=7))
 worker.kill()
 """
-PLAN = wire.Plan(
+PLAN = Plan(
     pipeline_depth=1,
     data_parallel_width=1,
     microbatch_size=2,
@@ -62,10 +65,10 @@ PLAN = wire.Plan(
     recompute=True,
     stage_bounds=(0, 2),
     replica_bounds=(0, 2),
-    slots=(wire.Slot(vm_id="vm-1", index=1),),
+    slots=(Slot(vm_id="vm-1", index=1),),
     predicted_step_s=1.0,
 )
-RUN = wire.RunGeneration(
+RUN = messages.RunGeneration(
     generation=4,
     plan=PLAN,
     participants=PLAN.slots,
@@ -109,7 +112,7 @@ class VmUnderTest:
     def heard(self) -> list[Any]:
         """What the supervisor got on its stdin."""
         lines = (self.folder / "heard").read_text().splitlines()
-        return [lines[0], *(wire.decode(wire.Command, line) for line in lines[1:])]
+        return [lines[0], *(decode(messages.Command, line) for line in lines[1:])]
 
     def worker_is_gone(self, within_s: float = 20.0) -> bool:
         return is_dead(json.loads(self.heard()[0])["worker"], within_s)
@@ -150,7 +153,7 @@ def test_agent_goes_where_its_calls_are_taken_from_now_on(
     draft.write_text(f"127.0.0.1:{relay.port}")
     draft.replace(vm.folder / main.MANAGER_ADDRESS)
     until("a call by way of the relay", lambda: connections_to(relay.port))
-    manager.send("vm-1", wire.Initialise())
+    manager.send("vm-1", messages.Initialise())
     manager.handler.wait_for(lambda: len(manager.handler.reports) > 1)
 
 
@@ -161,7 +164,7 @@ def test_agent_joins_with_the_users_code_and_a_ready_supervisor(
     assert [(r.vm_id, r.num_slots, r.private_address) for r in registered] == [
         ("vm-1", 2, "10.1.2.3")
     ]
-    ready = wire.SupervisorReady(num_slots=2, torch_version="none")
+    ready = messages.SupervisorReady(num_slots=2, torch_version="none")
     assert manager.handler.reports == [ready]
     greeting = json.loads(vm.heard()[0])
     assert greeting["spec"]["name"] == "job"
@@ -173,10 +176,10 @@ def test_agent_joins_with_the_users_code_and_a_ready_supervisor(
 def test_commands_go_down_and_reports_come_up_in_order_and_once(
     manager: Manager, vm: VmUnderTest
 ) -> None:
-    sent = [wire.Calibrate(), wire.Initialise(), RUN]
+    sent = [messages.Calibrate(), messages.Initialise(), RUN]
     for command in sent:
         manager.send("vm-1", command)
-    manager.send("vm-1", wire.StopGeneration(generation=4, checkpoint=False))
+    manager.send("vm-1", messages.StopGeneration(generation=4, checkpoint=False))
     manager.handler.wait_for(lambda: len(manager.handler.reports) == 1002)
     assert [r.step for r in manager.handler.reports[1:-1]] == list(range(1000))
     assert vm.heard()[1:4] == sent
@@ -185,11 +188,11 @@ def test_commands_go_down_and_reports_come_up_in_order_and_once(
 def test_nothing_is_lost_or_repeated_while_the_manager_does_not_answer(
     manager: Manager, vm: VmUnderTest
 ) -> None:
-    manager.send("vm-1", wire.Initialise())
+    manager.send("vm-1", messages.Initialise())
     manager.handler.wait_for(lambda: len(manager.handler.reports) > 1)
     manager.stop()
     manager.start()
-    manager.send("vm-1", wire.StopGeneration(generation=1, checkpoint=False))
+    manager.send("vm-1", messages.StopGeneration(generation=1, checkpoint=False))
     manager.handler.wait_for(lambda: len(manager.handler.reports) == 1002)
     assert [r.step for r in manager.handler.reports[1:-1]] == list(range(1000))
     kinds = [command.kind for command in vm.heard()[1:]]
@@ -199,9 +202,9 @@ def test_nothing_is_lost_or_repeated_while_the_manager_does_not_answer(
 def test_a_retired_vm_delivers_its_last_reports_and_ends(
     manager: Manager, vm: VmUnderTest
 ) -> None:
-    manager.send("vm-1", wire.Retire())
+    manager.send("vm-1", messages.Retire())
     assert vm.process.wait(20) == main.RETIRED
-    assert manager.handler.reports[-1] == wire.CheckpointSaved(name="last", step=7)
+    assert manager.handler.reports[-1] == messages.CheckpointSaved(name="last", step=7)
     assert vm.worker_is_gone()
 
 
@@ -232,9 +235,9 @@ def test_sigterm_ends_the_agent_and_its_workers(vm: VmUnderTest) -> None:
 def test_when_the_supervisor_dies_its_last_words_arrive_and_the_vm_ends(
     manager: Manager, vm: VmUnderTest
 ) -> None:
-    manager.send("vm-1", wire.OpenStore(generation=1))
+    manager.send("vm-1", messages.OpenStore(generation=1))
     assert vm.process.wait(20) == main.FAILED
-    failed = wire.UserCodeFailed(message="boom", traceback="tb")
+    failed = messages.UserCodeFailed(message="boom", traceback="tb")
     assert manager.handler.reports[-1] == failed
     assert vm.worker_is_gone()
 
@@ -242,7 +245,7 @@ def test_when_the_supervisor_dies_its_last_words_arrive_and_the_vm_ends(
 def test_a_second_agent_of_the_same_vm_is_fenced(
     manager: Manager, vm: VmUnderTest, start_vm: Callable[[], VmUnderTest]
 ) -> None:
-    manager.send("vm-1", wire.Calibrate())
+    manager.send("vm-1", messages.Calibrate())
     assert start_vm().process.wait(20) == main.FENCED
     assert vm.process.poll() is None
 
@@ -253,11 +256,11 @@ def test_without_a_manager_a_vm_checkpoints_and_returns_itself(
     manager.use(replace(manager.channel.spec, lease_s=0.5))
     vm = start_vm()
     manager.send("vm-1", RUN)
-    manager.send("vm-1", wire.Initialise())
+    manager.send("vm-1", messages.Initialise())
     manager.handler.wait_for(lambda: len(manager.handler.reports) == 1001)
     manager.stop()
     assert vm.process.wait(30) == main.RETIRED
-    assert vm.heard()[-1] == wire.StopGeneration(generation=4, checkpoint=True)
+    assert vm.heard()[-1] == messages.StopGeneration(generation=4, checkpoint=True)
     assert vm.worker_is_gone()
 
 
@@ -284,7 +287,7 @@ def test_a_notice_reaches_the_manager_and_is_acknowledged_once_nothing_is_left(
             assert 20 < noticed.lead_s < 30
             service.ask("withdraw", vm="x")
             manager.handler.wait_for(lambda: len(manager.handler.reports) == 3)
-            assert manager.handler.reports[2] == wire.InterruptionCancelled()
+            assert manager.handler.reports[2] == messages.InterruptionCancelled()
             event_id = service.ask("preempt", vm="x", lead_s=29.5)
             manager.handler.wait_for(lambda: len(manager.handler.reports) == 4)
             assert service.ask("acknowledged") == []
@@ -367,7 +370,7 @@ def test_damaged_archive_is_named(tmp_path: Path) -> None:
 
 def test_outbox_keeps_reports_until_they_are_acknowledged() -> None:
     outbox = Outbox()
-    reports = tuple(wire.CheckpointSaved(name="c", step=i) for i in range(5))
+    reports = tuple(messages.CheckpointSaved(name="c", step=i) for i in range(5))
     for report in reports:
         outbox.add(report)
     assert outbox.peek(2) == (0, reports[:2])
@@ -384,7 +387,7 @@ def test_outbox_wakes_who_waits_for_a_report() -> None:
     got: list[Any] = []
     waiting = threading.Thread(target=lambda: got.append(outbox.peek(1)))
     waiting.start()
-    report = wire.CheckpointSaved(name="c", step=1)
+    report = messages.CheckpointSaved(name="c", step=1)
     outbox.add(report)
     waiting.join(10)
     assert got == [(0, (report,))]

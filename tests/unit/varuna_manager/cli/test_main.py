@@ -22,7 +22,7 @@ from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit as submission
-from spottrain.wire import ModelFacts, SectionFacts
+from spottrain.wire.model import ModelFacts, SectionFacts
 
 ROOT = Path(__file__).parents[4]
 FACTS = ModelFacts(

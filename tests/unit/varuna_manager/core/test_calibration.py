@@ -7,13 +7,13 @@ from dataclasses import replace
 import pytest
 from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
 
-from spottrain import wire
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
 from spottrain.varuna_manager.core.calibration import RETRY_PAUSE_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration
-from spottrain.wire import Slot
+from spottrain.wire import messages
+from spottrain.wire.model import Slot
 
 KNOWN = e.KnownProfile(profile=PROFILE, measured_at_s=400.0)
 
@@ -36,7 +36,7 @@ def booted(
             num_slots=slots,
             private_address="10.0.0.1",
         )
-        ready = wire.SupervisorReady(
+        ready = messages.SupervisorReady(
             num_slots=slots,
             torch_version="2",
             device=PROFILE.device,
@@ -45,7 +45,7 @@ def booted(
             cores=cores,
         )
         story.report(vm_id, ready)
-    story.report(ids[0], wire.CheckpointSaved(name="step-0", step=0))
+    story.report(ids[0], messages.CheckpointSaved(name="step-0", step=0))
     return story
 
 
@@ -79,12 +79,12 @@ def test_a_single_slot_measures_a_link_to_itself() -> None:
 
 def test_every_participant_gets_the_store_and_the_sizes_to_measure() -> None:
     story = booted("a", "b")
-    assert list(story.sent(wire.OpenStore)) == ["a"]
+    assert list(story.sent(messages.OpenStore)) == ["a"]
 
     story.open_round()
 
-    assert set(story.sent(wire.Calibrate).values()) == {
-        wire.Calibrate(
+    assert set(story.sent(messages.Calibrate).values()) == {
+        messages.Calibrate(
             generation=-1,
             participants=(Slot(vm_id="a", index=0), Slot(vm_id="b", index=0)),
             store_host="h",
@@ -99,7 +99,7 @@ def test_progress_is_logged() -> None:
     story = booted("a", "b")
     story.open_round()
 
-    progress = wire.CalibrationProgress(
+    progress = messages.CalibrationProgress(
         generation=-1, done=1, total=3, what="sections with 4 examples"
     )
     story.report("a", progress)
@@ -121,23 +121,23 @@ def test_what_was_measured_is_kept_for_later_jobs() -> None:
 @pytest.mark.parametrize(
     "report",
     [
-        wire.WorkerDied(generation=-1, slot=0, reason="SIGKILL"),
-        wire.GenerationBroken(generation=-1, slot=0, reason="lost a peer"),
+        messages.WorkerDied(generation=-1, slot=0, reason="SIGKILL"),
+        messages.GenerationBroken(generation=-1, slot=0, reason="lost a peer"),
     ],
 )
 def test_a_participant_that_dies_ends_the_round_and_another_begins(
-    report: wire.Report,
+    report: messages.Report,
 ) -> None:
     story = booted("a", "b")
     story.open_round()
 
     story.report("b", report)
 
-    abandon = wire.AbandonGeneration(generation=-1)
-    assert story.sent(wire.AbandonGeneration) == {"a": abandon, "b": abandon}
+    abandon = messages.AbandonGeneration(generation=-1)
+    assert story.sent(messages.AbandonGeneration) == {"a": abandon, "b": abandon}
     story.wait(RETRY_PAUSE_S)
     assert round_of(story).number == -2
-    story.report("a", wire.WorkerDied(generation=-1, slot=0, reason="told to end"))
+    story.report("a", messages.WorkerDied(generation=-1, slot=0, reason="told to end"))
     assert story.state.failed_preparations == 1
     story.measure()
     assert story.state.profile == PROFILE
@@ -157,7 +157,9 @@ def test_a_lost_vm_abandons_the_round_without_counting_a_failure() -> None:
 def test_a_calibration_that_fails_three_times_fails_the_job() -> None:
     story = booted("a", "b")
     for number in (-1, -2, -3):
-        story.report("a", wire.WorkerDied(generation=number, slot=0, reason="SIGKILL"))
+        story.report(
+            "a", messages.WorkerDied(generation=number, slot=0, reason="SIGKILL")
+        )
         story.wait(RETRY_PAUSE_S)
 
     assert story.state.outcome is not None
@@ -166,10 +168,10 @@ def test_a_calibration_that_fails_three_times_fails_the_job() -> None:
 
 def test_a_profile_of_an_older_round_is_ignored() -> None:
     story = booted("a", "b")
-    story.report("a", wire.WorkerDied(generation=-1, slot=0, reason="SIGKILL"))
+    story.report("a", messages.WorkerDied(generation=-1, slot=0, reason="SIGKILL"))
     story.wait(RETRY_PAUSE_S)
 
-    story.report("a", wire.Calibrated(profile=PROFILE, generation=-1))
+    story.report("a", messages.Calibrated(profile=PROFILE, generation=-1))
 
     assert story.state.profile is None
 
@@ -177,12 +179,12 @@ def test_a_profile_of_an_older_round_is_ignored() -> None:
 def test_a_restarted_manager_repeats_what_the_round_waits_for() -> None:
     story = booted("a", "b")
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    assert list(story.sent(wire.OpenStore)) == ["a"]
+    assert list(story.sent(messages.OpenStore)) == ["a"]
     story.open_round()
 
     story.tell(e.ManagerStarted, software_version="1", pid=3)
 
-    assert set(story.sent(wire.Calibrate)) == {"a", "b"}
+    assert set(story.sent(messages.Calibrate)) == {"a", "b"}
 
 
 def test_a_kept_profile_is_reused_without_measuring() -> None:
@@ -230,7 +232,7 @@ def test_a_profile_that_the_user_gives_is_taken() -> None:
     story.start()
     story.intend()
     story.boot("a", "b")
-    story.report("a", wire.CheckpointSaved(name="step-0", step=0))
+    story.report("a", messages.CheckpointSaved(name="step-0", step=0))
 
     assert story.state.calibration is None
     (command,) = story.emitted(c.ComputePlan)

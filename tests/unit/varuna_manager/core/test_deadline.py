@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
-from spottrain import wire
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core.allocation import next_launch
@@ -18,6 +17,7 @@ from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
+from spottrain.wire import messages
 
 FOUR = ("a", "b", "c", "d")
 SPOT_KEY, DEMAND_KEY = offer_key(OFFER), offer_key(ON_DEMAND)
@@ -174,7 +174,7 @@ def test_a_job_below_its_minimum_throughput_gets_on_demand_vms() -> None:
         for slot in job.generation.plan.slots:
             job.report(
                 slot.vm_id,
-                wire.MinibatchCommitted(
+                messages.MinibatchCommitted(
                     generation=job.generation.number,
                     slot=0,
                     step=step,

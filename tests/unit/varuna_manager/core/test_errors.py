@@ -9,10 +9,10 @@ import pytest
 from tests.unit.varuna_manager.invariants import check_invariants
 from tests.unit.varuna_manager.story import Story
 
-from spottrain import wire
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.wire import messages
 
 
 def ruined(story: Story) -> Story:
@@ -25,7 +25,7 @@ def ruined(story: Story) -> Story:
 def test_it_names_the_event_and_the_state_and_keeps_its_cause() -> None:
     story = ruined(Story().training("a", "b"))
     seq = story.state.recent[-1].seq
-    report = wire.MinibatchCommitted(
+    report = messages.MinibatchCommitted(
         generation=1,
         slot=0,
         step=4,

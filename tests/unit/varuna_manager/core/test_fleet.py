@@ -7,12 +7,12 @@ from dataclasses import replace
 import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
-from spottrain import wire
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.fleet import BOOT_BOUND_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
+from spottrain.wire import messages
 
 FOUR = ("a", "b", "c", "d")
 
@@ -213,11 +213,11 @@ def test_a_noticed_vm_hands_over_and_is_returned() -> None:
     assert len(story.emitted(c.IntendLaunch)) == 1, "a replacement is rented at once"
     story.wait(2.0)
     story.plan("a", "b")
-    stop = wire.StopGeneration(generation=1, checkpoint=False)
-    assert story.sent(wire.StopGeneration) == dict.fromkeys(FOUR, stop)
+    stop = messages.StopGeneration(generation=1, checkpoint=False)
+    assert story.sent(messages.StopGeneration) == dict.fromkeys(FOUR, stop)
     story.stopped(4)
     story.open()
-    order = story.sent(wire.RunGeneration)["d"]
+    order = story.sent(messages.RunGeneration)["d"]
     assert {s.vm_id for s in order.participants[2:]} == {"c", "d"}
     story.begin(4)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("d",))]
@@ -240,8 +240,8 @@ def test_without_a_plan_for_the_rest_a_notice_leads_to_a_checkpoint() -> None:
     story.notice("b", lead_s=120.0)
     story.wait(2.0)
     story.plan()
-    assert story.sent(wire.StopGeneration)["a"].checkpoint
-    story.report("a", wire.CheckpointSaved(name="step-4", step=4))
+    assert story.sent(messages.StopGeneration)["a"].checkpoint
+    story.report("a", messages.CheckpointSaved(name="step-4", step=4))
     story.commit(4)
     story.stopped(4)
     assert story.state.generation is None
@@ -260,7 +260,7 @@ def test_a_spare_that_is_noticed_is_returned_at_once() -> None:
 def test_a_vm_whose_notice_is_cancelled_in_time_goes_on_as_before() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
     story.notice("d", lead_s=120.0)
-    story.report("d", wire.InterruptionCancelled())
+    story.report("d", messages.InterruptionCancelled())
     vm = story.state.vms["d"]
     assert vm.is_usable
     assert vm.counts
@@ -278,7 +278,7 @@ def test_a_vm_whose_notice_is_cancelled_late_is_planned_with_again() -> None:
     story.notice("d", lead_s=120.0)
     story.wait(2.0)
     story.plan("a", "b")
-    story.report("d", wire.InterruptionCancelled())
+    story.report("d", messages.InterruptionCancelled())
     story.stopped(4)
     asked = story.emitted(c.ComputePlan)[-1]
     assert {one.slot.vm_id for one in asked.inputs.slots} == set(FOUR)
@@ -287,12 +287,12 @@ def test_a_vm_whose_notice_is_cancelled_late_is_planned_with_again() -> None:
 
 def test_a_cancelled_notice_may_come_again_and_only_once_is_one_cancelled() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
-    story.report("d", wire.InterruptionCancelled())
+    story.report("d", messages.InterruptionCancelled())
     assert story.state.tally.preemptions_noticed == 0
     for _ in range(2):
         story.notice("d", lead_s=120.0)
-        story.report("d", wire.InterruptionCancelled())
-        story.report("d", wire.InterruptionCancelled())
+        story.report("d", messages.InterruptionCancelled())
+        story.report("d", messages.InterruptionCancelled())
     story.notice("d", lead_s=120.0)
     assert story.state.tally.preemptions_noticed == 1
     *cancelled, standing = story.state.interruptions
@@ -311,7 +311,7 @@ def test_a_notice_that_changes_is_one_notice_with_another_end() -> None:
 
 def test_a_vm_that_is_likely_to_be_preempted_is_logged_and_trains_on() -> None:
     story = Story(debounce_s=2.0).training(*FOUR)
-    story.report("d", wire.InterruptionLikely())
+    story.report("d", messages.InterruptionLikely())
     assert story.state.vms["d"].is_usable
     assert story.state.interruptions == ()
     assert "more likely" in story.state.last_news
@@ -331,7 +331,7 @@ def test_growth_that_pays_leads_to_a_planned_morph() -> None:
     story = Story(debounce_s=2.0)
     story.training("a", "b", steps=30)
     _grow(story, to=FOUR, step_s=1.0)
-    assert set(story.sent(wire.StopGeneration)) == {"a", "b"}
+    assert set(story.sent(messages.StopGeneration)) == {"a", "b"}
     story.stopped(31)
     assert story.generation.reason == "growth: +2 slots"
     assert story.generation.plan.data_parallel_width == 2
@@ -341,14 +341,14 @@ def test_growth_that_does_not_pay_yet_may_pay_later() -> None:
     story = Story(debounce_s=2.0)
     story.training("a", "b", steps=30)
     _grow(story, to=FOUR, step_s=1.8)
-    assert story.sent(wire.StopGeneration) == {}
+    assert story.sent(messages.StopGeneration) == {}
     story.wait(60.0)
-    assert set(story.sent(wire.StopGeneration)) == {"a", "b"}
+    assert set(story.sent(messages.StopGeneration)) == {"a", "b"}
 
 
 def test_growth_that_does_not_pay_is_declined() -> None:
     story = Story(debounce_s=2.0)
     story.training("a", "b", steps=30)
     _grow(story, to=FOUR, step_s=1.99)
-    assert story.sent(wire.StopGeneration) == {}
+    assert story.sent(messages.StopGeneration) == {}
     assert story.generation.phase is GenerationPhase.RUNNING

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 
-from spottrain import wire
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.limits import DRAIN_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State, rate_usd_per_hour
+from spottrain.wire import messages
 
 FOUR = ("a", "b", "c", "d")
 SHARES = (0.5, 0.8, 0.95)
@@ -68,7 +68,7 @@ def test_a_higher_budget_lets_the_job_train_for_longer() -> None:
 def test_a_budget_below_what_is_spent_ends_the_job_with_a_checkpoint() -> None:
     story = Story(max_usd=10.0).training(*FOUR)
     change(story, max_usd=0.5)
-    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.sent(messages.StopGeneration)["a"].checkpoint
     assert story.state.outcome is not None
     assert (story.state.outcome.kind, story.state.outcome.exit_code) == ("budget", 4)
 
@@ -76,7 +76,7 @@ def test_a_budget_below_what_is_spent_ends_the_job_with_a_checkpoint() -> None:
 def test_a_job_whose_budget_was_used_up_continues_with_a_higher_one() -> None:
     story = Story(max_usd=3.0).training(*FOUR)
     run_out(story)
-    story.report("a", wire.CheckpointSaved(name="step-3", step=3))
+    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
     story.stopped(3)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     assert story.state.phase is JobPhase.ENDED
@@ -114,10 +114,10 @@ def test_a_lower_hourly_cap_drains_vms_once_others_have_their_sections() -> None
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
     story.plan("c", "d")
-    while not story.sent(wire.StopGeneration):
+    while not story.sent(messages.StopGeneration):
         assert story.state.timer_at_s is not None
         story.wait(story.state.timer_at_s - story.now_s)
-    assert set(story.sent(wire.StopGeneration)) == set(FOUR)
+    assert set(story.sent(messages.StopGeneration)) == set(FOUR)
     assert story.now_s < 1003.0 + DRAIN_S
     story.now_s = 1003.0 + DRAIN_S
     story.tell(e.TimerFired)

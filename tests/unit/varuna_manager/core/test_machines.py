@@ -13,7 +13,6 @@ import pytest
 from tests.unit.varuna_manager.invariants import KINDS, Change, newest_changes
 from tests.unit.varuna_manager.story import OFFER, PROFILE, SETTINGS, Story
 
-from spottrain import wire
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -22,6 +21,7 @@ from spottrain.varuna_manager.core.model.records import RankPhase, VmPhase
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.core.model.transition import Transition
+from spottrain.wire import messages
 
 DOCS = Path(__file__).parents[4] / "docs/state-machines.md"
 
@@ -100,7 +100,7 @@ def preparing(story: Watched) -> Iterator[Watched]:
     yield fork(story)
     initialiser = story.state.initialiser
     assert initialiser is not None
-    story.report(initialiser, wire.CheckpointSaved(name="step-0", step=0))
+    story.report(initialiser, messages.CheckpointSaved(name="step-0", step=0))
     story.wait(story.state.job.boot_wait_s)
     yield fork(story)
 
@@ -124,7 +124,9 @@ def leaving(story: Watched) -> Iterator[Watched]:
     noticed.stopped(3)
     yield noticed
     partly = fork(story)
-    partly.report("a", wire.GenerationStopped(generation=1, slot=0, step=3, done=False))
+    partly.report(
+        "a", messages.GenerationStopped(generation=1, slot=0, step=3, done=False)
+    )
     yield partly
     ending = fork(story)
     ending.tell(e.StopRequested, by="me")
@@ -135,7 +137,7 @@ def leaving(story: Watched) -> Iterator[Watched]:
     assert ending.state.phase is JobPhase.ENDED
     yield ending
     done = fork(story)
-    done.report("a", wire.CheckpointSaved(name="last", step=100))
+    done.report("a", messages.CheckpointSaved(name="last", step=100))
     done.stopped(100, done=True)
     yield fork(done)
 
@@ -195,19 +197,19 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
         yield functools.partial(Watched.wait, seconds=wait_s)
 
 
-def reports(story: Watched) -> Iterator[wire.Report]:
+def reports(story: Watched) -> Iterator[messages.Report]:
     state = story.state
     numbers = {0}
     if state.generation is not None:
         numbers.add(state.generation.number)
     if state.calibration is not None:
         numbers.add(state.calibration.number)
-    yield wire.SupervisorReady(num_slots=1, torch_version="2")
+    yield messages.SupervisorReady(num_slots=1, torch_version="2")
     for number in numbers:
-        yield wire.CalibrationProgress(generation=number, done=1, total=2, what="x")
-        yield wire.Calibrated(generation=number, profile=PROFILE)
-        yield wire.StoreOpened(generation=number, host="h", port=1)
-        yield wire.GenerationStarted(
+        yield messages.CalibrationProgress(generation=number, done=1, total=2, what="x")
+        yield messages.Calibrated(generation=number, profile=PROFILE)
+        yield messages.StoreOpened(generation=number, host="h", port=1)
+        yield messages.GenerationStarted(
             generation=number,
             slot=0,
             pid=1,
@@ -216,7 +218,7 @@ def reports(story: Watched) -> Iterator[wire.Report]:
             sections_moved=0,
             sections_loaded=0,
         )
-        yield wire.MinibatchCommitted(
+        yield messages.MinibatchCommitted(
             generation=number,
             slot=0,
             step=4,
@@ -226,17 +228,17 @@ def reports(story: Watched) -> Iterator[wire.Report]:
             step_s=1.0,
             peak_bytes=1,
         )
-        yield wire.GenerationStopped(generation=number, slot=0, step=4, done=False)
-        yield wire.GenerationBroken(generation=number, slot=0, reason="lost a peer")
-        yield wire.WorkerDied(generation=number, slot=0, reason="killed")
-        yield wire.Evaluated(generation=number, step=1, loss=1.0)
-    yield wire.UserCodeFailed(message="x", traceback="y")
-    yield wire.CheckpointSaved(name="step-25", step=25)
-    yield wire.CheckpointFailed(step=25, reason="full")
-    yield wire.CheckpointDamaged(name="step-0", reason="torn")
-    yield wire.InterruptionNoticed(lead_s=30.0)
-    yield wire.InterruptionCancelled()
-    yield wire.InterruptionLikely()
+        yield messages.GenerationStopped(generation=number, slot=0, step=4, done=False)
+        yield messages.GenerationBroken(generation=number, slot=0, reason="lost a peer")
+        yield messages.WorkerDied(generation=number, slot=0, reason="killed")
+        yield messages.Evaluated(generation=number, step=1, loss=1.0)
+    yield messages.UserCodeFailed(message="x", traceback="y")
+    yield messages.CheckpointSaved(name="step-25", step=25)
+    yield messages.CheckpointFailed(step=25, reason="full")
+    yield messages.CheckpointDamaged(name="step-0", reason="torn")
+    yield messages.InterruptionNoticed(lead_s=30.0)
+    yield messages.InterruptionCancelled()
+    yield messages.InterruptionLikely()
 
 
 def variants(story: Watched) -> Iterator[Watched]:

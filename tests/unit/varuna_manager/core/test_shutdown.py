@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
-from spottrain import wire
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
@@ -20,6 +19,7 @@ from spottrain.varuna_manager.core.model.state import (
     rate_usd_per_hour,
     spent_usd,
 )
+from spottrain.wire import messages
 
 FOUR = ("a", "b", "c", "d")
 
@@ -48,7 +48,7 @@ def test_a_budget_ends_the_job_while_the_lease_is_still_paid_for() -> None:
     assert rate_usd_per_hour(story.state) == 4.0
     assert story.state.timer_at_s is not None
     story.wait(story.state.timer_at_s - story.now_s)
-    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.sent(messages.StopGeneration)["a"].checkpoint
     assert story.state.outcome is not None
     assert (story.state.outcome.kind, story.state.outcome.exit_code) == ("budget", 4)
     reserve_usd = 4.0 * reserve_s(600.0) / 3600.0
@@ -67,7 +67,7 @@ def test_a_budget_below_one_lease_ends_the_job_before_anything_is_rented() -> No
 def test_a_deadline_saves_and_ends_the_job() -> None:
     story = Story(deadline_s=2000.0).training(*FOUR)
     story.wait(2000.0 - story.now_s)
-    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.sent(messages.StopGeneration)["a"].checkpoint
     assert story.state.outcome is not None
     assert story.state.outcome.exit_code == 4
 
@@ -97,9 +97,9 @@ def test_a_model_that_fits_no_fleet_ends_the_job() -> None:
 def test_a_stop_saves_before_it_returns_the_vms() -> None:
     story = Story().training(*FOUR)
     story.tell(e.StopRequested, by="a person")
-    assert story.sent(wire.StopGeneration)["a"].checkpoint
+    assert story.sent(messages.StopGeneration)["a"].checkpoint
     assert story.emitted(c.TerminateVms) == []
-    story.report("a", wire.CheckpointSaved(name="step-4", step=4))
+    story.report("a", messages.CheckpointSaved(name="step-4", step=4))
     story.stopped(4)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     story.tell(e.VmsReturned, vm_ids=FOUR)
@@ -135,7 +135,7 @@ def test_a_stopped_job_resumes_from_its_newest_checkpoint() -> None:
 def test_a_job_whose_last_weights_were_not_written_has_failed() -> None:
     story = Story().training(*FOUR)
     story.commit(100)
-    story.report("a", wire.CheckpointFailed(step=100, reason="no space left"))
+    story.report("a", messages.CheckpointFailed(step=100, reason="no space left"))
     story.stopped(100, done=True)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     (finish,) = story.emitted(c.Finish)
@@ -146,7 +146,7 @@ def test_a_job_whose_last_weights_were_not_written_has_failed() -> None:
 def test_a_job_that_has_succeeded_stays_so() -> None:
     story = Story().training(*FOUR)
     story.commit(100)
-    story.report("a", wire.CheckpointSaved(name="step-100", step=100))
+    story.report("a", messages.CheckpointSaved(name="step-100", step=100))
     story.stopped(100, done=True)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.ManagerStarted, software_version="1", pid=2)
@@ -166,10 +166,10 @@ def test_a_manager_that_comes_back_in_mid_run_changes_nothing() -> None:
 
 @pytest.mark.parametrize(
     ("phase", "order"),
-    [("opening", wire.OpenStore), ("starting", wire.RunGeneration)],
+    [("opening", messages.OpenStore), ("starting", messages.RunGeneration)],
 )
 def test_a_manager_that_comes_back_repeats_what_is_not_answered(
-    phase: str, order: type[wire.Command]
+    phase: str, order: type[messages.Command]
 ) -> None:
     story = Story()
     story.start()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 from tests.unit.varuna_manager.story import PROFILE, Story
 
-from spottrain import wire
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.state import JobPhase
-from spottrain.wire import Slot
+from spottrain.wire import messages
+from spottrain.wire.model import Slot
 
 FOUR = ("a", "b", "c", "d")
 
@@ -25,11 +25,11 @@ def test_the_first_ready_vm_writes_the_weights_and_then_all_measure() -> None:
     story.intend()
     story.boot("a", "b")
     assert story.state.initialiser == "a"
-    story.report("a", wire.CheckpointSaved(name="step-0", step=0))
-    assert list(story.sent(wire.OpenStore)) == ["a"]
+    story.report("a", messages.CheckpointSaved(name="step-0", step=0))
+    assert list(story.sent(messages.OpenStore)) == ["a"]
     story.open_round()
-    assert set(story.sent(wire.Calibrate)) == {"a", "b"}
-    story.report("a", wire.Calibrated(profile=PROFILE))
+    assert set(story.sent(messages.Calibrate)) == {"a", "b"}
+    story.report("a", messages.Calibrated(profile=PROFILE))
     assert story.state.profile == PROFILE
 
 
@@ -39,7 +39,7 @@ def test_preparation_moves_to_another_vm_when_its_vm_is_lost() -> None:
     story.intend()
     story.boot("a", "b")
     story.tell(e.VmLost, vm_id="a", reason="killed")
-    assert list(story.sent(wire.Initialise)) == ["b"]
+    assert list(story.sent(messages.Initialise)) == ["b"]
 
 
 def test_a_preparation_that_fails_three_times_fails_the_job() -> None:
@@ -48,7 +48,7 @@ def test_a_preparation_that_fails_three_times_fails_the_job() -> None:
     story.intend()
     story.boot("a")
     for _ in range(3):
-        story.report("a", wire.WorkerDied(generation=0, slot=0, reason="SIGKILL"))
+        story.report("a", messages.WorkerDied(generation=0, slot=0, reason="SIGKILL"))
     assert story.state.outcome is not None
     assert story.state.outcome.exit_code == 1
     assert "SIGKILL" in story.state.outcome.reason
@@ -75,7 +75,7 @@ def three_of_four_ready() -> Story:
     story.tell(e.VmsLaunched, intent="intent-0", vms=vms)
     for vm_id in ("a", "b", "c"):
         story.ready(vm_id)
-    story.report("a", wire.CheckpointSaved(name="step-0", step=0))
+    story.report("a", messages.CheckpointSaved(name="step-0", step=0))
     return story
 
 
@@ -101,9 +101,9 @@ def test_a_generation_goes_through_store_and_hand_over_to_training() -> None:
     story.boot(*FOUR)
     story.prepare()
     story.plan(*FOUR)
-    assert story.sent(wire.OpenStore) == {"a": wire.OpenStore(generation=1)}
+    assert story.sent(messages.OpenStore) == {"a": messages.OpenStore(generation=1)}
     story.open()
-    orders = story.sent(wire.RunGeneration)
+    orders = story.sent(messages.RunGeneration)
     assert set(orders) == set(FOUR)
     assert orders["a"].checkpoint == "step-0"
     assert orders["a"].evaluate_first
@@ -145,7 +145,7 @@ def test_a_report_that_comes_twice_counts_once() -> None:
         e.ReportReceived,
         vm_id="a",
         number=0,
-        report=wire.WorkerDied(generation=1, slot=0, reason="old"),
+        report=messages.WorkerDied(generation=1, slot=0, reason="old"),
     )
     assert story.state == state
 
@@ -153,15 +153,15 @@ def test_a_report_that_comes_twice_counts_once() -> None:
 def test_reports_of_a_closed_generation_are_ignored() -> None:
     story = Story().training(*FOUR)
     phase = story.generation.phase
-    story.report("a", wire.GenerationBroken(generation=0, slot=0, reason="stale"))
+    story.report("a", messages.GenerationBroken(generation=0, slot=0, reason="stale"))
     assert story.generation.phase is phase
 
 
 def test_success_returns_all_vms_and_finishes_once_they_are_gone() -> None:
     story = Story().training(*FOUR)
     story.commit(100)
-    story.report("a", wire.Evaluated(generation=1, step=100, loss=2.5))
-    story.report("a", wire.CheckpointSaved(name="step-100", step=100))
+    story.report("a", messages.Evaluated(generation=1, step=100, loss=2.5))
+    story.report("a", messages.CheckpointSaved(name="step-100", step=100))
     story.stopped(100, done=True)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     assert story.emitted(c.Finish) == []
@@ -188,7 +188,7 @@ def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
     assert [d.slot.vm_id for d in question.inputs.slots] == ["a", "b", "c"]
     story.plan("a", "b")
     story.open()
-    order = story.sent(wire.RunGeneration)["c"]
+    order = story.sent(messages.RunGeneration)["c"]
     assert order.participants[2:] == (Slot(vm_id="c", index=0),), "c is a donor"
     story.begin(3)
     story.now_s += 4.0
@@ -204,8 +204,8 @@ def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
     story.broken("a")
     assert story.wait(1.0) == ()
     story.wait(2.0)
-    assert set(story.sent(wire.AbandonGeneration)) == {"b", "c"}
-    story.report("b", wire.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
+    assert set(story.sent(messages.AbandonGeneration)) == {"b", "c"}
+    story.report("b", messages.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
     assert story.state.tally.worker_deaths == 0, "we had it killed"
     story.wait(20.0)
     assert story.emitted(c.AskProvider) == [c.AskProvider(vm_id="c")]
@@ -216,7 +216,7 @@ def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
 
 def test_a_dead_worker_whose_vm_lives_keeps_its_slot() -> None:
     story = Story().training(*FOUR)
-    story.report("b", wire.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
+    story.report("b", messages.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
     story.broken("a", "c", "d")
     assert story.generation.number == 2, "the same slots: the same plan, at once"
     assert {slot.vm_id for slot in story.generation.plan.slots} == set(FOUR)
@@ -231,7 +231,7 @@ def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
     assert story.state.tally.silent_losses == 1
     assert story.generation.phase is GenerationPhase.BREAKING
-    woken = wire.MinibatchCommitted(
+    woken = messages.MinibatchCommitted(
         generation=1,
         slot=0,
         step=50,
@@ -271,17 +271,17 @@ def test_a_restore_counts_committed_minibatches_that_are_computed_again() -> Non
 
 def test_a_damaged_checkpoint_is_never_chosen_again() -> None:
     story = Story().training(*FOUR, steps=5)
-    story.report("a", wire.CheckpointSaved(name="step-5", step=5))
+    story.report("a", messages.CheckpointSaved(name="step-5", step=5))
     story.tell(e.VmLost, vm_id="d", reason="killed")
     story.broken("a", "b", "c")
     story.plan("a", "b")
     story.open()
-    assert story.sent(wire.RunGeneration)["a"].checkpoint == "step-5"
-    story.report("a", wire.CheckpointDamaged(name="step-5", reason="bad hash"))
+    assert story.sent(messages.RunGeneration)["a"].checkpoint == "step-5"
+    story.report("a", messages.CheckpointDamaged(name="step-5", reason="bad hash"))
     story.broken("a", "b")
     story.open()
     assert story.generation.number == 3
-    assert story.sent(wire.RunGeneration)["a"].checkpoint == "step-0"
+    assert story.sent(messages.RunGeneration)["a"].checkpoint == "step-0"
 
 
 def test_breaks_without_progress_fail_the_job_with_the_last_reason() -> None:
@@ -296,7 +296,7 @@ def test_breaks_without_progress_fail_the_job_with_the_last_reason() -> None:
 
 def test_user_code_that_raises_ends_the_job_with_its_traceback() -> None:
     story = Story().training(*FOUR)
-    story.report("a", wire.UserCodeFailed(message="boom", traceback="line 7"))
+    story.report("a", messages.UserCodeFailed(message="boom", traceback="line 7"))
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     assert story.state.outcome == c.Outcome(
         kind="failed", exit_code=3, reason="boom", traceback="line 7"

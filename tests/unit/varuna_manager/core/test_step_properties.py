@@ -8,13 +8,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, PROFILE, Story
 
-from spottrain import wire
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State, spent_usd
+from spottrain.wire import messages
 
 IDS = tuple("abcdef")
 VM_IDS = st.sampled_from(IDS)
@@ -24,26 +24,28 @@ ROUNDS = st.integers(-3, -1)
 SLOTS = st.integers(0, 1)
 REASONS = st.just("reason")
 
-REPORTS: st.SearchStrategy[wire.Report] = st.one_of(
+REPORTS: st.SearchStrategy[messages.Report] = st.one_of(
     st.builds(
-        wire.SupervisorReady, num_slots=st.integers(1, 2), torch_version=st.just("2")
+        messages.SupervisorReady,
+        num_slots=st.integers(1, 2),
+        torch_version=st.just("2"),
     ),
-    st.builds(wire.Calibrated, profile=st.just(PROFILE), generation=ROUNDS),
+    st.builds(messages.Calibrated, profile=st.just(PROFILE), generation=ROUNDS),
     st.builds(
-        wire.CalibrationProgress,
+        messages.CalibrationProgress,
         generation=ROUNDS,
         done=st.integers(1, 2),
         total=st.just(3),
         what=st.just("sections"),
     ),
     st.builds(
-        wire.StoreOpened,
+        messages.StoreOpened,
         generation=st.one_of(NUMBERS, ROUNDS),
         host=st.just("h"),
         port=st.just(1),
     ),
     st.builds(
-        wire.GenerationStarted,
+        messages.GenerationStarted,
         generation=NUMBERS,
         slot=SLOTS,
         pid=st.just(1),
@@ -53,7 +55,7 @@ REPORTS: st.SearchStrategy[wire.Report] = st.one_of(
         sections_loaded=st.just(0),
     ),
     st.builds(
-        wire.MinibatchCommitted,
+        messages.MinibatchCommitted,
         generation=NUMBERS,
         slot=SLOTS,
         step=STEPS,
@@ -63,32 +65,32 @@ REPORTS: st.SearchStrategy[wire.Report] = st.one_of(
         step_s=st.floats(0.1, 2.0),
         peak_bytes=st.just(1),
     ),
-    st.builds(wire.Evaluated, generation=NUMBERS, step=STEPS, loss=st.just(1.0)),
+    st.builds(messages.Evaluated, generation=NUMBERS, step=STEPS, loss=st.just(1.0)),
     st.builds(
-        wire.GenerationStopped,
+        messages.GenerationStopped,
         generation=NUMBERS,
         slot=SLOTS,
         step=STEPS,
         done=st.booleans(),
     ),
     st.builds(
-        wire.GenerationBroken,
+        messages.GenerationBroken,
         generation=st.one_of(NUMBERS, ROUNDS),
         slot=SLOTS,
         reason=REASONS,
     ),
     st.builds(
-        wire.WorkerDied,
+        messages.WorkerDied,
         generation=st.one_of(NUMBERS, ROUNDS),
         slot=SLOTS,
         reason=REASONS,
     ),
-    st.builds(wire.CheckpointSaved, name=st.sampled_from(["x", "y"]), step=STEPS),
-    st.builds(wire.CheckpointDamaged, name=st.sampled_from(["x"]), reason=REASONS),
-    st.builds(wire.CheckpointFailed, step=st.just(5), reason=REASONS),
-    st.builds(wire.InterruptionNoticed, lead_s=st.floats(0.0, 200.0)),
-    st.builds(wire.InterruptionCancelled),
-    st.builds(wire.InterruptionLikely),
+    st.builds(messages.CheckpointSaved, name=st.sampled_from(["x", "y"]), step=STEPS),
+    st.builds(messages.CheckpointDamaged, name=st.sampled_from(["x"]), reason=REASONS),
+    st.builds(messages.CheckpointFailed, step=st.just(5), reason=REASONS),
+    st.builds(messages.InterruptionNoticed, lead_s=st.floats(0.0, 200.0)),
+    st.builds(messages.InterruptionCancelled),
+    st.builds(messages.InterruptionLikely),
 )
 
 VMS = st.builds(
@@ -209,7 +211,7 @@ def play(story: Story, history: list[tuple[e.Event, float]]) -> None:
         check_commands(before, story)
 
 
-def aimed(story: Story, report: wire.Report) -> wire.Report:
+def aimed(story: Story, report: messages.Report) -> messages.Report:
     """Most reports are about the generation that runs: 0 to 3 stand for that."""
     number = getattr(report, "generation", None)
     generation = story.state.generation
@@ -224,7 +226,7 @@ def check_commands(before: State, story: Story) -> None:
     assert state.progress.highest_step >= before.progress.highest_step
     for command in story.commands:
         match command:
-            case c.Send(vm_id=vm_id, command=wire.RunGeneration() as order):
+            case c.Send(vm_id=vm_id, command=messages.RunGeneration() as order):
                 generation = state.generation
                 assert generation is not None
                 assert generation.number == order.generation

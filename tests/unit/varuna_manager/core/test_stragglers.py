@@ -7,14 +7,15 @@ from dataclasses import replace
 import pytest
 from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
 
-from spottrain import wire
 from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import RankTimings
+from spottrain.wire import messages
+from spottrain.wire.model import MicrobatchProfile, SectionProfile
 
 FOUR = ("a", "b", "c", "d")
-SECTION = wire.SectionProfile(
+SECTION = SectionProfile(
     index=0,
     forward_s=0.1,
     backward_s=0.1,
@@ -25,7 +26,7 @@ SECTION = wire.SectionProfile(
 TIMED = replace(
     PROFILE,
     microbatches=(
-        wire.MicrobatchProfile(
+        MicrobatchProfile(
             microbatch_size=1, sections=(SECTION, replace(SECTION, index=1))
         ),
     ),
@@ -59,7 +60,7 @@ def sample(
         if slot.vm_id in only:
             story.report(
                 slot.vm_id,
-                wire.MinibatchCommitted(
+                messages.MinibatchCommitted(
                     generation=story.generation.number,
                     slot=0,
                     step=step,
@@ -97,7 +98,7 @@ def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
     for step in range(2, 2 + WINDOW // 2):
         sample(story, step, {"d": 3.0})
         told += [w.command for w in story.emitted(c.Send)]
-    shares = {share for share in told if isinstance(share, wire.ShareMinibatch)}
+    shares = {share for share in told if isinstance(share, messages.ShareMinibatch)}
     assert {(s.generation, s.number, s.replica_bounds) for s in shares} == {
         (1, 1, (0, 6, 8))
     }
@@ -122,7 +123,7 @@ def test_a_restarted_manager_sends_the_newest_share_again() -> None:
         sample(story, step, {"d": 3.0})
     share = story.generation.share
     story.tell(e.ManagerStarted, software_version="1", pid=2)
-    assert story.sent(wire.ShareMinibatch) == dict.fromkeys(FOUR, share)
+    assert story.sent(messages.ShareMinibatch) == dict.fromkeys(FOUR, share)
 
 
 def test_a_share_keeps_within_the_memory_of_the_devices() -> None:
@@ -171,7 +172,7 @@ def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
     assert slow is not None
     assert slow.replaced_by == "e"
     story.plan("a", "b", "c", "e")
-    assert set(story.sent(wire.StopGeneration)) == set(FOUR)
+    assert set(story.sent(messages.StopGeneration)) == set(FOUR)
     assert story.emitted(c.TerminateVms) == []
     story.stopped(2 + OUTLYING)
     assert story.generation.reason == "slow: d by e"
@@ -202,7 +203,7 @@ def interleaved() -> Story:
     """The same four VMs, each with two runs of sections."""
     story = training()
     sections = tuple(replace(SECTION, index=k) for k in range(4))
-    measured = wire.MicrobatchProfile(microbatch_size=1, sections=sections)
+    measured = MicrobatchProfile(microbatch_size=1, sections=sections)
     plan = replace(
         story.generation.plan,
         schedule="interleaved",
@@ -237,4 +238,4 @@ def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_rebalanced() ->
     assert slow is not None
     assert slow.replaced_by == "e"
     story.plan("a", "b", "c", "e")
-    assert set(story.sent(wire.StopGeneration)) == set(FOUR)
+    assert set(story.sent(messages.StopGeneration)) == set(FOUR)

@@ -11,7 +11,6 @@ import pytest
 from tests.unit.varuna_manager.stored_jobs import copied, events, stored, submit
 from tests.unit.varuna_manager.story import OFFER
 
-from spottrain import wire
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
 from spottrain.varuna_manager.core.model.events import (
     CheckpointsListed,
@@ -26,6 +25,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.replication import begin_replication
+from spottrain.wire import messages
 
 LONG_S = 30.0
 
@@ -115,8 +115,8 @@ def test_checkpoints_are_listed_again_when_one_cannot_be_read(
     job: JobDir,
 ) -> None:
     cloud = Cloud(job)
-    damaged = wire.CheckpointDamaged(name="step-5", reason="it is gone")
-    batch = wire.ReportBatch(vm_id="vm", first=0, reports=(damaged,))
+    damaged = messages.CheckpointDamaged(name="step-5", reason="it is gone")
+    batch = messages.ReportBatch(vm_id="vm", first=0, reports=(damaged,))
 
     async def story(shell: ManagerLoop) -> None:
         with pytest.raises(OutOfStepError):  # the VM is a stranger

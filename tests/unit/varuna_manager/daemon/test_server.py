@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 import spottrain
-from spottrain import wire
 from spottrain.varuna_manager.agent.client import (
     ManagerClient,
     NoManagerError,
@@ -20,20 +19,22 @@ from spottrain.varuna_manager.agent.client import (
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.server import PORTS, listen
 from spottrain.varuna_manager.jobs.identity import client_context, ensure_identity
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
 
 Manager = Any
 """The class behind the ``manager`` fixture (conftest files cannot be imported)."""
 
-READY = wire.SupervisorReady(num_slots=1, torch_version="2")
-RETIRE = wire.Retire()
+READY = messages.SupervisorReady(num_slots=1, torch_version="2")
+RETIRE = messages.Retire()
 
 
 def beat(
     client: ManagerClient, sequence: int, received: int
-) -> tuple[wire.Command, ...]:
-    message = wire.Heartbeat(vm_id="vm-1", sequence=sequence, received=received)
-    text = client.call("POST", "/v1/heartbeat", wire.encode(message))
-    answer: wire.HeartbeatAnswer = wire.decode(wire.HeartbeatAnswer, text)
+) -> tuple[messages.Command, ...]:
+    message = messages.Heartbeat(vm_id="vm-1", sequence=sequence, received=received)
+    text = client.call("POST", "/v1/heartbeat", encode(message))
+    answer: messages.HeartbeatAnswer = decode(messages.HeartbeatAnswer, text)
     return answer.commands
 
 
@@ -44,7 +45,7 @@ def registration(**changes: Any) -> str:
         "num_slots": 2,
         "private_address": "127.0.0.1",
     }
-    return wire.encode(wire.Registration(**fields | changes))
+    return encode(messages.Registration(**fields | changes))
 
 
 def test_registration_reaches_the_manager(manager: Manager) -> None:
@@ -85,9 +86,9 @@ def test_nothing_is_answered_without_the_right_token(
 def test_a_vm_cannot_speak_for_another(manager: Manager) -> None:
     manager.admit("vm-2")
     client = manager.client(manager.admit("vm-1"))
-    batch = wire.ReportBatch(vm_id="vm-2", first=0, reports=(READY,))
+    batch = messages.ReportBatch(vm_id="vm-2", first=0, reports=(READY,))
     with pytest.raises(VmFencedError, match="another VM"):
-        client.call("POST", "/v1/reports", wire.encode(batch))
+        client.call("POST", "/v1/reports", encode(batch))
     assert manager.handler.reports == []
 
 
@@ -145,7 +146,7 @@ def test_a_body_of_unknown_or_excessive_size_is_not_read(manager: Manager) -> No
 
 def test_job_and_workdir_are_handed_out(manager: Manager) -> None:
     client = manager.client(manager.admit("vm-1"))
-    spec = wire.decode(wire.JobSpec, client.call("GET", "/v1/job"))
+    spec = decode(messages.JobSpec, client.call("GET", "/v1/job"))
     assert spec.name == "job"
     packed = (manager.job_dir / "workdir.tar.gz").read_bytes()
     assert client.call("GET", "/v1/workdir") == packed
@@ -154,8 +155,8 @@ def test_job_and_workdir_are_handed_out(manager: Manager) -> None:
 def test_reports_are_taken_once_however_often_they_are_sent(manager: Manager) -> None:
     client = manager.client(manager.admit("vm-1"))
     for _ in range(2):
-        batch = wire.ReportBatch(vm_id="vm-1", first=0, reports=(READY,))
-        answer = client.call("POST", "/v1/reports", wire.encode(batch))
+        batch = messages.ReportBatch(vm_id="vm-1", first=0, reports=(READY,))
+        answer = client.call("POST", "/v1/reports", encode(batch))
         assert json.loads(answer) == {"received": 1}
     assert manager.handler.reports == [READY]
 
@@ -165,7 +166,7 @@ def test_heartbeat_waits_for_a_command_and_is_answered_at_once(
 ) -> None:
     client = manager.client(manager.admit("vm-1"))
     assert beat(client, 0, 0) == ()
-    answers: list[tuple[wire.Command, ...]] = []
+    answers: list[tuple[messages.Command, ...]] = []
     poll = threading.Thread(target=lambda: answers.append(beat(client, 1, 0)))
     poll.start()
     manager.send("vm-1", RETIRE)
@@ -177,7 +178,7 @@ def test_commands_are_sent_again_until_the_agent_says_it_has_them(
     manager: Manager,
 ) -> None:
     client = manager.client(manager.admit("vm-1"))
-    calibrate = wire.Calibrate()
+    calibrate = messages.Calibrate()
     manager.send("vm-1", calibrate)
     manager.send("vm-1", RETIRE)
     assert beat(client, 0, 0) == (calibrate, RETIRE)

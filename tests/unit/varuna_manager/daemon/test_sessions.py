@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain import wire
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.jobs.identity import token_sha256
+from spottrain.wire import messages
 
 
 class Clock:
@@ -31,14 +31,16 @@ class Line:
         for vm_id in vm_ids:
             self.sessions.admit(vm_id, token_sha256(f"token of {vm_id}"))
 
-    def beat(self, vm_id: str, received: int = 0) -> tuple[wire.Command, ...]:
+    def beat(self, vm_id: str, received: int = 0) -> tuple[messages.Command, ...]:
         self.sequence += 1
-        beat = wire.Heartbeat(vm_id=vm_id, sequence=self.sequence, received=received)
+        beat = messages.Heartbeat(
+            vm_id=vm_id, sequence=self.sequence, received=received
+        )
         return asyncio.run(self.sessions.heartbeat(beat, 0.0)).commands
 
 
-def stop(generation: int) -> wire.Command:
-    return wire.StopGeneration(generation=generation, checkpoint=False)
+def stop(generation: int) -> messages.Command:
+    return messages.StopGeneration(generation=generation, checkpoint=False)
 
 
 def test_only_the_holder_of_a_vms_token_speaks_for_it() -> None:
@@ -130,19 +132,21 @@ def test_a_vm_that_cannot_call_is_not_silent_as_long_as_that_lasts() -> None:
 def test_stale_heartbeat_is_refused_and_a_repeated_one_is_not() -> None:
     sessions = Line("a").sessions
     for sequence in (3, 3, 4):
-        beat = wire.Heartbeat(vm_id="a", sequence=sequence, received=0)
+        beat = messages.Heartbeat(vm_id="a", sequence=sequence, received=0)
         asyncio.run(sessions.heartbeat(beat, 0.0))
-    stale = wire.Heartbeat(vm_id="a", sequence=3, received=0)
+    stale = messages.Heartbeat(vm_id="a", sequence=3, received=0)
     with pytest.raises(OutOfStepError, match="got sequence 3 after 4"):
         asyncio.run(sessions.heartbeat(stale, 0.0))
 
 
 def test_a_second_poll_of_one_vm_ends_the_first() -> None:
-    async def both() -> list[tuple[wire.Command, ...]]:
+    async def both() -> list[tuple[messages.Command, ...]]:
         sessions = Line("a").sessions
         polls = [
             asyncio.create_task(
-                sessions.heartbeat(wire.Heartbeat(vm_id="a", sequence=i, received=0), s)
+                sessions.heartbeat(
+                    messages.Heartbeat(vm_id="a", sequence=i, received=0), s
+                )
             )
             for i, s in enumerate((60.0, 0.0))
         ]
@@ -159,7 +163,7 @@ def test_commands_arrive_in_order_and_once_whatever_is_lost(
     actions: list[str], before: int
 ) -> None:
     line = Line("a")
-    received: list[wire.Command] = [stop(-1)] * before
+    received: list[messages.Command] = [stop(-1)] * before
     sent = list(received)
     for number, action in enumerate(actions):
         if action == "send":
@@ -184,7 +188,9 @@ def test_a_heartbeat_takes_the_same_time_in_a_large_fleet() -> None:
         async def beats() -> float:
             start = time.process_time()
             for i in range(2000):
-                beat = wire.Heartbeat(vm_id=f"vm-{i % num_vms}", sequence=i, received=0)
+                beat = messages.Heartbeat(
+                    vm_id=f"vm-{i % num_vms}", sequence=i, received=0
+                )
                 line.sessions.send(beat.vm_id, stop(i))
                 await line.sessions.heartbeat(beat, 0.0)
                 line.sessions.silent(5.0)

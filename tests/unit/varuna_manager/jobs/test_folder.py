@@ -22,7 +22,7 @@ from spottrain.varuna_manager.jobs import folder as folders
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit
 from spottrain.varuna_manager.launch import workdir as workdirs
-from spottrain.wire import ModelFacts, SectionFacts
+from spottrain.wire.model import ModelFacts, SectionFacts
 
 FACTS = ModelFacts(
     fingerprint="f",

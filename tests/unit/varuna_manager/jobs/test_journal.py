@@ -12,7 +12,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spottrain import wire
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import (
@@ -32,10 +31,12 @@ from spottrain.varuna_manager.jobs.journal import (
     JournalError,
     JournalWriteError,
 )
+from spottrain.wire import messages
+from spottrain.wire.model import ModelFacts, Plan, SectionFacts, Slot
 
 
 def submitted() -> JobSubmitted:
-    spec = wire.JobSpec(
+    spec = messages.JobSpec(
         name="job",
         entrypoint="train:job",
         seed=1,
@@ -49,10 +50,10 @@ def submitted() -> JobSubmitted:
         lease_s=600.0,
         heartbeat_s=1.0,
     )
-    section = wire.SectionFacts(
+    section = SectionFacts(
         index=0, param_bytes=4, optimizer_bytes=8, activation_bytes_per_example=0
     )
-    facts = wire.ModelFacts(
+    facts = ModelFacts(
         fingerprint="f",
         num_parameters=1,
         blocks="h",
@@ -66,7 +67,7 @@ def submitted() -> JobSubmitted:
 
 
 def report(loss: float, number: int = 0) -> ReportReceived:
-    committed = wire.MinibatchCommitted(
+    committed = messages.MinibatchCommitted(
         generation=1,
         slot=0,
         step=number + 1,
@@ -99,7 +100,7 @@ def test_every_event_is_read_back_as_it_was_written(
 ) -> None:
     st.register_type_strategy(float, st.floats(allow_nan=False))
     st.register_type_strategy(str, st.text(st.characters(codec="utf-8"), max_size=8))
-    st.register_type_strategy(wire.Plan, st.just(PLAN))
+    st.register_type_strategy(Plan, st.just(PLAN))
     st.register_type_strategy(Fleet, st.just(FLEET))
     event: Any = data.draw(st.builds(EVENT_TYPES[kind]))
     path = tmp_path_factory.mktemp("journal") / "journal.sqlite"
@@ -110,7 +111,7 @@ def test_every_event_is_read_back_as_it_was_written(
 
 
 FLEET = Fleet(examples_per_s=(0.0, 1.0, 1.75))
-PLAN = wire.Plan(
+PLAN = Plan(
     pipeline_depth=1,
     data_parallel_width=1,
     microbatch_size=2,
@@ -119,7 +120,7 @@ PLAN = wire.Plan(
     recompute=True,
     stage_bounds=(0, 2),
     replica_bounds=(0, 2),
-    slots=(wire.Slot(vm_id="vm", index=0),),
+    slots=(Slot(vm_id="vm", index=0),),
     predicted_step_s=1.0,
 )
 
@@ -210,7 +211,7 @@ def _reports(path: Path) -> list[Any]:
 def test_text_that_is_not_unicode_is_kept_readable(tmp_path: Path) -> None:
     path = tmp_path / "journal.sqlite"
     journal = Journal(path)
-    odd = wire.UserCodeFailed(message="file \udcff", traceback="ö\n'\"")
+    odd = messages.UserCodeFailed(message="file \udcff", traceback="ö\n'\"")
     journal.append(ReportReceived(at_s=1.0, vm_id="vm", number=0, report=odd))
     journal.close()
     kept = _reports(path)[0].report

@@ -15,7 +15,7 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
 from spottrain.varuna_manager.config.job import parse_config
 from spottrain.varuna_manager.jobs import profiles
-from spottrain.wire import Profile
+from spottrain.wire.model import Profile
 
 HERE = PROFILE.device, PROFILE.software
 

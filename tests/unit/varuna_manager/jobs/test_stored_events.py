@@ -20,7 +20,6 @@ from typing import Any
 
 import pytest
 
-from spottrain import wire
 from spottrain.cloud.local.folder import LocalFolder, marker
 from spottrain.cloud.port import tags
 from spottrain.cloud.process import tree as processes
@@ -34,6 +33,8 @@ from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalRow
 from spottrain.varuna_manager.jobs.replication import ReplicationStatus
 from spottrain.varuna_manager.jobs.segments import segment_of, unpack
+from spottrain.wire.codec import decode
+from spottrain.wire.model import Profile
 
 SHAPES = Path(__file__).parents[3] / "integration" / "stored" / "shapes"
 ROWS = [
@@ -150,7 +151,7 @@ def test_a_manager_on_a_vm_is_found(folder: Path) -> None:
 
 def test_what_was_measured_and_traced_of_a_model_is_known(folder: Path) -> None:
     profile = (folder / "profile.json").read_text()
-    check(folder / "profile.json", wire.decode(wire.Profile, profile))
+    check(folder / "profile.json", decode(Profile, profile))
     check(folder / "facts.json", JobDir(folder).facts())
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 
-from spottrain import wire
 from spottrain.cloud.port.provider import VmState
 from spottrain.pricing.prices.history import VmLife
 from spottrain.pricing.prices.place import Place
@@ -19,6 +18,7 @@ from spottrain.varuna_manager.jobs.vm_history import (
     open_history,
     vm_lives,
 )
+from spottrain.wire import messages
 
 PLACE = Place(OFFER.cloud, OFFER.region, OFFER.zone, OFFER.instance_type)
 
@@ -85,7 +85,7 @@ def test_a_vm_whose_notice_was_cancelled_was_not_taken() -> None:
     for vm_id in ("a", "b", "b", "c"):
         story.notice(vm_id, lead_s=120.0)
         if vm_id != "c":
-            story.report(vm_id, wire.InterruptionCancelled())
+            story.report(vm_id, messages.InterruptionCancelled())
     story.notice("b", lead_s=120.0)
     ended = {vm: life.ended for vm, life in by_vm(story).items()}
     assert ended == {"a": "", "b": "notice", "c": "notice"}

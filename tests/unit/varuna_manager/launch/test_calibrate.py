@@ -18,7 +18,9 @@ from spottrain.varuna_manager.cli.main import main
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.launch import calibrate, inspect
-from spottrain.wire import CalibrationProgress, Profile, encode
+from spottrain.wire.codec import encode
+from spottrain.wire.messages import CalibrationProgress
+from spottrain.wire.model import Profile
 
 CONFIG: JobConfig = parse_config(
     {"name": "demo", "entrypoint": "train:job", "minibatch_size": 2, "steps": 1}, "job"
@@ -27,25 +29,27 @@ PROGRESS = CalibrationProgress(generation=-1, done=1, total=1, what="all")
 
 STUB = """
 import json, sys
-from spottrain import wire
+from spottrain.wire import messages
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.model import Profile
 
 def say(report):
-    print(wire.encode(report), flush=True)
+    print(encode(report), flush=True)
 
 greeting = json.loads(sys.stdin.readline())
-say(wire.SupervisorReady(num_slots=greeting["num_slots"], torch_version="none"))
+say(messages.SupervisorReady(num_slots=greeting["num_slots"], torch_version="none"))
 for line in sys.stdin:
-    command = wire.decode(wire.Command, line)
-    if isinstance(command, wire.OpenStore):
-        say(wire.StoreOpened(generation=-1, host="h", port=1))
+    command = decode(messages.Command, line)
+    if isinstance(command, messages.OpenStore):
+        say(messages.StoreOpened(generation=-1, host="h", port=1))
     elif greeting["vm_id"] == command.participants[0].vm_id:
         assert {slot.vm_id for slot in command.participants} == {"vm-1", "vm-2"}
         exec(sys.argv[1])
 """
 TELLS = f"""
-say(wire.decode(wire.Report, {encode(PROGRESS)!r}))
-profile = wire.decode(wire.Profile, {encode(PROFILE)!r})
-say(wire.Calibrated(profile=profile))
+say(decode(messages.Report, {encode(PROGRESS)!r}))
+profile = decode(Profile, {encode(PROFILE)!r})
+say(messages.Calibrated(profile=profile))
 """
 
 
@@ -63,7 +67,7 @@ def test_two_pretended_vms_measure() -> None:
 
 
 def test_what_the_users_code_raises_is_the_users_error() -> None:
-    action = "say(wire.UserCodeFailed(message='no data', traceback='line 1'))"
+    action = "say(messages.UserCodeFailed(message='no data', traceback='line 1'))"
 
     with pytest.raises(UserCodeError, match="no data") as error:
         calibrate.measure_here(CONFIG, supervisor=stub(action))
@@ -76,7 +80,7 @@ def test_what_the_users_code_raises_is_the_users_error() -> None:
     [
         ("sys.exit('out of luck')", "a supervisor exited: out of luck"),
         (
-            "say(wire.WorkerDied(generation=-1, slot=0, reason='SIGKILL'))",
+            "say(messages.WorkerDied(generation=-1, slot=0, reason='SIGKILL'))",
             "SIGKILL: no message",
         ),
     ],

@@ -29,7 +29,8 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.format import dollars, duration, size, step_time
 from spottrain.varuna_manager.reporting import documents, tables
 from spottrain.varuna_manager.reporting.history import JobHistory
-from spottrain.wire import JobSpec, ModelFacts, Plan, Slot
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import ModelFacts, Plan, Slot
 
 SPEC = JobSpec(
     name="demo",
