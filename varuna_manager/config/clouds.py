@@ -113,6 +113,8 @@ class CloudConfig(Section):
     """Keys that all clouds have."""
 
     cloud: ClassVar[str]
+    network_key: ClassVar[str] = "subnets"
+    """The key that names an existing network of the user."""
 
     regions: tuple[Name, ...]
     """Regions in which machines may be rented."""
@@ -151,7 +153,7 @@ class CloudConfig(Section):
     @property
     def has_own_network(self) -> bool:
         """True if VMs are put into an existing network of the user."""
-        raise NotImplementedError
+        return bool(getattr(self, self.network_key))
 
     def kinds(self) -> tuple[str, ...]:
         """Return the instance types that may be rented, by name or by GPU.
@@ -214,11 +216,6 @@ class AwsConfig(CloudConfig):
     endpoint_url: str | None = None
     """Endpoint instead of AWS's own."""
 
-    @property
-    def has_own_network(self) -> bool:
-        """True if VMs are put into an existing network of the user."""
-        return bool(self.subnets)
-
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AwsSettings:
         """Return the adapter's settings."""
         return AwsSettings(**self._values(AwsSettings, public_key, ssh_from))
@@ -254,11 +251,6 @@ class AzureConfig(CloudConfig):
     authority_url: str = ""
     """Token authority; by default that of Azure's SDK."""
 
-    @property
-    def has_own_network(self) -> bool:
-        """True if VMs are put into an existing network of the user."""
-        return bool(self.subnets)
-
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AzureSettings:
         """Return the adapter's settings."""
         return AzureSettings(
@@ -271,6 +263,7 @@ class GcpConfig(CloudConfig):
     """Google Cloud, for `provider: gcp`; see docs/clouds.md."""
 
     cloud: ClassVar[str] = "gcp"
+    network_key: ClassVar[str] = "network"
     regions: tuple[Name, ...] = Field(default=("us-central1",), min_length=1)
     """Regions in which machines may be rented."""
     project: str = ""
@@ -292,11 +285,6 @@ class GcpConfig(CloudConfig):
     """Google deletes a VM this long after its start in any case."""
     endpoint: str = ""
     """Endpoint instead of Compute Engine's own."""
-
-    @property
-    def has_own_network(self) -> bool:
-        """True if VMs are put into an existing network of the user."""
-        return bool(self.network)
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> GcpSettings:
         """Return the adapter's settings."""

@@ -241,7 +241,8 @@ def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:
         if manager.poll() is not None:
             if end_of(job):
                 return
-            last = job.log.read_text(errors="replace").strip().rpartition("\n")[2]
+            log = job.log.read_text(errors="replace").strip().splitlines()
+            last = ([line for line in log if " caused by: " not in line] or [""])[-1]
             raise ManagerUnreachableError(
                 f"job {job.name}: its manager exited right after its start: {last}; "
                 f"see 'spottrain logs {job.name}'"
