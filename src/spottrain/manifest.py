@@ -28,7 +28,6 @@ from spottrain.wire.codec import SCHEMA_VERSION, decode
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-(\d+)-g(\d+)-[0-9a-f]{8}")
 _FILE = re.compile(r"section-\d+(\.part-\d+)?\.safetensors")
-_CHUNK_BYTES = 1 << 20
 
 
 class CheckpointError(SpottrainError):
@@ -203,9 +202,8 @@ def _compare(path: Path, record: FileRecord, where: str) -> None:
             )
         found = hash_file(path)
     except OSError as error:
-        raise CheckpointError(
-            f"cannot read {where}: {error.strerror or error}"
-        ) from error
+        reason = error.strerror or error
+        raise CheckpointError(f"cannot read {where}: {reason}") from error
     if found != record.sha256:
         raise CheckpointError(
             f"{where} is damaged: sha256 must be {record.sha256}, got {found}"
@@ -247,11 +245,8 @@ def retain(store: Store, keep: int, protect: Collection[str] = ()) -> tuple[str,
 
 def hash_file(path: Path) -> str:
     """Return the SHA-256 of a file in hex, read in pieces."""
-    digest = hashlib.sha256()
     with open(path, "rb") as stream:
-        while piece := stream.read(_CHUNK_BYTES):
-            digest.update(piece)
-    return digest.hexdigest()
+        return hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _folders(store: Store) -> list[CheckpointEntry]:
