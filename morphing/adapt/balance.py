@@ -85,10 +85,8 @@ class ShareBalancer:
             return seen
         proposal = _proposal(seen)
         now_s = max(seen.smoothed_s)
-        then_s = max(
-            share / rate
-            for share, rate in zip(proposal, _throughput(seen), strict=True)
-        )
+        rated = zip(proposal, _throughput(seen), strict=True)
+        then_s = max(share / rate for share, rate in rated)
         if 1 - then_s / now_s <= seen.dead_band + NOISE_BAND * _standard_error(seen):
             return seen
         return replace(
@@ -191,9 +189,8 @@ def _standard_error(seen: ShareBalancer) -> float:
 def _is_settled(seen: ShareBalancer) -> bool:
     """Return whether the average is precise enough, or will not get more precise."""
     precise = _standard_error(seen) <= PRECISION * seen.dead_band
-    return seen.observations >= MIN_OBSERVATIONS and (
-        precise or seen.observations * seen.smoothing >= 1
-    )
+    settled = precise or seen.observations * seen.smoothing >= 1
+    return settled and seen.observations >= MIN_OBSERVATIONS
 
 
 def _throughput(seen: ShareBalancer) -> tuple[float, ...]:

@@ -134,10 +134,8 @@ class StragglerWatch:
             better[straggler.rank] /= straggler.slowness
         firsts = self.samples[-1][:: self.pipeline_depth]
         shares = [sample.microbatches for sample in firsts]
-        now_s = max(
-            share * pace_s
-            for share, pace_s in zip(shares, self._bottlenecks(paces), strict=True)
-        )
+        paced = zip(shares, self._bottlenecks(paces), strict=True)
+        now_s = max(share * pace_s for share, pace_s in paced)
         rates = [1 / pace_s for pace_s in self._bottlenecks(better)]
         return max(0.0, now_s - sum(shares) / math.fsum(rates))
 
@@ -169,11 +167,9 @@ def slowness_of(ratios: Sequence[float], pipeline_depth: int) -> tuple[float, ..
         pipeline_depth: Rank ``d * pipeline_depth + p`` is stage ``p`` of replica ``d``.
     """
     alone = len(ratios) == pipeline_depth
-    strides = (
-        [slice(None)]
-        if alone
-        else [slice(p, None, pipeline_depth) for p in range(pipeline_depth)]
-    )
+    strides = [slice(p, None, pipeline_depth) for p in range(pipeline_depth)]
+    if alone:
+        strides = [slice(None)]
     slowness = [1.0] * len(ratios)
     for peers in strides:
         slowness[peers] = _over_others(ratios[peers])

@@ -15,14 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
-from spottrain.wire.model import (
-    ModelFacts,
-    Plan,
-    Profile,
-    Reduction,
-    SectionProfile,
-    Slot,
-)
+from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction, SectionProfile
 
 PAGE_BYTES = 4096
 """Words about each section and about the undo slot; as ``pipeline.arena``."""
@@ -389,9 +382,8 @@ def handover_bytes(facts: ModelFacts, plan: Plan, previous: Plan) -> tuple[int, 
     While sections change their owners, a worker keeps those it had under ``previous``
     beside those it is to have, and an undo slot for the largest of both.
     """
-    had: dict[Slot, int] = {
-        slot: rank % previous.pipeline_depth for rank, slot in enumerate(previous.slots)
-    }
+    old_depth = previous.pipeline_depth
+    had = {slot: rank % old_depth for rank, slot in enumerate(previous.slots)}
     sizes = [
         section.param_bytes
         + gradient_bytes(facts, section.index)

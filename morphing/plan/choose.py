@@ -323,9 +323,8 @@ class Search:
     def _simulate(self, scored: _Scored, layout: PlanLayout) -> None:
         plan = scored.plan = self.layouts.simulate(layout)
         draft = scored.draft
-        scored.cost = self._cost(
-            draft.depth, draft.width, plan.predicted_step_s, layout.usd_per_hour
-        )
+        step_s, usd_per_hour = plan.predicted_step_s, layout.usd_per_hour
+        scored.cost = self._cost(draft.depth, draft.width, step_s, usd_per_hour)
         if self.best is None or scored.cost < self.best.cost:
             self.best = scored
         limit = self.best.cost * (1 + NOISE)

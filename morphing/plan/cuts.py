@@ -55,9 +55,8 @@ class Cuts:
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
         self.fleet = DeviceFleet(inputs)
         self.times = SectionTimes(inputs.profile, microbatch_size)
-        self.param_sums = np.concatenate(
-            ([0.0], np.cumsum([s.param_bytes for s in inputs.facts.sections]))
-        )
+        param_bytes = [s.param_bytes for s in inputs.facts.sections]
+        self.param_sums = np.concatenate(([0.0], np.cumsum(param_bytes)))
         self.cut = cache(self._cut)
         self.pipe = cache(self._pipe)
         self._counts = cache(self._replica_counts)
@@ -103,10 +102,8 @@ class Cuts:
         if len(self.fleet.speeds) <= 1:
             return None
         pure, mixed = self._counts(depth, tuple(widths))
-        pipes = [
-            self.pipe(depth, mode.chunks, mode.recompute, speed)
-            for speed in self.fleet.speeds
-        ]
+        chunks, recompute = mode.chunks, mode.recompute
+        pipes = [self.pipe(depth, chunks, recompute, v) for v in self.fleet.speeds]
         return min_finish_s(pipes, pure, mixed, self.virtual_nodes)
 
     def _replica_counts(

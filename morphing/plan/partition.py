@@ -68,9 +68,8 @@ def partition(
             _allowed(run_costs[w], stages, p, fits) for p, w in enumerate(which)
         ]
         which = list(range(stages))
-    bottleneck, bounds = jitted(_cut, stages * count * count)(
-        np.stack(run_costs), np.array(which, np.int64)
-    )
+    cut = jitted(_cut, stages * count * count)
+    bottleneck, bounds = cut(np.stack(run_costs), np.array(which, np.int64))
     return None if bottleneck == math.inf else tuple(bounds.tolist())
 
 

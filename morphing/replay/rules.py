@@ -157,6 +157,5 @@ def compare(trace: Trace, shapes: Shapes, costs: CostModel) -> Comparison:
         min(costs.morph_s, costs.restart_s),
         trace.end_s,
     )
-    return Comparison(
-        outcomes=outcomes, max_examples=minibatches * shapes.workload.minibatch_size
-    )
+    max_examples = minibatches * shapes.workload.minibatch_size
+    return Comparison(outcomes=outcomes, max_examples=max_examples)

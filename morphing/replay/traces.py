@@ -188,8 +188,6 @@ def _lives(rows: Iterable[_Row]) -> tuple[list[VmInterval], int]:
             if row.at_s > from_s:
                 life = VmInterval(vm_id=row.vm_id, from_s=from_s, until_s=row.at_s)
                 lives.append(life)
-    lives += [
-        VmInterval(vm_id=vm_id, from_s=from_s, until_s=math.inf)
-        for vm_id, from_s in since.items()
-    ]
+    for vm_id, from_s in since.items():
+        lives.append(VmInterval(vm_id=vm_id, from_s=from_s, until_s=math.inf))
     return sorted(lives, key=lambda vm: vm.from_s), idle

@@ -96,10 +96,8 @@ def simulate_step(
             f"got {list(speeds)}"
         )
     runs = _run_replicas(plan, profile, speeds, seed)
-    stage_bytes = [
-        sum(facts.sections[k].param_bytes for k in plan.sections_of(p))
-        for p in range(depth)
-    ]
+    stages = ([facts.sections[k] for k in plan.sections_of(p)] for p in range(depth))
+    stage_bytes = [sum(section.param_bytes for section in own) for own in stages]
     reducer = Reducer(plan, profile, reduction)
     reduced = [
         reducer.reduced_s(p, [run.finish_s[p] for run in runs], stage_bytes[p])

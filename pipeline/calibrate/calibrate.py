@@ -333,9 +333,9 @@ class _Round:
         every = [one for one in _gather(found) if one is not None]
         if not every:
             return None
+        names = every[0][0]
         link = {
-            name: statistics.median(profile[name] for profile, _ in every)
-            for name in every[0][0]
+            name: statistics.median(one[name] for one, _ in every) for name in names
         }
         return LinkProfile(**link), statistics.median(posted for _, posted in every)
 

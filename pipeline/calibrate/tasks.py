@@ -58,10 +58,8 @@ class Chain:
     def neighbours(self) -> tuple[int | None, int | None]:
         """The ranks before and after this one."""
         first, last = self.place == 0, self.place + 1 == len(self.ranks)
-        return (
-            None if first else self.ranks[self.place - 1],
-            None if last else self.ranks[self.place + 1],
-        )
+        before = None if first else self.ranks[self.place - 1]
+        return before, None if last else self.ranks[self.place + 1]
 
 
 def microbatches_for(depth: int, slowest_s: float) -> int:

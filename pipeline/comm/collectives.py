@@ -22,10 +22,8 @@ def gather_json(value: Any) -> list[Any]:
     padded[: mine.numel()] = mine
     rows = [torch.empty_like(padded) for _ in sizes]
     dist.all_gather(rows, padded)
-    return [
-        json.loads(bytes(row[: int(size)].numpy()))
-        for row, size in zip(rows, sizes, strict=True)
-    ]
+    texts = (row[: int(size)] for row, size in zip(rows, sizes, strict=True))
+    return [json.loads(bytes(text.numpy())) for text in texts]
 
 
 def gather_rows(row: torch.Tensor) -> torch.Tensor:

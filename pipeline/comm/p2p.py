@@ -163,10 +163,8 @@ class PipelineLinks:
             way: deque([()] * _AHEAD, _AHEAD) for way in Direction
         }
         """Signatures of the latest tensors sent."""
-        for direction, source in (
-            (Direction.ACTIVATION, previous),
-            (Direction.GRADIENT, following),
-        ):
+        sources = (Direction.ACTIVATION, previous), (Direction.GRADIENT, following)
+        for direction, source in sources:
             if source is not None:
                 receiver = _Receiver(source, direction, self._arrivals)
                 receiver.start()

@@ -224,9 +224,8 @@ def _layout(
 ) -> ModelLayout:
     calls, needed = first.calls, first.needed | second.needed
     slots = run._slots
-    cuts = tuple(
-        _cut(one, two, needed) for one, two in zip(first.cuts, second.cuts, strict=True)
-    )
+    both = zip(first.cuts, second.cuts, strict=True)
+    cuts = tuple(_cut(one, two, needed) for one, two in both)
     uses = first.uses
     sections = {n: uses.get(n) or _section_of_unused(n, calls) for n in slots}
     specs = {name: _spec(slots, name) for name in slots}

@@ -27,10 +27,8 @@ def initialise(
         UserCodeError: The model cannot be built.
     """
     model = materialise(loaded.job, loaded.spec.seed)
-    values = {
-        name: getattr(*slots[0]).detach()
-        for name, slots in parameter_slots(model).items()
-    }
+    slots = parameter_slots(model)
+    values = {name: getattr(*own[0]).detach() for name, own in slots.items()}
     name = new_name(0, 0)
     try:
         store = open_store(loaded.spec.checkpoint_path)

@@ -208,8 +208,7 @@ class SectionArena:
             for spec in self.specs
         }
         self.gradient_runs = [
-            piece.tensor(offset, (count,), dtype)
-            for dtype, offset, count in layout.runs
+            piece.tensor(at, (n,), dtype) for dtype, at, n in layout.runs
         ]
         """All gradients of one type as one flat tensor, a tensor per type."""
 
@@ -220,10 +219,8 @@ class SectionArena:
         self.contents = span(HEADER_BYTES, layout.end)
         """Everything but the header, as bytes."""
         self._stateless = span(HEADER_BYTES, layout.state_start)
-        self.movable = (
-            span(HEADER_BYTES, layout.gradients_start),
-            span(layout.state_start, layout.end),
-        )
+        before_gradients = span(HEADER_BYTES, layout.gradients_start)
+        self.movable = before_gradients, span(layout.state_start, layout.end)
         """Bytes of this section that a replica needs: all but the gradients."""
 
     @property

@@ -117,31 +117,22 @@ class _Handover:
         self._faults.at(Hook.JOINED)
         records = self._exchange()
         entry = parse_name(self._command.checkpoint)
-        agreement = agree(
-            self._num_sections,
-            records,
-            self._command.generation,
-            entry.step if entry else 0,
-        )
+        step, generation = entry.step if entry else 0, self._command.generation
+        agreement = agree(self._num_sections, records, generation, step)
         self._faults.at(Hook.AGREED)
         self._adopt(agreement, records[self._rank])
         owners = owners_of(self._command.plan)
         moving = moves(self._num_sections, records, agreement, owners)
         self._memory.hold(self._mine)
         self._move([move for move in moving if move.source is not None], agreement)
-        loads = [
-            move.section
-            for move in moving
-            if move.source is None and move.target == self._rank
-        ]
+        mine = [move for move in moving if move.target == self._rank]
+        loads = [move.section for move in mine if move.source is None]
         self._load(loads, agreement)
         self._faults.at(Hook.MOVED)
         dist.barrier()
         # From here on every section is where it belongs: other copies may be released.
         self._memory.keep_only(self._mine)
-        mine = [move for move in moving if move.target == self._rank]
-        moved = sum(move.source is not None for move in mine)
-        return HandoverResult(agreement, moved, len(loads))
+        return HandoverResult(agreement, len(mine) - len(loads), len(loads))
 
     def _exchange(self) -> list[RankRecord]:
         self._memory.undo_unfinished()

@@ -66,11 +66,8 @@ class CheckpointRound:
         self._command = command
         self._arenas = arenas
         self._tracker = tracker
-        self._share = [
-            section
-            for section in arenas
-            if section % command.plan.data_parallel_width == replica
-        ]
+        width = command.plan.data_parallel_width
+        self._share = [section for section in arenas if section % width == replica]
         self._writer = SnapshotWriter(context.checkpoints)
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None

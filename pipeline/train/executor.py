@@ -179,10 +179,8 @@ def _evaluation_units(microbatches: range, depth: int, chunks: int) -> list[Unit
     Groups of ``depth`` micro-batches go through one chunk after the other, so that no
     stage waits for itself.
     """
-    groups = (
-        microbatches[start : start + depth]
-        for start in range(0, len(microbatches), depth)
-    )
+    starts = range(0, len(microbatches), depth)
+    groups = (microbatches[start : start + depth] for start in starts)
     return [(j, chunk) for group in groups for chunk in range(chunks) for j in group]
 
 

@@ -48,9 +48,8 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     rank = _rank_of(context, command)
     timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
-    context.faults.step = max(
-        (arena.version for arena in context.memory.arenas.values()), default=0
-    )
+    versions = (arena.version for arena in context.memory.arenas.values())
+    context.faults.step = max(versions, default=0)
     store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
     sources = (context.memory, context.checkpoints)
     result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
@@ -103,9 +102,8 @@ class _Training:
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
-        self._arenas = {
-            k: context.memory.arenas[k] for k in plan.sections_of(self._stage_index)
-        }
+        arenas = context.memory.arenas
+        self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
         self._chunks = self._make_chunks()
         self._parameters = {
             k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
@@ -315,10 +313,8 @@ class _Training:
         count = self._source.num_heldout()
         if not count:
             return
-        share = [
-            count * d // self._plan.data_parallel_width
-            for d in range(self._plan.data_parallel_width + 1)
-        ]
+        width = self._plan.data_parallel_width
+        share = [count * d // width for d in range(width + 1)]
         mine = range(share[self._replica], share[self._replica + 1])
         losses = self._executor.evaluate(mine)
         self._context.faults.at(Hook.EVALUATED)

@@ -131,9 +131,8 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
     if not candidates:
         return NextLaunch(changes_at_s=changes)
     best = candidates[0]
-    offer, count = cooldowns.spread(
-        best, candidates, _held_by_zone(state), counts[offer_key(best)]
-    )
+    count, by_zone = counts[offer_key(best)], _held_by_zone(state)
+    offer, count = cooldowns.spread(best, candidates, by_zone, count)
     count = min(count, counts[offer_key(offer)])
     return NextLaunch(offer=offer, count=count, changes_at_s=changes)
 
@@ -243,11 +242,8 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
         if offer is None:
             return ()
         where = cooldowns.location_of(offer, state.job.span)
-    return tuple(
-        vm
-        for vm in state.vms.values()
-        if vm.counts and not is_at(state, where, vm.offer)
-    )
+    counting = (vm for vm in state.vms.values() if vm.counts)
+    return tuple(vm for vm in counting if not is_at(state, where, vm.offer))
 
 
 def _reachable(state: State, offers: list[Offer]) -> list[Offer]:
@@ -277,11 +273,8 @@ def available(state: State, offer: Offer) -> int:
     if offer.available is None:
         return state.job.max_vms
     key = offer_key(offer)
-    asked = sum(
-        intent.count
-        for intent in state.intents.values()
-        if offer_key(intent.offer) == key
-    )
+    intents = state.intents.values()
+    asked = sum(intent.count for intent in intents if offer_key(intent.offer) == key)
     return offer.available - asked - len(_unseen(state, offer))
 
 

@@ -125,9 +125,8 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
     market, rented = supplies(state, terms), allocation.held(state)
     outlook = observe(state.deadline.outlook, state.now_s, terms.fleet, market, rented)
     now = job_status(state)
-    decision = decide(
-        now, terms.fleet, market, rented, outlook, cost_optimal=is_cost_optimal(state)
-    )
+    cheap, fleet = is_cost_optimal(state), terms.fleet
+    decision = decide(now, fleet, market, rented, outlook, cost_optimal=cheap)
     before = state.deadline.decision
     if before is None or before.mode != decision.mode:
         transition.log(f"deadline policy: {decision.mode}: {decision.reason}")

@@ -61,9 +61,8 @@ def _update(transition: Transition, record: VmRecord, vm: Vm) -> None:
     match vm.state:
         case VmState.RUNNING if record.phase is VmPhase.STARTING:
             address = vm.private_address
-            transition.put_vm(
-                replace(record, phase=VmPhase.BOOTING, private_address=address)
-            )
+            record = replace(record, phase=VmPhase.BOOTING, private_address=address)
+            transition.put_vm(record)
             transition.emit(StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
             remove_vm(transition, record, _loss_reason(record))

@@ -290,9 +290,8 @@ def _run(transition: Transition, generation: Generation) -> None:
     )
     transition.put_generation(generation)
     number, step = generation.number, generation.from_step
-    transition.log(
-        f"generation {number} trains {generation.plan.shape} from step {step}"
-    )
+    shape = generation.plan.shape
+    transition.log(f"generation {number} trains {shape} from step {step}")
 
 
 def _enforce_break(transition: Transition, generation: Generation) -> None:

@@ -92,10 +92,8 @@ def _controller(
 def _max_share(state: State, plan: Plan, profile: Profile) -> int:
     """Return how many virtual nodes a replica can have within its devices' memory."""
     vms = state.vms
-    have = min(
-        (vms[s.vm_id].offer.gpu_memory_bytes for s in plan.slots if s.vm_id in vms),
-        default=0,
-    )
+    own = (vms[slot.vm_id] for slot in plan.slots if slot.vm_id in vms)
+    have = min((vm.offer.gpu_memory_bytes for vm in own), default=0)
     low, high = 0, plan.replica_bounds[-1] - plan.data_parallel_width + 1
     while low < high:
         share = (low + high + 1) // 2
@@ -192,9 +190,8 @@ def _share(
     transition.put_generation(generation)
     send_share(transition, generation)
     before, after = _shares_text(balancer.shares), _shares_text(seen.shares)
-    transition.log(
-        f"virtual nodes of the replicas: {after} (were {before}), by their speed"
-    )
+    shares = f"{after} (were {before})"
+    transition.log(f"virtual nodes of the replicas: {shares}, by their speed")
 
 
 def _shares_text(shares: tuple[int, ...]) -> str:
@@ -258,10 +255,8 @@ def _may_replace(state: State) -> bool:
     if any(vm.slow is not None for vm in state.vms.values()):
         return False
     lately = sum(slow.found_at_s > state.now_s - HOUR_S for slow in state.slow_vms)
-    calm = all(
-        vm.leaves_at_s is None and vm.silent_since_s is None
-        for vm in state.vms.values()
-    )
+    vms = state.vms.values()
+    calm = all(vm.leaves_at_s is None and vm.silent_since_s is None for vm in vms)
     return calm and lately < MAX_REPLACED_PER_HOUR
 
 

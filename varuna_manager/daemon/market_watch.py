@@ -58,9 +58,10 @@ class MarketWatch:
         worths = await asyncio.to_thread(self._rank, tuple(offers))
         if worths is not None and not _about_equal(worths, self._worths):
             self._worths = worths
-            self._sink.feed(
-                OffersRanked(at_s=self._sink.now_s(), worths=tuple(worths.values()))
+            ranked = OffersRanked(
+                at_s=self._sink.now_s(), worths=tuple(worths.values())
             )
+            self._sink.feed(ranked)
         terms = await asyncio.to_thread(self._fleet_terms, tuple(offers))
         if terms is not None and terms != self._terms:
             self._terms = terms

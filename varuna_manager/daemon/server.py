@@ -131,9 +131,8 @@ class ControlChannel:
     async def _stop(self, request: Request) -> Response:
         self._check_admin(request)
         wanted = _decode(_StopRequest, await _body(request))
-        await self.handler.stop(
-            by=wanted.by, checkpoint=wanted.checkpoint, now=wanted.now
-        )
+        by, now = wanted.by, wanted.now
+        await self.handler.stop(by=by, checkpoint=wanted.checkpoint, now=now)
         return JSONResponse({})
 
     async def _limits(self, request: Request) -> Response:

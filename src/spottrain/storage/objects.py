@@ -268,10 +268,8 @@ class ObjectStore:
             with _translating_errors(f"{self.place}/{name}", "read"):
                 self._obstore.head(self._bucket, name)
             raise ExistsError(f"{self.place}/{name} exists: use a new name")
-        with (
-            _translating_errors(f"{self.place}/{name}", "write"),
-            _temporary_file(name) as path,
-        ):
+        place = f"{self.place}/{name}"
+        with _translating_errors(place, "write"), _temporary_file(name) as path:
             yield path
             self.put(name, path)
 
