@@ -78,7 +78,7 @@ def _loss_reason(vm: VmRecord) -> str:
     if vm.phase is VmPhase.RETURNING:
         return vm.return_reason
     noticed = vm.leaves_at_s is not None
-    return "taken as its notice said" if noticed else "killed without notice"
+    return "preempted with notice" if noticed else "preempted without notice"
 
 
 def adopt(transition: Transition, vm: Vm) -> None:
@@ -116,7 +116,7 @@ def adopt(transition: Transition, vm: Vm) -> None:
         transition.state, tally=replace(tally, vms_launched=tally.vms_launched + 1)
     )
     if not wanted:
-        return_vms(transition, (record,), "nobody asked for it")
+        return_vms(transition, (record,), "not requested by this job")
     elif running:
         transition.emit(StartAgent(vm_id=vm.vm_id))
 
@@ -128,12 +128,14 @@ def provider_answered(transition: Transition, event: e.ProviderAnswered) -> None
         return
     if event.state in (VmState.STARTING, VmState.RUNNING):
         suspect_s = transition.state.job.suspect_s
-        reason = f"silent for {suspect_s:g} s though the provider says it runs"
+        reason = (
+            f"silent for {suspect_s:g} s although the provider reports it as running"
+        )
         if vm.leaves_at_s is None:
             counters.interrupted(transition, "silence", vm.vm_id, reason)
         return_vms(transition, (vm,), reason)
     else:
-        remove_vm(transition, vm, "silent, and gone")
+        remove_vm(transition, vm, "silent, and no longer running at the provider")
 
 
 def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
@@ -163,10 +165,12 @@ def job_moved(transition: Transition, event: e.JobMoved) -> None:
     """
     transition.state = replace(transition.state, intents={}, takeover_epoch=event.epoch)
     transition.log(
-        f"the job continues on {event.host} with new keys: its VMs are returned"
+        f"the job continues on {event.host} with new keys; returning its VMs"
     )
     return_vms(
-        transition, transition.state.vms.values(), "it trusts keys of the old machine"
+        transition,
+        transition.state.vms.values(),
+        "it trusts the keys of the old machine",
     )
 
 
@@ -273,7 +277,7 @@ def advance(transition: Transition) -> None:
             return_vms(
                 transition,
                 (vm,),
-                vm.drain_reason or "handed over before the cloud takes it",
+                vm.drain_reason or "drained before its preemption",
             )
         elif vm.slow is not None and vm.is_replaced and not _is_needed(transition, vm):
             if vm.phase is not VmPhase.RETURNING:

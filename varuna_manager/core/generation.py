@@ -73,7 +73,7 @@ def open_generation(
     transition.put_generation(generation)
     transition.state = replace(transition.state, next_generation=generation.number + 1)
     transition.log(
-        f"generation {generation.number} forms {plan.shape}: {generation.reason}"
+        f"generation {generation.number} starts with {plan.shape}: {generation.reason}"
     )
     open_store(transition, generation)
 
@@ -361,7 +361,7 @@ def close(transition: Transition, ended_by: str) -> None:
     if generation.done and finished and not broke:
         transition.end(_outcome_of_done(state))
     elif fruitless >= MAX_FRUITLESS:
-        reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
+        reason = f"{fruitless} generations in a row broke before a commit, the last one: {ended_by}"
         transition.end(Outcome(kind="failed", exit_code=1, reason=reason))
 
 
@@ -371,5 +371,5 @@ def _outcome_of_done(state: State) -> Outcome:
     if newest is not None and newest.step >= steps:
         return Outcome(kind="succeeded", exit_code=0, reason=f"{steps} steps done")
     trouble = state.checkpoint_error or "the last checkpoint was not written"
-    reason = f"{steps} steps done, but {trouble}; make room, then resume the job"
+    reason = f"{steps} steps done, but {trouble}; fix that, then resume the job"
     return Outcome(kind="failed", exit_code=1, reason=reason)

@@ -179,7 +179,7 @@ def _give_up(transition: Transition, intent: Intent) -> None:
     given_up = transition.state.given_up | {intent.intent}
     transition.state = replace(transition.state, given_up=given_up)
     _cool_down(transition, intent.offer, "unreachable")
-    transition.log(f"{intent.offer.cloud} does not answer: VMs are rented elsewhere")
+    transition.log(f"{intent.offer.cloud} does not answer: renting in other clouds")
 
 
 def _close_intent(transition: Transition, name: str) -> Intent | None:
@@ -204,7 +204,7 @@ def advance(transition: Transition) -> None:
     if must_move(state):
         transition.wake(changes_at_s(state, state.offers))
     return_vms(
-        transition, stranded_vms(state), "in another region than those that train"
+        transition, stranded_vms(state), "not in the region of the VMs that train"
     )
     for intent in transition.state.intents.values():
         if intent.retry_at_s is not None and transition.is_due(intent.retry_at_s):
