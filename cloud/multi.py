@@ -15,17 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from typing import Any, Concatenate, TypeVar
 
+from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.abilities import ForwardsAbilities, P, R, arguments_by_name
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
-from spottrain.cloud.port.provider import (
-    CloudProvider,
-    ForwardsCalls,
-    LaunchRequest,
-    LaunchResult,
-    Offer,
-    ReportsUnreachableVms,
-    Vm,
-)
 from spottrain.errors import SpottrainError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +26,7 @@ REOPEN_S = 60.0
 """Time between two attempts to open a cloud."""
 
 T = TypeVar("T")
-Opener = Callable[[], CloudProvider]
+Opener = Callable[[], port.CloudProvider]
 
 
 class UnusedCloudError(CloudError):
@@ -50,23 +42,23 @@ class NamespacedProvider(ForwardsAbilities):
         inner: The cloud.
     """
 
-    def __init__(self, inner: CloudProvider) -> None:
+    def __init__(self, inner: port.CloudProvider) -> None:
         self.name = inner.name
         self._inner = inner
         self._forward_abilities(
             lambda ability: isinstance(inner, ability), self._forward
         )
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         """See ``CloudProvider``."""
         return self._inner.offers()
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """See ``CloudProvider``."""
         result = self._inner.launch(request)
         return replace(result, vms=tuple(map(self._named, result.vms)))
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         """See ``CloudProvider``."""
         return tuple(map(self._named, self._inner.list_vms(job)))
 
@@ -79,7 +71,7 @@ class NamespacedProvider(ForwardsAbilities):
         """Close the cloud if it can be closed."""
         _close(self._inner)
 
-    def _named(self, vm: Vm) -> Vm:
+    def _named(self, vm: port.Vm) -> port.Vm:
         return replace(vm, vm_id=vm_id_of(self.name, vm.vm_id))
 
     def _forward(self, method: Callable[Concatenate[Any, P], R]) -> Callable[P, R]:
@@ -93,7 +85,9 @@ class NamespacedProvider(ForwardsAbilities):
                     raise VmNotFoundError(f"VM {wanted} is unknown or has ended")
             found = getattr(self._inner, method.__name__)(**given)
             if isinstance(found, Sequence):
-                return tuple(self._named(x) if isinstance(x, Vm) else x for x in found)
+                return tuple(
+                    self._named(x) if isinstance(x, port.Vm) else x for x in found
+                )
             return found
 
         return call
@@ -137,13 +131,13 @@ class MultiCloudProvider(ForwardsAbilities):
             self._forward,
         )
 
-    def parts(self) -> Mapping[str, CloudProvider]:
+    def parts(self) -> Mapping[str, port.CloudProvider]:
         """See ``HasParts``."""
         return self._parts
 
     # --- The cloud port ---------------------------------------------------------------
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         """Return the offers of the clouds that answer.
 
         Raises:
@@ -151,14 +145,14 @@ class MultiCloudProvider(ForwardsAbilities):
         """
         return self._union(_Part.offers)
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Launch in the offer's cloud; see ``CloudProvider``."""
         part = self._parts.get(request.offer.cloud)
         if part is None:
             raise MisconfiguredError(f"{request.offer.cloud}: not a cloud of this job")
         return part.launch(request)
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return the VMs of all clouds.
 
         Raises:
@@ -255,14 +249,14 @@ class _Part:
         self._unused = unused
         self.open_error: SpottrainError | None = None
         """Why it could not be opened."""
-        self._cloud: CloudProvider | None = None
+        self._cloud: port.CloudProvider | None = None
         self._opener = opener
         self._lock = threading.Lock()
         self._again_at_s = 0.0
         self._manager_url = ""
         self._closed = False
 
-    def opened(self) -> CloudProvider:
+    def opened(self) -> port.CloudProvider:
         """Return the cloud.
 
         Raises:
@@ -289,16 +283,16 @@ class _Part:
             self.open_error = error
             self._again_at_s = time.monotonic() + REOPEN_S
             return
-        if self._manager_url and isinstance(self._cloud, ForwardsCalls):
+        if self._manager_url and isinstance(self._cloud, port.ForwardsCalls):
             self._cloud.serve(self._manager_url)
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         return self.opened().offers()
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         return self.opened().launch(request)
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         try:
             return self.opened().list_vms(job)
         except UnusedCloudError:
@@ -328,13 +322,15 @@ class _Part:
     def unreachable_vms(self) -> Collection[str]:
         cloud = self._cloud  # without waiting while it is being opened
         return (
-            cloud.unreachable_vms() if isinstance(cloud, ReportsUnreachableVms) else ()
+            cloud.unreachable_vms()
+            if isinstance(cloud, port.ReportsUnreachableVms)
+            else ()
         )
 
     def serve(self, manager_url: str) -> None:
         with self._lock:
             self._manager_url = manager_url
-            if isinstance(self._cloud, ForwardsCalls):
+            if isinstance(self._cloud, port.ForwardsCalls):
                 self._cloud.serve(manager_url)
 
     def close(self) -> None:
@@ -360,7 +356,7 @@ def _raise_first(failures: Mapping[str, SpottrainError]) -> None:
         raise error
 
 
-def _close(cloud: CloudProvider) -> None:
+def _close(cloud: port.CloudProvider) -> None:
     leave = getattr(cloud, "close", None)
     if leave is not None:
         leave()

@@ -16,6 +16,7 @@ from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, translating_errors
 from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import flat_map_parallel
+from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.facts import (
@@ -23,17 +24,6 @@ from spottrain.cloud.port.facts import (
     OnDemandPrice,
     check_types,
     refuse_if_used,
-)
-from spottrain.cloud.port.provider import (
-    Finding,
-    LaunchRequest,
-    LaunchResult,
-    Offer,
-    PlacementScore,
-    Quota,
-    SshTarget,
-    Vm,
-    VmState,
 )
 
 _GONE_DELAY_S, _GONE_TRIES = 5, 60
@@ -74,7 +64,7 @@ class AwsProvider:
 
     # --- The cloud port ---------------------------------------------------------------
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         """Return spot offers, and on-demand offers where their price is known.
 
         Raises:
@@ -82,7 +72,7 @@ class AwsProvider:
         """
         return self._in_regions(self._market.offers)
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Launch VMs with one RunInstances, whose client token derives from the
         request's.
 
@@ -108,9 +98,9 @@ class AwsProvider:
         self._recent.launched(vms)
         missing = request.count - len(vms)
         refusal = f"{offer.zone} lacked {missing} machines" if missing > 0 else ""
-        return LaunchResult(vms=vms, refusal=refusal)
+        return port.LaunchResult(vms=vms, refusal=refusal)
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return the VMs of a job in all regions; terminated ones for about an hour.
 
         Raises:
@@ -135,7 +125,7 @@ class AwsProvider:
             for start in range(0, len(instance_ids), _BATCH):
                 self._terminate(region, instance_ids[start : start + _BATCH])
 
-    def list_all(self) -> Sequence[Vm]:
+    def list_all(self) -> Sequence[port.Vm]:
         """Return the VMs of all jobs in every enabled region.
 
         Raises:
@@ -159,19 +149,19 @@ class AwsProvider:
             leaving = [
                 requests.split_vm_id(vm.vm_id)[1]
                 for vm in vms
-                if vm.state is VmState.STOPPING and vm.offer.region == region
+                if vm.state is port.VmState.STOPPING and vm.offer.region == region
             ]
             with translating_errors(f"removing what job {job} used in {region}"):
                 if leaving:
                     self._await_end(region, leaving)
                 self._network.release(job, region)
 
-    def check(self) -> Sequence[Finding]:
+    def check(self) -> Sequence[port.Finding]:
         """Check whether a job could rent, without renting."""
         checks = AwsChecks(self._clients, self._settings, self._network, self._market)
         return tuple(checks.run())
 
-    def quotas(self) -> Sequence[Quota]:
+    def quotas(self) -> Sequence[port.Quota]:
         """Return the quotas of our families, in virtual CPUs.
 
         Raises:
@@ -181,7 +171,7 @@ class AwsProvider:
 
     def placement_scores(
         self, instance_type: str, count: int
-    ) -> Sequence[PlacementScore]:
+    ) -> Sequence[port.PlacementScore]:
         """Return EC2's spot placement score of each zone.
 
         Raises:
@@ -189,7 +179,7 @@ class AwsProvider:
         """
         return self._market.placement_scores(instance_type, count)
 
-    def price_history(self, since_s: float) -> Sequence[Offer]:
+    def price_history(self, since_s: float) -> Sequence[port.Offer]:
         """Return the spot price history of up to 90 days.
 
         Raises:
@@ -227,7 +217,7 @@ class AwsProvider:
             finally:
                 fis.delete_experiment_template(id=made["id"])
 
-    def ssh_target(self, vm_id: str) -> SshTarget | None:
+    def ssh_target(self, vm_id: str) -> port.SshTarget | None:
         """Return how to log in to a VM, None until its console shows its host keys.
 
         Raises:
@@ -244,7 +234,7 @@ class AwsProvider:
         if not address or not keys:
             return None
         settings = self._settings
-        return SshTarget(
+        return port.SshTarget(
             host=address, user=settings.user, host_keys=keys, port=settings.ssh_port
         )
 
@@ -259,7 +249,9 @@ class AwsProvider:
     def _regions(self) -> Sequence[str]:
         return self._settings.regions or prices.regions(self._clients)
 
-    def _run(self, request: LaunchRequest, arguments: dict[str, Any]) -> tuple[Vm, ...]:
+    def _run(
+        self, request: port.LaunchRequest, arguments: dict[str, Any]
+    ) -> tuple[port.Vm, ...]:
         """Call RunInstances; if the token was used before, return its VMs."""
         from botocore.exceptions import ClientError
 
@@ -282,7 +274,7 @@ class AwsProvider:
             for instance in answer["Instances"]
         )
 
-    def _vms(self, region: str, filters: list[dict[str, Any]]) -> list[Vm]:
+    def _vms(self, region: str, filters: list[dict[str, Any]]) -> list[port.Vm]:
         with translating_errors(f"listing VMs in {region}"):
             return [
                 requests.vm_of(region, instance, self._facts)

@@ -6,16 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spottrain.cloud.port.errors import (
-    AuthError,
-    CloudError,
-    MisconfiguredError,
-    NoCapacityError,
-    PriceTooHighError,
-    QuotaExceededError,
-    ThrottledError,
-    VmNotFoundError,
-)
+from spottrain.cloud.port import errors
 
 EXTRA_MISSING = "boto3 is not installed; run pip install 'spottrain[aws]'"
 TOKEN_USED = ("IdempotentParameterMismatch", "IdempotentInstanceTerminated")
@@ -26,68 +17,68 @@ _RETRY_AFTER_S = 5.0
 _MAX_MESSAGE_CHARS = 300
 """Length limit of AWS's text in a message."""
 
-_CODES: dict[str, type[CloudError]] = {
-    "InsufficientInstanceCapacity": NoCapacityError,
-    "InsufficientHostCapacity": NoCapacityError,
-    "InsufficientReservedInstanceCapacity": NoCapacityError,
-    "InsufficientCapacity": NoCapacityError,
-    "InsufficientFreeAddressesInSubnet": NoCapacityError,
-    "UnfulfillableCapacity": NoCapacityError,
-    "Unsupported": NoCapacityError,  # the zone has no machines of this type
-    "MaxSpotInstanceCountExceeded": QuotaExceededError,
-    "MaxFleetCountExceeded": QuotaExceededError,
-    "SpotMaxPriceTooLow": PriceTooHighError,
-    "AuthFailure": AuthError,
-    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": AuthError,
-    "AccessDenied": AuthError,
-    "AccessDeniedException": AuthError,
-    "ExpiredToken": AuthError,
-    "ExpiredTokenException": AuthError,
-    "IncompleteSignature": AuthError,
-    "InvalidClientTokenId": AuthError,
-    "InvalidSignatureException": AuthError,
-    "MissingAuthenticationToken": AuthError,
-    "RequestExpired": AuthError,  # expired credentials, or a wrong clock
-    "SignatureDoesNotMatch": AuthError,
-    "UnauthorizedOperation": AuthError,
-    "UnrecognizedClientException": AuthError,
-    "AccountProblem": AuthError,
-    "Blocked": AuthError,
-    "PendingVerification": AuthError,
-    "OptInRequired": MisconfiguredError,
-    "InvalidParameter": MisconfiguredError,
-    "InvalidParameterValue": MisconfiguredError,
-    "InvalidParameterCombination": MisconfiguredError,
-    "InvalidAMIID.Malformed": MisconfiguredError,
-    "InvalidAMIID.NotFound": MisconfiguredError,
-    "InvalidAMIID.Unavailable": MisconfiguredError,
-    "InvalidKey.Format": MisconfiguredError,
-    "InvalidZone": MisconfiguredError,
-    "InvalidBlockDeviceMapping": MisconfiguredError,
-    "InvalidAction": MisconfiguredError,
-    "MissingParameter": MisconfiguredError,
-    "UnsupportedOperation": MisconfiguredError,
-    "UnknownParameter": MisconfiguredError,
-    "ValidationError": MisconfiguredError,
-    "ValidationException": MisconfiguredError,
-    "VPCIdNotSpecified": MisconfiguredError,
-    "InvalidInstanceID.NotFound": VmNotFoundError,
-    "InvalidInstanceID.Malformed": VmNotFoundError,
-    "RequestLimitExceeded": ThrottledError,
-    "Throttling": ThrottledError,
-    "ThrottlingException": ThrottledError,
-    "TooManyRequestsException": ThrottledError,
-    "RequestThrottled": ThrottledError,
+_CODES: dict[str, type[errors.CloudError]] = {
+    "InsufficientInstanceCapacity": errors.NoCapacityError,
+    "InsufficientHostCapacity": errors.NoCapacityError,
+    "InsufficientReservedInstanceCapacity": errors.NoCapacityError,
+    "InsufficientCapacity": errors.NoCapacityError,
+    "InsufficientFreeAddressesInSubnet": errors.NoCapacityError,
+    "UnfulfillableCapacity": errors.NoCapacityError,
+    "Unsupported": errors.NoCapacityError,  # the zone has no machines of this type
+    "MaxSpotInstanceCountExceeded": errors.QuotaExceededError,
+    "MaxFleetCountExceeded": errors.QuotaExceededError,
+    "SpotMaxPriceTooLow": errors.PriceTooHighError,
+    "AuthFailure": errors.AuthError,
+    "AuthFailure.ServiceLinkedRoleCreationNotPermitted": errors.AuthError,
+    "AccessDenied": errors.AuthError,
+    "AccessDeniedException": errors.AuthError,
+    "ExpiredToken": errors.AuthError,
+    "ExpiredTokenException": errors.AuthError,
+    "IncompleteSignature": errors.AuthError,
+    "InvalidClientTokenId": errors.AuthError,
+    "InvalidSignatureException": errors.AuthError,
+    "MissingAuthenticationToken": errors.AuthError,
+    "RequestExpired": errors.AuthError,  # expired credentials, or a wrong clock
+    "SignatureDoesNotMatch": errors.AuthError,
+    "UnauthorizedOperation": errors.AuthError,
+    "UnrecognizedClientException": errors.AuthError,
+    "AccountProblem": errors.AuthError,
+    "Blocked": errors.AuthError,
+    "PendingVerification": errors.AuthError,
+    "OptInRequired": errors.MisconfiguredError,
+    "InvalidParameter": errors.MisconfiguredError,
+    "InvalidParameterValue": errors.MisconfiguredError,
+    "InvalidParameterCombination": errors.MisconfiguredError,
+    "InvalidAMIID.Malformed": errors.MisconfiguredError,
+    "InvalidAMIID.NotFound": errors.MisconfiguredError,
+    "InvalidAMIID.Unavailable": errors.MisconfiguredError,
+    "InvalidKey.Format": errors.MisconfiguredError,
+    "InvalidZone": errors.MisconfiguredError,
+    "InvalidBlockDeviceMapping": errors.MisconfiguredError,
+    "InvalidAction": errors.MisconfiguredError,
+    "MissingParameter": errors.MisconfiguredError,
+    "UnsupportedOperation": errors.MisconfiguredError,
+    "UnknownParameter": errors.MisconfiguredError,
+    "ValidationError": errors.MisconfiguredError,
+    "ValidationException": errors.MisconfiguredError,
+    "VPCIdNotSpecified": errors.MisconfiguredError,
+    "InvalidInstanceID.NotFound": errors.VmNotFoundError,
+    "InvalidInstanceID.Malformed": errors.VmNotFoundError,
+    "RequestLimitExceeded": errors.ThrottledError,
+    "Throttling": errors.ThrottledError,
+    "ThrottlingException": errors.ThrottledError,
+    "TooManyRequestsException": errors.ThrottledError,
+    "RequestThrottled": errors.ThrottledError,
 }
 _QUOTA = "LimitExceeded"
 """Suffix of the codes of other quotas: virtual CPUs, volumes, networks ..."""
 
-_ADVICE: dict[type[CloudError], str] = {
-    NoCapacityError: "another zone or type may have some",
-    QuotaExceededError: "ask AWS for a higher quota or rent elsewhere",
-    PriceTooHighError: "wait, or rent elsewhere",
-    AuthError: "check the credentials, what they permit, and this machine's clock",
-    MisconfiguredError: "correct the job file",
+_ADVICE: dict[type[errors.CloudError], str] = {
+    errors.NoCapacityError: "another zone or type may have some",
+    errors.QuotaExceededError: "ask AWS for a higher quota or rent elsewhere",
+    errors.PriceTooHighError: "wait, or rent elsewhere",
+    errors.AuthError: "check the credentials, what they permit, and this machine's clock",
+    errors.MisconfiguredError: "correct the job file",
 }
 
 
@@ -97,7 +88,7 @@ def code_of(error: Exception) -> str:
     return str(response.get("Error", {}).get("Code", ""))
 
 
-def translate(error: Exception, doing: str) -> CloudError:
+def translate(error: Exception, doing: str) -> errors.CloudError:
     """Return our error; unknown codes become a plain ``CloudError``, never "no
     capacity".
 
@@ -121,30 +112,30 @@ def translate(error: Exception, doing: str) -> CloudError:
         boto.NoAuthTokenError,
     )
     if isinstance(error, credentials):
-        return AuthError(
+        return errors.AuthError(
             f"AWS, {doing}: {text}; run 'aws configure' or 'aws sso login'"
         )
     wrong = (boto.InvalidRegionError, boto.NoRegionError, boto.ParamValidationError)
     if isinstance(error, wrong):
-        return MisconfiguredError(f"AWS, {doing}: {text}; correct the job file")
-    return CloudError(f"AWS cannot be reached, {doing}: {text}; will be retried")
+        return errors.MisconfiguredError(f"AWS, {doing}: {text}; correct the job file")
+    return errors.CloudError(f"AWS cannot be reached, {doing}: {text}; will be retried")
 
 
-def _refused(error: Any, doing: str) -> CloudError:
+def _refused(error: Any, doing: str) -> errors.CloudError:
     code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
     message = " ".join(str(message).split())[:_MAX_MESSAGE_CHARS]
     quota = code.endswith(_QUOTA)
-    kind = _CODES.get(code, QuotaExceededError if quota else CloudError)
+    kind = _CODES.get(code, errors.QuotaExceededError if quota else errors.CloudError)
     if (
-        kind is CloudError
+        kind is errors.CloudError
         and error.response["ResponseMetadata"]["HTTPStatusCode"] == 429
     ):
-        kind = ThrottledError
-    if kind is ThrottledError:
+        kind = errors.ThrottledError
+    if kind is errors.ThrottledError:
         headers = error.response["ResponseMetadata"].get("HTTPHeaders", {})
         text = headers.get("retry-after", "")
         retry_after_s = float(text) if text.isdigit() else _RETRY_AFTER_S
-        return ThrottledError(
+        return errors.ThrottledError(
             f"AWS, {doing}: {code}: slow down for {retry_after_s:g} s", retry_after_s
         )
     advice = _ADVICE.get(kind)
@@ -162,7 +153,7 @@ def translating_errors(doing: str) -> Iterator[None]:
         from botocore.exceptions import BotoCoreError, ClientError
         from botocore.parsers import ResponseParserError
     except ImportError as error:
-        raise CloudError(EXTRA_MISSING) from error
+        raise errors.CloudError(EXTRA_MISSING) from error
     try:
         yield
     except (ClientError, BotoCoreError, ResponseParserError) as error:

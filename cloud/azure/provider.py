@@ -18,6 +18,7 @@ from spottrain.cloud.azure.translate import is_missing, translating_errors
 from spottrain.cloud.lag.ended import terminated_from_launch
 from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import flat_map_parallel, run_parallel
+from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import (
     CloudError,
@@ -28,16 +29,6 @@ from spottrain.cloud.port.errors import (
     VmNotFoundError,
 )
 from spottrain.cloud.port.facts import CloudFacts, check_types, refuse_if_used
-from spottrain.cloud.port.provider import (
-    Finding,
-    LaunchRequest,
-    LaunchResult,
-    Offer,
-    Quota,
-    SshTarget,
-    Vm,
-    VmState,
-)
 from spottrain.cloud.ssh_keys import new_host_key
 
 _REFUSALS = (NoCapacityError, QuotaExceededError, PriceTooHighError)
@@ -76,7 +67,7 @@ class AzureProvider:
 
     # --- The cloud port ---------------------------------------------------------------
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         """Return offers of sizes that have a price and are open to us, by zone.
 
         Raises:
@@ -84,7 +75,7 @@ class AzureProvider:
         """
         return flat_map_parallel(self._market.offers, self._settings.regions)
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Launch VMs whose names derive from the request's token.
 
         Raises:
@@ -111,7 +102,7 @@ class AzureProvider:
         names = requests.vm_names(request)
         past = self._ends.lifetimes_of_launch(request.job, request.token, names)
 
-        def make(name: str) -> Vm | CloudError:
+        def make(name: str) -> port.Vm | CloudError:
             if lifetime := past.get(name):  # a name is never reused
                 vm_id = requests.vm_id_of(group, name)
                 from_s = (
@@ -130,8 +121,8 @@ class AzureProvider:
         return self._result(request, run_parallel(make, names))
 
     def _result(
-        self, request: LaunchRequest, outcomes: Iterable[Vm | CloudError]
-    ) -> LaunchResult:
+        self, request: port.LaunchRequest, outcomes: Iterable[port.Vm | CloudError]
+    ) -> port.LaunchResult:
         vms, errors = [], []
         for outcome in outcomes:
             if isinstance(outcome, CloudError):
@@ -147,9 +138,11 @@ class AzureProvider:
                 raise error
         if not vms:
             raise errors[0]
-        return LaunchResult(vms=tuple(vms), refusal=str(errors[0]) if errors else "")
+        return port.LaunchResult(
+            vms=tuple(vms), refusal=str(errors[0]) if errors else ""
+        )
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return the VMs of a job; ended ones for an hour, if the Activity Log reports
         them.
 
@@ -182,7 +175,7 @@ class AzureProvider:
                 raise error
             self._recent.terminated([vm_id])
 
-    def list_all(self) -> Sequence[Vm]:
+    def list_all(self) -> Sequence[port.Vm]:
         """Return the VMs of all jobs in every region and group of the subscription.
 
         Raises:
@@ -209,7 +202,7 @@ class AzureProvider:
         with translating_errors(f"removing what job {job} used"):
             self._network.release(job)
 
-    def quotas(self) -> Sequence[Quota]:
+    def quotas(self) -> Sequence[port.Quota]:
         """Return the quotas of our families, in virtual CPUs.
 
         Raises:
@@ -217,7 +210,7 @@ class AzureProvider:
         """
         return flat_map_parallel(self._market.quotas, self._settings.regions)
 
-    def check(self) -> Sequence[Finding]:
+    def check(self) -> Sequence[port.Finding]:
         """Check whether a job could rent, without renting."""
         return tuple(AzureChecks(self._clients, self._settings, self._market).run())
 
@@ -232,7 +225,7 @@ class AzureProvider:
         with translating_errors(f"interrupting {vm_id}"):
             self._clients.compute.virtual_machines.simulate_eviction(group, name)
 
-    def ssh_target(self, vm_id: str) -> SshTarget | None:
+    def ssh_target(self, vm_id: str) -> port.SshTarget | None:
         """Return how to log in to a VM, None until it has an address.
 
         We generated its host key; a tag has the public key.
@@ -245,7 +238,7 @@ class AzureProvider:
         key = _tags_of(resource).get(requests.HOST_KEY, "")
         if not address or not key:
             return None
-        return SshTarget(
+        return port.SshTarget(
             host=address,
             user=self._settings.user,
             host_keys=(key,),
@@ -267,10 +260,10 @@ class AzureProvider:
                     raise
                 return []
 
-    def _vms(self, group: str, listed: Sequence[Resource]) -> list[Vm]:
+    def _vms(self, group: str, listed: Sequence[Resource]) -> list[port.Vm]:
         """Return listed VMs with their (separately listed) private addresses."""
         vms = [requests.vm_of(resource, self._facts) for resource in listed]
-        running = [vm.vm_id for vm in vms if vm.state is VmState.RUNNING]
+        running = [vm.vm_id for vm in vms if vm.state is port.VmState.RUNNING]
         if any(vm_id not in self._addresses for vm_id in running):
             with translating_errors(f"listing network cards of {group}"):
                 cards = self._clients.network.network_interfaces.list(group)
@@ -300,7 +293,7 @@ class AzureProvider:
         public = address.get("publicIPAddress", {}).get("properties", {})
         return str(public.get("ipAddress", ""))
 
-    def _still_there(self, vm: Vm) -> Vm | None:
+    def _still_there(self, vm: port.Vm) -> port.Vm | None:
         """Return an unlisted VM, None if it has really ended."""
         resource = self._launches.get(*requests.split_vm_id(vm.vm_id))
         return None if resource is None else requests.vm_of(resource, self._facts)

@@ -6,15 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from spottrain.cloud.port.errors import (
-    AuthError,
-    CloudError,
-    MisconfiguredError,
-    NoCapacityError,
-    PriceTooHighError,
-    QuotaExceededError,
-    ThrottledError,
-)
+from spottrain.cloud.port import errors
 
 EXTRA_MISSING = "Azure's SDK is not installed; run pip install 'spottrain[azure]'"
 _RETRY_AFTER_S = 10.0
@@ -23,59 +15,59 @@ _MAX_MESSAGE_CHARS = 300
 _THROTTLED = 429
 _QUOTA_WORDS = ("quota", "exceeding approved")
 
-_CODES: dict[str, type[CloudError]] = {
-    "SkuNotAvailable": NoCapacityError,
-    "AllocationFailed": NoCapacityError,
-    "ZonalAllocationFailed": NoCapacityError,
-    "OverconstrainedAllocationRequest": NoCapacityError,
-    "OverconstrainedZonalAllocationRequest": NoCapacityError,
-    "NotAvailableForSubscription": NoCapacityError,
-    "AzureSpotIsNotSupportedForThisVMSize": NoCapacityError,
-    "SubnetIsFull": NoCapacityError,
-    "QuotaExceeded": QuotaExceededError,
-    "ResourceGroupQuotaExceeded": QuotaExceededError,
-    "SpotPriceGreaterThanProvidedMaxPrice": PriceTooHighError,
-    "AuthenticationFailed": AuthError,
-    "AuthorizationFailed": AuthError,
-    "AuthorizationPermissionMismatch": AuthError,
-    "ExpiredAuthenticationToken": AuthError,
-    "InvalidAuthenticationToken": AuthError,  # also: a wrong clock
-    "InvalidAuthenticationTokenTenant": AuthError,
-    "LinkedAuthorizationFailed": AuthError,
-    "MissingSubscriptionRegistration": AuthError,  # must be registered
-    "ReadOnlyDisabledSubscription": AuthError,
-    "RequestDisallowedByPolicy": AuthError,
-    "ScopeLocked": AuthError,
-    "SubscriptionNotFound": AuthError,
-    "AzureSpotFeatureNotEnabledForSubscription": MisconfiguredError,
-    "BadRequest": MisconfiguredError,
-    "ImageNotFound": MisconfiguredError,
-    "InvalidParameter": MisconfiguredError,
-    "InvalidRequestContent": MisconfiguredError,
-    "InvalidRequestFormat": MisconfiguredError,
-    "InvalidResourceGroupLocation": MisconfiguredError,
-    "InvalidResourceReference": MisconfiguredError,
-    "InvalidSubscriptionId": MisconfiguredError,
-    "LocationNotAvailableForResourceGroup": MisconfiguredError,
-    "MarketplacePurchaseEligibilityFailed": MisconfiguredError,
-    "MaxPriceValueInvalid": MisconfiguredError,
-    "NoRegisteredProviderFound": MisconfiguredError,
-    "PlatformImageNotFound": MisconfiguredError,
-    "PropertyChangeNotAllowed": MisconfiguredError,
-    "RequestDisallowedByAzure": MisconfiguredError,  # not in this region
-    "ResourceGroupNotFound": MisconfiguredError,
-    "ResourcePurchaseValidationFailed": MisconfiguredError,
-    "VMMarketplaceInvalidInput": MisconfiguredError,
+_CODES: dict[str, type[errors.CloudError]] = {
+    "SkuNotAvailable": errors.NoCapacityError,
+    "AllocationFailed": errors.NoCapacityError,
+    "ZonalAllocationFailed": errors.NoCapacityError,
+    "OverconstrainedAllocationRequest": errors.NoCapacityError,
+    "OverconstrainedZonalAllocationRequest": errors.NoCapacityError,
+    "NotAvailableForSubscription": errors.NoCapacityError,
+    "AzureSpotIsNotSupportedForThisVMSize": errors.NoCapacityError,
+    "SubnetIsFull": errors.NoCapacityError,
+    "QuotaExceeded": errors.QuotaExceededError,
+    "ResourceGroupQuotaExceeded": errors.QuotaExceededError,
+    "SpotPriceGreaterThanProvidedMaxPrice": errors.PriceTooHighError,
+    "AuthenticationFailed": errors.AuthError,
+    "AuthorizationFailed": errors.AuthError,
+    "AuthorizationPermissionMismatch": errors.AuthError,
+    "ExpiredAuthenticationToken": errors.AuthError,
+    "InvalidAuthenticationToken": errors.AuthError,  # also: a wrong clock
+    "InvalidAuthenticationTokenTenant": errors.AuthError,
+    "LinkedAuthorizationFailed": errors.AuthError,
+    "MissingSubscriptionRegistration": errors.AuthError,  # must be registered
+    "ReadOnlyDisabledSubscription": errors.AuthError,
+    "RequestDisallowedByPolicy": errors.AuthError,
+    "ScopeLocked": errors.AuthError,
+    "SubscriptionNotFound": errors.AuthError,
+    "AzureSpotFeatureNotEnabledForSubscription": errors.MisconfiguredError,
+    "BadRequest": errors.MisconfiguredError,
+    "ImageNotFound": errors.MisconfiguredError,
+    "InvalidParameter": errors.MisconfiguredError,
+    "InvalidRequestContent": errors.MisconfiguredError,
+    "InvalidRequestFormat": errors.MisconfiguredError,
+    "InvalidResourceGroupLocation": errors.MisconfiguredError,
+    "InvalidResourceReference": errors.MisconfiguredError,
+    "InvalidSubscriptionId": errors.MisconfiguredError,
+    "LocationNotAvailableForResourceGroup": errors.MisconfiguredError,
+    "MarketplacePurchaseEligibilityFailed": errors.MisconfiguredError,
+    "MaxPriceValueInvalid": errors.MisconfiguredError,
+    "NoRegisteredProviderFound": errors.MisconfiguredError,
+    "PlatformImageNotFound": errors.MisconfiguredError,
+    "PropertyChangeNotAllowed": errors.MisconfiguredError,
+    "RequestDisallowedByAzure": errors.MisconfiguredError,  # not in this region
+    "ResourceGroupNotFound": errors.MisconfiguredError,
+    "ResourcePurchaseValidationFailed": errors.MisconfiguredError,
+    "VMMarketplaceInvalidInput": errors.MisconfiguredError,
 }
 _QUOTAS = ("LimitExceeded", "LimitReached")
 """Suffixes of the codes of other quotas: addresses, networks, role assignments ..."""
 
-_ADVICE: dict[type[CloudError], str] = {
-    NoCapacityError: "another zone or type may have some",
-    QuotaExceededError: "ask Azure for a higher quota or rent elsewhere",
-    PriceTooHighError: "wait, or rent elsewhere",
-    AuthError: "check the credentials, what they permit, and this machine's clock",
-    MisconfiguredError: "correct the job file",
+_ADVICE: dict[type[errors.CloudError], str] = {
+    errors.NoCapacityError: "another zone or type may have some",
+    errors.QuotaExceededError: "ask Azure for a higher quota or rent elsewhere",
+    errors.PriceTooHighError: "wait, or rent elsewhere",
+    errors.AuthError: "check the credentials, what they permit, and this machine's clock",
+    errors.MisconfiguredError: "correct the job file",
 }
 
 
@@ -94,7 +86,7 @@ def status_of(error: Exception) -> int:
     return int(getattr(error, "status_code", None) or 0)
 
 
-def translate(error: Exception, doing: str) -> CloudError:
+def translate(error: Exception, doing: str) -> errors.CloudError:
     """Return our error; unknown codes become a plain ``CloudError``, never "no
     capacity".
 
@@ -108,30 +100,32 @@ def translate(error: Exception, doing: str) -> CloudError:
     words = getattr(getattr(error, "error", None), "message", None)
     text = " ".join(str(words or error).split())[:_MAX_MESSAGE_CHARS]
     if isinstance(error, azure.ClientAuthenticationError) and not status:
-        return AuthError(f"Azure, {doing}: {text}; run 'az login'")
+        return errors.AuthError(f"Azure, {doing}: {text}; run 'az login'")
     if not status:
-        return CloudError(f"Azure cannot be reached, {doing}: {text}; will be retried")
+        return errors.CloudError(
+            f"Azure cannot be reached, {doing}: {text}; will be retried"
+        )
     if status == _THROTTLED:
         retry_after_s = _retry_after_s(error)
-        return ThrottledError(
+        return errors.ThrottledError(
             f"Azure, {doing}: {code or status}: slow down for {retry_after_s:g} s",
             retry_after_s,
         )
     kind = _kind(code, text)
-    if kind is CloudError and isinstance(error, azure.ClientAuthenticationError):
-        kind = AuthError
+    if kind is errors.CloudError and isinstance(error, azure.ClientAuthenticationError):
+        kind = errors.AuthError
     advice = _ADVICE.get(kind)
     return kind(
         f"Azure, {doing}: {code or status}: {text}" + (f"; {advice}" if advice else "")
     )
 
 
-def _kind(code: str, text: str) -> type[CloudError]:
+def _kind(code: str, text: str) -> type[errors.CloudError]:
     if code == "OperationNotAllowed":  # a quota, or any other refusal
         quota = any(words in text.lower() for words in _QUOTA_WORDS)
-        return QuotaExceededError if quota else CloudError
+        return errors.QuotaExceededError if quota else errors.CloudError
     quota = code.endswith(_QUOTAS)
-    return _CODES.get(code, QuotaExceededError if quota else CloudError)
+    return _CODES.get(code, errors.QuotaExceededError if quota else errors.CloudError)
 
 
 def _retry_after_s(error: Exception) -> float:
@@ -150,7 +144,7 @@ def translating_errors(doing: str) -> Iterator[None]:
     try:
         from azure.core.exceptions import AzureError
     except ImportError as error:
-        raise CloudError(EXTRA_MISSING) from error
+        raise errors.CloudError(EXTRA_MISSING) from error
     try:
         yield
     except AzureError as error:

@@ -8,15 +8,8 @@ import uuid
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from spottrain.cloud.gcp import translate
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.gcp.translate import (
-    ALREADY_EXISTS,
-    EXTRA_MISSING,
-    code_of,
-    is_transient,
-    raise_failed,
-    translating_errors,
-)
 from spottrain.cloud.port.errors import CloudError
 
 Message = dict[str, Any]
@@ -121,10 +114,10 @@ class GcpClients:
         try:
             operation = self.call(service, "insert_unary", request | once)
         except Conflict as error:
-            if code_of(error) != ALREADY_EXISTS:
+            if translate.code_of(error) != translate.ALREADY_EXISTS:
                 raise
             return False
-        raise_failed(self.finish(operation, self._settings.launch_s))
+        translate.raise_failed(self.finish(operation, self._settings.launch_s))
         return True
 
     def patch(self, service: str, request: Message) -> None:
@@ -135,7 +128,7 @@ class GcpClients:
         """
         once = {"request_id": str(uuid.uuid4())}  # the SDK may repeat it
         operation = self.call(service, "patch_unary", request | once)
-        raise_failed(self.finish(operation, self._settings.launch_s))
+        translate.raise_failed(self.finish(operation, self._settings.launch_s))
 
     def delete(self, service: str, request: Message) -> None:
         """Delete a resource and wait until it is deleted; a missing one is not an
@@ -146,7 +139,7 @@ class GcpClients:
         """
         operation = self.find(service, "delete_unary", request)
         if operation is not None:
-            raise_failed(self.finish(operation, self._settings.launch_s))
+            translate.raise_failed(self.finish(operation, self._settings.launch_s))
 
     def _ask(
         self, service: str, method: str, request: Message, answer_s: float = 0.0
@@ -164,14 +157,14 @@ class GcpClients:
         if not self._settings.patience_s:
             return None
         return Retry(
-            predicate=is_transient,
+            predicate=translate.is_transient,
             initial=_FIRST_WAIT_S,
             maximum=_LONGEST_WAIT_S,
             timeout=self._settings.patience_s,
         )
 
     def _client(self, service: str) -> Any:
-        with self._lock, translating_errors(f"setting up {service}"):
+        with self._lock, translate.translating_errors(f"setting up {service}"):
             if service not in self._made:
                 self._made[service] = self._make(service)
             return self._made[service]
@@ -183,7 +176,7 @@ class GcpClients:
             from google.cloud import compute_v1
             from requests.adapters import HTTPAdapter
         except ImportError as error:
-            raise CloudError(EXTRA_MISSING) from error
+            raise CloudError(translate.EXTRA_MISSING) from error
         if self._credentials is None:
             self._credentials, _ = google.auth.default()
         made: Callable[..., Any] = getattr(compute_v1, _CLIENTS[service])

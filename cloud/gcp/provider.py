@@ -18,20 +18,10 @@ from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
 from spottrain.cloud.gcp.translate import translating_errors
 from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import run_parallel
+from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
 from spottrain.cloud.port.facts import CloudFacts, check_types, refuse_if_used
-from spottrain.cloud.port.provider import (
-    Finding,
-    LaunchRequest,
-    LaunchResult,
-    Offer,
-    PlacementScore,
-    Quota,
-    SshTarget,
-    Vm,
-    VmState,
-)
 
 
 class GcpProvider:
@@ -67,7 +57,7 @@ class GcpProvider:
 
     # --- The cloud port ---------------------------------------------------------------
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         """Return offers of types in our zones with a price, spot and on demand.
 
         Raises:
@@ -75,7 +65,7 @@ class GcpProvider:
         """
         return self._market.offers()
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Launch VMs with one bulk insert, whose id derives from the request's token.
 
         Raises:
@@ -101,7 +91,7 @@ class GcpProvider:
         self._ends.note(result.vms)
         return result
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return the VMs of a job in all zones; ended ones that this process saw alive,
         for an hour.
 
@@ -120,7 +110,7 @@ class GcpProvider:
         """
         run_parallel(self._delete, tuple(vm_ids))
 
-    def list_all(self) -> Sequence[Vm]:
+    def list_all(self) -> Sequence[port.Vm]:
         """Return the VMs of all jobs in every zone of the project.
 
         Raises:
@@ -141,17 +131,17 @@ class GcpProvider:
         refuse_if_used("GCP", job, vms)
         with translating_errors(f"removing what job {job} used"):
             for vm in vms:
-                if vm.state is VmState.STOPPING:
+                if vm.state is port.VmState.STOPPING:
                     zone, name = requests.split_vm_id(vm.vm_id)
                     self._clients.delete("instances", self._named(zone, name))
             self._network.release(job)
 
-    def check(self) -> Sequence[Finding]:
+    def check(self) -> Sequence[port.Finding]:
         """Check whether a job could rent, without renting."""
         checks = GcpChecks(self._clients, self._settings, self._network, self._market)
         return tuple(checks.run())
 
-    def quotas(self) -> Sequence[Quota]:
+    def quotas(self) -> Sequence[port.Quota]:
         """Return the quotas of our GPUs; the project's have an empty region.
 
         Raises:
@@ -161,7 +151,7 @@ class GcpProvider:
 
     def placement_scores(
         self, instance_type: str, count: int
-    ) -> Sequence[PlacementScore]:
+    ) -> Sequence[port.PlacementScore]:
         """Return Google's obtainability score of each zone.
 
         Raises:
@@ -169,7 +159,7 @@ class GcpProvider:
         """
         return self._market.placement_scores(instance_type, count)
 
-    def price_history(self, since_s: float) -> Sequence[Offer]:
+    def price_history(self, since_s: float) -> Sequence[port.Offer]:
         """Return the history of spot list prices of our zones.
 
         Raises:
@@ -190,7 +180,7 @@ class GcpProvider:
                 "instances", "simulate_maintenance_event_unary", arguments
             )
 
-    def ssh_target(self, vm_id: str) -> SshTarget | None:
+    def ssh_target(self, vm_id: str) -> port.SshTarget | None:
         """Return how to log in to a VM, None until its guest agent reports host keys.
 
         Raises:
@@ -208,7 +198,7 @@ class GcpProvider:
         keys, settings = answers.host_keys(attributes or {}), self._settings
         if not address or not keys:
             return None
-        return SshTarget(
+        return port.SshTarget(
             host=address, user=settings.user, host_keys=keys, port=settings.ssh_port
         )
 
@@ -217,7 +207,7 @@ class GcpProvider:
     def _named(self, zone: str, name: str) -> dict[str, Any]:
         return {"project": self._settings.project, "zone": zone, "instance": name}
 
-    def _vms(self, which: str) -> list[Vm]:
+    def _vms(self, which: str) -> list[port.Vm]:
         arguments = {"project": self._settings.project, "filter": which}
         with translating_errors("listing VMs"):
             return [

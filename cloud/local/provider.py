@@ -21,14 +21,8 @@ from spottrain.cloud import unix_http
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
 from spottrain.cloud.local.state import CLOUD, LocalSettings
+from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
-from spottrain.cloud.port.provider import (
-    AgentBootstrap,
-    LaunchRequest,
-    LaunchResult,
-    Offer,
-    Vm,
-)
 from spottrain.cloud.port.stored import vm_from_data
 from spottrain.wire.codec import from_data
 
@@ -91,12 +85,12 @@ class LocalProvider:
 
     # --- The cloud port ------------------------------------------------------------
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         """Return a spot and an on-demand offer for each zone, at current prices."""
         data = self._ask_market("GET", "/offers")
-        return tuple(from_data(Offer, offer) for offer in data)
+        return tuple(from_data(port.Offer, offer) for offer in data)
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Rent machines at the price of now, which may differ from the offer's.
 
         Raises:
@@ -105,9 +99,9 @@ class LocalProvider:
         """
         data = self._ask_market("POST", "/launch", dataclasses.asdict(request))
         vms = tuple(vm_from_data(vm) for vm in data["vms"])
-        return LaunchResult(vms=vms, refusal=data["refusal"])
+        return port.LaunchResult(vms=vms, refusal=data["refusal"])
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return all VMs that ``job`` ever had; a terminated one has ``ended_at_s``.
 
         If no cloud process runs, its VMs have ended, and remaining processes of them
@@ -124,7 +118,7 @@ class LocalProvider:
         """Kill all processes of some VMs; returns when all have ended."""
         self._ask_or_recover("POST", "/terminate", list(vm_ids))
 
-    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> None:
         """Start the agent, detached; waits while the VM boots.
 
         Raises:

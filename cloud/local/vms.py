@@ -18,22 +18,10 @@ from pathlib import Path
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord, marker
 from spottrain.cloud.local.market import MarketEvent, stream
 from spottrain.cloud.local.state import LocalCloud, LocalNotice
+from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import (
-    AgentBootstrap,
-    LaunchRequest,
-    LaunchResult,
-    VmState,
-)
 from spottrain.cloud.port.stored import clear_vm_folder, write_private
-from spottrain.cloud.process import die_with_parent
-from spottrain.cloud.process.tree import (
-    VARIABLE,
-    groups,
-    kill_all,
-    signal_groups,
-    stop_all,
-)
+from spottrain.cloud.process import die_with_parent, tree
 
 _log = logging.getLogger(__name__)
 
@@ -73,25 +61,25 @@ class LocalVms:
         """Record that a client needs the cloud."""
         self._last_call_s = time.monotonic()
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Rent machines; see ``LocalCloud.launch``."""
         before = set(self.cloud.vms)
         result = self.cloud.launch(
             request, time.time(), lambda: f"vm-{uuid.uuid4().hex[:8]}"
         )
         for vm in result.vms:
-            if vm.vm_id not in before and vm.state == VmState.STARTING:
+            if vm.vm_id not in before and vm.state == port.VmState.STARTING:
                 self._later(self.cloud.boot_s(vm.vm_id), self._boot, vm.vm_id)
         self._commit()
         return result
 
-    async def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+    async def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> None:
         """Start the VM's agent, once; waits while the VM boots.
 
         Raises:
             VmNotFoundError: the VM is unknown or has ended.
         """
-        while self.cloud.vm(vm_id).state == VmState.STARTING:
+        while self.cloud.vm(vm_id).state == port.VmState.STARTING:
             await self._changed.wait()
         if vm_id in self._agents or vm_id in self.cloud.silent:
             return
@@ -100,7 +88,7 @@ class LocalVms:
         asyncio.get_running_loop().add_reader(handle, self._agent_exited, vm_id, handle)
 
     def _spawn_agent(
-        self, vm_id: str, bootstrap: AgentBootstrap
+        self, vm_id: str, bootstrap: port.AgentBootstrap
     ) -> subprocess.Popen[bytes]:
         """Start the agent from the main thread: it dies with that thread."""
         folder = self._folder.vm(vm_id)
@@ -112,14 +100,14 @@ class LocalVms:
             return subprocess.Popen(
                 [*shim, *self.cloud.settings.agent_argv, str(agent_json)],
                 cwd=folder,
-                env={**os.environ, VARIABLE: name, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, tree.VARIABLE: name, "OMP_NUM_THREADS": "1"},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
             )
 
-    def _write_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> Path:
+    def _write_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Path:
         """Write the agent's settings; the cloud is its metadata service."""
         vm = self.cloud.vm(vm_id)
         notices = {"kind": "local", "socket": str(self._folder.socket), "vm_id": vm_id}
@@ -191,7 +179,9 @@ class LocalVms:
         if event.kind == "silence":
             self._stop_slowing(victims)
             try:
-                await asyncio.to_thread(stop_all, *self._markers_and_sessions(victims))
+                await asyncio.to_thread(
+                    tree.stop_all, *self._markers_and_sessions(victims)
+                )
             except CloudError:
                 _log.exception("VMs %s are silenced except for some processes", victims)
         return victims
@@ -200,13 +190,13 @@ class LocalVms:
         """Let a VM's processes run for 1 / ``factor`` of the time, until cancelled."""
         while True:
             found = await asyncio.to_thread(
-                groups, *self._markers_and_sessions([vm_id])
+                tree.groups, *self._markers_and_sessions([vm_id])
             )
             next_scan_s = time.monotonic() + _SCAN_S
             while time.monotonic() < next_scan_s:
-                signal_groups(found, signal.SIGSTOP)
+                tree.signal_groups(found, signal.SIGSTOP)
                 await asyncio.sleep(_PERIOD_S * (1 - 1 / factor))
-                signal_groups(found, signal.SIGCONT)
+                tree.signal_groups(found, signal.SIGCONT)
                 await asyncio.sleep(_PERIOD_S / factor)
 
     def _stop_slowing(self, vm_ids: Collection[str]) -> None:
@@ -240,7 +230,7 @@ class LocalVms:
             self.cloud.stopping(vm_id)
         self._commit()
         try:
-            await asyncio.to_thread(kill_all, *self._markers_and_sessions(vm_ids))
+            await asyncio.to_thread(tree.kill_all, *self._markers_and_sessions(vm_ids))
         except CloudError:
             _log.exception("VMs %s ended except for some processes", vm_ids)
         for vm_id in vm_ids:

@@ -9,14 +9,7 @@ from __future__ import annotations
 import http
 import json
 
-from spottrain.cloud.notices.source import (
-    Answer,
-    Metadata,
-    NoAnswerError,
-    PreemptionNotice,
-    VmOutlook,
-    iso_date_s,
-)
+from spottrain.cloud.notices import source
 
 URL = "http://169.254.169.254"
 TOKEN_TTL_S = 21600
@@ -36,22 +29,22 @@ class AwsSource:
 
     every_s = 5.0  # as EC2's documentation advises
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: source.Metadata) -> None:
         self._metadata = metadata
         self._token = ""
 
-    def ask(self) -> VmOutlook:
+    def ask(self) -> source.VmOutlook:
         """Return the current state; see ``NoticeSource``."""
         action, rebalance = self._get(_ACTION), self._get(_REBALANCE)
         notice = None
         if action.status == _OK:
             notice = read_action(action.text(), action.at_s)
-        return VmOutlook(notice, at_risk=rebalance.status == _OK)
+        return source.VmOutlook(notice, at_risk=rebalance.status == _OK)
 
     def acknowledge(self) -> None:
         """Do nothing: EC2 has no acknowledgement."""
 
-    def _get(self, target: str) -> Answer:
+    def _get(self, target: str) -> source.Answer:
         """Return the answer for a path; status 404 means no value.
 
         Raises:
@@ -66,16 +59,16 @@ class AwsSource:
         ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(TOKEN_TTL_S)}
         token = self._metadata.ask("PUT", _TOKEN, ttl).text().strip()
         if not (token.isascii() and token.isprintable()):
-            raise NoAnswerError(f"PUT {_TOKEN}: got {token[:200]!r}")
+            raise source.NoAnswerError(f"PUT {_TOKEN}: got {token[:200]!r}")
         self._token = token
         return self._get_with_token(target, (_OK, _NONE))
 
-    def _get_with_token(self, target: str, expected: tuple[int, ...]) -> Answer:
+    def _get_with_token(self, target: str, expected: tuple[int, ...]) -> source.Answer:
         headers = {"X-aws-ec2-metadata-token": self._token}
         return self._metadata.ask("GET", target, headers, expected=expected)
 
 
-def read_action(text: str, now_s: float) -> PreemptionNotice:
+def read_action(text: str, now_s: float) -> source.PreemptionNotice:
     """Return the notice for an instance action of any kind.
 
     Args:
@@ -88,7 +81,7 @@ def read_action(text: str, now_s: float) -> PreemptionNotice:
     try:
         content = json.loads(text)
         action, at = str(content["action"]), content["time"]
-        lead_s = max(0.0, iso_date_s(at) - now_s)
+        lead_s = max(0.0, source.iso_date_s(at) - now_s)
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise NoAnswerError(f"instance-action: got {text[:200]!r}") from error
-    return PreemptionNotice(f"{action} {at}", lead_s)
+        raise source.NoAnswerError(f"instance-action: got {text[:200]!r}") from error
+    return source.PreemptionNotice(f"{action} {at}", lead_s)

@@ -13,13 +13,7 @@ import json
 from dataclasses import dataclass
 from typing import Any
 
-from spottrain.cloud.notices.source import (
-    Metadata,
-    NoAnswerError,
-    PreemptionNotice,
-    VmOutlook,
-    http_date_s,
-)
+from spottrain.cloud.notices import source
 
 URL = "http://169.254.169.254"
 EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
@@ -48,21 +42,23 @@ class AzureSource:
 
     every_s = 1.0  # the lead time is short
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: source.Metadata) -> None:
         self._metadata = metadata
         self._name = ""
         self._current: tuple[EndingEvent, ...] = ()
 
-    def ask(self) -> VmOutlook:
+    def ask(self) -> source.VmOutlook:
         """Return the current state; see ``NoticeSource``."""
         self._name = self._name or self._metadata.ask("GET", NAME, _HEADERS).text()
         answer = self._metadata.ask("GET", EVENTS, _HEADERS)
         self._current = ending_events(answer.text(), self._name, answer.at_s)
         if not self._current:
-            return VmOutlook()
+            return source.VmOutlook()
         first = min(self._current, key=lambda one: one.lead_s)
-        return VmOutlook(
-            PreemptionNotice(f"{first.event_id} {first.not_before}", first.lead_s)
+        return source.VmOutlook(
+            source.PreemptionNotice(
+                f"{first.event_id} {first.not_before}", first.lead_s
+            )
         )
 
     def acknowledge(self) -> None:
@@ -92,7 +88,7 @@ def ending_events(text: str, name: str, now_s: float) -> tuple[EndingEvent, ...]
     try:
         events = list(json.loads(text)["Events"])
     except (ValueError, TypeError, LookupError, RecursionError) as error:
-        raise NoAnswerError(f"scheduledevents: got {text[:200]!r}") from error
+        raise source.NoAnswerError(f"scheduledevents: got {text[:200]!r}") from error
     return tuple(_ending(event, now_s) for event in events if _ends(event, name))
 
 
@@ -109,7 +105,7 @@ def _ends(event: Any, name: str) -> bool:
 def _ending(event: dict[str, Any], now_s: float) -> EndingEvent:
     not_before = str(event.get("NotBefore") or "")
     try:
-        lead_s = max(0.0, http_date_s(not_before) - now_s)
+        lead_s = max(0.0, source.http_date_s(not_before) - now_s)
     except ValueError:
         lead_s = 0.0
     return EndingEvent(str(event.get("EventId", "")), not_before, lead_s)

@@ -17,15 +17,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spottrain.cloud import unix_http
-from spottrain.cloud.notices import aws, azure, gcp
-from spottrain.cloud.notices.source import (
-    ANSWER_S,
-    Metadata,
-    NoAnswerError,
-    NoticeSource,
-    PreemptionNotice,
-    VmOutlook,
-)
+from spottrain.cloud.notices import aws, azure, gcp, source
 from spottrain.cloud.port.errors import CloudError
 
 logger = logging.getLogger(__name__)
@@ -60,7 +52,7 @@ class AtRisk:
 NoticeChange = PreemptionAnnounced | NoticeWithdrawn | AtRisk
 
 
-def open_source(settings: Mapping[str, Any]) -> NoticeSource:
+def open_source(settings: Mapping[str, Any]) -> source.NoticeSource:
     """Return the source of this VM's notices.
 
     Args:
@@ -86,12 +78,12 @@ def open_source(settings: Mapping[str, Any]) -> NoticeSource:
             raise CloudError(f"notices.kind must be one of {known}: got {kind!r}")
 
 
-def _metadata(url: str) -> Metadata:
-    return Metadata(os.environ.get(URL_VARIABLE) or url)
+def _metadata(url: str) -> source.Metadata:
+    return source.Metadata(os.environ.get(URL_VARIABLE) or url)
 
 
 def listen(
-    open_source: NoticeSource,
+    open_source: source.NoticeSource,
     on_news: Callable[[NoticeChange], None],
     stop: threading.Event,
 ) -> None:
@@ -104,12 +96,12 @@ def listen(
         on_news: Called once for each change.
         stop: Ends listening once the pending request is answered.
     """
-    standing, backoff_s = VmOutlook(), FIRST_BACKOFF_S
+    standing, backoff_s = source.VmOutlook(), FIRST_BACKOFF_S
     while not stop.is_set():
         asked_s = time.monotonic()
         try:
             found = open_source.ask()
-        except NoAnswerError as error:
+        except source.NoAnswerError as error:
             if backoff_s == FIRST_BACKOFF_S:
                 logger.info("notices are unavailable now: %s", error)
             stop.wait(max(backoff_s, min(error.retry_after_s, MAX_RETRY_S)))
@@ -122,7 +114,9 @@ def listen(
         stop.wait(max(0.0, asked_s + open_source.every_s - time.monotonic()))
 
 
-def changes_between(before: VmOutlook, now: VmOutlook) -> tuple[NoticeChange, ...]:
+def changes_between(
+    before: source.VmOutlook, now: source.VmOutlook
+) -> tuple[NoticeChange, ...]:
     """Return the changes between two states."""
     changes: list[NoticeChange] = []
     if now.notice is None and before.notice is not None:
@@ -136,14 +130,14 @@ def changes_between(before: VmOutlook, now: VmOutlook) -> tuple[NoticeChange, ..
     return tuple(changes)
 
 
-def acknowledge(open_source: NoticeSource) -> None:
+def acknowledge(open_source: source.NoticeSource) -> None:
     """Acknowledge the notice, where the cloud supports that.
 
     The preemption happens anyway: errors are only logged.
     """
     try:
         open_source.acknowledge()
-    except NoAnswerError as error:
+    except source.NoAnswerError as error:
         logger.info("notice not acknowledged: %s", error)
 
 
@@ -161,29 +155,29 @@ class LocalSource:
         self._socket = socket
         self._vm_id = vm_id
         self._last_id = 0
-        self._current = VmOutlook()
+        self._current = source.VmOutlook()
 
-    def ask(self) -> VmOutlook:
+    def ask(self) -> source.VmOutlook:
         """Return the newest notice; see ``NoticeSource``."""
         target = (
             f"/metadata/{self._vm_id}/interruption"
             f"?wait_s={LONG_POLL_S}&after={self._last_id}"
         )
-        timeout_s = LONG_POLL_S + ANSWER_S
+        timeout_s = LONG_POLL_S + source.ANSWER_S
         try:
             status, body = unix_http.request(
                 self._socket, "GET", target, timeout_s=timeout_s
             )
         except (OSError, http.client.HTTPException) as error:
-            raise NoAnswerError(f"GET {target}: {error!r}") from error
+            raise source.NoAnswerError(f"GET {target}: {error!r}") from error
         if status == http.HTTPStatus.OK:
             notice = json.loads(body)
             self._last_id = notice["id"]
-            self._current = VmOutlook(
-                PreemptionNotice(str(self._last_id), notice["lead_s"])
+            self._current = source.VmOutlook(
+                source.PreemptionNotice(str(self._last_id), notice["lead_s"])
             )
         elif status != http.HTTPStatus.NO_CONTENT:
-            raise NoAnswerError(f"GET {target}: {status}")  # the VM has ended
+            raise source.NoAnswerError(f"GET {target}: {status}")  # the VM has ended
         return self._current
 
     def acknowledge(self) -> None:
@@ -195,8 +189,8 @@ class _NoNotices:
 
     every_s = 3600.0
 
-    def ask(self) -> VmOutlook:
-        return VmOutlook()
+    def ask(self) -> source.VmOutlook:
+        return source.VmOutlook()
 
     def acknowledge(self) -> None:
         pass

@@ -19,15 +19,9 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Concatenate
 
+from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.abilities import ForwardsAbilities, P, R
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import (
-    CloudProvider,
-    LaunchRequest,
-    LaunchResult,
-    Offer,
-    Vm,
-)
 from spottrain.cloud.process.calls import call_of, unpack_error
 
 ANSWER_S = 110.0
@@ -56,21 +50,21 @@ class ChildProvider(ForwardsAbilities):
             lambda ability: ability.__name__ in first.abilities, self._forward
         )
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         """See ``CloudProvider``."""
-        return self._forward(CloudProvider.offers)()
+        return self._forward(port.CloudProvider.offers)()
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """See ``CloudProvider``."""
-        return self._forward(CloudProvider.launch)(request)
+        return self._forward(port.CloudProvider.launch)(request)
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         """See ``CloudProvider``."""
-        return self._forward(CloudProvider.list_vms)(job)
+        return self._forward(port.CloudProvider.list_vms)(job)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """See ``CloudProvider``."""
-        self._forward(CloudProvider.terminate)(vm_ids)
+        self._forward(port.CloudProvider.terminate)(vm_ids)
 
     @property
     def pid(self) -> int | None:

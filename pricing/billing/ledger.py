@@ -17,20 +17,11 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.billing.money import (
-    FREE,
-    NOTHING,
-    Money,
-    Rate,
-    ceil_us,
-    floor_us,
-    total,
-    total_rate,
-)
+from spottrain.pricing.billing import money
 from spottrain.pricing.billing.terms import EXACT, TERMS, BillingTerms
 from spottrain.pricing.prices.place import Place, place_of
 
-PriceSteps = tuple[tuple[int, Rate], ...]
+PriceSteps = tuple[tuple[int, money.Rate], ...]
 """Prices and since when they hold, in microseconds since the epoch, by time."""
 
 
@@ -38,21 +29,21 @@ PriceSteps = tuple[tuple[int, Rate], ...]
 class Spending:
     """Money by purpose, and the VM time that was billed."""
 
-    spot: Money = NOTHING
-    on_demand: Money = NOTHING
-    storage: Money = NOTHING
-    egress: Money = NOTHING
-    boot: Money = NOTHING
+    spot: money.Money = money.NOTHING
+    on_demand: money.Money = money.NOTHING
+    storage: money.Money = money.NOTHING
+    egress: money.Money = money.NOTHING
+    boot: money.Money = money.NOTHING
     """The part of spot and on-demand paid before VMs could train."""
-    if_on_demand: Money = NOTHING
+    if_on_demand: money.Money = money.NOTHING
     """What all VMs would have cost on demand."""
     billed_us: int = 0
     """VM time that was billed, in microseconds."""
 
     @property
-    def total(self) -> Money:
+    def total(self) -> money.Money:
         """All that was spent."""
-        return total((self.spot, self.on_demand, self.storage, self.egress))
+        return money.total((self.spot, self.on_demand, self.storage, self.egress))
 
     def plus(self, other: Spending, sign: int = 1) -> Spending:
         """Return the sum; with a sign of -1 the difference."""
@@ -75,16 +66,16 @@ class LedgerLine:
     """As it was rented."""
     trains: bool = True
     """False for the VM that the manager runs on."""
-    rate: Rate = FREE
+    rate: money.Rate = money.FREE
     """Its price at launch."""
-    on_demand: Rate = FREE
+    on_demand: money.Rate = money.FREE
     """Price of the same machine on demand at that time."""
     from_us: int = 0
     """When billing began; moments are microseconds since the epoch."""
     prices: PriceSteps = ()
     """Market prices, where the cloud bills by them: the last one before billing began, and
     all since."""
-    fetched: Money = NOTHING
+    fetched: money.Money = money.NOTHING
     """Charges for the data that it fetched from other clouds."""
     ready_us: int | None = None
     """When it could train for the first time."""
@@ -105,7 +96,7 @@ class LedgerLine:
         return self.seen_us is not None and self.seen_us > self.gone_us
 
     @property
-    def rate_now(self) -> Rate:
+    def rate_now(self) -> money.Rate:
         """Its price from now on."""
         return self.prices[-1][1] if self.prices else self.rate
 
@@ -145,37 +136,39 @@ class LedgerLine:
         billed_us, cost = self.billed_us(at_us), self.cost(at_us)
         ready_us = billed_us if self.ready_us is None else self.ready_us - self.from_us
         return Spending(
-            spot=cost if self.offer.spot else NOTHING,
-            on_demand=NOTHING if self.offer.spot else cost,
+            spot=cost if self.offer.spot else money.NOTHING,
+            on_demand=money.NOTHING if self.offer.spot else cost,
             egress=self.fetched,
             boot=self._cost(max(0, min(billed_us, ready_us) if self.trains else 0)),
             if_on_demand=self.on_demand.over_us(billed_us),
             billed_us=billed_us,
         )
 
-    def cost(self, at_us: int) -> Money:
+    def cost(self, at_us: int) -> money.Money:
         """Return its rent until ``at_us``."""
         return self._cost(self.billed_us(at_us))
 
-    def _cost(self, lasting_us: int) -> Money:
+    def _cost(self, lasting_us: int) -> money.Money:
         """Return the rent of its first ``lasting_us``."""
         if not self.prices:
             return self.rate.over_us(lasting_us)
         steps = ((max(at, self.from_us), rate) for at, rate in self.prices)
         steps_on = [(self.from_us, self.rate), *steps]
-        return total(_over(steps_on, self.from_us + lasting_us))
+        return money.total(_over(steps_on, self.from_us + lasting_us))
 
 
-def _over(steps: Iterable[tuple[int, Rate]], until_us: int) -> Iterator[Money]:
+def _over(
+    steps: Iterable[tuple[int, money.Rate]], until_us: int
+) -> Iterator[money.Money]:
     """Yield the cost at each price until the next one holds."""
-    for (at_us, rate), (next_us, _) in pairwise([*steps, (until_us, FREE)]):
+    for (at_us, rate), (next_us, _) in pairwise([*steps, (until_us, money.FREE)]):
         yield rate.over_us(max(0, min(next_us, until_us) - at_us))
 
 
-def _with_step(steps: PriceSteps, at_s: float, rate: Rate) -> PriceSteps:
+def _with_step(steps: PriceSteps, at_s: float, rate: money.Rate) -> PriceSteps:
     """Add a price; of two for the same moment the higher counts."""
-    at_us, known = floor_us(at_s), dict(steps)
-    if known.get(at_us, FREE) >= rate and at_us in known:
+    at_us, known = money.floor_us(at_s), dict(steps)
+    if known.get(at_us, money.FREE) >= rate and at_us in known:
         return steps
     return tuple(sorted({**known, at_us: rate}.items()))
 
@@ -197,7 +190,7 @@ class Ledger:
     """Spot prices that were seen, by place. Add changes only, see ``is_news``."""
     storage: PriceSteps = ()
     """Rates of storage."""
-    traffic: Mapping[str, Money] = field(default_factory=dict)
+    traffic: Mapping[str, money.Money] = field(default_factory=dict)
     """Cost of traffic between VMs, by its kind."""
 
     # --- facts --------------------------------------------------------------------------
@@ -222,20 +215,20 @@ class Ledger:
             line,
             offer=offer,
             trains=trains,
-            rate=Rate.of(offer.usd_per_hour),
-            on_demand=Rate.of(on_demand_usd_per_hour),
-            from_us=floor_us(launched_at_s),
+            rate=money.Rate.of(offer.usd_per_hour),
+            on_demand=money.Rate.of(on_demand_usd_per_hour),
+            from_us=money.floor_us(launched_at_s),
         )
         # Reported twice with different terms, the earlier and more expensive counts.
         if line.offer is not None and _sort_key(line) <= _sort_key(new):
             new = line
-        seen_us = _latest(line.seen_us, ceil_us(seen_at_s))
+        seen_us = _latest(line.seen_us, money.ceil_us(seen_at_s))
         return self._put(vm_id, replace(new, seen_us=seen_us))
 
     def ready(self, vm_id: str, at_s: float) -> Ledger:
         """Note when a VM could train for the first time."""
         line = self._line(vm_id)
-        at_us = ceil_us(at_s)
+        at_us = money.ceil_us(at_s)
         if line.ready_us is not None:
             at_us = min(at_us, line.ready_us)
         return self._put(vm_id, replace(line, ready_us=at_us))
@@ -244,17 +237,17 @@ class Ledger:
         """Note that we believe a VM gone; the cloud may correct that."""
         line = self._line(vm_id)
         return self._put(
-            vm_id, replace(line, gone_us=_latest(line.gone_us, ceil_us(at_s)))
+            vm_id, replace(line, gone_us=_latest(line.gone_us, money.ceil_us(at_s)))
         )
 
     def ended(self, vm_id: str, at_s: float) -> Ledger:
         """Note when the billing of a VM ended, as the cloud says."""
         line = self._line(vm_id)
         return self._put(
-            vm_id, replace(line, ended_us=_latest(line.ended_us, ceil_us(at_s)))
+            vm_id, replace(line, ended_us=_latest(line.ended_us, money.ceil_us(at_s)))
         )
 
-    def fetched(self, vm_id: str, cost: Money) -> Ledger:
+    def fetched(self, vm_id: str, cost: money.Money) -> Ledger:
         """Note that a VM fetches data from other clouds, for ``cost`` in all."""
         line = self._line(vm_id)
         return self._put(vm_id, replace(line, fetched=max(line.fetched, cost)))
@@ -269,7 +262,7 @@ class Ledger:
             return self
         place = place_of(offer)
         known = self.markets.get(place, ())
-        steps = _with_step(known, at_s, Rate.of(offer.usd_per_hour))
+        steps = _with_step(known, at_s, money.Rate.of(offer.usd_per_hour))
         if steps == known:
             return self
         ledger = replace(self, markets={**self.markets, place: steps})
@@ -278,14 +271,14 @@ class Ledger:
                 ledger = ledger._put(vm_id, line)
         return ledger
 
-    def stored(self, rate: Rate, at_s: float) -> Ledger:
+    def stored(self, rate: money.Rate, at_s: float) -> Ledger:
         """Note that the checkpoint store costs ``rate`` from a moment on."""
         steps = _with_step(self.storage, at_s, rate)
         return self if steps == self.storage else replace(self, storage=steps)
 
-    def sent(self, what: str, cost: Money) -> Ledger:
+    def sent(self, what: str, cost: money.Money) -> Ledger:
         """Note that traffic of a kind has cost so much in total."""
-        if cost <= self.traffic.get(what, NOTHING):
+        if cost <= self.traffic.get(what, money.NOTHING):
             return self
         return replace(self, traffic={**self.traffic, what: cost})
 
@@ -293,30 +286,30 @@ class Ledger:
 
     def spending(self, at_s: float) -> Spending:
         """Return what was spent until ``at_s``, by purpose."""
-        at_us = ceil_us(at_s)
+        at_us = money.ceil_us(at_s)
         spending = self.settled
         for line in self.open.values():
             spending = spending.plus(line.spending(at_us))
-        egress = spending.egress + total(self.traffic.values())
-        storage = total(_over(self.storage, at_us))
+        egress = spending.egress + money.total(self.traffic.values())
+        storage = money.total(_over(self.storage, at_us))
         return replace(spending, storage=storage, egress=egress)
 
-    def spent(self, at_s: float) -> Money:
+    def spent(self, at_s: float) -> money.Money:
         """Return all that was spent until ``at_s``: the total of ``spending``."""
-        at_us = ceil_us(at_s)
+        at_us = money.ceil_us(at_s)
         rest = (*_over(self.storage, at_us), *self.traffic.values())
         lines = (line.cost(at_us) + line.fetched for line in self.open.values())
-        return self.settled.total + total(rest) + total(lines)
+        return self.settled.total + money.total(rest) + money.total(lines)
 
     @property
-    def rate(self) -> Rate:
+    def rate(self) -> money.Rate:
         """Price of the fleet now, without storage."""
-        return total_rate(line.rate_now for line in self.open.values())
+        return money.total_rate(line.rate_now for line in self.open.values())
 
     @property
-    def storage_rate(self) -> Rate:
+    def storage_rate(self) -> money.Rate:
         """Price of storage now."""
-        return self.storage[-1][1] if self.storage else FREE
+        return self.storage[-1][1] if self.storage else money.FREE
 
     def is_news(self, offer: Offer) -> bool:
         """Return whether a price counts and differs from the newest one known.
@@ -327,7 +320,7 @@ class Ledger:
         if not _bills_market_price(offer):
             return False
         known = self.markets.get(place_of(offer))
-        return known is None or known[-1][1] != Rate.of(offer.usd_per_hour)
+        return known is None or known[-1][1] != money.Rate.of(offer.usd_per_hour)
 
     @property
     def unconfirmed(self) -> frozenset[str]:

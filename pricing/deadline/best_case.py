@@ -10,15 +10,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spottrain.pricing.deadline import tuning
+from spottrain.pricing.deadline import model, tuning
 from spottrain.pricing.deadline.fallback import round_up
-from spottrain.pricing.deadline.model import (
-    Feasibility,
-    Fleet,
-    Holdings,
-    JobStatus,
-    Supply,
-)
 from spottrain.units import HOUR_S
 
 
@@ -37,10 +30,10 @@ class BestCase:
 
 
 def best_case(
-    status: JobStatus,
-    fleet: Fleet,
-    supplies: Sequence[Supply],
-    holdings: Sequence[Holdings] = (),
+    status: model.JobStatus,
+    fleet: model.Fleet,
+    supplies: Sequence[model.Supply],
+    holdings: Sequence[model.Holdings] = (),
 ) -> BestCase | None:
     """Return the best case, as if all supplies were available.
 
@@ -71,7 +64,7 @@ def best_case(
     )
 
 
-def too_late(status: JobStatus, found: BestCase | None) -> str:
+def too_late(status: model.JobStatus, found: BestCase | None) -> str:
     """Return why the deadline is missed even in the best case; empty if it is not."""
     if found is None or status.deadline_s is None:
         return ""
@@ -84,7 +77,7 @@ def too_late(status: JobStatus, found: BestCase | None) -> str:
     )
 
 
-def over_budget(status: JobStatus, found: BestCase | None) -> str:
+def over_budget(status: model.JobStatus, found: BestCase | None) -> str:
     """Return why the budget ends the job even in the best case; empty if it does not."""
     usd_left = status.usd_left
     if found is None or usd_left is None or found.usd <= status.usd_limit:
@@ -96,7 +89,9 @@ def over_budget(status: JobStatus, found: BestCase | None) -> str:
     )
 
 
-def too_slow(status: JobStatus, fleet: Fleet, found: BestCase | None) -> str:
+def too_slow(
+    status: model.JobStatus, fleet: model.Fleet, found: BestCase | None
+) -> str:
     """Return why ``min_examples_per_s`` is out of reach; empty if it is not.
 
     Where the hourly cap allows no VM now, the largest fleet counts.
@@ -112,11 +107,11 @@ def too_slow(status: JobStatus, fleet: Fleet, found: BestCase | None) -> str:
 
 
 def feasible_at_best(
-    status: JobStatus,
-    fleet: Fleet,
-    supplies: Sequence[Supply],
-    holdings: Sequence[Holdings] = (),
-) -> Feasibility:
+    status: model.JobStatus,
+    fleet: model.Fleet,
+    supplies: Sequence[model.Supply],
+    holdings: Sequence[model.Holdings] = (),
+) -> model.Feasibility:
     """Return whether deadline, budget and ``min_examples_per_s`` can be met at best.
 
     Without a deadline a budget that is too small is reported but no obstacle: the job
@@ -141,7 +136,7 @@ def feasible_at_best(
         remedies.append(f"raise the budget to ${round_up(found.usd):,.2f} at least")
     if slow:
         remedies.append("lower slo.min_examples_per_s")
-    return Feasibility(
+    return model.Feasibility(
         possible=not (short or slow),
         reason=_why((late, expensive, slow), remedies, short),
         min_usd=None if found is None else found.usd,

@@ -10,14 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from spottrain.pricing.deadline import tuning
-from spottrain.pricing.deadline.model import (
-    Feasibility,
-    Fleet,
-    Holdings,
-    JobStatus,
-    Supply,
-)
+from spottrain.pricing.deadline import model, tuning
 from spottrain.units import HOUR_S
 
 
@@ -25,7 +18,7 @@ from spottrain.units import HOUR_S
 class OnDemandFallback:
     """On-demand VMs for the remaining work."""
 
-    fleet: Fleet
+    fleet: model.Fleet
     prices: tuple[float, ...]
     """USD per hour of each on-demand VM that can be had, ascending."""
     ready: int
@@ -81,10 +74,10 @@ class OnDemandFallback:
 
 
 def on_demand_fallback(
-    status: JobStatus,
-    fleet: Fleet,
-    supplies: Sequence[Supply],
-    holdings: Sequence[Holdings],
+    status: model.JobStatus,
+    fleet: model.Fleet,
+    supplies: Sequence[model.Supply],
+    holdings: Sequence[model.Holdings],
 ) -> OnDemandFallback:
     """Return the on-demand VMs that can be had within the hourly cap."""
     rented = {vm.name: vm for vm in holdings}
@@ -112,8 +105,8 @@ def on_demand_fallback(
 
 
 def feasible(
-    status: JobStatus, fleet: Fleet, supplies: Sequence[Supply]
-) -> Feasibility:
+    status: model.JobStatus, fleet: model.Fleet, supplies: Sequence[model.Supply]
+) -> model.Feasibility:
     """Return whether on-demand VMs alone would be in time, fast enough and in budget.
 
     Spot VMs may make it cheaper, but nobody can guarantee them. A ``min_examples_per_s``
@@ -133,7 +126,7 @@ def feasible(
     earliest_s = status.now_s + needs_s if fastest else None
     is_affordable = min_usd is not None and min_usd <= status.usd_limit
     lasts = status.deadline_s is None and status.min_examples_per_s is not None
-    return Feasibility(
+    return model.Feasibility(
         possible=is_affordable or (lasts and size > 0),
         reason=_why(status, base, size, min_usd, earliest_s, is_affordable),
         min_usd=min_usd,
@@ -141,14 +134,14 @@ def feasible(
     )
 
 
-def _paced_s(status: JobStatus) -> float:
+def _paced_s(status: model.JobStatus) -> float:
     """Return what the rest takes at ``min_examples_per_s``; infinite without one."""
     minimum = status.min_examples_per_s
     return status.examples_left / minimum if minimum else math.inf
 
 
 def _why(
-    status: JobStatus,
+    status: model.JobStatus,
     base: OnDemandFallback,
     size: int,
     min_usd: float | None,
@@ -190,7 +183,7 @@ def _why(
 
 
 def _remedies(
-    status: JobStatus,
+    status: model.JobStatus,
     base: OnDemandFallback,
     min_usd: float | None,
     earliest_s: float | None,

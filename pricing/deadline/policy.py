@@ -13,28 +13,21 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from spottrain.pricing.deadline import tuning
+from spottrain.pricing.deadline import model, tuning
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
-from spottrain.pricing.deadline.model import (
-    Fleet,
-    FleetDecision,
-    Holdings,
-    JobStatus,
-    Supply,
-)
 from spottrain.pricing.deadline.outlook import MarketOutlook, market_of, spot_path
 from spottrain.units import HOUR_S
 
 
 def decide(
-    status: JobStatus,
-    fleet: Fleet,
-    supplies: Sequence[Supply],
-    holdings: Sequence[Holdings],
+    status: model.JobStatus,
+    fleet: model.Fleet,
+    supplies: Sequence[model.Supply],
+    holdings: Sequence[model.Holdings],
     outlook: MarketOutlook,
     *,
     cost_optimal: bool = True,
-) -> FleetDecision:
+) -> model.FleetDecision:
     """Return what to have rented from now on.
 
     Args:
@@ -77,10 +70,10 @@ class _Policy:
 
     def __init__(
         self,
-        status: JobStatus,
-        fleet: Fleet,
-        supplies: Sequence[Supply],
-        holdings: Sequence[Holdings],
+        status: model.JobStatus,
+        fleet: model.Fleet,
+        supplies: Sequence[model.Supply],
+        holdings: Sequence[model.Holdings],
         outlook: MarketOutlook,
         cost_optimal: bool,
     ) -> None:
@@ -103,7 +96,7 @@ class _Policy:
         """With less slack on-demand VMs are rented."""
         self.slack_usd = self._slack_usd()
 
-    def decide(self) -> FleetDecision:
+    def decide(self) -> model.FleetDecision:
         status = self.status
         if status.examples_left <= 0:
             return self._answer((), "done", "nothing is left to do")
@@ -224,11 +217,11 @@ class _Policy:
 
     # --- Fleets, by situation ---
 
-    def _without_deadline(self) -> FleetDecision:
+    def _without_deadline(self) -> model.FleetDecision:
         candidates = self._candidates(on_demand=self._needs_rate())
         return self._all_spot(candidates, 0, "there is no deadline")
 
-    def _time_optimal_fleet(self) -> FleetDecision:
+    def _time_optimal_fleet(self) -> model.FleetDecision:
         if not self._has_cheap_spot():
             candidates = self._affordable(
                 self._candidates(on_demand=True), self.fleet.max_vms
@@ -249,7 +242,7 @@ class _Policy:
 
     def _all_spot(
         self, candidates: Sequence[Candidate], kept: int, why: str
-    ) -> FleetDecision:
+    ) -> model.FleetDecision:
         spot = sum(candidate.count for candidate in candidates if candidate.spot)
         wanted = min(self.fleet.max_vms, max(spot + kept, self._rate_size()))
         if not wanted:
@@ -257,7 +250,7 @@ class _Policy:
         taken = self._take(candidates, wanted)
         return self._answer(taken, "spot", f"{why}: all the spot VMs there are")
 
-    def _without_fallback(self) -> FleetDecision:
+    def _without_fallback(self) -> model.FleetDecision:
         why = "there are no on-demand VMs"
         if self.fallback.prices:
             why = "on-demand VMs alone cannot finish within the budget"
@@ -267,7 +260,7 @@ class _Policy:
             f"{why}: nothing can be guaranteed; all the spot VMs there are",
         )
 
-    def _near_deadline(self) -> FleetDecision:
+    def _near_deadline(self) -> model.FleetDecision:
         size = self.size
         on_demand = self._min_on_demand()
         if not self.cost_optimal:
@@ -288,7 +281,7 @@ class _Policy:
             f"slack {self.slack_s:.0f} s, ${self.slack_usd:.2f}: at most {spot} spot VMs",
         )
 
-    def _cost_optimal_fleet(self) -> FleetDecision:
+    def _cost_optimal_fleet(self) -> model.FleetDecision:
         status, fleet = self.status, self.fleet
         present = market_of(fleet, self.supplies, tuple(self.holdings.values()))
         left_s = status.left_s - self.fallback.start_s()
@@ -428,8 +421,8 @@ class _Policy:
 
     def _answer(
         self, taken: dict[str, int] | tuple[()], mode: str, reason: str
-    ) -> FleetDecision:
-        return FleetDecision(
+    ) -> model.FleetDecision:
+        return model.FleetDecision(
             wanted=tuple(sorted(dict(taken).items())),
             mode=mode,
             reason=reason,

@@ -10,13 +10,7 @@ from statistics import fmean
 
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Forecast
-from spottrain.pricing.simulation import offline_optimum, online_bound
-from spottrain.pricing.simulation.baselines import (
-    RULES,
-    CostOptimal,
-    TimeOptimal,
-    job_status,
-)
+from spottrain.pricing.simulation import baselines, offline_optimum, online_bound
 from spottrain.pricing.simulation.replay import MarketView, SimulatedRun, play
 from spottrain.pricing.simulation.scenarios import Scenario, prolonged
 
@@ -109,7 +103,7 @@ class OnlineBoundRow:
 class _WithForecasts:
     """A deadline policy, with forecasts made on the way."""
 
-    def __init__(self, rule: CostOptimal) -> None:
+    def __init__(self, rule: baselines.CostOptimal) -> None:
         self.rule, self.name = rule, rule.name
         self.forecasts: list[tuple[Forecast, float]] = []
 
@@ -120,7 +114,7 @@ class _WithForecasts:
         number = len(self.forecasts)
         if number < len(_FORECASTS_AT) and share <= _FORECASTS_AT[number]:
             found = forecast(
-                job_status(view),
+                baselines.job_status(view),
                 view.scenario.fleet,
                 view.supplies,
                 view.holdings,
@@ -132,7 +126,7 @@ class _WithForecasts:
 
 
 def _watch(
-    scenario: Scenario, rule: CostOptimal
+    scenario: Scenario, rule: baselines.CostOptimal
 ) -> tuple[SimulatedRun, tuple[ForecastOutcome, ...]]:
     """Return the run of the job, and its forecasts with their outcomes."""
     watched = _WithForecasts(rule)
@@ -187,8 +181,8 @@ def online_bound_usd(scenario: Scenario) -> float | None:
 def evaluate(scenario: Scenario) -> Case:
     """Play ``scenario`` under every rule."""
     endless = prolonged(scenario)
-    ours, forecasts = _watch(endless, CostOptimal())
-    soon, soon_forecasts = _watch(endless, TimeOptimal())
+    ours, forecasts = _watch(endless, baselines.CostOptimal())
+    soon, soon_forecasts = _watch(endless, baselines.TimeOptimal())
     free = replace(
         scenario, fleet=replace(scenario.fleet, boot_s=0.0, morph_s=0.0, lost_s=0.0)
     )
@@ -197,8 +191,8 @@ def evaluate(scenario: Scenario) -> Case:
         slack=scenario.deadline_s / scenario.on_demand()[0],
         offline_optimum_usd=offline_optimum_usd(scenario),
         online_bound_usd=online_bound_usd(scenario),
-        outcomes=(ours, soon, *(play(endless, rule()) for rule in RULES[2:])),
-        free=play(free, CostOptimal()),
+        outcomes=(ours, soon, *(play(endless, rule()) for rule in baselines.RULES[2:])),
+        free=play(free, baselines.CostOptimal()),
         free_bound_usd=offline_optimum_usd(free),
         forecasts=forecasts,
         time_optimal_forecasts=soon_forecasts,
@@ -222,7 +216,7 @@ def rows(cases: Sequence[Case]) -> list[PolicyRow]:
             [(case.outcomes[n], case.offline_optimum_usd) for case in cases],
             ours,
         )
-        for n, rule in enumerate(RULES)
+        for n, rule in enumerate(baselines.RULES)
     ]
     free = [(case.free, case.free_bound_usd) for case in cases]
     found.append(_row(FREE, free, ours))

@@ -17,16 +17,8 @@ from statistics import mean
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
+from spottrain.pricing.simulation import switching
 from spottrain.pricing.simulation.price_file import INSTANCES, PriceFile
-from spottrain.pricing.simulation.switching import (
-    CHEAPEST_NOW,
-    NO_FRICTIONS,
-    Frictions,
-    Quote,
-    SwitchingRule,
-    SwitchingState,
-    decide,
-)
 from spottrain.units import HOUR_S
 
 REFERENCE_GPU = "v100"
@@ -66,8 +58,8 @@ class Strategy(StrEnum):
 class LadderTerms:
     """Assumptions of a replay; by default the dissertation's."""
 
-    frictions: Frictions = NO_FRICTIONS
-    rule: SwitchingRule = CHEAPEST_NOW
+    frictions: switching.Frictions = switching.NO_FRICTIONS
+    rule: switching.SwitchingRule = switching.CHEAPEST_NOW
     losses_per_day: float = 0.0
     """Expected interruptions of a machine, the same everywhere."""
 
@@ -207,7 +199,7 @@ class Ladder:
                 if not self._may(strategy, place):
                     continue
                 gpus = INSTANCES[place.instance_type]
-                quote = Quote(
+                quote = switching.Quote(
                     place=place,
                     usd_per_hour=min(seen) / gpus.count,
                     examples_per_s=rates[gpus.gpu],
@@ -222,7 +214,7 @@ class Ladder:
 class _Sight:
     """Price of one GPU's share in one place on one day."""
 
-    quote: Quote
+    quote: switching.Quote
     """At the day's lowest price, to choose by."""
     first_usd: float
     """The day's first price in the file, paid by strategies that do not move, as in the
@@ -234,7 +226,7 @@ class _Job:
 
     def __init__(self, examples: float, home: str, terms: LadderTerms) -> None:
         self.terms = terms
-        self.held: Quote | None = None
+        self.held: switching.Quote | None = None
         self.usd = self.hours = 0.0
         self.switches = 0
         self._examples = self._left = examples
@@ -253,11 +245,11 @@ class _Job:
         if held is not None and held.place not in seen:
             quotes.append(held)
         here = None if held is None else held.place
-        state = SwitchingState(
+        state = switching.SwitchingState(
             examples=self._left, held=here, checkpoint=here, copies=self._copies
         )
         frictions = self.terms.frictions
-        decision = decide(quotes, state, frictions, self.terms.rule)
+        decision = switching.decide(quotes, state, frictions, self.terms.rule)
         self.held = decision.quote
         if held is not None and not decision.moves:
             return

@@ -383,7 +383,7 @@ def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(
 def test_a_job_never_has_two_managers(tmp_path: Path) -> None:
     with (
         only_manager(tmp_path),
-        pytest.raises(ManagerError, match="managed already"),
+        pytest.raises(ManagerError, match="already has a manager"),
         only_manager(tmp_path),
     ):
         pass

@@ -100,7 +100,7 @@ def test_training_moves_to_machines_that_do_the_same_for_less() -> None:
     assert {vm.offer.usd_per_hour for vm in job.state.vms.values()} == {0.5}
     assert alive(job) == planned(job)
     assert job.state.generation is not None
-    assert job.state.generation.reason == "more for the money: +0 slots"
+    assert job.state.generation.reason == "cheaper per example: +0 slots"
     job.run_on()
     check_end(job)
     assert job.state.progress.minibatches_recomputed == 0

@@ -167,7 +167,7 @@ def describe(profile: Profile) -> str:
     return (
         f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
         f"ms for a micro-batch of {one.microbatch_size}"
-        + "; not kept, as the machine was busy"
+        + "; profile not kept: the machine was busy"
         * is_noisy(profile)
     )
 

@@ -40,7 +40,7 @@ def _name(event: RecentEvent) -> str:
 
 def _line(event: RecentEvent) -> str:
     """Return an event and its consequences, in one line."""
-    again = f" (and {event.repeats} such before it)" if event.repeats else ""
+    again = f" (and {event.repeats} more before it)" if event.repeats else ""
     times = Counter(map(str, event.changes)).items()
     changes = [f"{change} ({n} times)" if n > 1 else change for change, n in times]
     came = "".join(f"; {text}" for text in (*changes, event.news) if text)

@@ -76,7 +76,7 @@ def _loss_reason(vm: VmRecord) -> str:
     if vm.phase is VmPhase.RETURNING:
         return vm.return_reason
     noticed = vm.leaves_at_s is not None
-    return "taken as its notice said" if noticed else "killed without notice"
+    return "preempted with notice" if noticed else "preempted without notice"
 
 
 def adopt(transition: Transition, vm: Vm) -> None:
@@ -114,7 +114,7 @@ def adopt(transition: Transition, vm: Vm) -> None:
         transition.state, tally=replace(tally, vms_launched=tally.vms_launched + 1)
     )
     if not wanted:
-        return_vms(transition, (record,), "nobody asked for it")
+        return_vms(transition, (record,), "not requested by this job")
     elif running:
         transition.emit(StartAgent(vm_id=vm.vm_id))
 
@@ -126,10 +126,10 @@ def provider_answered(transition: Transition, event: e.ProviderAnswered) -> None
         return
     if event.state in (VmState.STARTING, VmState.RUNNING):
         suspect_s = transition.state.job.suspect_s
-        reason = f"silent for {suspect_s:g} s though the provider says it runs"
-        _return_silent(transition, vm, reason)
+        seen = "the provider reports it as running"
+        _return_silent(transition, vm, f"silent for {suspect_s:g} s although {seen}")
     else:
-        remove_vm(transition, vm, "silent, and gone")
+        remove_vm(transition, vm, "silent, and no longer running at the provider")
 
 
 def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
@@ -158,8 +158,8 @@ def job_moved(transition: Transition, event: e.JobMoved) -> None:
     """
     transition.state = replace(transition.state, intents={}, takeover_epoch=event.epoch)
     host, vms = event.host, transition.state.vms.values()
-    transition.log(f"the job continues on {host} with new keys: its VMs are returned")
-    return_vms(transition, vms, "it trusts keys of the old machine")
+    transition.log(f"the job continues on {host} with new keys; returning its VMs")
+    return_vms(transition, vms, "it trusts the keys of the old machine")
 
 
 def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> None:
@@ -265,7 +265,7 @@ def advance(transition: Transition) -> None:
         if vm.is_coming and transition.is_due(vm.known_at_s + bound_s):
             return_vms(transition, (vm,), f"not ready in {bound_s:g} s")
         elif vm.leaves_at_s is not None and not _is_needed(transition, vm):
-            reason = vm.drain_reason or "handed over before the cloud takes it"
+            reason = vm.drain_reason or "drained before its preemption"
             return_vms(transition, (vm,), reason)
         elif vm.slow is not None and vm.is_replaced and not _is_needed(transition, vm):
             if vm.phase is not VmPhase.RETURNING:

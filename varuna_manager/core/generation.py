@@ -67,7 +67,7 @@ def open_generation(
     transition.put_generation(generation)
     transition.state = replace(transition.state, next_generation=generation.number + 1)
     number, reason = generation.number, generation.reason
-    transition.log(f"generation {number} forms {plan.shape}: {reason}")
+    transition.log(f"generation {number} starts with {plan.shape}: {reason}")
     open_store(transition, generation)
 
 
@@ -348,8 +348,8 @@ def close(transition: Transition, ended_by: str) -> None:
     if generation.done and finished and not broke:
         transition.end(_outcome_of_done(state))
     elif fruitless >= MAX_FRUITLESS:
-        reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
-        transition.fail(reason)
+        broke_often = f"{fruitless} generations in a row broke before a commit"
+        transition.fail(f"{broke_often}, the last one: {ended_by}")
 
 
 def _outcome_of_done(state: State) -> Outcome:
@@ -358,5 +358,5 @@ def _outcome_of_done(state: State) -> Outcome:
     if newest is not None and newest.step >= steps:
         return Outcome(kind="succeeded", exit_code=0, reason=f"{steps} steps done")
     trouble = state.checkpoint_error or "the last checkpoint was not written"
-    reason = f"{steps} steps done, but {trouble}; make room, then resume the job"
+    reason = f"{steps} steps done, but {trouble}; fix that, then resume the job"
     return Outcome(kind="failed", exit_code=1, reason=reason)

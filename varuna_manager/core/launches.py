@@ -167,7 +167,7 @@ def _give_up(transition: Transition, intent: Intent) -> None:
     given_up = transition.state.given_up | {intent.intent}
     transition.state = replace(transition.state, given_up=given_up)
     _cool_down(transition, intent.offer, "unreachable")
-    transition.log(f"{intent.offer.cloud} does not answer: VMs are rented elsewhere")
+    transition.log(f"{intent.offer.cloud} does not answer: renting in other clouds")
 
 
 def _close_intent(transition: Transition, name: str) -> Intent | None:
@@ -191,7 +191,7 @@ def advance(transition: Transition) -> None:
     state = transition.state
     if must_move(state):
         transition.wake(changes_at_s(state, state.offers))
-    reason = "in another region than those that train"
+    reason = "not in the region of the VMs that train"
     return_vms(transition, stranded_vms(state), reason)
     for intent in transition.state.intents.values():
         if intent.retry_at_s is not None and transition.is_due(intent.retry_at_s):

@@ -194,7 +194,7 @@ def _reconsider(transition: Transition, generation: Generation) -> None:
     elif transition.is_due(morph_at_s):
         grown = len(plan.slots) - len(generation.plan.slots)
         for_money = state.job.plan_objective == "examples_per_dollar"
-        why = "more for the money" if for_money else "growth"
+        why = "cheaper per example" if for_money else "growth"
         _leave(transition, f"{why}: {grown:+d} slots", checkpoint=False)
 
 
@@ -234,7 +234,7 @@ def _return_unused(
         enough = Enough(vms=len(vms) - len(going), usd_per_hour=cheapest)
         transition.state = replace(state, enough=enough)
         names = ", ".join(vm.vm_id for vm in going)
-        transition.log(f"returned, as examples cost less without them: {names}")
+        transition.log(f"returning VMs that the cost-optimal plan leaves out: {names}")
         fleet.return_vms(transition, going, "not in the cost-optimal plan")
 
 

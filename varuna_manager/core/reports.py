@@ -66,7 +66,7 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
         case messages.InterruptionCancelled():
             _interruption_cancelled(transition, vm_id)
         case messages.InterruptionLikely():
-            transition.log(f"{vm_id}: more likely than others to be preempted soon")
+            transition.log(f"{vm_id}: more likely than other VMs to be preempted soon")
         case _:
             assert_never(report)
 

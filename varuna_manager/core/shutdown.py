@@ -59,7 +59,7 @@ def _watch_budget(transition: Transition, max_usd: float) -> None:
     if is_over or _is_over_budget(state):
         reason = f"budget of {max_usd:g} USD used up: {money.spent.usd:.4f} spent"
         if money.reserve > NOTHING:
-            reason += f", {money.reserve.usd:.4f} kept back for {money.reserve_s:g} s"
+            reason += f", {money.reserve.usd:.4f} reserved for {money.reserve_s:g} s"
         outcome = Outcome(kind="budget", exit_code=4, reason=reason)
         transition.end(outcome, checkpoint=True)
 
@@ -196,7 +196,9 @@ def release_failed(transition: Transition, event: CommandFailed) -> None:
     if release.tries < TRIES:
         pause_s = FIRST_PAUSE_S * 2 ** (release.tries - 1)
         release = replace(release, retry_at_s=transition.now_s + pause_s)
-        transition.log(f"what the VMs shared is not removed yet: {event.reason}")
+        transition.log(
+            f"removing the shared resources failed, retrying: {event.reason}"
+        )
     else:
         release = replace(release, done=True)
         transition.log(

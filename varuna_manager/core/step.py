@@ -121,7 +121,7 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.ClockSet(by_s=by_s):
             way = "forward" if by_s > 0 else "back"
             transition.log(
-                f"the wall clock was set {abs(by_s):.0f} s {way}: it is not followed"
+                f"the wall clock was set {abs(by_s):.0f} s {way}; the job keeps its own clock"
             )
         case e.TimerFired():
             transition.state = replace(transition.state, timer_at_s=None)
@@ -343,7 +343,7 @@ def _capacity(state: State) -> str:
     if not state.reconciled:
         return "the provider's list of VMs"
     if allocation.room(state) <= 0:
-        return "a plan that fits: the fleet is as large as it may be"
+        return "a plan that fits (the fleet is at its maximum size)"
     wanted = [o for o in state.offers if o.spot or state.job.allow_on_demand]
     if not wanted:
         return "offers"

@@ -190,8 +190,7 @@ def _share(
     transition.put_generation(generation)
     send_share(transition, generation)
     before, after = _shares_text(balancer.shares), _shares_text(seen.shares)
-    shares = f"{after} (were {before})"
-    transition.log(f"virtual nodes of the replicas: {shares}, by their speed")
+    transition.log(f"virtual nodes per replica, by speed: {after} (before: {before})")
 
 
 def _shares_text(shares: tuple[int, ...]) -> str:
@@ -232,18 +231,18 @@ def _consider(
             evidence=evidence,
         )
         transition.put_vm(replace(vm, slow=slow))
-        transition.log(f"{evidence}: a replacement is wanted")
+        transition.log(f"{evidence}: looking for a replacement")
         transition.decides = True
     elif vm.vm_id not in generation.timings.reported:
         reported = generation.timings.reported | {vm.vm_id}
         timings = replace(generation.timings, reported=reported)
         transition.put_generation(replace(generation, timings=timings))
-        transition.log(f"{evidence}: kept, as replacing it would not pay now")
+        transition.log(f"{evidence}: kept, replacing it would not pay now")
 
 
 def _evidence(vm: VmRecord, straggler: Straggler, seen: int, plan: Plan) -> str:
     alone = plan.data_parallel_width == 1
-    peers = "it should be" if alone else "the others of its stage"
+    peers = "expected" if alone else "the others of its stage"
     return (
         f"{vm.vm_id} is {straggler.slowness:.1f}x slower than {peers} "
         f"in {straggler.outlying} of {seen} mini-batches"

@@ -325,7 +325,7 @@ class ManagerLoop:
         vm = self.state.vms.get(batch.vm_id)
         if vm is None or batch.first > vm.reports_received:
             raise OutOfStepError(
-                f"reports of {batch.vm_id} do not follow: got number {batch.first}, "
+                f"reports of {batch.vm_id} are out of order: got number {batch.first}, "
                 f"expected {vm.reports_received if vm else 'none'}"
             )
         new = batch.reports[vm.reports_received - batch.first :]

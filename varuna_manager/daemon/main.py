@@ -78,7 +78,7 @@ def only_manager(job_dir: Path) -> Iterator[None]:
                 # A process that checks for a manager holds the lock for a moment.
                 if time.monotonic() > give_up_at_s:
                     raise ManagerError(
-                        f"job {job_dir.name} is managed already: 'spottrain status "
+                        f"job {job_dir.name} already has a manager: 'spottrain status "
                         f"{job_dir.name}' shows it"
                     ) from error
             time.sleep(0.02)
@@ -130,7 +130,7 @@ async def manage(
         return outcome
     except asyncio.CancelledError:
         logger.info(
-            "told to exit: VMs keep training, 'spottrain resume' continues the job"
+            "exiting on request: VMs keep training; 'spottrain resume' continues the job"
         )
         if copy is not None:
             await copy.finish(COPY_WAIT_S)

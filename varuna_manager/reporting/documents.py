@@ -7,12 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from spottrain.morphing.plan.choose import Candidate
-from spottrain.varuna_manager.core.model.records import (
-    GenerationSummary,
-    Interruption,
-    SlowVm,
-    VmRecord,
-)
+from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.state import (
     JobPhase,
     State,
@@ -60,7 +55,7 @@ def job_state(state: State, managed: bool) -> str:
     return "running" if state.generation is not None else "waiting"
 
 
-def plans(state: State) -> list[GenerationSummary]:
+def plans(state: State) -> list[records.GenerationSummary]:
     """Return every plan that trained, oldest first, including the present one."""
     ran = list(state.generations)
     if (now := state.generation) is not None:
@@ -235,7 +230,7 @@ def _safety(state: State) -> dict[str, Any]:
     }
 
 
-def _vm(vm: VmRecord) -> dict[str, Any]:
+def _vm(vm: records.VmRecord) -> dict[str, Any]:
     return {
         "vm_id": vm.vm_id,
         "phase": vm.phase.value,
@@ -264,7 +259,7 @@ def candidate_view(candidate: Candidate) -> dict[str, Any]:
     return {"shape": candidate.shape, **asdict(candidate)}
 
 
-def _plan_run(plan: GenerationSummary, at_s: float) -> dict[str, Any]:
+def _plan_run(plan: records.GenerationSummary, at_s: float) -> dict[str, Any]:
     ended_at_s = at_s if plan.ended_at_s is None else plan.ended_at_s
     return {
         "generation": plan.generation,
@@ -289,7 +284,7 @@ def _alerts(state: State) -> list[dict[str, Any]]:
     ]
 
 
-def _slow_vm(state: State, slow: SlowVm) -> dict[str, Any]:
+def _slow_vm(state: State, slow: records.SlowVm) -> dict[str, Any]:
     return {
         "vm_id": slow.vm_id,
         "at_s": slow.found_at_s - state.submitted_at_s,
@@ -299,7 +294,7 @@ def _slow_vm(state: State, slow: SlowVm) -> dict[str, Any]:
     }
 
 
-def _interruption(state: State, hit: Interruption) -> dict[str, Any]:
+def _interruption(state: State, hit: records.Interruption) -> dict[str, Any]:
     return {
         "kind": hit.interruption,
         "vm_id": hit.vm_id,

@@ -17,20 +17,8 @@ from dataclasses import dataclass, field, replace
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core import step as core
-from spottrain.varuna_manager.core.model.events import (
-    ClockSet,
-    Event,
-    LimitsChanged,
-    ManagerStarted,
-    OffersSeen,
-    ReportReceived,
-    StopRequested,
-)
-from spottrain.varuna_manager.core.model.records import (
-    KEPT,
-    Generation,
-    GenerationPhase,
-)
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
@@ -38,12 +26,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
 from spottrain.varuna_manager.reporting.time_split import Activity, Interval
-from spottrain.wire.messages import (
-    CheckpointSaved,
-    GenerationStarted,
-    GenerationStopped,
-    MinibatchCommitted,
-)
+from spottrain.wire import messages
 
 MAX_POINTS = 2048
 """Size of a series beyond which it is downsampled."""
@@ -93,7 +76,7 @@ class JobHistory:
         """By ``offer_key``."""
         self.budgets: list[Point] = []
         """The budget over time; infinite without one."""
-        self.milestones: deque[Milestone] = deque(maxlen=KEPT)
+        self.milestones: deque[Milestone] = deque(maxlen=records.KEPT)
         self.checkpoints: list[Point] = []
         """(time, step) of saved checkpoints; downsampled."""
         self._stretches: list[Interval] = []
@@ -104,13 +87,13 @@ class JobHistory:
         self._step_times: list[float] = []
         self._looked = False
 
-    def note(self, before: State, event: Event, after: State) -> None:
+    def note(self, before: State, event: e.Event, after: State) -> None:
         """Record one step of the fold."""
         if after.phase is JobPhase.NEW:
             return
-        report = event.report if isinstance(event, ReportReceived) else None
+        report = event.report if isinstance(event, e.ReportReceived) else None
         self._follow_steps(before, after, report)
-        if not isinstance(report, MinibatchCommitted):
+        if not isinstance(report, messages.MinibatchCommitted):
             self._follow_slots(after)
             self._follow_world(before, event, after)
         self._follow_work(before, after, report)
@@ -132,28 +115,28 @@ class JobHistory:
             if vm.num_slots and vm_id not in self.slots:
                 self.slots[vm_id] = vm.num_slots
 
-    def _follow_world(self, before: State, event: Event, after: State) -> None:
+    def _follow_world(self, before: State, event: e.Event, after: State) -> None:
         if after.settings is not before.settings and after.settings is not None:
             limit = after.settings.max_usd
             self.budgets.append((after.now_s, limit or float("inf")))
         match event:
-            case OffersSeen(offers=offers):
+            case e.OffersSeen(offers=offers):
                 self._follow_prices(offers, after.now_s)
-            case ManagerStarted(software_version=version):
+            case e.ManagerStarted(software_version=version):
                 again = " again" if self._looked else ""
                 text = f"manager started{again}, version {version}"
                 self._add_milestone(after.now_s, "manager", text)
-            case StopRequested(by=by):
+            case e.StopRequested(by=by):
                 self._add_milestone(after.now_s, "stop", f"stop requested by {by}")
-            case LimitsChanged(by=by, limits=limits):
+            case e.LimitsChanged(by=by, limits=limits):
                 self._add_milestone(
                     after.now_s, "limits", f"{_limits(limits)}, by {by}"
                 )
-            case ClockSet(by_s=by_s):
+            case e.ClockSet(by_s=by_s):
                 self._add_milestone(
                     after.now_s, "manager", f"manager's clock was set by {by_s:+.0f} s"
                 )
-            case ReportReceived(report=CheckpointSaved(step=step)):
+            case e.ReportReceived(report=messages.CheckpointSaved(step=step)):
                 self._follow_checkpoint(step, after)
             case _:
                 pass
@@ -178,7 +161,7 @@ class JobHistory:
     def _follow_checkpoint(self, step: int, after: State) -> None:
         """Record it; no restore goes back beyond the oldest checkpoint kept."""
         self.checkpoints.append((after.now_s, step))
-        if len(self.checkpoints) > 2 * KEPT:
+        if len(self.checkpoints) > 2 * records.KEPT:
             self.checkpoints = self.checkpoints[::2]
         oldest = min((c.step for c in after.checkpoints), default=0)
         cut = bisect_right(self._steps, oldest) - 1
@@ -193,13 +176,13 @@ class JobHistory:
             self._discard_after(step)
         elif step == before.progress.step:
             return
-        elif isinstance(report, MinibatchCommitted):
+        elif isinstance(report, messages.MinibatchCommitted):
             examples = (step - before.progress.step) * after.job.spec.minibatch_size
             begun_s = max(self._mark_s, self._open.since_s)
             if now_s > begun_s:
                 self.throughput.add(begun_s, now_s, examples / (now_s - begun_s))
             self._mark_s = now_s
-        elif isinstance(report, GenerationStarted):
+        elif isinstance(report, messages.GenerationStarted):
             self._count_as_trained()
         self._steps.append(step)
         self._step_times.append(now_s)
@@ -219,17 +202,17 @@ class JobHistory:
             self._mark_s = now_s
 
     def _end_training(
-        self, generation: Generation, after: State, report: object
+        self, generation: records.Generation, after: State, report: object
     ) -> None:
         """Count training until the last commit; later work counts only if all slots
         stopped as requested."""
         mark_s, now_s = max(self._mark_s, self._open.since_s), after.now_s
         self._put(self._open.since_s, mark_s, "training")
         broke = after.generation is not None and (
-            after.generation.phase is GenerationPhase.BREAKING
+            after.generation.phase is records.GenerationPhase.BREAKING
         )
-        stops = generation.phase is GenerationPhase.STOPPING or generation.done
-        if stops or (not broke and isinstance(report, GenerationStopped)):
+        stops = generation.phase is records.GenerationPhase.STOPPING or generation.done
+        if stops or (not broke and isinstance(report, messages.GenerationStopped)):
             lost_until_s = mark_s
         else:
             step_s = generation.measured_step_s or generation.plan.predicted_step_s
@@ -304,7 +287,7 @@ def _limits(limits: tuple[Limit, ...]) -> str:
     )
 
 
-_TRAINS = (GenerationPhase.RUNNING, GenerationPhase.STOPPING)
+_TRAINS = (records.GenerationPhase.RUNNING, records.GenerationPhase.STOPPING)
 
 
 def _activity_of(state: State) -> tuple[tuple[int | None, str], Activity]:

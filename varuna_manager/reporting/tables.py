@@ -12,15 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from spottrain.varuna_manager.format import (
-    NOTHING,
-    clock,
-    dollars,
-    duration,
-    number,
-    size,
-    step_time,
-)
+from spottrain.varuna_manager import format as fmt
 from spottrain.varuna_manager.reporting.deadline import deadline_line
 from spottrain.varuna_manager.reporting.documents import fleet_line
 from spottrain.wire.model import ModelFacts
@@ -51,7 +43,7 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(ratio=1)
     grid.add_row("step", _progress(status))
-    grid.add_row("loss", number(status["loss"]))
+    grid.add_row("loss", fmt.number(status["loss"]))
     grid.add_row("speed", _speed(status["examples_per_s"]))
     grid.add_row("cost", money_line(status))
     if (deadline := status["promise"]) is not None:
@@ -60,10 +52,10 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
     grid.add_row("plan", plan_line(status))
     grid.add_row("now", Text(status["activity"]))
-    moment = "" if last_at_s is None else f"{clock(last_at_s)} "
-    grid.add_row("last event", Text(moment + (status["last_event"] or NOTHING)))
+    moment = "" if last_at_s is None else f"{fmt.clock(last_at_s)} "
+    grid.add_row("last event", Text(moment + (status["last_event"] or fmt.NOTHING)))
     state = status["state"]
-    title = f"{status['name']} · {state} · {duration(status['wall_s'])}"
+    title = f"{status['name']} · {state} · {fmt.duration(status['wall_s'])}"
     return Panel(grid, title=title, border_style=COLOURS.get(state, "red"))
 
 
@@ -71,23 +63,21 @@ def _progress(status: dict[str, Any]) -> RenderableType:
     step, steps = status["step"], status["steps"]
     row = Table.grid(padding=(0, 2))
     left = status["time_left_s"]
-    words = "" if left is None else f"about {duration(left)} left"
+    words = "" if left is None else f"about {fmt.duration(left)} left"
     bar = ProgressBar(total=steps, completed=step, width=24)
     row.add_row(f"{step} of {steps}", bar, f"{100 * step / steps:.0f} %", words)
     return row
 
 
 def _speed(examples_per_s: float | None) -> str:
-    return NOTHING if examples_per_s is None else f"{examples_per_s:.1f} examples/s"
+    return fmt.NOTHING if examples_per_s is None else f"{examples_per_s:.1f} examples/s"
 
 
 def money_line(status: dict[str, Any]) -> str:
     """Return the dollars spent, the budget, and dollars per hour."""
     budget = status["usd_budget"]
-    of = "" if budget is None else f" of {dollars(budget)}"
-    return (
-        f"{dollars(status['usd_spent'])}{of} · {dollars(status['usd_per_hour'])}/hour"
-    )
+    of = "" if budget is None else f" of {fmt.dollars(budget)}"
+    return f"{fmt.dollars(status['usd_spent'])}{of} · {fmt.dollars(status['usd_per_hour'])}/hour"
 
 
 def plan_line(status: dict[str, Any]) -> str:
@@ -113,9 +103,9 @@ def safety_line(status: dict[str, Any]) -> str:
 def plain_line(status: dict[str, Any]) -> str:
     """Return the state of a job as one line for a log."""
     return (
-        f"step {status['step']}/{status['steps']}  loss {number(status['loss'])}  "
+        f"step {status['step']}/{status['steps']}  loss {fmt.number(status['loss'])}  "
         f"{_speed(status['examples_per_s'])}  {money_line(status)}  "
-        f"{duration(status['time_left_s'])} left  {fleet_line(status)}  "
+        f"{fmt.duration(status['time_left_s'])} left  {fleet_line(status)}  "
         f"plan {plan_line(status).partition(':')[0]}"
     )
 
@@ -129,8 +119,8 @@ def jobs_table(jobs: Iterable[dict[str, Any]]) -> Table:
             job["name"],
             Text(job["state"], COLOURS.get(job["state"], "red")),
             f"{job['step']}/{job['steps']}",
-            number(job["loss"]),
-            dollars(job["usd_spent"]),
+            fmt.number(job["loss"]),
+            fmt.dollars(job["usd_spent"]),
             fleet_line(job),
             job["reason"] or job["activity"],
         )
@@ -147,7 +137,7 @@ def fleet_table(status: dict[str, Any]) -> Table:
             vm["zone"],
             vm["instance_type"] + ("" if vm["spot"] else " (on demand)"),
             str(vm["slots"]),
-            dollars(vm["usd_per_hour"]),
+            fmt.dollars(vm["usd_per_hour"]),
         )
     return table
 
@@ -176,19 +166,21 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         yield "held-out loss", _arrow(first, last)
     yield (
         "speed",
-        f"{number(report['examples_per_s'], 1)} examples/s with interruptions",
+        f"{fmt.number(report['examples_per_s'], 1)} examples/s with interruptions",
     )
     spent, on_demand = report["usd_spent"], report["usd_on_demand"]
     saved = "" if not on_demand else f" ({100 * (1 - spent / on_demand):.0f} % less)"
-    yield "cost", f"{dollars(spent)}, on demand {dollars(on_demand)}{saved}"
+    yield "cost", f"{fmt.dollars(spent)}, on demand {fmt.dollars(on_demand)}{saved}"
     cost = report["cost"]
-    yield "per million examples", dollars(cost["usd_per_million_examples"])
+    yield "per million examples", fmt.dollars(cost["usd_per_million_examples"])
     if (billed_s := cost["vm_seconds"]["billed"]) > 0:
         times = cost["vm_seconds"].items()
         shares = (f"{100 * s / billed_s:.0f} % {k}" for k, s in times if k != "billed")
         yield "rented time", f"{billed_s / 3600:.2f} VM-hours: {', '.join(shares)}"
     if alerts := report["budget_alerts"]:
-        words = (f"{a['share']:.0%} spent after {duration(a['at_s'])}" for a in alerts)
+        words = (
+            f"{a['share']:.0%} spent after {fmt.duration(a['at_s'])}" for a in alerts
+        )
         yield "budget", ", ".join(words)
     lost, twice = report["minibatches_lost"], report["minibatches_recomputed"]
     yield "mini-batches", f"{lost} lost, {twice} recomputed"
@@ -199,11 +191,11 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 def _wall(report: dict[str, Any]) -> str:
     ended = report["exit_code"] is not None and report["reason"]
-    return duration(report["wall_s"]) + (f" ({report['reason']})" if ended else "")
+    return fmt.duration(report["wall_s"]) + (f" ({report['reason']})" if ended else "")
 
 
 def _arrow(first: float | None, last: float | None) -> str:
-    return f"{number(first)} → {number(last)}"
+    return f"{fmt.number(first)} → {fmt.number(last)}"
 
 
 def _plans_table(plans: list[dict[str, Any]]) -> Table:
@@ -214,9 +206,9 @@ def _plans_table(plans: list[dict[str, Any]]) -> Table:
         table.add_row(
             f"{plan['pipeline_depth']}x{plan['data_parallel_width']}",
             str(plan["from_step"]),
-            duration(plan["ran_s"]),
-            step_time(plan["measured_step_s"]),
-            step_time(plan["predicted_step_s"]),
+            fmt.duration(plan["ran_s"]),
+            fmt.step_time(plan["measured_step_s"]),
+            fmt.step_time(plan["predicted_step_s"]),
             Text(plan["reason"]),
         )
     return table
@@ -227,10 +219,10 @@ def _interruptions_table(interruptions: list[dict[str, Any]]) -> Table:
     table.title = "Interruptions"
     for hit in interruptions:
         table.add_row(
-            duration(hit["at_s"]),
+            fmt.duration(hit["at_s"]),
             KIND_NAMES[hit["kind"]],
             hit["vm_id"],
-            duration(hit["cost_s"]),
+            fmt.duration(hit["cost_s"]),
             Text(hit["reason"]),
         )
     return table
@@ -257,16 +249,16 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
         right=right,
     )  # fmt: skip
     for plan in candidates:
-        needed, room = size(plan["stage_bytes"]), size(plan["device_bytes"])
+        needed, room = fmt.size(plan["stage_bytes"]), fmt.size(plan["device_bytes"])
         known = plan["stage_bytes"] is not None
         table.add_row(
             plan["shape"],
             execution_line(plan),
             str(plan["microbatch_size"]),
             str(plan["unused_slots"]),
-            step_time(plan["step_s"]),
-            number(plan["examples_per_s"], 1),
-            dollars(plan["usd_per_million_examples"]),
+            fmt.step_time(plan["step_s"]),
+            fmt.number(plan["examples_per_s"], 1),
+            fmt.dollars(plan["usd_per_million_examples"]),
             f"{needed} of {room}" if known else needed,
             Text(plan["why_not"] or "chosen"),
         )
@@ -298,7 +290,7 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     if "fleet" in preview:
         fleet = Counter(
             f"{vm['instance_type']} in {vm['zone']}{'' if vm['spot'] else ' on demand'} "
-            f"at {dollars(vm['usd_per_hour'])}/hour"
+            f"at {fmt.dollars(vm['usd_per_hour'])}/hour"
             for vm in preview["fleet"]
         )
         machines = ", ".join(f"{count} {what}" for what, count in fleet.items())
@@ -320,10 +312,10 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     words = f"plan     {preview['plan']}, {execution_line(candidates[0])}"
     if "train_s" in preview:
         budget = preview["usd_budget"]
-        of = "" if budget is None else f" of {dollars(budget)}"
+        of = "" if budget is None else f" of {fmt.dollars(budget)}"
         words += (
-            f": without interruptions {duration(preview['train_s'])} and "
-            f"{dollars(preview['usd'])}{of} at {dollars(preview['usd_per_hour'])}/hour"
+            f": without interruptions {fmt.duration(preview['train_s'])} and "
+            f"{fmt.dollars(preview['usd'])}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
     if (forecast := preview.get("promise")) is not None:
@@ -337,9 +329,9 @@ def sections_table(facts: ModelFacts) -> Table:
     for section in facts.sections:
         table.add_row(
             str(section.index),
-            size(section.param_bytes),
-            size(section.optimizer_bytes),
-            size(section.activation_bytes_per_example),
+            fmt.size(section.param_bytes),
+            fmt.size(section.optimizer_bytes),
+            fmt.size(section.activation_bytes_per_example),
         )
     return table
 

@@ -20,16 +20,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
-from spottrain.cloud.port.provider import (
-    AgentBootstrap,
-    LaunchRequest,
-    LaunchResult,
-    Offer,
-    SshTarget,
-    Vm,
-    VmState,
-)
 from spottrain.cloud.port.stored import with_current_names
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
@@ -84,7 +76,7 @@ class SshProvider:
 
     # --- The cloud port ------------------------------------------------------------
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         """Return one offer per type of host, with the number of free ones."""
         if not self._polls:
             self._poll_hosts()
@@ -100,7 +92,7 @@ class SshProvider:
             for connections in types.values()
         )
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Claim free hosts; see ``CloudProvider.launch``.
 
         Raises:
@@ -117,9 +109,9 @@ class SshProvider:
         refusal = (
             self._no_capacity_reason(request.offer.instance_type) if missing > 0 else ""
         )
-        return LaunchResult(vms=vms, refusal=refusal)
+        return port.LaunchResult(vms=vms, refusal=refusal)
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return all VMs that ``job`` ever had, in their last known state."""
         if job != self._job:
             return ()
@@ -139,7 +131,7 @@ class SshProvider:
         for end in ends:
             end.result()
 
-    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> None:
         """Bootstrap a host and start the agent there, detached.
 
         Raises:
@@ -169,7 +161,7 @@ class SshProvider:
         assert parts.port is not None
         self._manager = (parts.hostname, parts.port)
 
-    def ssh_target(self, vm_id: str) -> SshTarget | None:
+    def ssh_target(self, vm_id: str) -> port.SshTarget | None:
         """Return how to log in to a VM's host.
 
         Raises:
@@ -178,7 +170,7 @@ class SshProvider:
         """
         host = self._connection_of(vm_id).host
         keys = (f"{key.get_name()} {key.get_base64()}" for key in trusted_keys(host))
-        return SshTarget(
+        return port.SshTarget(
             host=host.address, user=host.user, host_keys=tuple(keys), port=host.port
         )
 
@@ -270,7 +262,7 @@ class SshProvider:
 
     # --- Claiming and freeing hosts ---------------------------------------------------
 
-    def _take(self, request: LaunchRequest) -> list[str]:
+    def _take(self, request: port.LaunchRequest) -> list[str]:
         """Claim hosts; those that the same launch claimed before count."""
         kind = request.offer.instance_type
         fitting = [
@@ -297,7 +289,9 @@ class SshProvider:
         rented = self._memory.read().rented
         return [i for i, x in rented.items() if x.vm.intent == intent and x.is_alive]
 
-    def _claim(self, connection: HostConnection, request: LaunchRequest) -> str | None:
+    def _claim(
+        self, connection: HostConnection, request: port.LaunchRequest
+    ) -> str | None:
         """Claim a host; return the VM's id, None if another job was faster."""
         host, now_s = connection.host, time.time()
         try:
@@ -360,7 +354,7 @@ class SshProvider:
         return self._connections[rented.host]
 
     def _start(
-        self, connection: HostConnection, vm_id: str, bootstrap: AgentBootstrap
+        self, connection: HostConnection, vm_id: str, bootstrap: port.AgentBootstrap
     ) -> None:
         parts = urlsplit(bootstrap.manager_url)
         manager = (parts.hostname or "", parts.port or 443)
@@ -377,8 +371,8 @@ class SshProvider:
             raise VmNotFoundError(str(error)) from error
 
 
-def _offer(host: Host, now_s: float) -> Offer:
-    return Offer(
+def _offer(host: Host, now_s: float) -> port.Offer:
+    return port.Offer(
         cloud=CLOUD,
         region=CLOUD,
         zone=CLOUD,
@@ -394,12 +388,12 @@ def _offer(host: Host, now_s: float) -> Offer:
 
 def vm_from_claim(host: Host, claim: dict[str, Any]) -> HostVm:
     """Return the VM that a claim on a host describes."""
-    vm = Vm(
+    vm = port.Vm(
         vm_id=claim["vm_id"],
         job=claim["job"],
         intent=claim["intent"],
-        state=VmState.RUNNING,
-        offer=Offer(**with_current_names(claim["offer"])),
+        state=port.VmState.RUNNING,
+        offer=port.Offer(**with_current_names(claim["offer"])),
         private_address=claim["private_address"],
         launched_at_s=claim["launched_at"],
     )

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, Concatenate
 from urllib.parse import urlsplit
 
+from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.abilities import ForwardsAbilities, P, R
 from spottrain.cloud.port.errors import (
@@ -27,29 +28,12 @@ from spottrain.cloud.port.errors import (
     MisconfiguredError,
     VmNotFoundError,
 )
-from spottrain.cloud.port.provider import (
-    AgentBootstrap,
-    CloudProvider,
-    LaunchRequest,
-    LaunchResult,
-    Offer,
-    ReachedBySsh,
-    ReleasesJob,
-    StartsAgents,
-    Vm,
-    VmState,
-)
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented.relays import Relays
 from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
+from spottrain.cloud.ssh.transport import hosts
 from spottrain.cloud.ssh.transport.connection import HostConnection
-from spottrain.cloud.ssh.transport.hosts import (
-    HostKeyError,
-    Payload,
-    UnfitHostError,
-    UnreachableHostError,
-)
 
 logger = logging.getLogger(__name__)
 
@@ -85,17 +69,17 @@ class RentedVmProvider(ForwardsAbilities):
 
     def __init__(
         self,
-        inner: CloudProvider,
+        inner: port.CloudProvider,
         state_dir: Path,
         job: str,
-        payload: Payload,
+        payload: hosts.Payload,
         access: VmAccess,
     ) -> None:
-        if not isinstance(inner, ReachedBySsh):
+        if not isinstance(inner, port.ReachedBySsh):
             raise MisconfiguredError(f"{inner.name}: its VMs are not reachable by SSH")
         self.name = inner.name
-        self._inner: CloudProvider = inner
-        self._ssh: ReachedBySsh = inner
+        self._inner: port.CloudProvider = inner
+        self._ssh: port.ReachedBySsh = inner
         self._job = job
         self._payload = payload.on_rented()
         self._access = access
@@ -110,7 +94,11 @@ class RentedVmProvider(ForwardsAbilities):
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._relays = Relays(self._running, self._for_each, self._enter)
         # We start agents ourselves; inside, our own VM uses the shared resources.
-        own = (StartsAgents, ReleasesJob) if access.inside else (StartsAgents,)
+        own = (
+            (port.StartsAgents, port.ReleasesJob)
+            if access.inside
+            else (port.StartsAgents,)
+        )
         self._forward_abilities(
             lambda ability: ability not in own and isinstance(inner, ability),
             self._forward,
@@ -122,11 +110,11 @@ class RentedVmProvider(ForwardsAbilities):
 
     # --- The cloud port ------------------------------------------------------------
 
-    def offers(self) -> Sequence[Offer]:
+    def offers(self) -> Sequence[port.Offer]:
         """Return the offers that can be rented now."""
         return self._inner.offers()
 
-    def launch(self, request: LaunchRequest) -> LaunchResult:
+    def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Rent VMs; see ``CloudProvider.launch``.
 
         Raises:
@@ -142,7 +130,7 @@ class RentedVmProvider(ForwardsAbilities):
                 self._vms.setdefault(vm.vm_id, RentedVm(vm))
         return result
 
-    def list_vms(self, job: str) -> Sequence[Vm]:
+    def list_vms(self, job: str) -> Sequence[port.Vm]:
         """Return the cloud's list; maintain the connections to running VMs."""
         vms = self._inner.list_vms(job)
         if job == self._job:
@@ -160,7 +148,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._inner.terminate(vm_ids)
         self._for_each(known, _hang_up)
 
-    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> None:
         """Wait for login to a VM, bootstrap it, start the agent there, detached.
 
         Raises:
@@ -241,7 +229,7 @@ class RentedVmProvider(ForwardsAbilities):
         rented_vm.check_not_given_back()
         return rented_vm
 
-    def _sync(self, vms: Sequence[Vm]) -> None:
+    def _sync(self, vms: Sequence[port.Vm]) -> None:
         """Update the set of live VMs, and the forwarding of their agents' calls."""
         with self._lock:
             if self._closing:
@@ -260,7 +248,9 @@ class RentedVmProvider(ForwardsAbilities):
         with self._lock:
             rented_vms = tuple(self._vms.values())
         return [
-            g for g in rented_vms if g.vm.state is VmState.RUNNING and not g.given_back
+            g
+            for g in rented_vms
+            if g.vm.state is port.VmState.RUNNING and not g.given_back
         ]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:
@@ -296,21 +286,21 @@ class RentedVmProvider(ForwardsAbilities):
 
     # --- Starting agents ------------------------------------------------------------
 
-    def _start(self, rented_vm: RentedVm, bootstrap: AgentBootstrap) -> None:
+    def _start(self, rented_vm: RentedVm, bootstrap: port.AgentBootstrap) -> None:
         try:
             with rented_vm.in_use(self._relays.may_hang_up):
                 self._bring_up(rented_vm, bootstrap)
-        except UnreachableHostError:
+        except hosts.UnreachableHostError:
             rented_vm.check_not_given_back()
             self._ssh.ssh_target(rented_vm.vm.vm_id)  # raises if the VM has ended
             raise
-        except (UnfitHostError, AuthError) as error:
+        except (hosts.UnfitHostError, AuthError) as error:
             self._give_back(rented_vm, error)
             raise VmNotFoundError(str(error)) from error
         rented_vm.note_poll(runs=True)
         self._unfit_counts.pop(_kind(rented_vm.vm.offer), None)
 
-    def _bring_up(self, rented_vm: RentedVm, bootstrap: AgentBootstrap) -> None:
+    def _bring_up(self, rented_vm: RentedVm, bootstrap: port.AgentBootstrap) -> None:
         connection = self._reach(rented_vm)
         self._claim(connection, rented_vm.vm.vm_id)
         rented_vm.doing = "software, setup and agent"
@@ -352,7 +342,7 @@ class RentedVmProvider(ForwardsAbilities):
             rented_vm.woken.wait(pause_s)
             rented_vm.check_not_given_back()
             if self._closing:
-                raise UnreachableHostError(
+                raise hosts.UnreachableHostError(
                     f"{rented_vm.place}: the manager is shutting down"
                 )
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
@@ -364,15 +354,15 @@ class RentedVmProvider(ForwardsAbilities):
         except VmNotFoundError:
             raise
         except CloudError as error:
-            return UnreachableHostError(str(error)), str(error)
+            return hosts.UnreachableHostError(str(error)), str(error)
         if connection is None:
             doing = "booting; its cloud has not reported its SSH host key yet"
-            return UnreachableHostError(f"{rented_vm.place}: {doing}"), doing
+            return hosts.UnreachableHostError(f"{rented_vm.place}: {doing}"), doing
         try:
             connection.session()
-        except (HostKeyError, UnfitHostError):
+        except (hosts.HostKeyError, hosts.UnfitHostError):
             raise
-        except (AuthError, UnreachableHostError) as error:
+        except (AuthError, hosts.UnreachableHostError) as error:
             return error, str(error)
         return connection, "connected"
 
@@ -397,7 +387,7 @@ class RentedVmProvider(ForwardsAbilities):
             self._unfit[kind] = error
 
 
-def _kind(offer: Offer) -> tuple[str, str]:
+def _kind(offer: port.Offer) -> tuple[str, str]:
     """Return the key (region, type) of VMs that share an image."""
     return offer.region, offer.instance_type
 

@@ -7,11 +7,7 @@ import threading
 
 import paramiko
 
-from spottrain.cloud.ssh.transport.hosts import (
-    Host,
-    UnfitHostError,
-    UnreachableHostError,
-)
+from spottrain.cloud.ssh.transport import hosts
 from spottrain.cloud.ssh.transport.session import CONNECT_S, connect
 
 _PROHIBITED = 1
@@ -25,12 +21,12 @@ class Bastion:
         host: The host.
     """
 
-    def __init__(self, host: Host) -> None:
+    def __init__(self, host: hosts.Host) -> None:
         self._host = host
         self._lock = threading.Lock()
         self._client: paramiko.SSHClient | None = None
 
-    def dial(self, host: Host) -> paramiko.Channel:
+    def dial(self, host: hosts.Host) -> paramiko.Channel:
         """Return a connection from the bastion to a host's SSH server.
 
         Raises:
@@ -46,14 +42,14 @@ class Bastion:
             )
         except paramiko.ChannelException as error:
             if error.code == _PROHIBITED:
-                raise UnfitHostError(
+                raise hosts.UnfitHostError(
                     f"{self._host.place}: refuses to forward connections; set "
                     "AllowTcpForwarding yes in its sshd_config"
                 ) from error
             reason: Exception = error
         except (paramiko.SSHException, OSError, EOFError) as error:
             reason = error
-        raise UnreachableHostError(
+        raise hosts.UnreachableHostError(
             f"{host.place}: not reachable from {self._host.place}: "
             f"{reason or type(reason).__name__}"
         )

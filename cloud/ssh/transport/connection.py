@@ -8,11 +8,7 @@ import time
 from typing import Any
 
 from spottrain.cloud.port.errors import AuthError, CloudError
-from spottrain.cloud.ssh.transport.hosts import (
-    Host,
-    UnfitHostError,
-    UnreachableHostError,
-)
+from spottrain.cloud.ssh.transport import hosts
 from spottrain.cloud.ssh.transport.session import Dial, Session, dial
 from spottrain.cloud.ssh.transport.tunnel import Tunnel
 
@@ -35,7 +31,7 @@ class HostConnection:
         dial: Opens the TCP connection.
     """
 
-    def __init__(self, host: Host, dial: Dial = dial) -> None:
+    def __init__(self, host: hosts.Host, dial: Dial = dial) -> None:
         self.host = host
         self._dial = dial
         self.lock = threading.RLock()
@@ -110,7 +106,7 @@ class HostConnection:
         if self.unreachable_since_s is None:
             self.unreachable_since_s = time.monotonic()
         # A host that refuses our key may ban us if we keep trying.
-        refused = isinstance(error, AuthError | UnfitHostError)
+        refused = isinstance(error, AuthError | hosts.UnfitHostError)
         self._pause_s = _MAX_PAUSE_S if refused else self._pause_s
         self._next_try_s = time.monotonic() + self._pause_s
         self._pause_s = min(2 * self._pause_s, _MAX_PAUSE_S)
@@ -124,7 +120,7 @@ class HostConnection:
         session = self.session()
         try:
             seen = session.call("status", timeout_s)
-        except UnreachableHostError as error:
+        except hosts.UnreachableHostError as error:
             session.close()
             self._note_failure(error)
             raise
@@ -166,7 +162,7 @@ class HostConnection:
             self._port = session.forward(self._tunnel.take)
             try:
                 if self._port is None:
-                    raise UnfitHostError(
+                    raise hosts.UnfitHostError(
                         f"{self.host.place}: refuses to forward ports; set "
                         "AllowTcpForwarding yes in its sshd_config"
                     )

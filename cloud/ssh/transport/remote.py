@@ -9,11 +9,7 @@ from typing import Self
 
 import paramiko
 
-from spottrain.cloud.ssh.transport.hosts import (
-    Host,
-    UnfitHostError,
-    UnreachableHostError,
-)
+from spottrain.cloud.ssh.transport import hosts
 from spottrain.cloud.ssh.transport.session import CALL_S, Dial, connect, dial
 
 _CHUNK_BYTES = 1 << 15
@@ -44,7 +40,7 @@ class Remote:
         CloudError: it does not answer, has a wrong key, or refuses us.
     """
 
-    def __init__(self, host: Host, dial: Dial = dial) -> None:
+    def __init__(self, host: hosts.Host, dial: Dial = dial) -> None:
         self._host = host
         self._client = connect(host, dial)
 
@@ -80,7 +76,7 @@ class Remote:
             why = str(error) or type(error).__name__
             if not late.is_alive():
                 why = f"no answer in {timeout_s:g} s"
-            raise UnreachableHostError(f"{self._host.place}: {why}") from error
+            raise hosts.UnreachableHostError(f"{self._host.place}: {why}") from error
         finally:
             late.cancel()
 
@@ -93,7 +89,7 @@ class Remote:
         """
         done = self.run(command, data, timeout_s)
         if done.code:
-            raise UnfitHostError(f"{self._host.place}: {done.last_line}")
+            raise hosts.UnfitHostError(f"{self._host.place}: {done.last_line}")
         return done.output
 
     def _run(self, command: str, data: bytes) -> CommandResult:

@@ -16,22 +16,9 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.traces import Trace, parse_trace
 from spottrain.pricing.deadline.model import Fleet
-from spottrain.pricing.simulation.evaluate import (
-    FREE,
-    Case,
-    evaluate_all,
-    kept,
-    online_bound_row,
-    rows,
-)
+from spottrain.pricing.simulation import evaluate
 from spottrain.pricing.simulation.scenarios import Scenario, from_trace, synthetic
-from spottrain.varuna_manager.cli.console import (
-    Output,
-    OutputOption,
-    say,
-    show,
-    show_json,
-)
+from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.cli.simulate.files import read_text
 
 SLACKS = (1.0, 1.15, 1.4, 1.7, 2.1, 10.0)
@@ -67,7 +54,7 @@ def deadlines(
     markets: MarketsOption = 200,
     first_seed: SeedOption = 1,
     processes: ProcessesOption = 0,
-    output: OutputOption = Output.TABLE,
+    output: console.OutputOption = console.Output.TABLE,
 ) -> None:
     """Replay jobs with a deadline and a budget: which are in time, and at what cost.
 
@@ -82,14 +69,14 @@ def deadlines(
     if not groups:
         raise ConfigError("nothing to replay: got no --trace and --markets 0; give one")
     scenarios = [scenario for group in groups.values() for scenario in group]
-    found = iter(evaluate_all(scenarios, processes or os.cpu_count() or 1))
+    found = iter(evaluate.evaluate_all(scenarios, processes or os.cpu_count() or 1))
     cases = {name: [next(found) for _ in group] for name, group in groups.items()}
     document = {name: _document(group) for name, group in cases.items()}
-    if output is Output.JSON:
-        show_json(document)
+    if output is console.Output.JSON:
+        console.show_json(document)
     else:
         for name, part in document.items():
-            show(*_parts(name, part))
+            console.show(*_parts(name, part))
 
 
 def on_trace(file: Path) -> list[Scenario]:
@@ -100,7 +87,7 @@ def on_trace(file: Path) -> list[Scenario]:
     except PlanError as error:
         raise ConfigError(f"{file.name}: {error}") from error
     for notice in played.notices:
-        say(f"{file.name}: {notice}")
+        console.say(f"{file.name}: {notice}")
     return [
         _trace_job(file.name, played, size, slack)
         for size in TRACE_SIZES
@@ -115,21 +102,21 @@ def _trace_job(name: str, played: Trace, size: int, slack: float) -> Scenario:
     return from_trace(title, played, fleet, tightness=1 / slack, budget_share=1.1)
 
 
-def _document(cases: Sequence[Case]) -> dict[str, Any]:
+def _document(cases: Sequence[evaluate.Case]) -> dict[str, Any]:
     groups = [
         (low, high, [case for case in cases if low <= case.slack < high])
         for low, high in itertools.pairwise(SLACKS)
     ]
-    finish, usd = kept(one for case in cases for one in case.forecasts)
-    soon = kept(one for case in cases for one in case.time_optimal_forecasts)
+    finish, usd = evaluate.kept(one for case in cases for one in case.forecasts)
+    soon = evaluate.kept(one for case in cases for one in case.time_optimal_forecasts)
     ours = sorted(
         cases, key=lambda case: case.outcomes[0].usd / case.offline_optimum_usd
     )
     worst = ours[-1]
     return {
-        "rules": [asdict(row) for row in rows(cases)],
+        "rules": [asdict(row) for row in evaluate.rows(cases)],
         "by_slack": [
-            {"from": low, "to": high} | asdict(rows(some)[0])
+            {"from": low, "to": high} | asdict(evaluate.rows(some)[0])
             for low, high, some in groups
             if some
         ],
@@ -153,8 +140,8 @@ def _document(cases: Sequence[Case]) -> dict[str, Any]:
     }
 
 
-def _one_zone(cases: Sequence[Case]) -> dict[str, Any] | None:
-    row = online_bound_row(cases)
+def _one_zone(cases: Sequence[evaluate.Case]) -> dict[str, Any] | None:
+    row = evaluate.online_bound_row(cases)
     if row is None:
         return None
     return {
@@ -184,7 +171,7 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
     return [
         table,
         LEGEND,
-        f"{FREE}: the policy and the bound where boots, morphs and losses cost nothing",
+        f"{evaluate.FREE}: the policy and the bound where boots, morphs and losses cost nothing",
         f"worst: {worst['world']}, {worst['over_bound']:.2f} times the bound",
         *([_one_zone_line(one_zone)] if one_zone else []),
         (

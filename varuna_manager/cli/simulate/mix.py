@@ -14,33 +14,28 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.mixing import Mixing, Split, WorkerType, split_minibatch
 from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
-from spottrain.varuna_manager.cli.simulate.files import (
-    NotNegative,
-    Part,
-    Positive,
-    read_spec,
-)
+from spottrain.varuna_manager.cli.simulate import files
 from spottrain.varuna_manager.format import number
 
 Size = Annotated[int, Field(gt=0, strict=False)]
 """A key of a JSON object is text."""
 
 
-class TypeSpec(Part):
+class TypeSpec(files.Part):
     """GPUs of one type, measured alone."""
 
     name: str
     count: Annotated[int, Field(ge=0)]
-    virtual_node_s: Annotated[dict[Size, Positive], Field(min_length=1)]
+    virtual_node_s: Annotated[dict[Size, files.Positive], Field(min_length=1)]
     """Time of a virtual node by its number of examples; only sizes that fit."""
 
 
-class AllreduceSpec(Part):
+class AllreduceSpec(files.Part):
     """A ring over all GPUs that are used; one alone needs none."""
 
-    bytes: NotNegative
-    bandwidth_bytes_per_s: Positive
-    latency_s: NotNegative = 0.0
+    bytes: files.NotNegative
+    bandwidth_bytes_per_s: files.Positive
+    latency_s: files.NotNegative = 0.0
     """Of each message."""
 
     def ring_s(self, workers: int) -> float:
@@ -49,7 +44,7 @@ class AllreduceSpec(Part):
         return 2 * (workers - 1) * (self.latency_s + message_s)
 
 
-class MixSpec(Part):
+class MixSpec(files.Part):
     """A mini-batch and the GPUs to compute it."""
 
     minibatch_size: PositiveInt
@@ -64,7 +59,7 @@ def mix(
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Find the fastest split of a mini-batch over GPUs of several types."""
-    asked = read_spec(spec, MixSpec)
+    asked = files.read_spec(spec, MixSpec)
     types = [WorkerType(**one.model_dump()) for one in asked.types]
     try:
         mixing = split_minibatch(asked.minibatch_size, types, asked.allreduce.ring_s)

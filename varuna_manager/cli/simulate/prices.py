@@ -23,13 +23,7 @@ from spottrain.pricing.simulation.price_ladder import (
 )
 from spottrain.pricing.simulation.switching import Frictions, SwitchingRule
 from spottrain.units import DAY_S, GB_BYTES
-from spottrain.varuna_manager.cli.console import (
-    Output,
-    OutputOption,
-    say,
-    show,
-    show_json,
-)
+from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.cli.simulate.files import read_text
 from spottrain.varuna_manager.format import dollars
 
@@ -86,7 +80,7 @@ def prices(
     cloud_usd_per_gb: EgressOption = CLOUD_USD_PER_GB,
     hysteresis: HysteresisOption = 0.05,
     horizon_days: HorizonOption = 7.0,
-    output: OutputOption = Output.TABLE,
+    output: console.OutputOption = console.Output.TABLE,
 ) -> None:
     """Replay spot prices: what choosing GPU, instance, cloud and moving daily save.
 
@@ -100,7 +94,7 @@ def prices(
     except ConfigError as error:
         raise ConfigError(f"{file.name}: {error}") from error
     for notice in found.notices:
-        say(f"{file.name}: {notice}")
+        console.say(f"{file.name}: {notice}")
     everything = LadderTerms(
         frictions=Frictions(
             boot_s=boot_s,
@@ -114,10 +108,10 @@ def prices(
         losses_per_day=losses_per_day,
     )
     document = _document(file.name, found, ladder, v100_days, everything)
-    if output is Output.JSON:
-        show_json(document)
+    if output is console.Output.JSON:
+        console.show_json(document)
     else:
-        show(*_parts(document))
+        console.show(*_parts(document))
 
 
 def _read(path: Path) -> PriceFile:

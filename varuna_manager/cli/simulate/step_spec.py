@@ -7,14 +7,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import AliasChoices, Field, PositiveInt, model_validator
 
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
-from spottrain.morphing.simulate.replica import (
-    Conditions,
-    Jitter,
-    Link,
-    PipelineRun,
-    StageTimes,
-    simulate_pipeline,
-)
+from spottrain.morphing.simulate import replica
 from spottrain.varuna_manager.cli.simulate.files import NotNegative, Part, Positive
 
 
@@ -59,14 +52,14 @@ class LinkSpec(Part):
             )
         return self
 
-    def link(self) -> Link:
+    def link(self) -> replica.Link:
         """Return the link as the simulator knows it."""
         if self.send_s is not None:
-            return Link(latency_s=self.send_s)
+            return replica.Link(latency_s=self.send_s)
         assert self.latency_s is not None
         assert self.bandwidth_bytes_per_s is not None
         assert self.activation_bytes is not None
-        return Link(
+        return replica.Link(
             latency_s=self.latency_s,
             transfer_s=self.activation_bytes / self.bandwidth_bytes_per_s,
         )
@@ -145,11 +138,11 @@ def simulate_spec(spec: StepSpec) -> dict[str, Any]:
         PlanError: The numbers of stages, links and micro-batches do not fit together.
     """
     schedule = spec.make_schedule()
-    conditions = Conditions(spec.conditions)
-    run = simulate_pipeline(
+    conditions = replica.Conditions(spec.conditions)
+    run = replica.simulate_pipeline(
         schedule,
         [
-            StageTimes(
+            replica.StageTimes(
                 forward_s=stage.forward_s,
                 recompute_s=stage.recompute_s or 0.0,
                 backward_s=stage.backward_s,
@@ -159,13 +152,15 @@ def simulate_spec(spec: StepSpec) -> dict[str, Any]:
         [link.link() for link in spec.links],
         bound=spec.bound,
         conditions=conditions,
-        jitter=None if spec.jitter is None else Jitter(**spec.jitter.model_dump()),
+        jitter=None
+        if spec.jitter is None
+        else replica.Jitter(**spec.jitter.model_dump()),
     )
     return _document(spec, conditions, run)
 
 
 def _document(
-    spec: StepSpec, conditions: Conditions, run: PipelineRun
+    spec: StepSpec, conditions: replica.Conditions, run: replica.PipelineRun
 ) -> dict[str, Any]:
     pipeline_s = max(run.finish_s)
     return {

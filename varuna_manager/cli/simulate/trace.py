@@ -18,13 +18,7 @@ from spottrain.morphing.replay.rules import Comparison, compare
 from spottrain.morphing.replay.shapes import Shapes, Workload
 from spottrain.morphing.replay.traces import Trace, parse_trace
 from spottrain.units import HOUR_S
-from spottrain.varuna_manager.cli.console import (
-    Output,
-    OutputOption,
-    say,
-    show,
-    show_json,
-)
+from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.cli.simulate.files import read_text
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.wire.codec import decode
@@ -96,7 +90,7 @@ def trace(
     restart_s: RestartOption = DEFAULTS.restart_s,
     checkpoint_every_s: CheckpointOption = DEFAULTS.checkpoint_every_s,
     seed: SeedOption = 0,
-    output: OutputOption = Output.TABLE,
+    output: console.OutputOption = console.Output.TABLE,
 ) -> None:
     """Replay a trace of VMs that come and go, in virtual time, under several rules.
 
@@ -122,12 +116,12 @@ def trace(
     except PlanError as error:
         raise ConfigError(f"{name}: {error}") from error
     for notice in played.notices:
-        say(f"{name}: {notice}")
+        console.say(f"{name}: {notice}")
     document = _document(name, played, workload, cost_model, comparison)
-    if output is Output.JSON:
-        show_json(document)
+    if output is console.Output.JSON:
+        console.show_json(document)
     else:
-        show(*_parts(document))
+        console.show(*_parts(document))
 
 
 def read_workload(

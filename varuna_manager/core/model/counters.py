@@ -76,7 +76,7 @@ def cancelled(transition: Transition, vm_id: str) -> None:
             for hit in state.interruptions
         ),
     )
-    transition.log(f"{vm_id}: stays, as its notice was cancelled")
+    transition.log(f"{vm_id}: its preemption notice was cancelled")
 
 
 def _cancelled(transition: Transition, hit: Interruption) -> Interruption:

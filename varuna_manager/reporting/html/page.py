@@ -15,21 +15,11 @@ from typing import Any
 import spottrain
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.reporting import text
 from spottrain.varuna_manager.reporting.costs import rentals
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.html import charts as pictures
 from spottrain.varuna_manager.reporting.html.style import STYLE
-from spottrain.varuna_manager.reporting.text import (
-    Row,
-    events_rows,
-    interruption_rows,
-    money_rows,
-    plan_rows,
-    summary,
-    tiles,
-    time_kinds,
-    zone_rows,
-)
 
 MAX_ROWS = 300
 """Largest number of rows of a table."""
@@ -104,7 +94,7 @@ def _head(report: Mapping[str, Any], state: State) -> str:
     word = report["state"]
     looks = {"succeeded": "good", "running": "good", "failed": "bad"}.get(word, "open")
     sentences = "".join(
-        f'<p class="lead">{escape(sentence)}</p>' for sentence in summary(report)
+        f'<p class="lead">{escape(sentence)}</p>' for sentence in text.summary(report)
     )
     return (
         f"<header><h1>{escape(report['name'])}"
@@ -118,7 +108,7 @@ def _tiles(report: Mapping[str, Any]) -> str:
     cells = "".join(
         f"<div><dt>{escape(name)}</dt><dd>{escape(value)}"
         f"<small>{escape(note)}</small></dd></div>"
-        for name, value, note in tiles(report)
+        for name, value, note in text.tiles(report)
     )
     return f'<dl class="tiles">{cells}</dl>'
 
@@ -129,7 +119,7 @@ def _spending(report: Mapping[str, Any]) -> str:
     seconds = cost["vm_seconds"]
     billed_s = seconds["billed"]
     bar, rows = "", []
-    for kind, words in time_kinds(cost).items():
+    for kind, words in text.time_kinds(cost).items():
         css = "morph-time" if kind == "morph" else kind
         share = seconds[kind] / billed_s if billed_s else 0.0
         if share > 0:
@@ -154,7 +144,7 @@ def _spending(report: Mapping[str, Any]) -> str:
         "<h2>Where the rented time went</h2>"
         f'<div class="bar" role="presentation">{bar}</div>'
         f'<div class="wide"><table>{head}<tbody>{"".join(rows)}{total}</tbody></table>'
-        f"</div><h2>Money</h2>{_table(('what', 'r:USD', 'how'), money_rows(report))}"
+        f"</div><h2>Money</h2>{_table(('what', 'r:USD', 'how'), text.money_rows(report))}"
     )
 
 
@@ -213,32 +203,37 @@ def _swatch(css: str) -> str:
 
 
 def _tables(report: Mapping[str, Any]) -> str:
-    parts: list[tuple[str, Sequence[str], Sequence[Row], bool]] = [
+    parts: list[tuple[str, Sequence[str], Sequence[text.Row], bool]] = [
         (
             "Plans",
             ("r:after", "plan", "r:from step", "r:for", "r:step", "r:predicted", "why"),
-            plan_rows(report),
+            text.plan_rows(report),
             True,
         ),
         (
             "Interruptions",
             ("r:after", "what", "VM", "r:cost", "r:recomputed", "why"),
-            interruption_rows(report),
+            text.interruption_rows(report),
             True,
         ),
         (
             "By zone",
             ("zone", "r:VMs", "r:VM-hours", "r:useful", "r:USD"),
-            zone_rows(report),
+            text.zone_rows(report),
             True,
         ),
-        ("All events", ("r:after", "what", "VM", "why"), events_rows(report), False),
+        (
+            "All events",
+            ("r:after", "what", "VM", "why"),
+            text.events_rows(report),
+            False,
+        ),
     ]
     return "".join(_section(*part) for part in parts)
 
 
 def _section(
-    title: str, names: Sequence[str], rows: Sequence[Row], is_open: bool
+    title: str, names: Sequence[str], rows: Sequence[text.Row], is_open: bool
 ) -> str:
     opened = " open" if is_open and len(rows) <= MAX_OPEN_ROWS else ""
     return (
@@ -247,7 +242,7 @@ def _section(
     )
 
 
-def _table(names: Sequence[str], rows: Sequence[Row]) -> str:
+def _table(names: Sequence[str], rows: Sequence[text.Row]) -> str:
     """Return a table; names that begin with ``r:`` are columns of numbers."""
     css = [' class="r"' if name.startswith("r:") else "" for name in names]
     shown = rows

@@ -153,7 +153,7 @@ def test_a_slow_vm_is_only_marked_if_a_replacement_can_be_had(available: int) ->
     found_slow(story)
     slow = story.state.vms["d"].slow
     assert (slow is not None) == bool(available)
-    news = "a replacement is wanted" if available else "kept, as replacing it"
+    news = "looking for a replacement" if available else "kept, replacing it would"
     evidence = f"d is 3.0x slower than the others of its stage in {OUTLYING} of "
     assert evidence in story.state.last_news
     assert news in story.state.last_news
