@@ -19,7 +19,6 @@ from spottrain.cloud.port.facts import CloudFacts, make_offer
 from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
 
 CLOUD = "aws"
-LINUX = "Linux/UNIX"
 _STATES = {
     "pending": VmState.STARTING,
     "running": VmState.RUNNING,

@@ -13,14 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from spottrain.cloud.azure import requests
-from spottrain.cloud.azure.activity import (
-    ActivityEvent,
-    VmLifetime,
-    event_of,
-    events_url,
-    lifetimes,
-)
+from spottrain.cloud.azure import activity, requests
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
@@ -49,7 +42,7 @@ class _Group:
     """State of one resource group."""
 
     since_s: float
-    events: dict[str, ActivityEvent] = field(default_factory=dict)
+    events: dict[str, activity.ActivityEvent] = field(default_factory=dict)
     missing: frozenset[str] = frozenset()
     """VMs of the last query."""
     next_s: float = 0.0
@@ -73,26 +66,16 @@ class AzureEndTimes:
         self._tried: set[str] = set()
         self._born_s = clock()
         self._denied_until_s = float("-inf")
-        self._known = EndedVms(self._recall, self._look_up, clock)
-
-    def note(self, vms: Iterable[Vm]) -> None:
-        """Record VMs that exist."""
-        self._known.note(vms)
-
-    def add(self, job: str, listed: Sequence[Vm]) -> tuple[Vm, ...]:
-        """Return the listed VMs of a job and, if the log answers, those that ended
-        recently.
-        """
-        return self._known.add(job, listed)
+        self.vms = EndedVms(self._recall, self._look_up, clock)
+        """Complete as far as the log answers."""
 
     def lifetimes_of_launch(
         self, job: str, token: str, names: Iterable[str]
-    ) -> dict[str, VmLifetime]:
+    ) -> dict[str, activity.VmLifetime]:
         """Return the ended VMs of a launch, by Azure's names.
 
         Only a repeated launch can have such: repeated by this process, or by a new
-            manager
-        after a crash.
+        manager after a crash.
 
         Raises:
             CloudError: the launch is repeated and the log does not answer; retry.
@@ -140,7 +123,7 @@ class AzureEndTimes:
             if vm.vm_id in lifetimes and lifetimes[vm.vm_id].until_s >= vm.launched_at_s
         ]
 
-    def _lifetimes_or_none(self, group: str) -> dict[str, VmLifetime] | None:
+    def _lifetimes_or_none(self, group: str) -> dict[str, activity.VmLifetime] | None:
         """Return the ended VMs of a group, None if they are unknown now."""
         try:
             return self._ask_lifetimes(group)
@@ -148,7 +131,7 @@ class AzureEndTimes:
             logger.info("end times of VMs are unknown for now: %s", error)
             return None
 
-    def _ask_lifetimes(self, name: str) -> dict[str, VmLifetime] | None:
+    def _ask_lifetimes(self, name: str) -> dict[str, activity.VmLifetime] | None:
         """Return the ended VMs of a group, None if the log may not be read.
 
         Raises:
@@ -169,22 +152,24 @@ class AzureEndTimes:
             group.events |= {event.event_id: event for event in found}
             newest_s = max((event.at_s for event in found), default=0.0)
             group.since_s = max(group.since_s, newest_s - LAG_S)
-            return lifetimes(group.events.values())
+            return activity.lifetimes(group.events.values())
 
     def _group(self, name: str) -> _Group:
         return self._groups.setdefault(name, _Group(time.time() - RECALL_S))
 
-    def _ask(self, group: str, since_s: float) -> list[ActivityEvent]:
+    def _ask(self, group: str, since_s: float) -> list[activity.ActivityEvent]:
         from azure.core.rest import HttpRequest
 
-        url: str | None = events_url(self._clients.subscription, group, since_s)
-        found: list[ActivityEvent] = []
+        url: str | None = activity.events_url(
+            self._clients.subscription, group, since_s
+        )
+        found: list[activity.ActivityEvent] = []
         for _ in range(_PAGES):
             with translating_errors(f"asking when VMs of {group} ended"):
                 answer = self._clients.resources.send_request(HttpRequest("GET", url))
                 answer.raise_for_status()
             page: dict[str, Any] = answer.json()
-            found += filter(None, map(event_of, page["value"]))
+            found += filter(None, map(activity.event_of, page["value"]))
             url = page.get("nextLink")
             if not url:
                 break

@@ -130,7 +130,7 @@ class AzureProvider:
             else:
                 vms.append(outcome)
         self._recent.launched(vm for vm in vms if vm.ended_at_s is None)
-        self._ends.note(vm for vm in vms if vm.ended_at_s is None)
+        self._ends.vms.note(vm for vm in vms if vm.ended_at_s is None)
         for error in errors:
             if not isinstance(error, _REFUSALS):
                 # A retry with the same token finds the other VMs.
@@ -161,7 +161,8 @@ class AzureProvider:
             if requests.has_failed(resource):
                 self._launches.end(group, resource["name"])
         vms = self._vms(group, listed)
-        return self._ends.add(job, self._recent.reconcile(job, vms, self._still_there))
+        known = self._recent.reconcile(job, vms, self._still_there)
+        return self._ends.vms.add(job, known)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Request termination; unknown and ended VMs are not an error.

@@ -24,15 +24,8 @@ from spottrain.cloud.data.request import (
     short_hash,
 )
 from spottrain.errors import SpottrainError
+from spottrain.storage import store
 from spottrain.storage.objects import open_objects
-from spottrain.storage.store import (
-    PATIENCE_S,
-    DeniedError,
-    MissingError,
-    StorageError,
-    Version,
-    parse_url,
-)
 
 _ANSWER_S = 60.0
 _CHUNK_BYTES = 1 << 20
@@ -73,7 +66,9 @@ class DataSource(Protocol):
         """
 
 
-def open_source(request: DataRequest, patience_s: float = PATIENCE_S) -> DataSource:
+def open_source(
+    request: DataRequest, patience_s: float = store.PATIENCE_S
+) -> DataSource:
     """Return the current version of a dataset.
 
     Args:
@@ -110,8 +105,8 @@ class ObjectSource:
         above, _, name = parts.path.rpartition("/")
         place = parts._replace(path=above).geturl()
         try:
-            self._store = open_objects(parse_url(place), patience_s)
-        except StorageError as error:
+            self._store = open_objects(store.parse_url(place), patience_s)
+        except store.StorageError as error:
             raise DataError(f"{request.what}: {error}") from error
         if self.is_folder:
             found = self._store.versions()
@@ -194,7 +189,9 @@ class WebSource:
             raise
 
 
-def files_of(request: DataRequest, found: Sequence[Version]) -> Iterator[SourceFile]:
+def files_of(
+    request: DataRequest, found: Sequence[store.Version]
+) -> Iterator[SourceFile]:
     """Yield the files among objects, without folder placeholders.
 
     Raises:
@@ -251,11 +248,11 @@ def translating_http_errors(request: DataRequest) -> Iterator[None]:
     """
     try:
         yield
-    except MissingError as error:
+    except store.MissingError as error:
         raise DataMissingError(f"{request.what}: {error}; check the URL") from error
-    except DeniedError as error:
+    except store.DeniedError as error:
         raise DataError(f"{request.what}: {error}") from error
-    except StorageError as error:
+    except store.StorageError as error:
         if isinstance(error.__cause__, OSError):
             raise error.__cause__ from None  # its own error, e.g. a full disk
         raise DataUnavailableError(f"{request.what}: {error}") from error

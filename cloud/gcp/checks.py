@@ -58,7 +58,7 @@ class GcpChecks:
     def _project(self) -> str:
         project = self._settings.project
         with translating_errors(f"asking for project {project}"):
-            self._clients.call("projects", "get", {"project": project})
+            self._clients.call("projects", "get", {})
         return f"access to project {project} works"
 
     def _image(self) -> str:
@@ -67,9 +67,8 @@ class GcpChecks:
         return self._settings.image
 
     def _region(self, region: str) -> str:
-        arguments = {"project": self._settings.project, "region": region}
         with translating_errors(f"asking for region {region}"):
-            self._clients.call("regions", "get", arguments)
+            self._clients.call("regions", "get", {"region": region})
         return "can be used"
 
     def _types(self, region: str) -> str:

@@ -24,10 +24,10 @@ class GcpClients:
     """The clients of one project, shared between threads.
 
     The SDK itself retries throttled and failed calls: every call that changes something
-    is idempotent.
+    is idempotent. Calls are about our own project unless the request names another.
 
     Args:
-        settings: Uses ``endpoint``, ``patience_s`` and ``answer_s``.
+        settings: Uses ``project``, ``endpoint``, ``patience_s`` and ``answer_s``.
     """
 
     def __init__(self, settings: GcpSettings) -> None:
@@ -89,7 +89,6 @@ class GcpClients:
             CloudError: it takes longer.
         """
         kind, scope = _scope_of(operation)
-        arguments = {"project": self._settings.project, **scope}
         until_s = time.monotonic() + within_s
         while operation["status"] != "DONE":
             left_s = until_s - time.monotonic()
@@ -98,7 +97,7 @@ class GcpClients:
                     f"GCP: {operation.get('operation_type')} takes longer than "
                     f"{within_s:g} s; will be polled again"
                 )
-            named = arguments | {"operation": operation["name"]}
+            named = {**scope, "operation": operation["name"]}
             operation = self.call(kind, "wait", named, answer_s=left_s)
         return operation
 
@@ -146,7 +145,7 @@ class GcpClients:
     ) -> Any:
         client = self._client(service)
         return getattr(client, method)(
-            request=request,
+            request={"project": self._settings.project, **request},
             retry=self._retry(),
             timeout=answer_s or self._settings.answer_s,
         )

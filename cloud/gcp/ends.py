@@ -26,6 +26,7 @@ _ENDINGS = (
     "compute.instances.preempted",
     "compute.instances.terminateOnDeadline",
 )
+_ENDED = requests.any_of("operationType", _ENDINGS)
 
 
 class GcpEndTimes:
@@ -39,21 +40,8 @@ class GcpEndTimes:
     ) -> None:
         self._clients = clients
         self._settings = settings
-        self._known = EndedVms(self._recall, self._look_up, clock)
-
-    def note(self, vms: Iterable[Vm]) -> None:
-        """Record VMs that exist."""
-        self._known.note(vms)
-
-    def add(self, job: str, listed: Sequence[Vm]) -> tuple[Vm, ...]:
-        """Return the listed VMs of a job and those that ended recently.
-
-        Of a VM that ended before this process saw it, only the end is known.
-
-        Raises:
-            CloudError: Google does not answer.
-        """
-        return self._known.add(job, listed)
+        self.vms = EndedVms(self._recall, self._look_up, clock)
+        """Of a VM that ended before this process saw it, only the end is known."""
 
     def find(
         self, zone: str, names: Collection[str], since_s: float
@@ -71,27 +59,18 @@ class GcpEndTimes:
         Raises:
             CloudError: Google does not answer.
         """
-        arguments = self._arguments | {
-            "zone": zone,
-            "order_by": "creationTimestamp desc",
-        }
+        newest_first = {"order_by": "creationTimestamp desc"}
+        arguments = {"zone": zone, "filter": _ENDED, **newest_first}
         with translating_errors(f"asking when VMs in {zone} ended"):
             operations = self._clients.all("zone_operations", "list", arguments)
             ends = _ends(_until(operations, since_s - CLOCK_TOLERANCE_S))
         return {name: at_s for name, at_s in ends.items() if name in names}
 
-    @property
-    def _arguments(self) -> dict[str, Any]:
-        return {
-            "project": self._settings.project,
-            "filter": requests.any_of("operationType", _ENDINGS),
-        }
-
     def _recall(self, job: str) -> list[Vm]:
         """Return the VMs of a job that ended before this process started."""
         prefix = requests.vm_prefix(job)
         with translating_errors("asking when VMs ended"):
-            zones = list(self._clients.scopes("global_operations", self._arguments))
+            zones = list(self._clients.scopes("global_operations", {"filter": _ENDED}))
         return [
             terminated_stub(
                 requests.CLOUD,

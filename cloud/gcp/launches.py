@@ -82,11 +82,8 @@ class GcpLaunches:
         """
         tries = range(first, first + _ATTEMPTS_PER_LISTING)
         ids = [requests.request_id(request.token, each) for each in tries]
-        arguments = {
-            "project": self._settings.project,
-            "zone": request.offer.zone,
-            "filter": requests.any_of("clientOperationId", ids),
-        }
+        which = requests.any_of("clientOperationId", ids)
+        arguments = {"zone": request.offer.zone, "filter": which}
         found = self._clients.all("zone_operations", "list", arguments)
         return {each.get("client_operation_id", ""): each for each in found}
 
@@ -100,11 +97,8 @@ class GcpLaunches:
         due = answers.created(operation)
         if not operation.get("error"):
             due = max(due, 1)  # it requires at least one
-        arguments = {
-            "project": self._settings.project,
-            "zone": zone,
-            "filter": requests.labelled(tags.INTENT, request.intent),
-        }
+        which = requests.labelled(tags.INTENT, request.intent)
+        arguments = {"zone": zone, "filter": which}
         listed = self._clients.all("instances", "list", arguments)
         named = {each["name"]: answers.vm_of(each, self._facts) for each in listed}
         names = requests.vm_names(request)
@@ -127,7 +121,7 @@ class GcpLaunches:
         return tuple(found.values())
 
     def _find(self, zone: str, name: str) -> Vm | None:
-        arguments = {"project": self._settings.project, "zone": zone, "instance": name}
+        arguments = {"zone": zone, "instance": name}
         instance = self._clients.find("instances", "get", arguments)
         return None if instance is None else answers.vm_of(instance, self._facts)
 

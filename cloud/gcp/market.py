@@ -88,10 +88,7 @@ class GcpMarket:
 
     def _zones(self, service: str, names: set[str]) -> set[tuple[str, str]]:
         """Return each existing (zone, name)."""
-        arguments = {
-            "project": self._settings.project,
-            "filter": requests.any_of("name", names),
-        }
+        arguments = {"filter": requests.any_of("name", names)}
         return {
             (zone, item["name"])
             for zone, content in self._clients.scopes(service, arguments)
@@ -122,7 +119,7 @@ class GcpMarket:
         self, zone: str, kind: GcpInstanceKind, count: int
     ) -> Iterator[PlacementScore]:
         region = requests.region_of(zone)
-        arguments = requests.advice(self._settings, kind, count, zone)
+        arguments = requests.advice(kind, count, zone)
         answer = self._clients.call("advice", "capacity", arguments)
         for advised in answer.get("recommendations", ())[:1]:
             score = float(advised.get("scores", {}).get("obtainability", 0.0))
@@ -157,7 +154,7 @@ class GcpMarket:
     ) -> list[tuple[float, float | None, float]]:
         """Return (start, end, USD per hour) of each price, oldest first."""
         kind = requests.kind_of(instance_type)
-        arguments = requests.history(self._settings, region, kind)
+        arguments = requests.history(region, kind)
         answer = self._clients.call("advice", "capacity_history", arguments)
         records = []
         for record in answer.get("price_history", ()):
@@ -175,11 +172,9 @@ class GcpMarket:
         found = []
         with translating_errors("asking for quotas"):
             for region in self._settings.regions:
-                arguments = {"project": self._settings.project, "region": region}
-                content = self._clients.call("regions", "get", arguments)
+                content = self._clients.call("regions", "get", {"region": region})
                 found += list(_quotas(region, content, families))
-            mine = {"project": self._settings.project}
-            content = self._clients.call("projects", "get", mine)
+            content = self._clients.call("projects", "get", {})
             found += list(_quotas("", content, {answers.ALL_REGIONS}))
         return found
 

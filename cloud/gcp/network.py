@@ -62,15 +62,15 @@ class GcpNetwork:
     def release(self, job: str) -> None:
         """Remove a job's shared resources; its VMs must have ended."""
         self.forget(job)
-        name, mine = requests.shared_name(job), {"project": self._settings.project}
+        name = requests.shared_name(job)
         with self._lock:
             for rule in self._named("firewalls", f"{name}-inside", f"{name}-ssh"):
-                self._clients.delete("firewalls", mine | {"firewall": rule["name"]})
+                self._clients.delete("firewalls", {"firewall": rule["name"]})
             for region in self._subnets_in(name):
-                arguments = mine | {"region": region, "subnetwork": name}
+                arguments = {"region": region, "subnetwork": name}
                 self._clients.delete("subnetworks", arguments)
             for network in self._named("networks", name):
-                self._clients.delete("networks", mine | {"network": network["name"]})
+                self._clients.delete("networks", {"network": network["name"]})
 
     def check_image(self) -> None:
         """Check that the image exists and fits on the disk.
@@ -117,7 +117,7 @@ class GcpNetwork:
                 )
         else:
             subnet = name
-            arguments = requests.own_network(settings, job)
+            arguments = requests.own_network(job)
             self._ensure("networks", {"network": name}, arguments)
             self._own_subnet(job, region)
         network = requests.network_url(settings.project, settings.network or name)
@@ -138,10 +138,7 @@ class GcpNetwork:
 
     def _subnets_in(self, name: str) -> dict[str, str]:
         """Return the addresses of the subnets of one name, by region."""
-        arguments = {
-            "project": self._settings.project,
-            "filter": requests.any_of("name", [name]),
-        }
+        arguments = {"filter": requests.any_of("name", [name])}
         return {
             region: subnet["ip_cidr_range"]
             for region, content in self._clients.scopes("subnetworks", arguments)
@@ -149,17 +146,13 @@ class GcpNetwork:
         }
 
     def _named(self, service: str, *names: str) -> Iterator[dict[str, Any]]:
-        arguments = {
-            "project": self._settings.project,
-            "filter": requests.any_of("name", names),
-        }
+        arguments = {"filter": requests.any_of("name", names)}
         return self._clients.all(service, "list", arguments)
 
     # --- Find, create, remove ---------------------------------------------------------
 
     def _check_there(self, service: str, arguments: dict[str, Any]) -> None:
-        mine = {"project": self._settings.project}
-        if self._clients.find(service, "get", mine | arguments) is None:
+        if self._clients.find(service, "get", arguments) is None:
             *where, (_, name) = arguments.items()
             placement = "".join(f" in {value}" for _, value in where)
             raise MisconfiguredError(
@@ -175,8 +168,7 @@ class GcpNetwork:
         Returns:
             The existing resource, None if there was none.
         """
-        mine = {"project": self._settings.project}
-        there = self._clients.find(service, "get", mine | where)
+        there = self._clients.find(service, "get", where)
         if there is not None or not self._clients.insert(service, arguments):
             self._await_making(**where)
         return there
@@ -191,16 +183,12 @@ class GcpNetwork:
             sources
         ):
             change = {"firewall_resource": {"source_ranges": sources}}
-            mine = {"project": self._settings.project}
-            self._clients.patch("firewalls", mine | named | change)
+            self._clients.patch("firewalls", named | change)
 
     def _await_making(self, region: str = "", **named: str) -> None:
         """Wait for a resource that another manager is creating."""
         (name,) = named.values()
-        arguments = {
-            "project": self._settings.project,
-            "filter": requests.any_of("status", ("PENDING", "RUNNING")),
-        }
+        arguments = {"filter": requests.any_of("status", ("PENDING", "RUNNING"))}
         arguments |= {"region": region} if region else {}
         service = "region_operations" if region else "global_operations"
         for operation in list(self._clients.all(service, "list", arguments)):

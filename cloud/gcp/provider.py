@@ -88,7 +88,7 @@ class GcpProvider:
                     raise CloudError(f"{error}; will be retried") from error
             raise
         self._recent.launched(result.vms)
-        self._ends.note(result.vms)
+        self._ends.vms.note(result.vms)
         return result
 
     def list_vms(self, job: str) -> Sequence[port.Vm]:
@@ -100,7 +100,7 @@ class GcpProvider:
         """
         mine = requests.labelled(tags.JOB, job)
         listed = [vm for vm in self._vms(mine) if vm.job == job]
-        return self._recent.reconcile(job, self._ends.add(job, listed))
+        return self._recent.reconcile(job, self._ends.vms.add(job, listed))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Request termination; unknown and ended VMs are not an error.
@@ -133,7 +133,7 @@ class GcpProvider:
             for vm in vms:
                 if vm.state is port.VmState.STOPPING:
                     zone, name = requests.split_vm_id(vm.vm_id)
-                    self._clients.delete("instances", self._named(zone, name))
+                    self._clients.delete("instances", _named(zone, name))
             self._network.release(job)
 
     def check(self) -> Sequence[port.Finding]:
@@ -174,7 +174,7 @@ class GcpProvider:
             VmNotFoundError: the VM has ended.
         """
         zone, instance = self._instance(vm_id)
-        arguments = self._named(zone, instance["name"])
+        arguments = _named(zone, instance["name"])
         with translating_errors(f"interrupting {vm_id}"):
             self._clients.call(
                 "instances", "simulate_maintenance_event_unary", arguments
@@ -190,7 +190,7 @@ class GcpProvider:
         address = answers.public_address(instance)
         if self._settings.inside or not self._settings.public_addresses:
             address = answers.vm_of(instance, self._facts).private_address
-        arguments = self._named(zone, instance["name"]) | {"query_path": "hostkeys/"}
+        arguments = _named(zone, instance["name"]) | {"query_path": "hostkeys/"}
         with translating_errors(f"asking for the host keys of {vm_id}"):
             attributes = self._clients.find(
                 "instances", "get_guest_attributes", arguments
@@ -204,15 +204,11 @@ class GcpProvider:
 
     # --- Calls to Compute Engine ------------------------------------------------------
 
-    def _named(self, zone: str, name: str) -> dict[str, Any]:
-        return {"project": self._settings.project, "zone": zone, "instance": name}
-
     def _vms(self, which: str) -> list[port.Vm]:
-        arguments = {"project": self._settings.project, "filter": which}
         with translating_errors("listing VMs"):
             return [
                 answers.vm_of(instance, self._facts)
-                for _, content in self._clients.scopes("instances", arguments)
+                for _, content in self._clients.scopes("instances", {"filter": which})
                 for instance in content.get("instances", ())
             ]
 
@@ -221,7 +217,7 @@ class GcpProvider:
         zone, name = requests.split_vm_id(vm_id)
         if zone:
             with translating_errors(f"looking for {vm_id}"):
-                arguments = self._named(zone, name)
+                arguments = _named(zone, name)
                 instance = self._clients.call("instances", "get", arguments)
             if answers.vm_of(instance, self._facts).state.is_alive:
                 return zone, instance
@@ -232,5 +228,9 @@ class GcpProvider:
         if not zone:
             return
         with translating_errors(f"terminating {vm_id}"):
-            self._clients.find("instances", "delete_unary", self._named(zone, name))
+            self._clients.find("instances", "delete_unary", _named(zone, name))
         self._recent.terminated([vm_id])
+
+
+def _named(zone: str, name: str) -> dict[str, Any]:
+    return {"zone": zone, "instance": name}

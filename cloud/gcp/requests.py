@@ -1,6 +1,6 @@
 """Requests to Compute Engine; pure.
 
-Requests are plain dicts with the SDK's field names. A launch repeated with its token
+Requests are plain dicts with the SDK's field names; ``GcpClients`` adds the project. A launch repeated with its token
 must be identical, so nothing here depends on the time.
 """
 
@@ -128,7 +128,6 @@ def bulk_insert(
 ) -> dict[str, Any]:
     """Return BulkInsertInstanceRequest of up to ``request.count`` VMs."""
     return {
-        "project": settings.project,
         "zone": request.offer.zone,
         "request_id": request_id(request.token, attempt),
         "bulk_insert_instance_resource_resource": {
@@ -253,14 +252,14 @@ def any_of(field: str, values: Collection[str]) -> str:
     return " OR ".join(f'({field} = "{value}")' for value in sorted(values))
 
 
-def own_network(settings: GcpSettings, job: str) -> dict[str, Any]:
+def own_network(job: str) -> dict[str, Any]:
     """Return InsertNetworkRequest of a job's network, without any subnet."""
     network = {
         "name": shared_name(job),
         "description": described(job),
         "auto_create_subnetworks": False,
     }
-    return {"project": settings.project, "network_resource": network}
+    return {"network_resource": network}
 
 
 def own_subnet(
@@ -273,11 +272,7 @@ def own_subnet(
         "network": network_url(settings.project, shared_name(job)),
         "ip_cidr_range": cidr,
     }
-    return {
-        "project": settings.project,
-        "region": region,
-        "subnetwork_resource": subnet,
-    }
+    return {"region": region, "subnetwork_resource": subnet}
 
 
 def firewalls(settings: GcpSettings, job: str, network: str) -> list[dict[str, Any]]:
@@ -300,10 +295,7 @@ def firewalls(settings: GcpSettings, job: str, network: str) -> list[dict[str, A
         "allowed": [{"I_p_protocol": "tcp", "ports": [str(settings.ssh_port)]}],
     }
     wanted = [inside, ssh] if settings.ssh_from else [inside]
-    return [
-        {"project": settings.project, "firewall_resource": shared | rule}
-        for rule in wanted
-    ]
+    return [{"firewall_resource": shared | rule} for rule in wanted]
 
 
 def described(job: str) -> str:
@@ -321,14 +313,11 @@ def subnet_url(project: str, region: str, name: str) -> str:
     return f"projects/{project}/regions/{region}/subnetworks/{name}"
 
 
-def advice(
-    settings: GcpSettings, kind: GcpInstanceKind, count: int, zone: str
-) -> dict[str, Any]:
+def advice(kind: GcpInstanceKind, count: int, zone: str) -> dict[str, Any]:
     """Return CapacityAdviceRpcRequest for a number of spot VMs."""
     selection: dict[str, Any] = {"machine_types": [kind.machine_type]}
     selection |= _accelerators(kind)
     return {
-        "project": settings.project,
         "region": region_of(zone),
         "capacity_advice_request_resource": {
             "size": count,
@@ -342,16 +331,13 @@ def advice(
     }
 
 
-def history(
-    settings: GcpSettings, region: str, kind: GcpInstanceKind
-) -> dict[str, Any]:
+def history(region: str, kind: GcpInstanceKind) -> dict[str, Any]:
     """Return CapacityHistoryAdviceRequest for past spot prices."""
     machine: dict[str, Any] = {
         "machine_type": kind.machine_type,
         "scheduling": {"provisioning_model": "SPOT"},
     }
     return {
-        "project": settings.project,
         "region": region,
         "capacity_history_request_resource": {
             "instance_properties": machine | _accelerators(kind),

@@ -114,15 +114,14 @@ class LocalCloud:
 
     def _offer(self, zone: _Zone, spot: bool, now_s: float) -> Offer:
         spec = zone.spec
+        usd = zone.spot_usd_per_hour if spot else spec.on_demand_usd_per_hour
         return Offer(
             cloud=CLOUD,
             region=CLOUD,
             zone=spec.name,
             instance_type=spec.instance_type,
             spot=spot,
-            usd_per_hour=zone.spot_usd_per_hour
-            if spot
-            else spec.on_demand_usd_per_hour,
+            usd_per_hour=usd,
             observed_at_s=now_s,
             gpus=spec.slots,
             gpu_memory_bytes=spec.slot_memory_bytes,
@@ -244,10 +243,8 @@ class LocalCloud:
             zone = self._zones[self.vms[vm_id].offer.zone]
             zone.capacity = max(0, zone.capacity - 1)
             if event.kind == "notice":
-                kill_at_s = now_s + event.lead_s
-                self.notices[vm_id] = LocalNotice(
-                    number=self._hits, kill_at_s=kill_at_s
-                )
+                at_s = now_s + event.lead_s
+                self.notices[vm_id] = LocalNotice(number=self._hits, kill_at_s=at_s)
             if event.kind == "silence":
                 self.silent.add(vm_id)
         return victims

@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection
+from dataclasses import asdict
 from pathlib import Path
 
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord, marker
@@ -113,10 +114,8 @@ class LocalVms:
         notices = {"kind": "local", "socket": str(self._folder.socket), "vm_id": vm_id}
         path = self._folder.vm(vm_id) / "agent.json"
         facts = {
+            **asdict(bootstrap),
             "vm_id": vm_id,
-            "manager_url": bootstrap.manager_url,
-            "ca_pem": bootstrap.ca_pem,
-            "token": bootstrap.token,
             "private_address": vm.private_address,
             "num_slots": vm.offer.gpus,
             "notices": notices,

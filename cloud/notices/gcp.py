@@ -6,12 +6,7 @@ library only; the agent carries this module.
 
 from __future__ import annotations
 
-from spottrain.cloud.notices.source import (
-    Metadata,
-    NoAnswerError,
-    PreemptionNotice,
-    VmOutlook,
-)
+from spottrain.cloud.notices import source
 
 URL = "http://metadata.google.internal"
 LONG_POLL_S = 30.0
@@ -32,11 +27,11 @@ class GcpSource:
 
     every_s = 1.0
 
-    def __init__(self, metadata: Metadata) -> None:
+    def __init__(self, metadata: source.Metadata) -> None:
         self._metadata = metadata
         self._etag = ""
 
-    def ask(self) -> VmOutlook:
+    def ask(self) -> source.VmOutlook:
         """Return the state, at once or when it has changed; see ``NoticeSource``."""
         target, wait_s = _PREEMPTED, 0.0
         if self._etag:  # without one a change between two requests would be missed
@@ -46,12 +41,14 @@ class GcpSource:
         self._etag, etag = "", self._etag  # after an error the state is unknown
         answer = self._metadata.ask("GET", target, _FLAVOR, wait_s=wait_s)
         if answer.headers["Metadata-Flavor"] != "Google":
-            raise NoAnswerError("not Google's metadata server")
+            raise source.NoAnswerError("not Google's metadata server")
         preempted = _WORDS.get(word := answer.text().strip())
         if preempted is None:
-            raise NoAnswerError(f"instance/preempted: got {word[:200]!r}")
+            raise source.NoAnswerError(f"instance/preempted: got {word[:200]!r}")
         self._etag = _plain(answer.headers["ETag"] or etag)
-        return VmOutlook(PreemptionNotice("preempted", LEAD_S) if preempted else None)
+        return source.VmOutlook(
+            source.PreemptionNotice("preempted", LEAD_S) if preempted else None
+        )
 
     def acknowledge(self) -> None:
         """Do nothing: Google has no acknowledgement."""

@@ -83,7 +83,7 @@ def _metadata(url: str) -> source.Metadata:
 
 
 def listen(
-    open_source: source.NoticeSource,
+    notices: source.NoticeSource,
     on_news: Callable[[NoticeChange], None],
     stop: threading.Event,
 ) -> None:
@@ -92,7 +92,7 @@ def listen(
     If the service does not answer, it backs off; the last state remains valid.
 
     Args:
-        source: The source of notices.
+        notices: The source of notices.
         on_news: Called once for each change.
         stop: Ends listening once the pending request is answered.
     """
@@ -100,7 +100,7 @@ def listen(
     while not stop.is_set():
         asked_s = time.monotonic()
         try:
-            found = open_source.ask()
+            found = notices.ask()
         except source.NoAnswerError as error:
             if backoff_s == FIRST_BACKOFF_S:
                 logger.info("notices are unavailable now: %s", error)
@@ -111,7 +111,7 @@ def listen(
         for one in changes_between(standing, found):
             on_news(one)
         standing = found
-        stop.wait(max(0.0, asked_s + open_source.every_s - time.monotonic()))
+        stop.wait(max(0.0, asked_s + notices.every_s - time.monotonic()))
 
 
 def changes_between(
@@ -130,13 +130,13 @@ def changes_between(
     return tuple(changes)
 
 
-def acknowledge(open_source: source.NoticeSource) -> None:
+def acknowledge(notices: source.NoticeSource) -> None:
     """Acknowledge the notice, where the cloud supports that.
 
     The preemption happens anyway: errors are only logged.
     """
     try:
-        open_source.acknowledge()
+        notices.acknowledge()
     except source.NoAnswerError as error:
         logger.info("notice not acknowledged: %s", error)
 

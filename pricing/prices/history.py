@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.hazard import Exposure
@@ -284,19 +284,9 @@ class History:
             ) from error
 
 
-def _price(row: Sequence[object]) -> Price:
-    cloud, region, zone, kind, spot, usd, since_s, seen_s, source, *_ = row
-    return Price(
-        cloud=str(cloud),
-        region=str(region),
-        zone=str(zone),
-        instance_type=str(kind),
-        spot=bool(spot),
-        usd_per_hour=float(str(usd)),
-        since_s=float(str(since_s)),
-        seen_s=float(str(seen_s)),
-        source=str(source),
-    )
+def _price(row: Sequence[Any]) -> Price:
+    fields = dict(zip(_PRICE.split(", "), row, strict=True))
+    return Price(**{**fields, "spot": bool(fields["spot"])})
 
 
 def _csv(row: Iterable[object]) -> str:

@@ -48,30 +48,24 @@ INSTANCES: Mapping[str, Gpus] = {
 hold the same GPUs for more money and are left out there and here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Day:
-    """Prices of one day, in the file's order."""
-
-    prices: Mapping[Place, tuple[float, ...]]
-    """USD per hour of the whole instance; a day may have several."""
+DayPrices = Mapping[Place, tuple[float, ...]]
+"""Prices of one day, in the file's order: USD per hour of the whole instance; a day may
+have several."""
 
 
 @dataclass(frozen=True, slots=True)
 class PriceFile:
     """Prices by day."""
 
-    days: Mapping[date, Day]
+    days: Mapping[date, DayPrices]
     """By ascending date."""
     notices: tuple[str, ...]
     """A line for each kind of rows left out."""
 
     def regions(self) -> dict[str, str]:
         """Return the cloud of each region, in the file's order."""
-        return {
-            place.region: place.cloud
-            for day in self.days.values()
-            for place in day.prices
-        }
+        places = (place for day in self.days.values() for place in day)
+        return {place.region: place.cloud for place in places}
 
 
 def region_of(cloud: str, zone: str) -> str:
@@ -114,7 +108,7 @@ def parse_prices(text: str) -> PriceFile:
             f"{', '.join(INSTANCES)}"
         )
     days = {
-        day: Day({place: tuple(seen) for place, seen in found[day].items()})
+        day: {place: tuple(seen) for place, seen in found[day].items()}
         for day in sorted(found)
     }
     return PriceFile(days, tuple(_notices(unknown, priceless)))

@@ -126,7 +126,7 @@ class Ladder:
         seen = [
             day
             for day, sightings in prices.days.items()
-            if any(self._may(Strategy.SINGLE, place) for place in sightings.prices)
+            if any(self._may(Strategy.SINGLE, place) for place in sightings)
         ]
         if len(seen) <= MARGIN_DAYS:
             raise ConfigError(
@@ -195,7 +195,7 @@ class Ladder:
         sights: dict[date, dict[Place, _Sight]] = {}
         days = ((d, s) for d, s in self._prices.days.items() if d >= self.starts[0])
         for day, sightings in days:
-            for place, seen in sightings.prices.items():
+            for place, seen in sightings.items():
                 if not self._may(strategy, place):
                     continue
                 gpus = INSTANCES[place.instance_type]

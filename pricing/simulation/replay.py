@@ -143,10 +143,8 @@ class _Run:
             self._apply(self.rule.wanted(self._view()))
             self._advance(self._next_s())
             self._apply_events()
-        scenario, in_time = (
-            self.scenario,
-            self.now_s <= self.scenario.deadline_s + _TIE_S,
-        )
+        scenario = self.scenario
+        in_time = self.now_s <= scenario.deadline_s + _TIE_S
         return SimulatedRun(
             scenario=scenario.name,
             rule=self.rule.name,

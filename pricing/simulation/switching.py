@@ -7,7 +7,6 @@ an offer's interruptions waste.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
@@ -112,16 +111,11 @@ NO_FRICTIONS, CHEAPEST_NOW = Frictions(), SwitchingRule()
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlaceDecision:
-    """Where to be from now on, and why."""
+    """Where to be from now on."""
 
     quote: Quote
     moves: bool
     """True if that is another place; the first choice is no move."""
-    reason: str
-    saving_usd: float = 0.0
-    """Of the best other offer, over the horizon, before the cost of the move."""
-    switch_usd: float = 0.0
-    """Cost of moving to it: data, boot and repeated work."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,106 +158,46 @@ def decide(
     quotes = [quote for quote in quotes if quote.is_sound]
     if not quotes:
         raise ValueError("no quotes to decide between")
-    held = _cheapest_of(quotes, state.held, frictions)
-    if held is None:
-        return _first(quotes, state, frictions)
-    examples = state.examples
+    own = [quote for quote in quotes if quote.place == state.held]
+    if not own:
+        best = min(quotes, key=lambda quote: _total_usd(quote, state, frictions))
+        return PlaceDecision(quote=best, moves=False)
+    held = min(own, key=frictions.usd_per_example)
+    stays_usd, examples = frictions.usd_per_example(held), state.examples
     if rule.horizon_s is not None:
         examples = min(examples, frictions.throughput(held) * rule.horizon_s / HOUR_S)
-    others = [quote for quote in quotes if quote.place != held.place]
-    options = [
-        _option(held, quote, examples, state, frictions, rule) for quote in others
-    ]
-    if not options:
-        return PlaceDecision(quote=held, moves=False, reason="nothing else is on offer")
-    best = max(options, key=lambda option: (option.enough, option.net_usd))
-    return best.decision(held, rule)
-
-
-@dataclass(frozen=True, slots=True)
-class _Option:
-    """A possible move."""
-
-    quote: Quote
-    gain: float
-    """Examples per dollar over those of the held offer, less 1."""
-    saving_usd: float
-    switch_usd: float
-    enough: bool
-    """True if the gain reaches the hysteresis and is more than rounding."""
-
-    @property
-    def net_usd(self) -> float:
-        return self.saving_usd - self.switch_usd
-
-    def decision(self, held: Quote, rule: SwitchingRule) -> PlaceDecision:
-        name = "/".join(self.quote.place)
-        moves = self.enough and self.net_usd > 0
-        if self.gain <= _TIE:
-            reason = f"nothing has more examples per dollar; next is {name}"
-        elif not self.enough:
-            reason = (
-                f"{name} has {self.gain:.1%} more examples per dollar, less than the "
-                f"{rule.hysteresis:.1%} of the hysteresis"
-            )
-        else:
-            reason = (
-                f"{name} saves ${self.saving_usd:.2f}; moving there costs "
-                f"${self.switch_usd:.2f}"
-            )
-        return PlaceDecision(
-            quote=self.quote if moves else held,
-            moves=moves,
-            reason=reason,
-            saving_usd=self.saving_usd,
-            switch_usd=self.switch_usd,
-        )
-
-
-def _option(
-    held: Quote,
-    quote: Quote,
-    examples: float,
-    state: SwitchingState,
-    frictions: Frictions,
-    rule: SwitchingRule,
-) -> _Option:
-    stays_usd, goes_usd = map(frictions.usd_per_example, (held, quote))
-    if goes_usd > 0:
-        gain = stays_usd / goes_usd - 1.0
-    else:
-        gain = math.inf if stays_usd > 0 else 0.0
     redone = held.examples_per_s * frictions.move_s
-    switch_usd = _enter_usd(quote, state, frictions) + redone * goes_usd
-    saving_usd = (stays_usd - goes_usd) * examples
-    enough = gain > _TIE and gain >= rule.hysteresis
-    return _Option(quote, gain, saving_usd, switch_usd, enough)
+
+    def net_usd(quote: Quote) -> float:
+        """Return what a move there saves, less its cost: data, boot, repeated work."""
+        goes_usd = frictions.usd_per_example(quote)
+        switch_usd = _enter_usd(quote, state, frictions) + redone * goes_usd
+        return (stays_usd - goes_usd) * examples - switch_usd
+
+    better = [
+        quote
+        for quote in quotes
+        if quote.place != held.place
+        and _is_better(stays_usd, frictions.usd_per_example(quote), rule)
+    ]
+    best = max(better, key=net_usd, default=held)
+    if best is held or net_usd(best) <= 0:
+        return PlaceDecision(quote=held, moves=False)
+    return PlaceDecision(quote=best, moves=True)
 
 
-def _cheapest_of(
-    quotes: Sequence[Quote], place: Place | None, frictions: Frictions
-) -> Quote | None:
-    """Return the best quote of one place; there may be several."""
-    own = [quote for quote in quotes if quote.place == place]
-    return min(own, key=frictions.usd_per_example) if own else None
+def _is_better(stays_usd: float, goes_usd: float, rule: SwitchingRule) -> bool:
+    """Return whether examples per dollar rise by the hysteresis, rounding aside."""
+    if goes_usd <= 0:
+        return stays_usd > 0
+    gain = stays_usd / goes_usd - 1.0
+    return gain > _TIE and gain >= rule.hysteresis
 
 
-def _first(
-    quotes: Sequence[Quote], state: SwitchingState, frictions: Frictions
-) -> PlaceDecision:
-    """Return where the rest of the job costs least, the start there included."""
-
-    def total_usd(quote: Quote) -> float:
-        usd = frictions.usd_per_example(quote) * state.examples
-        return usd + _enter_usd(quote, state, frictions)
-
-    best = min(quotes, key=total_usd)
-    return PlaceDecision(
-        quote=best,
-        moves=False,
-        reason=f"{'/'.join(best.place)} costs least: ${total_usd(best):.2f} to the end of the job",
-        switch_usd=_enter_usd(best, state, frictions),
-    )
+def _total_usd(quote: Quote, state: SwitchingState, frictions: Frictions) -> float:
+    """Return the cost of the rest of the job in a place, the start there included."""
+    usd = frictions.usd_per_example(quote) * state.examples
+    return usd + _enter_usd(quote, state, frictions)
 
 
 def _enter_usd(quote: Quote, state: SwitchingState, frictions: Frictions) -> float:

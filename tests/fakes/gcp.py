@@ -75,7 +75,7 @@ class FakeGcp:
 
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
-        self._clients: dict[tuple[float, float], GcpClients] = {}
+        self._clients: dict[tuple[str, float, float], GcpClients] = {}
         self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
 
     def ask(self, call: str, **arguments: Any) -> Any:
@@ -113,7 +113,7 @@ class FakeGcp:
             "answer_s": 20.0,
         }
         made = GcpSettings(**wished | settings)
-        key = (made.patience_s, made.answer_s)
+        key = (made.project, made.patience_s, made.answer_s)
         clients = self._clients.setdefault(key, GcpClients(made))
         return GcpProvider(made, FakeFacts(), price_of, clients, clock)
 

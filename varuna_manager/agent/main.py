@@ -58,6 +58,7 @@ ROUTE_CHECK_S = 0.5
 """Time between checks of the manager's address."""
 MANAGER_ADDRESS = "manager.address"
 """File in the VM's folder, written by the manager: its present address."""
+SUPERVISOR = "spottrain.pipeline.process.supervisor"
 _MAX_BATCH = 500
 
 
@@ -328,11 +329,7 @@ def main(argv: Sequence[str]) -> int:
     """Run the agent that ``argv`` describes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     path = Path(argv[0]).resolve()
-    supervisor = argv[1:] or [
-        sys.executable,
-        "-m",
-        "spottrain.pipeline.process.supervisor",
-    ]
+    supervisor = argv[1:] or [sys.executable, "-m", SUPERVISOR]
     try:
         agent = Agent(Bootstrap.load(path), path.parent, supervisor)
     except SpottrainError as error:

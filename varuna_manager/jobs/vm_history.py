@@ -5,14 +5,13 @@ The journals are the source; the price database gets what hazards are estimated 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.history import INTERRUPTED, History, VmLife
-from spottrain.pricing.prices.place import Place
+from spottrain.pricing.prices.place import place_of
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State
@@ -71,12 +70,11 @@ class VmHistory:
         if state.interruptions is not before.interruptions:
             for hit in state.interruptions:
                 life = self._known.get(hit.vm_id)
-                new = hit.at_s == state.now_s and hit.interruption in INTERRUPTED
                 if life is None:
                     continue
                 if hit.cancelled_at_s == state.now_s:
                     self._known[hit.vm_id] = replace(life, ended="")
-                elif new:
+                elif hit.at_s == state.now_s and hit.interruption in INTERRUPTED:
                     self._known[hit.vm_id] = replace(life, ended=hit.interruption)
         if state.vms is not before.vms:
             for vm_id in before.vms.keys() - state.vms.keys():
@@ -94,24 +92,21 @@ class VmHistory:
 
     def until_now(self, state: State) -> list[VmLife]:
         """Return all VMs that are not forgotten; running ones end at the present."""
-        return list(_until_now(self._known, state))
+        return [
+            replace(life, until_s=state.now_s) if vm_id in state.vms else life
+            for vm_id, life in self._known.items()
+        ]
 
 
 def _begun(job: str, vm: VmRecord) -> VmLife:
-    offer = vm.offer
     return VmLife(
         job=job,
         vm_id=vm.vm_id,
-        place=Place(offer.cloud, offer.region, offer.zone, offer.instance_type),
-        spot=offer.spot,
+        place=place_of(vm.offer),
+        spot=vm.offer.spot,
         from_s=vm.launched_at_s,
         until_s=vm.launched_at_s,
     )
-
-
-def _until_now(known: dict[str, VmLife], state: State) -> Iterator[VmLife]:
-    for vm_id, life in known.items():
-        yield replace(life, until_s=state.now_s) if vm_id in state.vms else life
 
 
 def _written_s(job: JobDir) -> float:

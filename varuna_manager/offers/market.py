@@ -77,15 +77,14 @@ def own_market(
     found = []
     for zone in config.zones:
         for spot in markets:
+            usd = zone.spot_usd_per_hour if spot else zone.on_demand_usd_per_hour
             offer = Offer(
                 cloud=provider,
                 region=provider,
                 zone=zone.name if provider == "local" else provider,
                 instance_type=zone.instance_type,
                 spot=spot,
-                usd_per_hour=zone.spot_usd_per_hour
-                if spot
-                else zone.on_demand_usd_per_hour,
+                usd_per_hour=usd,
                 observed_at_s=now_s,
                 gpus=zone.slots,
                 gpu_memory_bytes=zone.slot_memory_bytes,

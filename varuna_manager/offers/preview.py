@@ -20,6 +20,7 @@ from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import History
+from spottrain.pricing.ranking import throughput
 from spottrain.pricing.ranking.rank import (
     CAP,
     EXACT,
@@ -28,12 +29,6 @@ from spottrain.pricing.ranking.rank import (
     RankingTerms,
     greedy_fleet,
     rank,
-)
-from spottrain.pricing.ranking.throughput import (
-    MachineShape,
-    ThroughputCache,
-    devices_of,
-    like_devices,
 )
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.planning import plan_inputs
@@ -144,7 +139,7 @@ def preview_job(
     # Plans are compared as the job file says, whether or not there is a deadline.
     inputs = replace(plan_inputs(job, profile), objective=job.objective)
     terms = ranking_terms(job)
-    throughputs = ThroughputCache(inputs, job.min_vms)
+    throughputs = throughput.ThroughputCache(inputs, job.min_vms)
     with open_history() as history:
         warnings = list(ingest_journals(history))
         own = _own(config, facts, profile, history, now_s, scope)
@@ -186,7 +181,7 @@ def _preview(
         device
         for number, row in enumerate(fleet)
         if row.priced.machine is not None
-        for device in devices_of(
+        for device in throughput.devices_of(
             f"vm-{number}", row.priced.machine, row.priced.offer.usd_per_hour
         )
     )
@@ -222,11 +217,13 @@ def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
     A workload is no job: schedule, recompute and the micro-batch size are left to the
     planner.
     """
-    machine = MachineShape(gpus=1, gpu_memory_bytes=workload.gpu_memory_bytes)
+    machine = throughput.MachineShape(
+        gpus=1, gpu_memory_bytes=workload.gpu_memory_bytes
+    )
     return PlanInputs(
         facts=workload.facts,
         profile=workload.profile,
-        slots=like_devices(machine, gpus, workload.usd_per_hour),
+        slots=throughput.like_devices(machine, gpus, workload.usd_per_hour),
         minibatch_size=workload.minibatch_size,
         microbatch_size=None,
         reduction="fast",
@@ -266,7 +263,7 @@ def preview_workload(
         warnings = list(ingest_journals(history))
         market = _others(job, history, now_s, scope)
         ranking, more = _rank(
-            market.offers, ThroughputCache(job), terms, history, now_s, scope
+            market.offers, throughput.ThroughputCache(job), terms, history, now_s, scope
         )
     return document | ranking_view(ranking, now_s, [*warnings, *market.warnings, *more])
 
@@ -361,7 +358,7 @@ def _others(
 
 def _rank(
     offers: Sequence[Priced],
-    throughputs: ThroughputCache,
+    throughputs: throughput.ThroughputCache,
     terms: RankingTerms,
     history: History,
     now_s: float,

@@ -26,13 +26,7 @@ from spottrain.varuna_manager.core.planning import (
     newest_plan,
     plan_inputs,
 )
-from spottrain.varuna_manager.offers.market import (
-    BOOT_S,
-    MeasuredOn,
-    losses_per_hour,
-    machine,
-    priced_offer,
-)
+from spottrain.varuna_manager.offers import market
 from spottrain.wire.model import ModelFacts, Profile
 
 SAFE_SHARE = 0.95
@@ -178,14 +172,14 @@ class OfferRanker:
         kind = offer.cloud, offer.instance_type
         base = catalogue().gpu_of(profile.device)
         if offer.cloud in CLOUDS and base is not None:
-            known = MeasuredOn(facts=state.job.facts, gpu=base)
-            priced = priced_offer(offer, known, hazards, catalogue())
+            known = market.MeasuredOn(facts=state.job.facts, gpu=base)
+            priced = market.priced_offer(offer, known, hazards, catalogue())
         else:
             priced = Priced(
                 offer=offer,
-                machine=machine(offer),
-                losses_per_hour=losses_per_hour(offer, hazards),
-                boot_s=BOOT_S if offer.cloud in CLOUDS else 0.0,
+                machine=market.machine(offer),
+                losses_per_hour=market.losses_per_hour(offer, hazards),
+                boot_s=market.BOOT_S if offer.cloud in CLOUDS else 0.0,
             )
         return replace(priced, boot_s=self._boots_s.get(kind, priced.boot_s))
 
@@ -209,14 +203,9 @@ class OfferRanker:
         generation = state.generation
         if generation is None or len(generation.step_times_s) < TRUSTED_STEPS:
             return
-        kinds = {
-            (
-                state.vms[slot.vm_id].offer.cloud,
-                state.vms[slot.vm_id].offer.instance_type,
-            )
-            for slot in generation.plan.slots
-            if slot.vm_id in state.vms
-        }
+        ids = {slot.vm_id for slot in generation.plan.slots} & state.vms.keys()
+        offers = [state.vms[vm_id].offer for vm_id in ids]
+        kinds = {(offer.cloud, offer.instance_type) for offer in offers}
         measured_s = generation.measured_step_s
         if len(kinds) == 1 and measured_s:
             (kind,) = kinds

@@ -39,6 +39,7 @@ def ranking_view(
 
 def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
     offer, worth = row.priced.offer, row.worth
+    planned = None if row.is_bound else row.throughput
     return {
         "cloud": offer.cloud,
         "region": offer.region,
@@ -51,12 +52,8 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "age_s": max(0.0, now_s - offer.observed_at_s),
         "losses_per_hour": _finite(row.priced.losses_per_hour),
         "vms": row.vms,
-        "plan": None
-        if row.throughput is None or row.is_bound
-        else row.throughput.shape,
-        "paid_vms": None
-        if row.throughput is None or row.is_bound
-        else row.throughput.vms,
+        "plan": planned and planned.shape,
+        "paid_vms": planned and planned.vms,
         "is_estimate": row.priced.is_estimate,
         "is_bound": row.is_bound,
         "examples_per_s": worth and worth.examples_per_s,
@@ -152,16 +149,8 @@ def ranking_parts(
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table("OFFER", "MARKET", box=None, pad_edge=False, header_style="bold")
-    for name in (
-        "$/HOUR",
-        "AGE",
-        "LOSSES/DAY",
-        "VMS",
-        "PLAN",
-        "EX/S",
-        "EX/$",
-        "NET EX/$",
-    ):
+    numbers = "$/HOUR", "AGE", "LOSSES/DAY", "VMS", "PLAN", "EX/S", "EX/$", "NET EX/$"
+    for name in numbers:
         table.add_column(name, justify="right")
     table.add_column("")
     for row in rows:

@@ -102,15 +102,9 @@ def _rows(
     rows = []
     for name, group in groups.items():
         time = sum_of(splits[one.vm_id] for one in group)
-        rows.append(
-            {
-                by: name,
-                "vms": len(group),
-                "usd": total(one.cost for one in group).usd,
-                "billed": time.billed_s,
-                **time.parts(),
-            }
-        )
+        usd = total(one.cost for one in group).usd
+        row = {by: name, "vms": len(group), "usd": usd, "billed": time.billed_s}
+        rows.append(row | time.parts())
     return sorted(rows, key=lambda row: (-row["usd"], row[by]))
 
 
@@ -123,20 +117,21 @@ def _savings(
     rented: Sequence[Rental],
     prices: Mapping[str, PriceSeries],
 ) -> dict[str, Any]:
-    fixed = cheapest_fixed(rented, prices)
+    fixed = None
+    if (cheapest := cheapest_fixed(rented, prices)) is not None:
+        offer, usd = cheapest
+        fixed = {
+            "cloud": offer.cloud,
+            "zone": offer.zone,
+            "instance_type": offer.instance_type,
+            "spot": offer.spot,
+            "usd": usd,
+            "saved_share": _saved(spent.usd, usd),
+        }
     return {
         "usd_on_demand": on_demand.usd,
         "saved_on_demand_share": _saved(spent.usd, on_demand.usd),
-        "fixed": None
-        if fixed is None
-        else {
-            "cloud": fixed[0].cloud,
-            "zone": fixed[0].zone,
-            "instance_type": fixed[0].instance_type,
-            "spot": fixed[0].spot,
-            "usd": fixed[1],
-            "saved_share": _saved(spent.usd, fixed[1]),
-        },
+        "fixed": fixed,
     }
 
 
@@ -149,7 +144,6 @@ def cheapest_fixed(
     speed) at the price that the offer was seen to have at each moment. Only offers that
     were seen in every listing count, with at least the smallest memory per slot that was
     rented; that they had enough machines and no more interruptions is assumed.
-    interrupted no more often, is assumed.
 
     Returns:
         None: Nothing was rented, or no offer was in every listing.

@@ -8,15 +8,7 @@ from typing import Any
 
 from spottrain.morphing.plan.choose import Candidate
 from spottrain.varuna_manager.core.model import records
-from spottrain.varuna_manager.core.model.state import (
-    JobPhase,
-    State,
-    budget,
-    on_demand_usd,
-    rate_usd_per_hour,
-    spent_usd,
-    summary_of,
-)
+from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.reporting import costs
 from spottrain.varuna_manager.reporting.deadline import deadline_view
 from spottrain.varuna_manager.reporting.history import JobHistory
@@ -39,31 +31,31 @@ _COUNTS = (
 """Counters of the tally that the report has."""
 
 
-def job_state(state: State, managed: bool) -> str:
+def job_state(state: states.State, managed: bool) -> str:
     """Return a job's state in one word.
 
     ``running``, ``waiting`` (no generation trains), ``ending``, ``unmanaged`` (its
     manager is gone: resume or down), or how it ended: ``succeeded``, ``failed``,
     ``stopped``, ``budget``, ``deadline``, ``capacity``.
     """
-    if state.phase is JobPhase.ENDED and state.outcome is not None:
+    if state.phase is states.JobPhase.ENDED and state.outcome is not None:
         return state.outcome.kind
     if not managed:
         return "unmanaged"
-    if state.phase is JobPhase.ENDING:
+    if state.phase is states.JobPhase.ENDING:
         return "ending"
     return "running" if state.generation is not None else "waiting"
 
 
-def plans(state: State) -> list[records.GenerationSummary]:
+def plans(state: states.State) -> list[records.GenerationSummary]:
     """Return every plan that trained, oldest first, including the present one."""
     ran = list(state.generations)
     if (now := state.generation) is not None:
-        ran.append(summary_of(now, state.progress.step, None))
+        ran.append(states.summary_of(now, state.progress.step, None))
     return [plan for plan in ran if plan.from_step is not None]
 
 
-def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
+def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
     """Return the status of a job at ``at_s`` (seconds since the epoch).
 
     Money in dollars, times in seconds; ``None`` where nothing is known.
@@ -83,11 +75,11 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
         "time_left_s": _time_left_s(state),
         "deadline_s": job.deadline_s,
         "promise": deadline_view(state, at_s),
-        "usd_spent": spent_usd(state, at_s),
+        "usd_spent": states.spent_usd(state, at_s),
         "usd_budget": job.max_usd,
-        "usd_kept_back": budget(state).reserve.usd,
+        "usd_kept_back": states.budget(state).reserve.usd,
         "budget_alerts": _alerts(state),
-        "usd_per_hour": rate_usd_per_hour(state),
+        "usd_per_hour": states.rate_usd_per_hour(state),
         "wall_s": at_s - state.submitted_at_s,
         "plan": _present_plan(state),
         "fleet": [_vm(vm) for vm in state.vms.values()],
@@ -98,7 +90,7 @@ def status(state: State, managed: bool, at_s: float) -> dict[str, Any]:
 
 
 def report(
-    state: State, history: JobHistory, managed: bool, at_s: float
+    state: states.State, history: JobHistory, managed: bool, at_s: float
 ) -> dict[str, Any]:
     """Return what a job did and cost until ``at_s`` (seconds since the epoch).
 
@@ -135,8 +127,8 @@ def report(
         "checkpoints": [checkpoint.name for checkpoint in state.checkpoints],
         "checkpoint_error": state.checkpoint_error,
         "peak_bytes": progress.peak_bytes,
-        "usd_spent": spent_usd(state, at_s),
-        "usd_on_demand": on_demand_usd(state, at_s),
+        "usd_spent": states.spent_usd(state, at_s),
+        "usd_on_demand": states.on_demand_usd(state, at_s),
         "usd_budget": job.max_usd,
         "budget_alerts": _alerts(state),
         "examples_per_s": _examples_per_s(state),
@@ -147,7 +139,7 @@ def report(
 
 
 def cost(
-    state: State, history: JobHistory, managed: bool, at_s: float
+    state: states.State, history: JobHistory, managed: bool, at_s: float
 ) -> dict[str, Any]:
     """Return what a job cost until ``at_s``, as ``spottrain cost`` shows it; see
     ``report`` and ``costs.cost``."""
@@ -170,18 +162,18 @@ def survives_any_vm(plan: Plan) -> bool:
     )
 
 
-def clock_of(state: State, at_s: float) -> float:
+def clock_of(state: states.State, at_s: float) -> float:
     """Return the time up to which a job is reported: at most its end."""
-    return state.now_s if state.phase is JobPhase.ENDED else at_s
+    return state.now_s if state.phase is states.JobPhase.ENDED else at_s
 
 
-def _recent_examples_per_s(state: State) -> float | None:
+def _recent_examples_per_s(state: states.State) -> float | None:
     """Return the measured speed of the present plan."""
     measured_s = state.generation.measured_step_s if state.generation else None
     return state.job.spec.minibatch_size / measured_s if measured_s else None
 
 
-def _examples_per_s(state: State) -> float | None:
+def _examples_per_s(state: states.State) -> float | None:
     """Return the speed from the first commit to the last, interruptions included."""
     progress = state.progress
     first_s, last_s = progress.first_commit_at_s, progress.last_commit_at_s
@@ -190,16 +182,16 @@ def _examples_per_s(state: State) -> float | None:
     return (progress.step - 1) * state.job.spec.minibatch_size / (last_s - first_s)
 
 
-def _time_left_s(state: State) -> float | None:
+def _time_left_s(state: states.State) -> float | None:
     """Return the time for the remaining steps at the present plan's speed."""
-    if state.generation is None or state.phase is not JobPhase.ACTIVE:
+    if state.generation is None or state.phase is not states.JobPhase.ACTIVE:
         return None
     generation = state.generation
     step_s = generation.measured_step_s or generation.plan.predicted_step_s
     return (state.job.spec.steps - state.progress.step) * step_s
 
 
-def _present_plan(state: State) -> dict[str, Any] | None:
+def _present_plan(state: states.State) -> dict[str, Any] | None:
     if (generation := state.generation) is None:
         return None
     return {
@@ -218,7 +210,7 @@ def _present_plan(state: State) -> dict[str, Any] | None:
     }
 
 
-def _safety(state: State) -> dict[str, Any]:
+def _safety(state: states.State) -> dict[str, Any]:
     """Return what the loss of a VM would cost now."""
     newest = state.newest_checkpoint
     return {
@@ -277,14 +269,14 @@ def _plan_run(plan: records.GenerationSummary, at_s: float) -> dict[str, Any]:
     }
 
 
-def _alerts(state: State) -> list[dict[str, Any]]:
+def _alerts(state: states.State) -> list[dict[str, Any]]:
     return [
         {**asdict(alert), "at_s": alert.at_s - state.submitted_at_s}
         for alert in state.alerts
     ]
 
 
-def _slow_vm(state: State, slow: records.SlowVm) -> dict[str, Any]:
+def _slow_vm(state: states.State, slow: records.SlowVm) -> dict[str, Any]:
     return {
         "vm_id": slow.vm_id,
         "at_s": slow.found_at_s - state.submitted_at_s,
@@ -294,7 +286,7 @@ def _slow_vm(state: State, slow: records.SlowVm) -> dict[str, Any]:
     }
 
 
-def _interruption(state: State, hit: records.Interruption) -> dict[str, Any]:
+def _interruption(state: states.State, hit: records.Interruption) -> dict[str, Any]:
     return {
         "kind": hit.interruption,
         "vm_id": hit.vm_id,

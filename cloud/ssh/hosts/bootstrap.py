@@ -6,7 +6,7 @@ import json
 import logging
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
@@ -71,10 +71,8 @@ def bring_up(
         vm_id=vm_id,
         package=folder,
         agent={
+            **asdict(bootstrap),
             "vm_id": vm_id,
-            "manager_url": bootstrap.manager_url,
-            "ca_pem": bootstrap.ca_pem,
-            "token": bootstrap.token,
             "private_address": session.private_address,
             "num_slots": host.slots,
             "notices": dict(payload.notices),

@@ -94,11 +94,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._relays = Relays(self._running, self._for_each, self._enter)
         # We start agents ourselves; inside, our own VM uses the shared resources.
-        own = (
-            (port.StartsAgents, port.ReleasesJob)
-            if access.inside
-            else (port.StartsAgents,)
-        )
+        own = {port.StartsAgents} | ({port.ReleasesJob} if access.inside else set())
         self._forward_abilities(
             lambda ability: ability not in own and isinstance(inner, ability),
             self._forward,
@@ -247,11 +243,8 @@ class RentedVmProvider(ForwardsAbilities):
     def _running(self) -> list[RentedVm]:
         with self._lock:
             rented_vms = tuple(self._vms.values())
-        return [
-            g
-            for g in rented_vms
-            if g.vm.state is port.VmState.RUNNING and not g.given_back
-        ]
+        running = (each for each in rented_vms if not each.given_back)
+        return [each for each in running if each.vm.state is port.VmState.RUNNING]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:
         """Return the connection to a VM, None while its cloud does not know the address
@@ -306,22 +299,14 @@ class RentedVmProvider(ForwardsAbilities):
         rented_vm.doing = "software, setup and agent"
         manager = _address(bootstrap.manager_url)
 
-        def announce_address() -> None:
+        def announce() -> None:
             self._relays.announce_address(rented_vm, connection, manager)
 
         def report(doing: str) -> None:
             rented_vm.doing = doing
 
-        same = self._memory.same_software
-        bring_up(
-            connection,
-            rented_vm.vm.vm_id,
-            bootstrap,
-            announce_address,
-            self._payload,
-            same,
-            report,
-        )
+        vm_id, same = rented_vm.vm.vm_id, self._memory.same_software
+        bring_up(connection, vm_id, bootstrap, announce, self._payload, same, report)
 
     def _reach(self, rented_vm: RentedVm) -> HostConnection:
         """Wait until a VM accepts our login.

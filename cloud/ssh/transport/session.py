@@ -24,12 +24,7 @@ import paramiko
 
 from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
 from spottrain.cloud.ssh.on_vm import host_agent
-from spottrain.cloud.ssh.transport.hosts import (
-    Host,
-    HostKeyError,
-    UnfitHostError,
-    UnreachableHostError,
-)
+from spottrain.cloud.ssh.transport import hosts
 
 CONNECT_S = 10.0
 """Time limit of each step of connecting."""
@@ -54,7 +49,7 @@ serve(sys.stdin.buffer, sys.stdout.buffer, pathlib.Path.home() / %r)
 logging.getLogger("paramiko").setLevel(logging.CRITICAL)
 
 
-def dial(host: Host) -> socket.socket | paramiko.Channel:
+def dial(host: hosts.Host) -> socket.socket | paramiko.Channel:
     """Return a TCP connection to a host's SSH server.
 
     Raises:
@@ -67,7 +62,7 @@ def dial(host: Host) -> socket.socket | paramiko.Channel:
     return connection
 
 
-Dial = Callable[[Host], socket.socket | paramiko.Channel]
+Dial = Callable[[hosts.Host], socket.socket | paramiko.Channel]
 """Opens the connection to a host: ``dial``, or through a bastion."""
 
 
@@ -85,7 +80,7 @@ class Session:
         UnfitHostError: it has no suitable Python.
     """
 
-    def __init__(self, host: Host, dial: Dial = dial) -> None:
+    def __init__(self, host: hosts.Host, dial: Dial = dial) -> None:
         self.host = host
         self._client = connect(host, dial)
         self._numbers = itertools.count(1)
@@ -175,7 +170,7 @@ class Session:
                 self._dead.wait(CONNECT_S)
             if self._waiting[0].done():
                 self._waiting[0].result()
-            raise UnreachableHostError(
+            raise hosts.UnreachableHostError(
                 f"{self.host.place}: {error or type(error).__name__}"
             ) from error
         return channel
@@ -191,18 +186,20 @@ class Session:
             except (OSError, EOFError) as error:
                 self._client.close()  # half a request may have been sent
                 self._waiting.pop(number, None)
-                raise UnreachableHostError(
+                raise hosts.UnreachableHostError(
                     f"{self.host.place}: connection lost: {error or 'closed'}"
                 ) from error
         if self._dead.is_set():
-            self._fail_all(UnreachableHostError(f"{self.host.place}: connection lost"))
+            self._fail_all(
+                hosts.UnreachableHostError(f"{self.host.place}: connection lost")
+            )
         return number
 
     def _wait(self, number: int, operation: str, timeout_s: float) -> Any:
         try:
             return self._waiting[number].result(timeout_s)
         except FutureTimeoutError as error:
-            raise UnreachableHostError(
+            raise hosts.UnreachableHostError(
                 f"{self.host.place}: no answer to {operation} in {timeout_s:g} s"
             ) from error
         finally:
@@ -231,7 +228,7 @@ class Session:
             return VmNotFoundError(
                 f"{self.host.place}: {reason.removeprefix('gone: ')}"
             )
-        return UnfitHostError(f"{self.host.place}: {reason}")
+        return hosts.UnfitHostError(f"{self.host.place}: {reason}")
 
     def _fail_all(self, error: CloudError) -> None:
         for waiting in tuple(self._waiting.values()):
@@ -249,25 +246,25 @@ class Session:
         for line in said.splitlines():
             if line.startswith("unfit: "):
                 advice = "" if "Python" not in line else "; name another with python:"
-                return UnfitHostError(
+                return hosts.UnfitHostError(
                     f"{place}: {line.removeprefix('unfit: ')}{advice}"
                 )
         if code in (126, 127):
-            return UnfitHostError(
+            return hosts.UnfitHostError(
                 f"{place}: has no {python}; install Python 3.11 or newer, or name one "
                 "with python:"
             )
         last = (said.strip().splitlines() or ["connection lost"])[-1]
         if code > 0:
-            return UnfitHostError(f"{place}: {python} ended with {code}: {last}")
-        return UnreachableHostError(f"{place}: {last}")
+            return hosts.UnfitHostError(f"{place}: {python} ended with {code}: {last}")
+        return hosts.UnreachableHostError(f"{place}: {last}")
 
 
 def _recv_stderr(channel: paramiko.Channel) -> bytes:
     return channel.recv_stderr(4096) if channel.recv_stderr_ready() else b""
 
 
-def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
+def connect(host: hosts.Host, dial: Dial = dial) -> paramiko.SSHClient:
     """Return an authenticated connection to a host whose key was checked.
 
     Raises:
@@ -299,12 +296,12 @@ def connect(host: Host, dial: Dial = dial) -> paramiko.SSHClient:
     return client
 
 
-def _known_as(host: Host) -> str:
+def _known_as(host: hosts.Host) -> str:
     """Return a host's name in known_hosts files."""
     return host.address if host.port == 22 else f"[{host.address}]:{host.port}"
 
 
-def trusted_keys(host: Host) -> list[paramiko.PKey]:
+def trusted_keys(host: hosts.Host) -> list[paramiko.PKey]:
     """Return the host keys to accept.
 
     Raises:
@@ -326,13 +323,13 @@ def trusted_keys(host: Host) -> list[paramiko.PKey]:
         paramiko.SSHException,
         paramiko.pkey.UnknownKeyType,
     ) as error:
-        raise HostKeyError(
+        raise hosts.HostKeyError(
             f"{host.place}: host_key must be 'type base64', as ssh-keyscan prints it: "
             f"{error}"
         ) from error
 
 
-def _cloud_keys(host: Host) -> list[paramiko.PKey]:
+def _cloud_keys(host: hosts.Host) -> list[paramiko.PKey]:
     """Return the keys reported by a cloud that have a supported type."""
     keys = []
     for line in host.host_keys:
@@ -346,7 +343,7 @@ def _cloud_keys(host: Host) -> list[paramiko.PKey]:
     return keys
 
 
-def _translate(host: Host, error: Exception) -> CloudError:
+def _translate(host: hosts.Host, error: Exception) -> CloudError:
     """Return our error for a failed connection."""
     place = host.place
     match error:
@@ -354,12 +351,12 @@ def _translate(host: Host, error: Exception) -> CloudError:
             got = error.key.fingerprint
             wanted = error.expected_key.fingerprint
             if host.host_keys:
-                return HostKeyError(
+                return hosts.HostKeyError(
                     f"{place}: its host key is not the one that its cloud reports: got "
                     f"{got}, expected {wanted}; possible man-in-the-middle attack"
                 )
             where = "host_key" if host.host_key else str(host.known_hosts)
-            return HostKeyError(
+            return hosts.HostKeyError(
                 f"{place}: its host key is not the known one: got {got}, expected "
                 f"{wanted}; if the host was reinstalled, change {where}; "
                 "otherwise this is a possible man-in-the-middle attack"
@@ -376,7 +373,7 @@ def _translate(host: Host, error: Exception) -> CloudError:
                 "key_file"
             )
         case paramiko.SSHException() if "not found in known_hosts" in str(error):
-            return HostKeyError(
+            return hosts.HostKeyError(
                 f"{place}: its host key is unknown; give host_key:, or compare the key "
                 f"and add it to {host.known_hosts}"
             )
@@ -384,4 +381,4 @@ def _translate(host: Host, error: Exception) -> CloudError:
             return AuthError(f"{host.key_file}: {error.strerror}; check key_file")
         case _:
             reason = " ".join(str(error).split()) or type(error).__name__
-            return UnreachableHostError(f"{place}: {reason}")
+            return hosts.UnreachableHostError(f"{place}: {reason}")

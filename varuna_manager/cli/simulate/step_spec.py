@@ -35,17 +35,10 @@ class LinkSpec(Part):
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> Self:
-        given = [
-            value is not None
-            for value in (
-                self.latency_s,
-                self.bandwidth_bytes_per_s,
-                self.activation_bytes,
-            )
-        ]
-        if (self.send_s is None) != all(given) or (self.send_s is not None) == any(
-            given
-        ):
+        values = self.latency_s, self.bandwidth_bytes_per_s, self.activation_bytes
+        given = [value is not None for value in values]
+        constant = self.send_s is not None
+        if constant == all(given) or constant == any(given):
             raise ValueError(
                 "needs either send_s or all of latency_s, bandwidth_bytes_per_s and "
                 "activation_bytes"
@@ -139,22 +132,18 @@ def simulate_spec(spec: StepSpec) -> dict[str, Any]:
     """
     schedule = spec.make_schedule()
     conditions = replica.Conditions(spec.conditions)
+    times = [
+        replica.StageTimes(
+            forward_s=stage.forward_s,
+            recompute_s=stage.recompute_s or 0.0,
+            backward_s=stage.backward_s,
+        )
+        for stage in spec.stages
+    ]
+    links = [link.link() for link in spec.links]
+    jitter = None if spec.jitter is None else replica.Jitter(**spec.jitter.model_dump())
     run = replica.simulate_pipeline(
-        schedule,
-        [
-            replica.StageTimes(
-                forward_s=stage.forward_s,
-                recompute_s=stage.recompute_s or 0.0,
-                backward_s=stage.backward_s,
-            )
-            for stage in spec.stages
-        ],
-        [link.link() for link in spec.links],
-        bound=spec.bound,
-        conditions=conditions,
-        jitter=None
-        if spec.jitter is None
-        else replica.Jitter(**spec.jitter.model_dump()),
+        schedule, times, links, bound=spec.bound, conditions=conditions, jitter=jitter
     )
     return _document(spec, conditions, run)
 

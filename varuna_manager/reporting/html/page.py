@@ -150,41 +150,30 @@ def _spending(report: Mapping[str, Any]) -> str:
 
 def _pictures(scene: pictures.Scene) -> str:
     drawn, offers = pictures.prices(scene)
-    keys = [
+    prices = ((f"line c{number}", name) for number, name in enumerate(offers))
+    money = ("line c0", "spent"), ("line c2", "on demand"), ("budget", "budget")
+    shapes = "", "number of slots; colour: pipeline depth"
+    figures = [
         _figure(
             "Throughput",
             pictures.throughput(scene),
-            [
-                ("line c0", "examples/s"),
-                ("predicted", "predicted for the plan"),
-                ("band", "slowest to fastest mini-batch"),
-                ("hit", "interruption"),
-            ],
+            ("line c0", "examples/s"),
+            ("predicted", "predicted for the plan"),
+            ("band", "slowest to fastest mini-batch"),
+            ("hit", "interruption"),
         ),
+        _figure("Plan", pictures.shapes(scene), shapes),
         _figure(
-            "Plan",
-            pictures.shapes(scene),
-            [("", "number of slots; colour: pipeline depth")],
+            "VMs", pictures.fleet(scene), ("held", "rented"), ("working", "training")
         ),
-        _figure(
-            "VMs", pictures.fleet(scene), [("held", "rented"), ("working", "training")]
-        ),
-        _figure(
-            "Price per VM-hour",
-            drawn,
-            [(f"line c{number}", name) for number, name in enumerate(offers)],
-        ),
-        _figure(
-            "Money",
-            pictures.money(scene),
-            [("line c0", "spent"), ("line c2", "on demand"), ("budget", "budget")],
-        ),
-        _figure("Events", pictures.events(scene), [("", "hover for details")]),
+        _figure("Price per VM-hour", drawn, *prices),
+        _figure("Money", pictures.money(scene), *money),
+        _figure("Events", pictures.events(scene), ("", "hover for details")),
     ]
-    return "<h2>Over time</h2>" + "".join(keys)
+    return "<h2>Over time</h2>" + "".join(figures)
 
 
-def _figure(name: str, drawn: str, keys: Iterable[tuple[str, str]]) -> str:
+def _figure(name: str, drawn: str, *keys: tuple[str, str]) -> str:
     legend = "".join(
         f'<span class="key">{_swatch(css)}{escape(words)}</span>' for css, words in keys
     )
@@ -203,37 +192,24 @@ def _swatch(css: str) -> str:
 
 
 def _tables(report: Mapping[str, Any]) -> str:
-    parts: list[tuple[str, Sequence[str], Sequence[text.Row], bool]] = [
-        (
-            "Plans",
-            ("r:after", "plan", "r:from step", "r:for", "r:step", "r:predicted", "why"),
-            text.plan_rows(report),
-            True,
-        ),
-        (
-            "Interruptions",
-            ("r:after", "what", "VM", "r:cost", "r:recomputed", "why"),
-            text.interruption_rows(report),
-            True,
-        ),
-        (
-            "By zone",
-            ("zone", "r:VMs", "r:VM-hours", "r:useful", "r:USD"),
-            text.zone_rows(report),
-            True,
-        ),
-        (
-            "All events",
-            ("r:after", "what", "VM", "why"),
-            text.events_rows(report),
-            False,
-        ),
-    ]
-    return "".join(_section(*part) for part in parts)
+    plans = "r:after", "plan", "r:from step", "r:for", "r:step", "r:predicted", "why"
+    hits = "r:after", "what", "VM", "r:cost", "r:recomputed", "why"
+    zones = "zone", "r:VMs", "r:VM-hours", "r:useful", "r:USD"
+    events = "r:after", "what", "VM", "why"
+    return (
+        _section("Plans", plans, text.plan_rows(report))
+        + _section("Interruptions", hits, text.interruption_rows(report))
+        + _section("By zone", zones, text.zone_rows(report))
+        + _section("All events", events, text.events_rows(report), is_open=False)
+    )
 
 
 def _section(
-    title: str, names: Sequence[str], rows: Sequence[text.Row], is_open: bool
+    title: str,
+    names: Sequence[str],
+    rows: Sequence[text.Row],
+    *,
+    is_open: bool = True,
 ) -> str:
     opened = " open" if is_open and len(rows) <= MAX_OPEN_ROWS else ""
     return (

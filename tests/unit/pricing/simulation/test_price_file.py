@@ -25,7 +25,7 @@ def test_the_days_are_in_order_and_all_sightings_of_a_day_are_kept() -> None:
     )
     place = Place("aws", "us-east-1", "us-east-1b", "p3.2xlarge")
     assert list(found.days) == [date(2020, 2, 26), date(2020, 2, 27)]
-    assert found.days[date(2020, 2, 27)].prices == {place: (1.2, 1.1)}
+    assert found.days[date(2020, 2, 27)] == {place: (1.2, 1.1)}
     assert found.regions() == {"us_east": "azure", "us-east-1": "aws"}
     assert found.notices == ()
 
@@ -50,7 +50,7 @@ def test_rows_without_a_price_are_left_out_and_counted(price: str) -> None:
             f"aws,us-east-1c,p3.2xlarge,2020-02-27,{price}",
         )
     )
-    assert len(found.days[date(2020, 2, 27)].prices) == 1
+    assert len(found.days[date(2020, 2, 27)]) == 1
     assert found.notices == ("1 rows left out: no price above 0",)
 
 

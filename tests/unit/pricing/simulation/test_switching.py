@@ -50,7 +50,6 @@ def test_the_first_choice_is_the_most_examples_for_a_dollar() -> None:
     decision = decide(quotes, state(held=None), NO_FRICTIONS, CHEAPEST_NOW)
     assert decision.quote.place == OTHER
     assert not decision.moves
-    assert "$75.00 to the end" in decision.reason
 
 
 def test_the_first_choice_counts_the_data_that_is_elsewhere() -> None:
@@ -59,7 +58,6 @@ def test_the_first_choice_counts_the_data_that_is_elsewhere() -> None:
     stays = decide(quotes, state(100.0, None), frictions, CHEAPEST_NOW)
     goes = decide(quotes, state(200.0, None), frictions, CHEAPEST_NOW)
     assert (stays.quote.place, goes.quote.place) == (HERE, OTHER)
-    assert goes.switch_usd == pytest.approx(13.5)
 
 
 def test_without_frictions_any_better_price_is_taken() -> None:
@@ -73,7 +71,6 @@ def test_an_equal_price_is_no_reason_to_move() -> None:
     quotes = [quote(BESIDE), quote(usd=1.0), quote(OTHER, usd=2.0, rate=2.0)]
     decision = decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)
     assert not decision.moves
-    assert decision.reason.startswith("nothing has more examples per dollar")
 
 
 def test_hysteresis_keeps_what_is_nearly_as_good() -> None:
@@ -82,7 +79,6 @@ def test_hysteresis_keeps_what_is_nearly_as_good() -> None:
     off = [quote(usd=1.06), quote(BESIDE)]
     stays = decide(near, state(), NO_FRICTIONS, rule)
     assert not stays.moves
-    assert "4.0% more examples per dollar, less than the 5.0%" in stays.reason
     assert decide(off, state(), NO_FRICTIONS, rule).moves
 
 
@@ -104,8 +100,6 @@ def test_a_move_must_save_more_than_boot_and_lost_work_cost() -> None:
     stays = decide(quotes, state(0.99), frictions, CHEAPEST_NOW)
     goes = decide(quotes, state(1.01), frictions, CHEAPEST_NOW)
     assert (stays.moves, goes.moves) == (False, True)
-    assert stays.switch_usd == pytest.approx(1.0)
-    assert stays.reason.endswith("saves $0.99; moving there costs $1.00")
 
 
 def test_savings_count_no_further_than_the_horizon() -> None:
@@ -159,13 +153,10 @@ def test_a_held_place_without_a_quote_is_replaced() -> None:
     frictions = Frictions(checkpoint_bytes=100e9)
     decision = decide(quotes, state(), frictions, SwitchingRule(hysteresis=9.0))
     assert decision.quote.place == FAR
-    assert decision.switch_usd == pytest.approx(2.0)
 
 
 def test_alone_there_is_nothing_to_move_to() -> None:
-    assert decide([quote()], state(), NO_FRICTIONS, CHEAPEST_NOW).reason == (
-        "nothing else is on offer"
-    )
+    assert not decide([quote()], state(), NO_FRICTIONS, CHEAPEST_NOW).moves
 
 
 def test_no_quotes_are_no_market() -> None:
@@ -178,7 +169,6 @@ def test_a_held_place_with_an_invalid_price_is_left() -> None:
     quotes = [quote(usd=math.nan), quote(OTHER, usd=5.0)]
     decision = decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)
     assert decision.quote.place == OTHER
-    assert "nan" not in decision.reason
 
 
 def test_free_machines_are_worth_a_move_and_are_not_left() -> None:
@@ -222,10 +212,18 @@ def test_a_move_saves_more_than_it_costs_and_beats_the_hysteresis(
     assert decision.quote in quotes
     if not decision.moves:
         return
-    assert decision.saving_usd > decision.switch_usd
-    own = min(frictions.usd_per_example(q) for q in quotes if q.place == HERE)
-    gain = own / frictions.usd_per_example(decision.quote) - 1
-    assert gain >= rule.hysteresis
+    held = min((q for q in quotes if q.place == HERE), key=frictions.usd_per_example)
+    there, asked = decision.quote, state(hours)
+    own, goes = map(frictions.usd_per_example, (held, there))
+    assert own / goes - 1 >= rule.hysteresis
+    most = frictions.throughput(held) * (rule.horizon_s or math.inf) / HOUR
+    switch_usd = (
+        there.usd_per_hour * frictions.boot_s / HOUR
+        + frictions.dataset_usd(there.place.cloud, asked.copies)
+        + frictions.checkpoint_usd(HERE, there.place)
+        + held.examples_per_s * frictions.move_s * goes
+    )
+    assert (own - goes) * min(asked.examples, most) > switch_usd * (1 - 1e-9)
 
 
 @given(QUOTES, FRICTIONS, RULES, st.floats(0.01, 1000))
