@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
 from spottrain.morphing.memory.memory import megabytes, stage_bytes, virtual_nodes_apart
+from spottrain.morphing.plan import modes
 from spottrain.morphing.plan.bounds import (
     Array,
     Counts,
@@ -26,12 +27,6 @@ from spottrain.morphing.plan.bounds import (
     replica_counts,
 )
 from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.modes import (
-    DeviceFleet,
-    Draft,
-    ExecutionMode,
-    execution_modes,
-)
 from spottrain.morphing.plan.partition import join, partition, spread
 from spottrain.morphing.simulate.reducing import tied_bytes, tied_hops
 
@@ -53,7 +48,7 @@ class Cuts:
     def __init__(self, inputs: PlanInputs, microbatch_size: int) -> None:
         self.inputs = inputs
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
-        self.fleet = DeviceFleet(inputs)
+        self.fleet = modes.DeviceFleet(inputs)
         self.times = SectionTimes(inputs.profile, microbatch_size)
         param_bytes = [s.param_bytes for s in inputs.facts.sections]
         self.param_sums = np.concatenate(([0.0], np.cumsum(param_bytes)))
@@ -74,7 +69,7 @@ class Cuts:
     # --- Bounds -----------------------------------------------------------------------
 
     def min_steps_s(
-        self, depth: int, mode: ExecutionMode, widths: Sequence[int]
+        self, depth: int, mode: modes.ExecutionMode, widths: Sequence[int]
     ) -> list[float]:
         """Return the minimum time of a mini-batch for each of ``widths``."""
         fastest_device = max(self.fleet.speeds, default=1.0)
@@ -96,7 +91,7 @@ class Cuts:
         return steps
 
     def _finish_s(
-        self, depth: int, mode: ExecutionMode, widths: Sequence[int]
+        self, depth: int, mode: modes.ExecutionMode, widths: Sequence[int]
     ) -> Array | None:
         """Return the minimum time on devices of several speeds for each width."""
         if len(self.fleet.speeds) <= 1:
@@ -113,14 +108,14 @@ class Cuts:
         return replica_counts(speeds, depth, widths)
 
     def max_in_flight(
-        self, depth: int, mode: ExecutionMode
+        self, depth: int, mode: modes.ExecutionMode
     ) -> NDArray[np.int64] | None:
         """Return the maximum micro-batches in flight on each stage, as far as known."""
         if mode.in_flight_bound:
             return np.full(depth, mode.in_flight_bound)
         return np.arange(depth, 0, -1) if mode.schedule == "1f1b" else None
 
-    def _stage_params(self, depth: int, mode: ExecutionMode) -> Array:
+    def _stage_params(self, depth: int, mode: modes.ExecutionMode) -> Array:
         cuts = np.array(self.cut(mode.recompute, depth * mode.chunks))
         by_stage: Array = np.diff(self.param_sums[cuts]).reshape(-1, depth).sum(axis=0)
         return by_stage
@@ -142,7 +137,7 @@ class Cuts:
         assert bounds is not None
         return bounds
 
-    def even_cut(self, draft: Draft) -> tuple[int, ...]:
+    def even_cut(self, draft: modes.Draft) -> tuple[int, ...]:
         """Cut a draft's sections evenly, tied ones into one stage where that pays."""
         depth, mode = draft.depth, draft.mode
         even = self.cut(mode.recompute, depth * mode.chunks)
@@ -178,7 +173,7 @@ class Cuts:
             total_s += tied_hops(tied, stages) * copy_s
         return total_s
 
-    def stage_s(self, draft: Draft, bounds: Sequence[int]) -> list[float]:
+    def stage_s(self, draft: modes.Draft, bounds: Sequence[int]) -> list[float]:
         """Return the time of a micro-batch on each stage at speed 1."""
         costs_s, last_s = self.times.costs_s(draft.mode.recompute)
         runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
@@ -188,7 +183,7 @@ class Cuts:
     # --- Memory -----------------------------------------------------------------------
 
     def _stage_loads(
-        self, depth: int, mode: ExecutionMode, count: int
+        self, depth: int, mode: modes.ExecutionMode, count: int
     ) -> tuple[StageLoad, ...]:
         return stage_loads(
             mode.schedule,
@@ -200,7 +195,7 @@ class Cuts:
         )
 
     def loads(
-        self, depth: int, mode: ExecutionMode, count: int
+        self, depth: int, mode: modes.ExecutionMode, count: int
     ) -> tuple[StageLoad, ...]:
         """Return the load of every stage of a replica of ``count`` micro-batches.
 
@@ -225,7 +220,7 @@ class Cuts:
     def needed_bytes(
         self,
         depth: int,
-        mode: ExecutionMode,
+        mode: modes.ExecutionMode,
         stage_bounds: Sequence[int],
         replica_bounds: Sequence[int],
     ) -> list[int]:
@@ -252,7 +247,7 @@ class Cuts:
     def tight_cut(
         self,
         depth: int,
-        mode: ExecutionMode,
+        mode: modes.ExecutionMode,
         replica_bounds: Sequence[int],
         room_bytes: int,
         uneven: float,
@@ -267,7 +262,7 @@ class Cuts:
     def _tight_cut(
         self,
         depth: int,
-        mode: ExecutionMode,
+        mode: modes.ExecutionMode,
         replica_load: tuple[int, int, int],
         room_bytes: int,
         uneven: float,
@@ -302,7 +297,7 @@ class Cuts:
 
         return partition(costs_s, depth, fits, last_s, max_s)
 
-    def largest_bound(self, draft: Draft, room_bytes: int) -> int | None:
+    def largest_bound(self, draft: modes.Draft, room_bytes: int) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
         depth, mode = draft.depth, draft.mode
         replicas = self.even_shares(draft)
@@ -321,13 +316,13 @@ class Cuts:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low or None
 
-    def even_shares(self, draft: Draft) -> tuple[int, ...]:
+    def even_shares(self, draft: modes.Draft) -> tuple[int, ...]:
         """Return the shares of equally fast replicas."""
         group = draft.depth if draft.mode.chunks > 1 else 1
         shares = spread(self.virtual_nodes // group, draft.width)
         return tuple(group * bound for bound in shares)
 
-    def is_no_easier(self, draft: Draft, refused: Draft) -> bool:
+    def is_no_easier(self, draft: modes.Draft, refused: modes.Draft) -> bool:
         """Return whether ``draft`` cannot fit for the same reason as ``refused``.
 
         With fewer replicas of the same kind, each has no fewer micro-batches and more of
@@ -354,11 +349,11 @@ class Cuts:
             if mode.chunks == 1
         )
 
-    def _leanest_modes(self, depth: int) -> list[ExecutionMode]:
+    def _leanest_modes(self, depth: int) -> list[modes.ExecutionMode]:
         """Return the execution modes, each with the fewest micro-batches in flight."""
         return [
             mode if mode.chunks > 1 else replace(mode, in_flight_bound=1)
-            for mode in execution_modes(self.inputs, depth)
+            for mode in modes.execution_modes(self.inputs, depth)
             if mode.chunks == 1 or self.virtual_nodes % depth == 0
         ]
 

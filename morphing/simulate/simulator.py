@@ -15,12 +15,7 @@ from dataclasses import dataclass
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
-from spottrain.morphing.simulate.reducing import (
-    Reducer,
-    gather_s,
-    tied_bytes,
-    tied_hops,
-)
+from spottrain.morphing.simulate import reducing
 from spottrain.morphing.simulate.replica import (
     Jitter,
     Link,
@@ -98,7 +93,7 @@ def simulate_step(
     runs = _run_replicas(plan, profile, speeds, seed)
     stages = ([facts.sections[k] for k in plan.sections_of(p)] for p in range(depth))
     stage_bytes = [sum(section.param_bytes for section in own) for own in stages]
-    reducer = Reducer(plan, profile, reduction)
+    reducer = reducing.Reducer(plan, profile, reduction)
     reduced = [
         reducer.reduced_s(p, [run.finish_s[p] for run in runs], stage_bytes[p])
         for p in range(depth)
@@ -109,7 +104,9 @@ def simulate_step(
         stage_bytes[rank % depth] / speed for rank, speed in enumerate(speeds)
     )
     return StepTime(
-        step_s=prepared_s + gather_s(profile, depth * width, between_vms) + apply_s,
+        step_s=prepared_s
+        + reducing.gather_s(profile, depth * width, between_vms)
+        + apply_s,
         pipeline_s=max(max(run.finish_s) for run in runs),
         busy_s=tuple(max(run.busy_s[p] for run in runs) for p in range(depth)),
         peak_in_flight=tuple(
@@ -291,12 +288,12 @@ def _tied_s(
 ) -> float:
     """Return the time at which tied gradients are summed over their stages."""
     at_s = list(reduced_s)
-    for tied, num_bytes in zip(facts.tied, tied_bytes(facts), strict=True):
+    for tied, num_bytes in zip(facts.tied, reducing.tied_bytes(facts), strict=True):
         owners = {plan.stage_of(section) for section in tied.sections}
         vms = {plan.slots[p].vm_id for p in owners}
         link = profile.between_vms if len(vms) > 1 else profile.within_vm
         copy_s = num_bytes / link.bandwidth_bytes_per_s + link.latency_s
-        end_s = max(at_s[p] for p in owners) + tied_hops(tied, owners) * copy_s
+        end_s = max(at_s[p] for p in owners) + reducing.tied_hops(tied, owners) * copy_s
         for p in owners:
             at_s[p] = end_s
     return max(at_s)

@@ -15,12 +15,8 @@ from typing import Any
 import torch.distributed as dist
 
 from spottrain import machine
-from spottrain.morphing.plan.profiles import (
-    BETWEEN_AS_WITHIN,
-    LINKS_ASSUMED,
-    SIZES_ENDED,
-    WITHIN_AS_BETWEEN,
-)
+from spottrain.morphing.plan import profiles
+from spottrain.pipeline.calibrate import tasks
 from spottrain.pipeline.calibrate.links import (
     MessageTimes,
     measure_rings,
@@ -31,14 +27,6 @@ from spottrain.pipeline.calibrate.sections import (
     Activation,
     MeasuredSections,
     SectionBench,
-)
-from spottrain.pipeline.calibrate.tasks import (
-    Chain,
-    Samples,
-    TimedLinks,
-    microbatches_for,
-    summarise_overheads,
-    time_tasks,
 )
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave
@@ -155,7 +143,7 @@ class _Round:
     def run(self) -> Profile | None:
         """Measure everything; return the profile at rank 0."""
         microbatches = self._measure_sizes()
-        ended = (SIZES_ENDED,) * (len(microbatches) < len(self._sizes))
+        ended = (profiles.SIZES_ENDED,) * (len(microbatches) < len(self._sizes))
         links = self._measure_links(microbatches[-1])
         self._progress("links and all-reduces")
         update_s = sum(_gather(self._bench.update_s()))
@@ -250,7 +238,7 @@ class _Round:
     ) -> TaskOverheads | None:
         """Let the executor run over all shares; ``None``: it would take too much."""
         slowest_s = max(one["round_s"] for one in every)
-        count = microbatches_for(len(self._computing), slowest_s)
+        count = tasks.microbatches_for(len(self._computing), slowest_s)
         needed = [
             sum(s["saved_bytes"] for s in one["sections"])
             + count * sum(s["output_bytes"] for s in one["sections"][-1:])
@@ -258,16 +246,18 @@ class _Round:
         ]
         if not count or max(needed) > self._room_bytes():
             return None
-        samples: Samples = {}
+        samples: tasks.Samples = {}
         if self._rank in self._computing:
             place = self._computing.index(self._rank)
-            chain = Chain(tuple(self._computing), place)
-            self._links = links = TimedLinks(*chain.neighbours)
-            samples = time_tasks(self._loaded, self._bench, chain, links, size, count)
+            chain = tasks.Chain(tuple(self._computing), place)
+            self._links = links = tasks.TimedLinks(*chain.neighbours)
+            samples = tasks.time_tasks(
+                self._loaded, self._bench, chain, links, size, count
+            )
             self.close()
         own_s = (every[rank]["reaching_s"] for rank in self._computing)
         reaching_s = statistics.median(own_s)
-        return summarise_overheads(_gather(samples), reaching_s)
+        return tasks.summarise_overheads(_gather(samples), reaching_s)
 
     def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:
         """Return whether the next size may be measured too, the same at all ranks."""
@@ -289,7 +279,7 @@ class _Round:
 
     def _measure_links(self, largest: MicrobatchProfile) -> _Links:
         if not dist.is_initialized():
-            return _Links(LOOPBACK, LOOPBACK, (), 0.0, (LINKS_ASSUMED,))
+            return _Links(LOOPBACK, LOOPBACK, (), 0.0, (profiles.LINKS_ASSUMED,))
         vms = [slot.vm_id for slot in self._slots]
         activation_bytes = max(one.output_bytes for one in largest.sections)
         within = self._time_pairs(pairs_within_vms(vms), activation_bytes)
@@ -303,9 +293,9 @@ class _Round:
         assert known is not None
         unmeasured: list[str] = []
         if between is None:
-            unmeasured.append(BETWEEN_AS_WITHIN)
+            unmeasured.append(profiles.BETWEEN_AS_WITHIN)
         elif within is None:
-            unmeasured.append(WITHIN_AS_BETWEEN)
+            unmeasured.append(profiles.WITHIN_AS_BETWEEN)
         within_vm, _ = within or known
         between_vms, posting_s = between or known
         return _Links(within_vm, between_vms, rings, posting_s, tuple(unmeasured))

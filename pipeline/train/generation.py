@@ -19,17 +19,11 @@ from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.state import update
 from spottrain.pipeline.state.agreement import MinibatchDecision, fold
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
-from spottrain.pipeline.state.update import (
-    Gatherer,
-    SectionOptimizer,
-    Updater,
-    contribution,
-    gradient_norm,
-)
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction, sum_tied
 from spottrain.wire import messages
@@ -117,7 +111,7 @@ class _Training:
         )
         self._tracker = TensorTracker(context.memory.num_bytes)
         self._reduction = self._make_reduction()
-        self._gatherer = Gatherer(plan)
+        self._gatherer = update.Gatherer(plan)
         self._step = next(iter(self._arenas.values())).version
         self._source = MicrobatchSource(
             context.loaded.job, spec.seed, plan.minibatch_size, plan.microbatch_size
@@ -151,10 +145,10 @@ class _Training:
             self._tracker,
         )
 
-    def _make_updater(self) -> Updater:
+    def _make_updater(self) -> update.Updater:
         return self._context.memory.updater(
             {
-                k: SectionOptimizer(
+                k: update.SectionOptimizer(
                     self._context.loaded.job, arena, self._parameters[k]
                 )
                 for k, arena in self._arenas.items()
@@ -253,7 +247,7 @@ class _Training:
                 step=self._step,
                 sections=tuple(self._arenas),
                 loss=decision.loss_sum / decision.weight if decision.weight else 0.0,
-                grad_norm=gradient_norm(decision),
+                grad_norm=update.gradient_norm(decision),
                 step_s=time.monotonic() - began,
                 peak_bytes=self._tracker.peak_bytes,
                 busy_s=executor.busy_s,
@@ -276,7 +270,7 @@ class _Training:
         faults.at(Hook.REDUCED)
         last = self._plan.num_sections - 1
         mine = [
-            contribution(arena, self._ties, totals if k == last else (0.0, 0.0))
+            update.contribution(arena, self._ties, totals if k == last else (0.0, 0.0))
             for k, arena in self._arenas.items()
         ]
         for arena, one in zip(self._arenas.values(), mine, strict=True):

@@ -13,12 +13,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.profiles import (
-    assumes_links,
-    check_profile,
-    is_noisy,
-    knows_sizes,
-)
+from spottrain.morphing.plan import profiles
 from spottrain.varuna_manager.core.model.commands import KeepProfile
 from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.varuna_manager.core.model.records import Calibration, VmRecord
@@ -59,8 +54,8 @@ def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
             known
             for known in state.known_profiles
             if (known.profile.device, known.profile.software) == _kind_of(vms[0])
-            and knows_sizes(known.profile, sizes_of(state))
-            and (len(vms) == 1 or not assumes_links(known.profile))
+            and profiles.knows_sizes(known.profile, sizes_of(state))
+            and (len(vms) == 1 or not profiles.assumes_links(known.profile))
             and _fits(state, known.profile)
         ),
         None,
@@ -69,7 +64,7 @@ def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
 
 def _fits(state: State, profile: Profile) -> bool:
     try:
-        check_profile(profile, state.job.facts)
+        profiles.check_profile(profile, state.job.facts)
     except PlanError:
         return False
     return True
@@ -154,7 +149,7 @@ def report_received(
         return
     profile = report.profile
     transition.state = replace(transition.state, profile=profile, calibration=None)
-    if not is_noisy(profile):
+    if not profiles.is_noisy(profile):
         transition.emit(KeepProfile(profile=profile))
     transition.log(describe(profile))
 
@@ -168,7 +163,7 @@ def describe(profile: Profile) -> str:
         f"measured: forward {forward_s * 1e3:.1f} ms, backward {backward_s * 1e3:.1f} "
         f"ms for a micro-batch of {one.microbatch_size}"
         + "; profile not kept: the machine was busy"
-        * is_noisy(profile)
+        * profiles.is_noisy(profile)
     )
 
 

@@ -14,13 +14,9 @@ from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.varuna_manager.core import calibration, spending
 from spottrain.varuna_manager.core import generation as generations
+from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.commands import (
-    AskProvider,
-    StartAgent,
-    TerminateVms,
-)
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
     VmPhase,
@@ -63,7 +59,7 @@ def _update(transition: Transition, record: VmRecord, vm: Vm) -> None:
             address = vm.private_address
             record = replace(record, phase=VmPhase.BOOTING, private_address=address)
             transition.put_vm(record)
-            transition.emit(StartAgent(vm_id=vm.vm_id))
+            transition.emit(c.StartAgent(vm_id=vm.vm_id))
         case VmState.STOPPING if record.phase is not VmPhase.RETURNING:
             remove_vm(transition, record, _loss_reason(record))
         case VmState.TERMINATED:
@@ -116,7 +112,7 @@ def adopt(transition: Transition, vm: Vm) -> None:
     if not wanted:
         return_vms(transition, (record,), "not requested by this job")
     elif running:
-        transition.emit(StartAgent(vm_id=vm.vm_id))
+        transition.emit(c.StartAgent(vm_id=vm.vm_id))
 
 
 def provider_answered(transition: Transition, event: e.ProviderAnswered) -> None:
@@ -177,7 +173,7 @@ def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> 
     if transition.state.initialiser in ids:
         transition.state = replace(transition.state, initialiser=None)
     transition.note_fleet_change()
-    transition.emit(TerminateVms(vm_ids=ids))
+    transition.emit(c.TerminateVms(vm_ids=ids))
 
 
 def vms_returned(transition: Transition, event: e.VmsReturned) -> None:
@@ -276,11 +272,11 @@ def advance(transition: Transition) -> None:
 def ask_again(transition: Transition, vm: VmRecord) -> None:
     """Emit again the command that a VM waits for."""
     if vm.phase is VmPhase.RETURNING:
-        transition.emit(TerminateVms(vm_ids=(vm.vm_id,)))
+        transition.emit(c.TerminateVms(vm_ids=(vm.vm_id,)))
     elif vm.phase is VmPhase.BOOTING:
-        transition.emit(StartAgent(vm_id=vm.vm_id))
+        transition.emit(c.StartAgent(vm_id=vm.vm_id))
     elif vm.silent_since_s is not None:
-        transition.emit(AskProvider(vm_id=vm.vm_id))
+        transition.emit(c.AskProvider(vm_id=vm.vm_id))
 
 
 def _is_needed(transition: Transition, vm: VmRecord) -> bool:

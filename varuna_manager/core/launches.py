@@ -7,15 +7,7 @@ from dataclasses import replace
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns as cooling
-from spottrain.varuna_manager.core import spending
-from spottrain.varuna_manager.core.allocation import (
-    changes_at_s,
-    is_open,
-    must_move,
-    next_intent,
-    room,
-    stranded_vms,
-)
+from spottrain.varuna_manager.core import allocation, spending
 from spottrain.varuna_manager.core.fleet import adopt, return_vms
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
@@ -69,8 +61,12 @@ def _price_changed(transition: Transition, old: Offer, new: Offer) -> None:
 def launch_intended(transition: Transition, event: e.LaunchIntended) -> None:
     """Rent, now that the intent is in the journal; a repeated intent is ignored."""
     transition.state = state = replace(transition.state, launch_pending=False)
-    new = event.intent == next_intent(state)
-    if not new or state.phase is not JobPhase.ACTIVE or event.count > room(state):
+    new = event.intent == allocation.next_intent(state)
+    if (
+        not new
+        or state.phase is not JobPhase.ACTIVE
+        or event.count > allocation.room(state)
+    ):
         return
     intent = Intent(
         intent=event.intent,
@@ -158,7 +154,7 @@ def _may_give_up(transition: Transition, intent: Intent) -> bool:
     state, cloud = transition.state, intent.offer.cloud
     unanswered = state.now_s - intent.asked_at_s >= UNANSWERED_S
     others = (offer for offer in state.offers if offer.cloud != cloud)
-    return unanswered and any(is_open(state, offer) for offer in others)
+    return unanswered and any(allocation.is_open(state, offer) for offer in others)
 
 
 def _give_up(transition: Transition, intent: Intent) -> None:
@@ -189,10 +185,10 @@ def advance(transition: Transition) -> None:
     """Ask again where an answer left it open whether VMs were rented; return VMs that
     cannot train with the others."""
     state = transition.state
-    if must_move(state):
-        transition.wake(changes_at_s(state, state.offers))
+    if allocation.must_move(state):
+        transition.wake(allocation.changes_at_s(state, state.offers))
     reason = "not in the region of the VMs that train"
-    return_vms(transition, stranded_vms(state), reason)
+    return_vms(transition, allocation.stranded_vms(state), reason)
     for intent in transition.state.intents.values():
         if intent.retry_at_s is not None and transition.is_due(intent.retry_at_s):
             again = replace(intent, retry_at_s=None)

@@ -17,24 +17,11 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
 from spottrain.pricing.ranking.throughput import MachineShape, devices_of
-from spottrain.varuna_manager.core import calibration, fleet
+from spottrain.varuna_manager.core import allocation, calibration, fleet
 from spottrain.varuna_manager.core import generation as generations
-from spottrain.varuna_manager.core.allocation import (
-    at_home,
-    cheapest_usd_per_hour,
-    room,
-)
+from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.core.model.events import CommandFailed, PlanComputed
-from spottrain.varuna_manager.core.model.records import (
-    KEPT,
-    Enough,
-    Generation,
-    GenerationPhase,
-    PlanAnswer,
-    VmPhase,
-    VmRecord,
-)
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
@@ -58,9 +45,9 @@ def wants_training(state: State) -> bool:
     )
 
 
-def usable_vms(state: State) -> tuple[VmRecord, ...]:
+def usable_vms(state: State) -> tuple[records.VmRecord, ...]:
     """Return the VMs whose slots a plan may use."""
-    return tuple(vm for vm in at_home(state) if vm.is_usable)
+    return tuple(vm for vm in allocation.at_home(state) if vm.is_usable)
 
 
 def advance(transition: Transition) -> None:
@@ -72,7 +59,7 @@ def advance(transition: Transition) -> None:
     if generation is None:
         _prepare(transition)
         _start(transition)
-    elif generation.phase is GenerationPhase.RUNNING and not generation.done:
+    elif generation.phase is records.GenerationPhase.RUNNING and not generation.done:
         if state.phase is JobPhase.ENDING:
             generations.stop_generation(transition, checkpoint=True)
         else:
@@ -140,7 +127,7 @@ def _start(transition: Transition) -> None:
         transition.end(outcome)
 
 
-def _is_enough(transition: Transition, vms: Sequence[VmRecord]) -> bool:
+def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
     """Return whether to plan with ``vms`` now; a cold start waits for VMs that boot."""
     state = transition.state
     if not vms or len(vms) < state.job.min_vms:
@@ -153,15 +140,17 @@ def _is_enough(transition: Transition, vms: Sequence[VmRecord]) -> bool:
     return transition.is_due(first_s + state.job.boot_wait_s)
 
 
-def _is_complete(state: State, vms: Sequence[VmRecord]) -> bool:
+def _is_complete(state: State, vms: Sequence[records.VmRecord]) -> bool:
     """Return whether the fleet is as large as it may become."""
-    return room(state) <= 0 and len(vms) == len(state.vms) and not state.intents
+    return (
+        allocation.room(state) <= 0 and len(vms) == len(state.vms) and not state.intents
+    )
 
 
 # --- From one generation to the next --------------------------------------------------------
 
 
-def _reconsider(transition: Transition, generation: Generation) -> None:
+def _reconsider(transition: Transition, generation: records.Generation) -> None:
     """Leave the generation if a VM of its plan leaves, or if a better plan pays."""
     state = transition.state
     assert state.profile is not None
@@ -199,7 +188,9 @@ def _reconsider(transition: Transition, generation: Generation) -> None:
 
 
 def _reconsider_at_s(
-    state: State, leaving: Sequence[VmRecord], in_plan: Sequence[VmRecord]
+    state: State,
+    leaving: Sequence[records.VmRecord],
+    in_plan: Sequence[records.VmRecord],
 ) -> float | None:
     """Return when a generation is to be reconsidered, if that is known."""
     if leaving:
@@ -212,7 +203,9 @@ def _reconsider_at_s(
 
 
 def _return_unused(
-    transition: Transition, generation: Generation, vms: Sequence[VmRecord]
+    transition: Transition,
+    generation: records.Generation,
+    vms: Sequence[records.VmRecord],
 ) -> None:
     """Return VMs that the cost-optimal plan does not use, the most expensive first.
 
@@ -224,14 +217,14 @@ def _return_unused(
     unused.sort(key=lambda vm: (-vm.offer.usd_per_hour, vm.vm_id))
     going = unused[: max(0, len(vms) - state.job.min_vms)]
     settled = not state.intents and all(
-        vm.slow is None and (vm.is_usable or vm.phase is VmPhase.RETURNING)
+        vm.slow is None and (vm.is_usable or vm.phase is records.VmPhase.RETURNING)
         for vm in state.vms.values()
     )
     if state.job.plan_objective != "examples_per_dollar" or not going or not settled:
         return
     if transition.is_due(max(generation.since_s, state.fleet_changed_at_s) + UNUSED_S):
-        cheapest = cheapest_usd_per_hour(state)
-        enough = Enough(vms=len(vms) - len(going), usd_per_hour=cheapest)
+        cheapest = allocation.cheapest_usd_per_hour(state)
+        enough = records.Enough(vms=len(vms) - len(going), usd_per_hour=cheapest)
         transition.state = replace(state, enough=enough)
         names = ", ".join(vm.vm_id for vm in going)
         transition.log(f"returning VMs that the cost-optimal plan leaves out: {names}")
@@ -244,14 +237,14 @@ def _leave(transition: Transition, reason: str, *, checkpoint: bool) -> None:
     generations.stop_generation(transition, checkpoint=checkpoint)
 
 
-def _handover_at_s(state: State, vm: VmRecord) -> float:
+def _handover_at_s(state: State, vm: records.VmRecord) -> float:
     """Return when to leave a generation because ``vm`` is taken away."""
     assert vm.noticed_at_s is not None
     assert vm.leaves_at_s is not None
     return policy.handover_at_s(vm.noticed_at_s, vm.leaves_at_s, state.job.debounce_s)
 
 
-def _morph_at_s(state: State, generation: Generation, plan: Plan) -> float:
+def _morph_at_s(state: State, generation: records.Generation, plan: Plan) -> float:
     """Return when ``plan`` becomes worth a morph. Infinite: never.
 
     The prediction of the new plan is corrected by the error of the present one's.
@@ -272,7 +265,7 @@ def _morph_at_s(state: State, generation: Generation, plan: Plan) -> float:
     )
 
 
-def _step_s(generation: Generation) -> float:
+def _step_s(generation: records.Generation) -> float:
     return generation.measured_step_s or generation.plan.predicted_step_s
 
 
@@ -303,7 +296,7 @@ def _lag_share(state: State) -> float:
 def outlook(state: State) -> policy.FleetOutlook:
     """Return how often the fleet has lost VMs so far."""
     losses_at_s = tuple(loss.at_s for loss in state.interruptions)
-    forgotten = len(losses_at_s) == KEPT
+    forgotten = len(losses_at_s) == records.KEPT
     return policy.FleetOutlook(
         since_s=losses_at_s[0] if forgotten else state.submitted_at_s,
         losses_at_s=losses_at_s,
@@ -315,15 +308,15 @@ def outlook(state: State) -> policy.FleetOutlook:
 # --- The planner ------------------------------------------------------------------------------
 
 
-def _hash(vms: Sequence[VmRecord], profile: Profile) -> str:
+def _hash(vms: Sequence[records.VmRecord], profile: Profile) -> str:
     """Return a hash of what a plan depends on: slots and profile."""
     parts = [profile.fingerprint, *(f"{vm.vm_id}:{vm.num_slots}" for vm in vms)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _answer(
-    transition: Transition, vms: Sequence[VmRecord], profile: Profile
-) -> PlanAnswer | None:
+    transition: Transition, vms: Sequence[records.VmRecord], profile: Profile
+) -> records.PlanAnswer | None:
     """Return the planner's answer for ``vms``, or ask for it and return None."""
     state = transition.state
     inputs_hash = _hash(vms, profile)
@@ -378,7 +371,7 @@ def plan_inputs(
 
 
 def _devices(
-    state: State, vms: Sequence[VmRecord], profile: Profile
+    state: State, vms: Sequence[records.VmRecord], profile: Profile
 ) -> Iterator[Device]:
     for vm in vms:
         machine = MachineShape(
@@ -399,7 +392,7 @@ def plan_computed(transition: Transition, event: PlanComputed) -> None:
     if event.inputs_hash != transition.state.plan_asked:
         return
     why_not = "" if event.plan is not None else f"no plan fits: {event.why_not}"
-    answer = PlanAnswer(
+    answer = records.PlanAnswer(
         inputs_hash=event.inputs_hash,
         plan=event.plan,
         why_not=why_not,

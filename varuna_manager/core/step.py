@@ -50,13 +50,9 @@ from spottrain.varuna_manager.core import (
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import Command, SetTimer
 from spottrain.varuna_manager.core.model.recent import with_event
-from spottrain.varuna_manager.core.model.records import (
-    Generation,
-    GenerationPhase,
-    VmPhase,
-)
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import Initialise, MinibatchCommitted
@@ -213,7 +209,7 @@ def _manager_started(transition: Transition) -> None:
     for vm in state.vms.values():
         # Silence counts from now on: no manager listened in between.
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
-        if vm.phase in (VmPhase.BOOTING, VmPhase.RETURNING):
+        if vm.phase in (records.VmPhase.BOOTING, records.VmPhase.RETURNING):
             fleet.ask_again(transition, vm)
     if state.calibration is not None:
         calibration.send(transition, state.calibration)
@@ -227,19 +223,19 @@ def _resume_generation(transition: Transition) -> None:
     generation = transition.state.generation
     if generation is None:
         return
-    if generation.phase is not GenerationPhase.RUNNING:
+    if generation.phase is not records.GenerationPhase.RUNNING:
         generation = replace(generation, since_s=transition.now_s, abandoned=False)
         transition.put_generation(generation)
     match generation.phase:
-        case GenerationPhase.OPENING:
+        case records.GenerationPhase.OPENING:
             generations.open_store(transition, generation)
-        case GenerationPhase.STARTING:
+        case records.GenerationPhase.STARTING:
             generations.invite(transition, generation)
-        case GenerationPhase.STOPPING:
+        case records.GenerationPhase.STOPPING:
             generations.send_stop(transition, generation)
-        case GenerationPhase.RUNNING:
+        case records.GenerationPhase.RUNNING:
             stragglers.send_share(transition, generation)
-        case GenerationPhase.BREAKING:
+        case records.GenerationPhase.BREAKING:
             pass  # its ranks are told to give up when it is due
         case _:
             assert_never(generation.phase)
@@ -300,14 +296,14 @@ def _activity(state: State) -> str:
             return _training(state, generation) if generation else _waiting(state)
 
 
-def _training(state: State, generation: Generation) -> str:
+def _training(state: State, generation: records.Generation) -> str:
     number, shape = generation.number, generation.plan.shape
     match generation.phase:
-        case GenerationPhase.OPENING | GenerationPhase.STARTING:
+        case records.GenerationPhase.OPENING | records.GenerationPhase.STARTING:
             return f"starting generation {number} ({shape}): {generation.reason}"
-        case GenerationPhase.STOPPING:
+        case records.GenerationPhase.STOPPING:
             return f"leaving generation {number} ({shape}): {state.plan_reason}"
-        case GenerationPhase.BREAKING:
+        case records.GenerationPhase.BREAKING:
             return f"recovering: {generation.break_reason}"
         case _:
             return f"training at {shape}"

@@ -19,12 +19,8 @@ from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import HistoryError, VmLife
 from spottrain.pricing.prices.price import Price
 from spottrain.pricing.ranking.order import OfferWorth
+from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
-from spottrain.varuna_manager.core.model.events import (
-    FleetRated,
-    OffersRanked,
-    OffersSeen,
-)
 from spottrain.varuna_manager.daemon.ports import EventSink
 from spottrain.varuna_manager.jobs.vm_history import open_history
 from spottrain.varuna_manager.offers.market import hazards_of
@@ -58,17 +54,17 @@ class MarketWatch:
         worths = await asyncio.to_thread(self._rank, tuple(offers))
         if worths is not None and not _about_equal(worths, self._worths):
             self._worths = worths
-            ranked = OffersRanked(
+            ranked = e.OffersRanked(
                 at_s=self._sink.now_s(), worths=tuple(worths.values())
             )
             self._sink.feed(ranked)
         terms = await asyncio.to_thread(self._fleet_terms, tuple(offers))
         if terms is not None and terms != self._terms:
             self._terms = terms
-            self._sink.feed(FleetRated(at_s=self._sink.now_s(), terms=terms))
+            self._sink.feed(e.FleetRated(at_s=self._sink.now_s(), terms=terms))
         if same != self._offers:
             self._offers = same
-            self._sink.feed(OffersSeen(at_s=self._sink.now_s(), offers=tuple(offers)))
+            self._sink.feed(e.OffersSeen(at_s=self._sink.now_s(), offers=tuple(offers)))
             await asyncio.to_thread(self._remember_prices, tuple(offers))
 
     async def ended(self, lives: Sequence[VmLife]) -> None:

@@ -9,16 +9,7 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
-from spottrain.storage.store import (
-    UNFINISHED,
-    Entries,
-    ExistsError,
-    MissingError,
-    Names,
-    StorageError,
-    StoreEntry,
-    unfinished,
-)
+from spottrain.storage import store
 
 _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 
@@ -56,25 +47,25 @@ class FileStore:
 
     def fetch(self, name: str, target: Path) -> None:
         """See ``Store``."""
-        with self.reading(name) as path, unfinished(target) as part:
+        with self.reading(name) as path, store.unfinished(target) as part:
             with _translating_errors("read", path):
                 shutil.copyfile(path, part)
             os.replace(part, target)
 
-    def list(self, prefix: str = "") -> Entries:
+    def list(self, prefix: str = "") -> store.Entries:
         """See ``Store``."""
-        found: list[StoreEntry] = []
+        found: list[store.StoreEntry] = []
         for folder, _, files in os.walk(self.root / prefix):
             for file in files:
                 path = Path(folder, file)
                 # Files that vanish meanwhile are deleted by another process.
                 with contextlib.suppress(FileNotFoundError):
-                    if not file.endswith(UNFINISHED) and not path.is_symlink():
+                    if not file.endswith(store.UNFINISHED) and not path.is_symlink():
                         name = path.relative_to(self.root).as_posix()
-                        found.append(StoreEntry(name, path.stat().st_size))
+                        found.append(store.StoreEntry(name, path.stat().st_size))
         return sorted(found)
 
-    def folders(self) -> Names:
+    def folders(self) -> store.Names:
         """See ``Store``; an empty folder is one too."""
         if not self.root.is_dir():
             return []
@@ -93,14 +84,17 @@ class FileStore:
     def delete_folder(self, prefix: str) -> None:
         """See ``Store``."""
         path = self.root / prefix
-        with contextlib.suppress(MissingError), _translating_errors("delete", path):
+        with (
+            contextlib.suppress(store.MissingError),
+            _translating_errors("delete", path),
+        ):
             shutil.rmtree(path)
 
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         """See ``Store``."""
         if (self.root / name).exists():
-            raise ExistsError(f"{self.root / name} exists: use a new name")
+            raise store.ExistsError(f"{self.root / name} exists: use a new name")
         with self._new_file(name, _link_new) as path:
             yield path
 
@@ -120,7 +114,7 @@ class FileStore:
         final = self.root / name
         with _translating_errors("write", final):
             _make_folder(final.parent)
-            with unfinished(final) as part:
+            with store.unfinished(final) as part:
                 yield part
                 with open(part, "rb") as stream:
                     os.fsync(stream.fileno())
@@ -172,7 +166,8 @@ def _translating_errors(verb: str, path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        kind = {FileNotFoundError: MissingError, FileExistsError: ExistsError}.get(
-            type(error), StorageError
-        )
+        kind = {
+            FileNotFoundError: store.MissingError,
+            FileExistsError: store.ExistsError,
+        }.get(type(error), store.StorageError)
         raise kind(f"cannot {verb} {path}: {error.strerror or error}") from error

@@ -18,19 +18,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
-from spottrain.storage.store import (
-    DeniedError,
-    Entries,
-    ExistsError,
-    MissingError,
-    Names,
-    StorageError,
-    StoreEntry,
-    StoreUrl,
-    UnreachableError,
-    Version,
-    unfinished,
-)
+from spottrain.storage import store
 
 PART_BYTES = 8 << 20
 """Least size of the parts that a large file is sent in."""
@@ -47,7 +35,7 @@ _AZURE_SCOPE = "https://storage.azure.com/.default"
 Credentials = Callable[[], dict[str, Any]]
 
 
-def open_objects(place: StoreUrl, patience_s: float) -> ObjectStore:
+def open_objects(place: store.StoreUrl, patience_s: float) -> ObjectStore:
     """Return the store at ``place``.
 
     Args:
@@ -61,7 +49,9 @@ def open_objects(place: StoreUrl, patience_s: float) -> ObjectStore:
     try:
         importlib.import_module("obstore")
     except ImportError as error:
-        raise StorageError(f"{url} needs obstore: run pip install obstore") from error
+        raise store.StorageError(
+            f"{url} needs obstore: run pip install obstore"
+        ) from error
     endpoint = place.options.get("endpoint_url") or _endpoint(place.scheme)
     common = {
         "prefix": place.prefix or None,
@@ -84,7 +74,7 @@ def _endpoint(scheme: str) -> str:
     return env.get("AWS_ENDPOINT_URL_S3") or env.get("AWS_ENDPOINT_URL", "")
 
 
-def _open_s3(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
+def _open_s3(place: store.StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
     from obstore.store import S3Store
 
     region = place.options.get("region")
@@ -100,7 +90,7 @@ def _open_s3(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
     return S3Store(place.bucket, **settings)
 
 
-def _open_gs(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
+def _open_gs(place: store.StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
     from obstore.store import GCSStore
 
     if endpoint:
@@ -108,13 +98,13 @@ def _open_gs(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
     return GCSStore(place.bucket, **settings)
 
 
-def _open_az(place: StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
+def _open_az(place: store.StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
     from obstore.store import AzureStore
 
     default = os.environ.get("AZURE_STORAGE_ACCOUNT_NAME")
     account = place.options.get("account") or default
     if not account:
-        raise StorageError(
+        raise store.StorageError(
             f"az://{place.bucket} needs the name of its storage account: add "
             "?account=<name>, or set AZURE_STORAGE_ACCOUNT_NAME"
         )
@@ -214,15 +204,15 @@ class ObjectStore:
 
     def fetch(self, name: str, target: Path) -> None:
         """See ``storage.Store``."""
-        with unfinished(target) as part:
+        with store.unfinished(target) as part:
             self._download(name, part)
             os.replace(part, target)
 
-    def list(self, prefix: str = "") -> Entries:
+    def list(self, prefix: str = "") -> store.Entries:
         """See ``storage.Store``; one request per thousand names."""
-        return [StoreEntry(x.name, x.num_bytes) for x in self.versions(prefix)]
+        return [store.StoreEntry(x.name, x.num_bytes) for x in self.versions(prefix)]
 
-    def versions(self, prefix: str = "") -> Sequence[Version]:
+    def versions(self, prefix: str = "") -> Sequence[store.Version]:
         """Return the objects below a folder as ``list`` does, with their ETags."""
         with _translating_errors(f"{self.place}/{prefix}", "list"):
             pages = self._obstore.list(
@@ -230,7 +220,7 @@ class ObjectStore:
             )
             return sorted(_version(x) for page in pages for x in page)
 
-    def version(self, name: str) -> Version:
+    def version(self, name: str) -> store.Version:
         """Return one object with its ETag.
 
         Raises:
@@ -239,7 +229,7 @@ class ObjectStore:
         with _translating_errors(f"{self.place}/{name}", "read"):
             return _version(self._obstore.head(self._bucket, name))
 
-    def folders(self) -> Names:
+    def folders(self) -> store.Names:
         """See ``storage.Store``."""
         with _translating_errors(self.place, "list"):
             found = self._obstore.list_with_delimiter(self._bucket)
@@ -251,7 +241,7 @@ class ObjectStore:
         try:
             with _translating_errors(self.place, "delete from"):
                 self._obstore.delete(self._bucket, chosen)
-        except MissingError:
+        except store.MissingError:
             # Some clouds fail if one object is missing, and keep the others.
             if len(chosen) > 1:
                 for name in chosen:
@@ -264,10 +254,10 @@ class ObjectStore:
     @contextlib.contextmanager
     def writing(self, name: str) -> Iterator[Path]:
         """See ``storage.Store``."""
-        with contextlib.suppress(MissingError):
+        with contextlib.suppress(store.MissingError):
             with _translating_errors(f"{self.place}/{name}", "read"):
                 self._obstore.head(self._bucket, name)
-            raise ExistsError(f"{self.place}/{name} exists: use a new name")
+            raise store.ExistsError(f"{self.place}/{name} exists: use a new name")
         place = f"{self.place}/{name}"
         with _translating_errors(place, "write"), _temporary_file(name) as path:
             yield path
@@ -296,8 +286,8 @@ def _temporary_file(name: str) -> Iterator[Path]:
         yield Path(folder, name.rpartition("/")[2])
 
 
-def _version(found: Any) -> Version:
-    return Version(found["path"], found["size"], found["e_tag"] or "")
+def _version(found: Any) -> store.Version:
+    return store.Version(found["path"], found["size"], found["e_tag"] or "")
 
 
 @contextlib.contextmanager
@@ -308,16 +298,18 @@ def _translating_errors(place: str, verb: str) -> Iterator[None]:
     try:
         yield
     except (AlreadyExistsError, PreconditionError) as error:
-        raise ExistsError(f"{place} exists: use a new name") from error
+        raise store.ExistsError(f"{place} exists: use a new name") from error
     except FileNotFoundError as error:
         raise _missing(place, verb, str(error)) from error
     except BaseError as error:
         reason = _reason(place, error)
-        kind = DeniedError if reason.startswith(_DENIED) else UnreachableError
+        kind = (
+            store.DeniedError if reason.startswith(_DENIED) else store.UnreachableError
+        )
         raise kind(f"cannot {verb} {place}: {reason}") from error
     except OSError as error:  # of this machine, such as a full disk
         reason = error.strerror or str(error)
-        raise UnreachableError(f"cannot {verb} {place}: {reason}") from error
+        raise store.UnreachableError(f"cannot {verb} {place}: {reason}") from error
 
 
 _METADATA = ("169.254.169.254", "computeMetadata", "169.254.170.2", "/latest/api/token")
@@ -338,10 +330,12 @@ _VARIABLES = {
 }
 
 
-def _missing(place: str, verb: str, text: str) -> StorageError:
+def _missing(place: str, verb: str, text: str) -> store.StorageError:
     if verb == "write" or any(sign in text for sign in _NO_BUCKET):
-        return DeniedError(f"cannot {verb} {place}: no such bucket: create it first")
-    return MissingError(f"cannot {verb} {place}: there is no such object")
+        return store.DeniedError(
+            f"cannot {verb} {place}: no such bucket: create it first"
+        )
+    return store.MissingError(f"cannot {verb} {place}: there is no such object")
 
 
 def _reason(place: str, error: Exception) -> str:

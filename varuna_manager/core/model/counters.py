@@ -6,16 +6,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import TypeVar
 
-from spottrain.varuna_manager.core.model.records import (
-    KEPT,
-    WINDOW,
-    Generation,
-    GenerationPhase,
-    Interruption,
-    InterruptionKind,
-    Progress,
-    SlowVm,
-)
+from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import Evaluated, MinibatchCommitted
 from spottrain.wire.model import Slot
@@ -25,18 +16,18 @@ _Item = TypeVar("_Item")
 
 def keep(items: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
     """Append ``item``, forgetting the oldest beyond ``KEPT``."""
-    return (*items, item)[-KEPT:]
+    return (*items, item)[-records.KEPT :]
 
 
 def interrupted(
-    transition: Transition, kind: InterruptionKind, vm_id: str, reason: str
+    transition: Transition, kind: records.InterruptionKind, vm_id: str, reason: str
 ) -> None:
     """Count an interruption; it costs nothing if the VM did not train."""
     state = transition.state
     generation = state.generation
     trainers = () if generation is None else _trainers(generation)
     hit = any(slot.vm_id == vm_id for slot in trainers)
-    interruption = Interruption(
+    interruption = records.Interruption(
         interruption=kind,
         vm_id=vm_id,
         at_s=transition.now_s,
@@ -79,7 +70,9 @@ def cancelled(transition: Transition, vm_id: str) -> None:
     transition.log(f"{vm_id}: its preemption notice was cancelled")
 
 
-def _cancelled(transition: Transition, hit: Interruption) -> Interruption:
+def _cancelled(
+    transition: Transition, hit: records.Interruption
+) -> records.Interruption:
     idle = transition.state.progress.paused_since_s is None
     return replace(
         hit,
@@ -89,14 +82,14 @@ def _cancelled(transition: Transition, hit: Interruption) -> Interruption:
     )
 
 
-def _trainers(generation: Generation) -> Iterable[Slot]:
+def _trainers(generation: records.Generation) -> Iterable[Slot]:
     """Return slots whose loss stops the generation; donors only while sections move."""
-    if generation.phase is GenerationPhase.STARTING:
+    if generation.phase is records.GenerationPhase.STARTING:
         return generation.participants
     return generation.ranks
 
 
-def replaced(transition: Transition, slow: SlowVm) -> None:
+def replaced(transition: Transition, slow: records.SlowVm) -> None:
     """Count a slow VM that has been replaced."""
     state, tally = transition.state, transition.state.tally
     transition.state = replace(
@@ -123,7 +116,7 @@ def committed(transition: Transition, report: MinibatchCommitted) -> None:
     if report.peak_bytes > progress.peak_bytes:
         progress = replace(progress, peak_bytes=report.peak_bytes)
     if step > progress.step:
-        times = (*generation.step_times_s, report.step_s)[-WINDOW:]
+        times = (*generation.step_times_s, report.step_s)[-records.WINDOW :]
         generation = replace(generation, committed=True, step_times_s=times)
         tally, news = transition.state.tally, step - progress.step
         egress = tally.egress + generation.egress * news
@@ -135,8 +128,11 @@ def committed(transition: Transition, report: MinibatchCommitted) -> None:
 
 
 def _progress(
-    transition: Transition, progress: Progress, step: int, report: MinibatchCommitted
-) -> Progress:
+    transition: Transition,
+    progress: records.Progress,
+    step: int,
+    report: MinibatchCommitted,
+) -> records.Progress:
     if progress.paused_since_s is not None:
         cost_s = max(0.0, transition.now_s - progress.paused_since_s - report.step_s)
         progress = replace(progress, paused_since_s=None)

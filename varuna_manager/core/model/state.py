@@ -18,27 +18,11 @@ from spottrain.pricing.billing.ledger import Ledger
 from spottrain.pricing.billing.money import Money, Rate, total, total_rate
 from spottrain.pricing.ranking.cooldowns import Cooldown
 from spottrain.pricing.ranking.order import OfferWorth
+from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
 from spottrain.varuna_manager.core.model.events import CheckpointRef, KnownProfile
 from spottrain.varuna_manager.core.model.recent import RecentEvent
-from spottrain.varuna_manager.core.model.records import (
-    BudgetAlert,
-    Calibration,
-    Enough,
-    Generation,
-    GenerationSummary,
-    Intent,
-    Interruption,
-    PlanAnswer,
-    PriceChange,
-    Progress,
-    Release,
-    SlowVm,
-    Tally,
-    VmPhase,
-    VmRecord,
-)
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.wire.model import Plan, Profile
 
@@ -72,7 +56,7 @@ class State:
     ending_since_s: float | None = None
     ending_checkpoint: bool = False
     """A checkpoint is still wanted before the VMs are returned."""
-    release: Release | None = None
+    release: records.Release | None = None
     """Removing what the VMs shared in the cloud, once it has begun."""
     # The fleet
     reconciled: bool = False
@@ -85,7 +69,7 @@ class State:
     """What the deadline or the minimum throughput asks for."""
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     """What refused lately, by scope (``pricing.ranking.cooldowns``): it is not asked."""
-    intents: Mapping[str, Intent] = field(default_factory=dict)
+    intents: Mapping[str, records.Intent] = field(default_factory=dict)
     asked_clouds: frozenset[str] = frozenset()
     """Clouds that were ever asked for VMs: they may hold something of the job."""
     given_up: frozenset[str] = frozenset()
@@ -96,8 +80,8 @@ class State:
     """Epoch of the takeover by this machine; 0: the job began here."""
     launch_pending: bool = False
     """Whether ``LaunchIntended`` for the next intent is on its way."""
-    vms: Mapping[str, VmRecord] = field(default_factory=dict)
-    enough: Enough | None = None
+    vms: Mapping[str, records.VmRecord] = field(default_factory=dict)
+    enough: records.Enough | None = None
     """Set when VMs were returned that the plan did not use; None: as many as allowed."""
     fleet_changed_at_s: float = 0.0
     """When usable slots last came or went."""
@@ -106,7 +90,7 @@ class State:
     profile: Profile | None = None
     known_profiles: tuple[KnownProfile, ...] = ()
     """Measured for earlier jobs, newest first."""
-    calibration: Calibration | None = None
+    calibration: records.Calibration | None = None
     """The round of measuring that runs now."""
     next_round: int = -1
     measure_after_s: float = 0.0
@@ -122,9 +106,9 @@ class State:
     """Why the newest attempt to write a checkpoint failed; empty if it did not."""
     # Generations
     next_generation: int = 1
-    generation: Generation | None = None
+    generation: records.Generation | None = None
     previous_plan: Plan | None = None
-    answer: PlanAnswer | None = None
+    answer: records.PlanAnswer | None = None
     plan_asked: str | None = None
     """Hash of the ``ComputePlan`` that is not answered yet."""
     plan_reason: str = "start"
@@ -132,17 +116,17 @@ class State:
     fruitless: int = 0
     """Generations in a row that broke before they committed anything."""
     # History
-    progress: Progress = field(default_factory=Progress)
-    tally: Tally = field(default_factory=Tally)
+    progress: records.Progress = field(default_factory=records.Progress)
+    tally: records.Tally = field(default_factory=records.Tally)
     ledger: Ledger = field(default_factory=Ledger)
     """All that was spent."""
-    alerts: tuple[BudgetAlert, ...] = ()
+    alerts: tuple[records.BudgetAlert, ...] = ()
     """Shares of the budget that were spent and alerted to, the smallest first."""
-    generations: tuple[GenerationSummary, ...] = ()
+    generations: tuple[records.GenerationSummary, ...] = ()
     """Finished ones, oldest first."""
-    interruptions: tuple[Interruption, ...] = ()
-    price_changes: tuple[PriceChange, ...] = ()
-    slow_vms: tuple[SlowVm, ...] = ()
+    interruptions: tuple[records.Interruption, ...] = ()
+    price_changes: tuple[records.PriceChange, ...] = ()
+    slow_vms: tuple[records.SlowVm, ...] = ()
     """Those that were replaced, oldest first."""
     timer_at_s: float | None = None
 
@@ -215,7 +199,7 @@ def _side(state: State) -> Rate:
 
 def _coming(state: State) -> Money:
     """Return the cost of what VMs that have yet to boot will fetch from other clouds."""
-    early = (VmPhase.STARTING, VmPhase.BOOTING)
+    early = (records.VmPhase.STARTING, records.VmPhase.BOOTING)
     booting = Counter(vm.offer.cloud for vm in state.vms.values() if vm.phase in early)
     for intent in state.intents.values():
         booting[intent.offer.cloud] += intent.missing
@@ -224,11 +208,14 @@ def _coming(state: State) -> Money:
 
 
 def summary_of(
-    generation: Generation, step: int, ended_at_s: float | None, ended_by: str = ""
-) -> GenerationSummary:
+    generation: records.Generation,
+    step: int,
+    ended_at_s: float | None,
+    ended_by: str = "",
+) -> records.GenerationSummary:
     """Return the report's entry for ``generation``, which has reached ``step``."""
     plan = generation.plan
-    return GenerationSummary(
+    return records.GenerationSummary(
         generation=generation.number,
         pipeline_depth=plan.pipeline_depth,
         data_parallel_width=plan.data_parallel_width,
