@@ -102,7 +102,7 @@ def test_a_slow_replica_gets_less_to_do_without_a_morph() -> None:
         (1, 1, (0, 6, 8))
     }
     assert story.generation.number == 1
-    assert "6+2 (were 4+4)" in story.state.last_news
+    assert "6+2 (before: 4+4)" in story.state.last_news
 
 
 def test_no_new_share_is_sent_before_the_last_one_is_in_force() -> None:
