@@ -362,7 +362,7 @@ def close(transition: Transition, ended_by: str) -> None:
     if generation.done and finished and not broke:
         transition.end(_outcome_of_done(state))
     elif fruitless >= MAX_FRUITLESS:
-        reason = f"{fruitless} generations in a row broke before a commit, the last one: {ended_by}"
+        reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
         transition.end(Outcome(kind="failed", exit_code=1, reason=reason))
 
 
