@@ -1,16 +1,16 @@
-"""The rules of the house that no linter knows; CONTRIBUTING.md lists them.
+"""Checks the structural rules that no linter covers; CONTRIBUTING.md lists them.
 
     file       at most 800 lines (a note from 500 on)
     function   at most 50 lines, without its docstring, inner functions and match cases
-    folder     at most 15 modules, ``__init__`` and ``__main__`` aside
-    prefix     three modules of a folder that share one are a folder of their own
-    circle     modules import each other, be it for type checking only
-    class      a public class name stands once in a top-level folder
-    word       the words of the design name one class in the whole house
+    folder     at most 15 modules, not counting ``__init__`` and ``__main__``
+    prefix     three modules of a folder that share one go into a folder of their own
+    circle     modules import each other, even if only for type checking
+    class      a public class name is unique within a top-level folder
+    word       a term of the design names one class in the whole project
     crumb      under 80 lines with functions, and one importer, which is in its folder
     base       a base class whose only subclass is in another module of its folder
 
-What may break a rule stands in structure-allowed.txt: rule, place, reason.
+Exceptions are listed in structure-allowed.txt: rule, place, reason.
 """
 
 from __future__ import annotations
@@ -310,9 +310,9 @@ def main() -> int:
     for module in read_modules(root).values():
         if NOTED_LINES < module.lines <= FILE_LINES:
             path = module.path.relative_to(root)
-            sys.stdout.write(f"note: {path}: {module.lines} lines, look for a seam\n")
+            sys.stdout.write(f"note: {path}: {module.lines} lines, consider a split\n")
     wrong = check(root)
-    sys.stdout.write("\n".join(wrong or ["all rules of the house hold"]) + "\n")
+    sys.stdout.write("\n".join(wrong or ["all structural rules hold"]) + "\n")
     return bool(wrong)
 
 

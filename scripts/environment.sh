@@ -31,7 +31,7 @@ environment() {
     if [ -x "$python" ] && [ "$(cat "$stamp" 2>/dev/null)" = "$made_from" ]; then
         return
     fi
-    printf 'installing spottrain[%s] into .venv (torch is large; minutes the first time)\n' \
+    printf 'installing spottrain[%s] into .venv (torch is large; this takes minutes the first time)\n' \
         "$extras" >&2
     if ! "$python" -c 'import sys, pip; sys.exit(sys.version_info < (3, 11))' \
         >/dev/null 2>&1; then

@@ -98,7 +98,7 @@ def check_inputs(inputs: PlanInputs) -> None:
             )
         if asked not in known:
             raise PlanError(
-                f"the profile knows micro-batches of {known}: got microbatch_size "
+                f"the profile has micro-batches of {known}: got microbatch_size "
                 f"{asked}; calibrate again"
             )
     elif minibatch_size < 1 or all(minibatch_size % m for m in known):

@@ -78,7 +78,7 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
         row = read(line)
         if row is None:
             raise PlanError(
-                f"row {number} of the trace does not fit: got {line.strip()!r}; "
+                f"row {number} of the trace has an unknown format: got {line.strip()!r}; "
                 "write 'milliseconds,add|remove,node' or "
                 "'YYYY-mm-dd, HH:MM:SS, count' in every row"
             )

@@ -104,7 +104,7 @@ def parse_prices(text: str) -> PriceFile:
         day.setdefault(place, []).append(usd)
     if not found:
         raise ConfigError(
-            "no row has a price of an instance type that is known; known are "
+            "no row has a price of a known instance type; known are "
             f"{', '.join(INSTANCES)}"
         )
     days = {

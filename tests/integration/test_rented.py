@@ -226,7 +226,7 @@ def test_a_vm_with_another_host_key_is_given_back(
     other = keygen(tmp_path / "other")
     instance_id = vm.vm_id.partition(".")[0]
     cloud.fake.ask("console", instance_id=instance_id, keys=other)
-    with pytest.raises(VmNotFoundError, match="not the one that its cloud shows"):
+    with pytest.raises(VmNotFoundError, match="not the one that its cloud reports"):
         provider.start_agent(vm.vm_id, NOBODY)
     assert live(provider) == []
 
@@ -270,7 +270,7 @@ def test_calls_are_carried_also_of_agents_that_ran_before(cloud: AwsVms) -> None
         )
         assert before.is_called()
         provider.close()
-    with pytest.raises(CloudError, match="leaves"):
+    with pytest.raises(CloudError, match="is shutting down"):
         provider.start_agent(vm.vm_id, NOBODY)
     with Manager() as after, ThreadPoolExecutor(1) as threads:
         second = cloud.provider()

@@ -246,7 +246,9 @@ def test_data_that_is_not_there_is_the_users_and_what_is_away_may_come(
         with pytest.raises(CloudError, match=r"data is not ready yet: .* answered 503"):
             provider.start_agent(vm.vm_id, NOBODY)
         web.says = 403
-        with pytest.raises(SetupError, match=r"^host h\d .*: data words .* says 403"):
+        with pytest.raises(
+            SetupError, match=r"^host h\d .*: data words .* answered 403"
+        ):
             provider.start_agent(vm.vm_id, NOBODY)
         web.says = None
         provider.start_agent(vm.vm_id, NOBODY)

@@ -132,7 +132,7 @@ class SupervisorProcess:
         """Let it exit by itself within ``CLOSE_S``; its last reports are read."""
         self._lines.put(None)
         if not self._ended.wait(CLOSE_S):
-            logger.info("supervisor does not exit by itself")
+            logger.info("supervisor did not exit on its own")
 
     def kill(self) -> None:
         """Kill it and all its workers at once, and reap it."""

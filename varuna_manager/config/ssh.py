@@ -31,7 +31,7 @@ OURS = ("SPOTTRAIN_", "OMP_NUM_THREADS")
 
 def _variable(name: str) -> str:
     if not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name) or name.startswith(OURS):
-        raise ValueError("must be a variable's name that spottrain does not set itself")
+        raise ValueError("must be the name of a variable that spottrain does not set")
     return name
 
 

@@ -348,8 +348,8 @@ def close(transition: Transition, ended_by: str) -> None:
     if generation.done and finished and not broke:
         transition.end(_outcome_of_done(state))
     elif fruitless >= MAX_FRUITLESS:
-        broke_often = f"{fruitless} generations in a row broke before a commit"
-        transition.fail(f"{broke_often}, the last one: {ended_by}")
+        reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
+        transition.end(Outcome(kind="failed", exit_code=1, reason=reason))
 
 
 def _outcome_of_done(state: State) -> Outcome:

@@ -235,7 +235,7 @@ def event_of(seq: int, kind: str, body: str) -> Event:
     except (KeyError, TypeError, ValueError) as error:
         reason = str(error).splitlines()[0]
         raise JournalError(
-            f"event {seq} is no valid {kind} ({reason}); it is damaged or was written by "
+            f"event {seq} is not a valid {kind} ({reason}); it is damaged or was written by "
             "another version: use the version that launched the job"
         ) from error
     return event

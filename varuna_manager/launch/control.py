@@ -318,7 +318,7 @@ def end_job(job: JobDir) -> int:
             provider.shut_down()
         if left := [vm.vm_id for vm in _live(provider, job)]:
             raise CloudError(
-                f"job {job.name}: VMs still run after they were ended: {', '.join(left)}; "
+                f"job {job.name}: VMs are still running after their termination: {', '.join(left)}; "
                 f"run 'spottrain down {job.name}' again"
             )
         with contextlib.suppress(

@@ -208,7 +208,7 @@ def parse_url(url: str, options: Mapping[str, str] | None = None) -> StoreUrl:
         )
     if unknown := sorted(set(chosen) - set(OPTIONS)):
         raise StorageError(
-            f"store {scheme}://{bucket} knows the options {', '.join(OPTIONS)}: got "
+            f"store {scheme}://{bucket} supports the options {', '.join(OPTIONS)}: got "
             f"{unknown[0]!r}; put credentials into the environment"
         )
     return StoreUrl(scheme, bucket, unquote(parts.path).strip("/"), chosen)

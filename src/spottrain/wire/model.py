@@ -197,7 +197,7 @@ class Profile:
             if one.microbatch_size == microbatch_size:
                 return one
         raise WireError(
-            f"the profile knows micro-batches of {self.microbatch_sizes}: got "
+            f"the profile has micro-batches of {self.microbatch_sizes}: got "
             f"{microbatch_size}; calibrate again"
         )
 

@@ -247,5 +247,5 @@ def _parts(document: dict[str, Any]) -> list[Any]:
         f"{document['model']} on {document['device']} (profile {measured}), "
         f"mini-batch {document['minibatch_size']}"
     )
-    note = "dropped and what follows it: time lost, as a share of the trace"
+    note = "dropped and the columns after it: time lost, as a share of the trace"
     return [spot, model, f"assumed: {assumed}", table, note]

@@ -77,7 +77,10 @@ def test_a_name_may_be_used_again() -> None:
         ("", "the trace is empty"),
         ("0,add,a\n", "the trace has no length"),
         ("0,add,a\n99999999999999999999,remove,a\n", "must last 315576000 s"),
-        ("0,add,a\n1,kill,a\n", "row 2 of the trace does not fit: got '1,kill,a'"),
+        (
+            "0,add,a\n1,kill,a\n",
+            "row 2 of the trace has an unknown format: got '1,kill,a'",
+        ),
         ("0,add,a\n-1,remove,a\n", "row 2"),
         ("0,add,a\nnan,remove,a\n", "row 2"),
         (EVENTS + COUNTS, "row 6"),

@@ -92,7 +92,7 @@ MISTAKES: list[tuple[dict[str, Any], dict[str, Any], str]] = [
     ({"a": "s3://bucket/a%00"}, AWS, r"must not contain . or .."),
     ({"a": "https://host/a/"}, AWS, "must name one object here"),
     ({"a": "s3://"}, AWS, "url must name a bucket or server"),
-    ({"a": "s3://bucket/a?colour=red"}, AWS, "knows the options"),
+    ({"a": "s3://bucket/a?colour=red"}, AWS, "supports the options"),
     ({"a": {"url": "s3://b/a/", "unpack": True}}, AWS, "must name one object here"),
     ({"a": {"path": "/a", "unpack": True}}, SSH, "unpack needs a url"),
     ({"a": {"url": "file:///a", "sha256": SHA256}}, SSH, "sha256 needs a url"),

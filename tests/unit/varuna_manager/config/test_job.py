@@ -174,7 +174,10 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
             {"checkpoint": {"path": "ftp://b"}},
             "checkpoint.path: store must be a folder",
         ),
-        ({"checkpoint": {"path": "s3://b?key=1"}}, "knows the options endpoint_url,"),
+        (
+            {"checkpoint": {"path": "s3://b?key=1"}},
+            "supports the options endpoint_url,",
+        ),
         ({"manager": {"suspect_s": 0.5}}, "must be heartbeat_s < suspect_s"),
         ({"budget": {"max_usd": float("nan")}}, "budget.max_usd: must be a finite"),
         ({"seed": {1, 2}}, "{1, 2} is not a text, number, list or mapping"),

@@ -82,8 +82,8 @@ MISTAKES = [
     ({**JOB, "ssh": {"folder": ".", "hosts": [{"address": "a"}]}}, "ssh.folder"),
     ({**JOB, "ssh": {"folder": "a/../..", "hosts": [{"address": "a"}]}}, "ssh.folder"),
     (with_hosts({"address": "a"}, env={"SPOTTRAIN_VM": "x"}), "spottrain does not set"),
-    (with_hosts({"address": "a"}, env={"A B": "x"}), "must be a variable's name"),
-    (with_hosts({"address": "a"}, secrets=["A=B"]), "must be a variable's name"),
+    (with_hosts({"address": "a"}, env={"A B": "x"}), "must be the name of a variable"),
+    (with_hosts({"address": "a"}, secrets=["A=B"]), "must be the name of a variable"),
     (
         {**JOB, "resources": {}, "setup": "pip install x"},
         "setup cannot be used with the local provider",
