@@ -5,8 +5,9 @@ the events or reports that bring it about. ``DECISION`` stands for the core itse
 looks at the state after every event. An event that no entry names for the present phase
 leaves the phase as it is. ``None`` stands for what does not exist, before or after.
 
-``Transition`` refuses any other change of phase; a test compares the events with what
-the core does, and docs/state-machines.md with these tables.
+Tests compare every change of phase that they see with these tables, and
+docs/state-machines.md too. The core itself does not ask them: a table that lacks an entry
+must not end a job.
 """
 
 from __future__ import annotations

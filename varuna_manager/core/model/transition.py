@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import replace
 from enum import StrEnum
 
-from spottrain.varuna_manager.core.model import machines
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, Send
 from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent
 from spottrain.varuna_manager.core.model.records import (
@@ -82,12 +81,9 @@ class Transition:
             self.wake_at_s = min(self.wake_at_s or at_s, at_s)
 
     def note_phase(self, before: StrEnum | None, after: StrEnum | None) -> None:
-        """Record a change of phase; refuse one that no table has."""
+        """Record a change of phase; ``machines`` lists all that can happen."""
         recent = self.state.recent
-        if before is after:
-            return
-        machines.entry_of(before, after)
-        if recent:
+        if recent and before is not after:
             change = PhaseChange(before, after, self.is_settling)
             last = replace(recent[-1], changes=(*recent[-1].changes, change))
             self.state = replace(self.state, recent=(*recent[:-1], last))

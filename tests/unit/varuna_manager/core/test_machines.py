@@ -17,10 +17,9 @@ from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.machines import MACHINES, Machine
-from spottrain.varuna_manager.core.model.records import RankPhase, VmPhase
+from spottrain.varuna_manager.core.model.records import RankPhase
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase
-from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
 
 DOCS = Path(__file__).parents[4] / "docs/state-machines.md"
@@ -291,14 +290,6 @@ def test_every_phase_can_be_reached_and_left() -> None:
         befores = {before for before, _ in machine}
         assert set(phases) - afters <= {JobPhase.NEW, RankPhase.INVITED}
         assert set(phases) - befores <= {RankPhase.GONE}
-
-
-def test_a_change_that_no_table_knows_is_an_internal_error() -> None:
-    story = Story().training("a", "b")
-    transition = Transition(story.state, story.now_s)
-    returning = replace(story.state.vms["a"], phase=VmPhase.STARTING)
-    with pytest.raises(KeyError, match="starting"):
-        transition.put_vm(returning)
 
 
 # --- The picture ----------------------------------------------------------------------
