@@ -113,7 +113,7 @@ def loss(
 
 
 def training_job() -> TrainingJob:
-    """Describe the job; spottrain tells its number of steps in the environment."""
+    """Describe the job; spottrain passes the number of steps in the environment."""
     steps = int(os.environ.get("SPOTTRAIN_STEPS", "500"))
     training_text, heldout_text = corpus()
 

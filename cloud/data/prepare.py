@@ -110,8 +110,8 @@ def mount(request: DataRequest, folder: Path) -> Path:
         ) from error
     except subprocess.TimeoutExpired as error:
         raise DataUnavailableError(
-            f"{request.what}: mount took longer than {_MOUNT_S:g} s; is its server reached "
-            "from here?"
+            f"{request.what}: mount took longer than {_MOUNT_S:g} s; check that "
+            "this machine can reach its server"
         ) from error
     if done.returncode:
         said = " ".join(done.stderr.split()) or f"mount ended with {done.returncode}"

@@ -209,9 +209,7 @@ class _Child:
                 return  # nothing reads the rest any more
 
     def _ended_error(self) -> CloudError:
-        return CloudError(
-            f"{self.name}: the process of its SDK has ended; will be retried"
-        )
+        return CloudError(f"{self.name}: its SDK process has exited; will be retried")
 
 
 def in_child(

@@ -97,7 +97,7 @@ def choose_plan(inputs: PlanInputs) -> Choice:
     """
     check_inputs(inputs)
     if not inputs.slots:
-        return Choice(plan=None, candidates=(), why_not="there is no slot")
+        return Choice(plan=None, candidates=(), why_not="there are no slots")
     inputs, names = canonical(inputs)
     layouts = choose_layouts(inputs)
     search = Search(layouts)

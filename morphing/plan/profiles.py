@@ -81,7 +81,7 @@ def check_profile(
         if profile.fingerprint != facts.fingerprint:
             raise PlanError(
                 f"{source}: fingerprint must be {facts.fingerprint}, this model's: got "
-                f"{profile.fingerprint}; it is of another model: calibrate again"
+                f"{profile.fingerprint}; it belongs to another model: calibrate again"
             )
 
 

@@ -153,7 +153,7 @@ def _why(
         capped = "" if base.prices else " (or usd_per_hour_cap forbids them)"
         return (
             f"no on-demand VMs that could train the job{capped}: nothing can be "
-            "guaranteed, spot VMs may not come; allow on-demand"
+            "guaranteed, spot VMs may be unavailable; allow on-demand"
         )
     rate, minimum = base.fleet.rates[base.max_vms], status.min_examples_per_s
     if minimum is not None and rate < minimum * (1 - tuning.ROUNDING):
@@ -167,7 +167,7 @@ def _why(
         ends = "" if is_affordable else ", where the job ends"
         return f"{vms} to the end for ${min_usd:,.2f}; left to spend: {budget}{ends}"
     if is_affordable:
-        vms = f"{_vms(size)} alone would do it in time"
+        vms = f"{_vms(size)} alone would finish in time"
         return f"{vms} for ${min_usd:,.2f}; left to spend: {budget}"
     if min_usd is None:
         train_s = base.train_s(base.max_vms, status.examples_left)
@@ -177,7 +177,7 @@ def _why(
             f"deadline is in {(status.left_s + status.ending_s) / HOUR_S:.3f} h"
         )
     else:
-        problem = f"on-demand VMs in time cost ${min_usd:,.2f}, left to spend: {budget}"
+        problem = f"finishing in time on on-demand VMs costs ${min_usd:,.2f}, left to spend: {budget}"
     remedies = _remedies(status, base, min_usd, earliest_s)
     return f"deadline and budget cannot both be guaranteed: {problem}; {remedies}"
 
@@ -198,7 +198,7 @@ def _remedies(
     else:
         cheapest = base.cheapest(status.examples_left, _paced_s(status))
         usd = base.usd(cheapest, status.examples_left)
-        remedies.append(f"with any deadline it costs ${round_up(usd):,.2f}")
+        remedies.append(f"without a deadline it costs ${round_up(usd):,.2f}")
     return ", or ".join(remedies)
 
 

@@ -99,7 +99,7 @@ class _Policy:
     def decide(self) -> model.FleetDecision:
         status = self.status
         if status.examples_left <= 0:
-            return self._answer((), "done", "nothing is left to do")
+            return self._answer((), "done", "all work is done")
         if status.deadline_s is None:
             return self._without_deadline()
         if not self.size:

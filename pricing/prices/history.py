@@ -280,7 +280,7 @@ class History:
         except (sqlite3.Error, OSError) as error:
             raise HistoryError(
                 f"{self._path}: the database of prices cannot be used: {error}; if it "
-                "is damaged, move it away: it will be filled again"
+                "is damaged, move it away; a new one will be created"
             ) from error
 
 

@@ -109,7 +109,7 @@ def usable(prices: Sequence[Price]) -> Sifted:
         if price.spot and price.usd_per_hour >= ceiling:
             warnings.append(
                 f"{price.name}: {price.usd_per_hour:g} USD per hour is no less than on "
-                f"demand ({ceiling:g}); no usable spot there"
+                f"demand ({ceiling:g}); no usable spot offer there"
             )
         else:
             good.append(price)

@@ -273,7 +273,7 @@ def _unusable(priced: Priced, terms: RankingTerms) -> str:
     if not offer.spot and not terms.allow_on_demand:
         return "on demand: resources.allow_on_demand is not set"
     if priced.max_vms is not None and priced.max_vms < 1:
-        return "there is no machine left"
+        return "no machine is available"
     if terms.max_gpus is not None and offer.gpus > terms.max_gpus:
         return f"it has more than {terms.max_gpus} GPUs"
     if fleet_size(offer, terms) < 1:

@@ -88,7 +88,7 @@ def shortest(
         min_usd = float(market.usd.min(axis=1).sum())
         raise InfeasibleError(
             f"budget {_usd(max_usd)}: the work costs at least {_usd(min_usd)}, "
-            "whatever time it takes; raise the budget to that",
+            "however long it takes; raise the budget to that",
             min_usd=min_usd,
         )
     makespan_h = stretch.factor * alone_h
@@ -212,10 +212,10 @@ def _too_tight(
         fastest = market.types[int(market.whole_h[worst].argmin())].name
         problem = (
             f"{market.jobs[worst].name}: deadline {deadlines_h[worst]:.4g} h: even on "
-            f"{fastest}, the fastest it may have, its work takes {alone_h[worst]:.6g} h"
+            f"{fastest}, the fastest type it may use, its work takes {alone_h[worst]:.6g} h"
         )
     else:
-        problem = "deadlines: each job alone could be in time, but not all of them"
+        problem = "deadlines: each job alone could finish in time, but not all of them together"
     eased = list(map(max, deadlines_h, alone_h))
     factor, short_of = stretch(market, eased)
     if factor > 1 + _SLACK and short_of:
@@ -240,12 +240,14 @@ def _over_budget(
 ) -> InfeasibleError:
     """Return the error of a budget that is too small, with what more time would do."""
     market = program.market
-    line = f"budget {_usd(max_usd)}: being in time costs at least {_usd(needed_usd)}"
+    line = (
+        f"budget {_usd(max_usd)}: finishing in time costs at least {_usd(needed_usd)}"
+    )
     stretch = program.stretch(max_usd)
     if stretch is None:
         min_usd = float(market.usd.min(axis=1).sum())
         return InfeasibleError(
-            f"{line}, and {_usd(min_usd)} with all the time there is; raise the budget",
+            f"{line}, and {_usd(min_usd)} without deadlines; raise the budget",
             min_usd=needed_usd,
         )
     min_h = {

@@ -238,7 +238,9 @@ class SharesProgram:
         objective = np.append(np.zeros(len(self.job)), -1.0)
         found = _solve(objective, rows=rows, limits=limits, method=INTERIOR)
         if found is None:
-            raise SolverError("a linear program without demands was called infeasible")
+            raise SolverError(
+                "a linear program without demands was reported as infeasible"
+            )
         return Shares(
             shares=self._shares(found.x[:-1]), objective=-float(found.fun) * scale
         )

@@ -38,7 +38,7 @@ FileArgument = Annotated[
     typer.Argument(help="Job file; with --show or --derive, a profile (JSON)."),
 ]
 AgainOption = Annotated[
-    bool, typer.Option("--again", help="Measure even if a profile was kept.")
+    bool, typer.Option("--again", help="Measure even if a stored profile exists.")
 ]
 ShowOption = Annotated[
     bool, typer.Option("--show", help="Show a profile; by default the newest one kept.")

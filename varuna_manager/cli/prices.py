@@ -145,7 +145,7 @@ def _say_notes(rows: Sequence[_Row], offers: int, unusable: int, now_s: float) -
     if unusable:
         say(f"{unusable} spot prices left out: not below the on-demand price")
     if not rows:
-        say("no price is known for such a machine; try other filters")
+        say("no known price matches the filters; try others")
     elif len(rows) < offers:
         say(f"{len(rows)} of {offers} offers shown; --top shows more")
 

@@ -125,7 +125,7 @@ class Watcher:
         if not self._follower.has_ended or outcome is None:
             name = self._job.name
             raise ManagerGoneError(
-                f"job {name}: its manager is gone; VMs train on until their lease ends: "
+                f"job {name}: its manager is gone; VMs keep training until their lease ends: "
                 f"'spottrain resume {name}' continues, 'spottrain down {name}' returns "
                 f"the VMs, 'spottrain logs {name}' may say why"
             )

@@ -245,7 +245,7 @@ class StoredJob:
                 continue  # merged meanwhile, by a manager that is not fenced yet
             return
         raise StoredJobError(
-            f"{self.url}: the journal changes while it is read; stop the manager that "
+            f"{self.url}: the journal is changing while it is read; stop the manager that "
             "writes it, then try again"
         )
 

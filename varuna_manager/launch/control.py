@@ -149,7 +149,7 @@ def _when_asleep(config: JobConfig, on_vm: bool = False) -> str:
         else ""
     )
     return (
-        f"if this machine sleeps or goes offline, VMs train on for {lease_s:g} s "
+        f"if this machine sleeps or goes offline, VMs keep training for {lease_s:g} s "
         "(manager.lease_s), then save a checkpoint and end themselves; "
         f"'spottrain resume {config.name}'{anywhere} continues from there"
     )
@@ -364,7 +364,7 @@ def _manager_lock(job: JobDir) -> Iterator[None]:
             except BlockingIOError as error:
                 if time.monotonic() > deadline:
                     raise ManagerUnreachableError(
-                        f"job {job.name}: its manager does not end; kill it by hand"
+                        f"job {job.name}: its manager does not exit; kill the process by hand"
                     ) from error
             time.sleep(POLL_S)
         yield

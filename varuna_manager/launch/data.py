@@ -125,7 +125,7 @@ def ensure_data(config: JobConfig, say: Say = lambda line: None) -> None:
         try:
             os.environ.update(fetch_data([request], cache, say))
         except (DataError, DataUnavailableError) as error:
-            say(f"{error}; the model is inspected without it")
+            say(f"{error}; the model is inspected without this data")
 
 
 def _small(data: dict[str, DataConfig]) -> Iterator[DataRequest]:

@@ -245,7 +245,7 @@ class _Rental:
             try:
                 if (remote := self._try()) is not None:
                     return remote
-                trouble = CloudError(f"VM {self.manager.vm_id} takes too long to boot")
+                trouble = CloudError(f"VM {self.manager.vm_id} did not boot in time")
             except (VmNotFoundError, HostKeyError):
                 raise
             except CloudError as error:

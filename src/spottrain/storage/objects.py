@@ -351,7 +351,7 @@ def _reason(place: str, error: Exception) -> str:
     if any(sign in text for sign in _REFUSED):
         return f"credentials refused ({said}): renew them; {login}"
     if "403 " in text:
-        return f"no permission ({said}): allow to list, read, write and delete there"
+        return f"no permission ({said}): grant list, read, write and delete there"
     if "redirect" in text:
         return "the bucket is in another region: add ?region=<its region>"
     if said:

@@ -32,10 +32,10 @@ TRACE_FRICTION = 0.01
 """Throughput lost per further VM."""
 
 LEGEND = (
-    "cost / bound: mean over jobs; late jobs pay until the work is done. of all: sum over "
-    "sum. for each in time: cost of all jobs for each that met its deadline. same jobs: "
-    "mean over the jobs that this rule finished in time, and our cost-optimal policy on "
-    "them. The rest: shares of the cost"
+    "cost / bound: mean over jobs; late jobs pay until the work is done. of all: sum of "
+    "costs over sum of bounds. per job in time: the same sum per job that met its "
+    "deadline. same jobs: mean over the jobs that this rule finished in time, and that of "
+    "our cost-optimal policy on them. Other columns: shares of the cost"
 )
 
 TracesOption = Annotated[
@@ -98,7 +98,7 @@ def on_trace(file: Path) -> list[Scenario]:
 def _trace_job(name: str, played: Trace, size: int, slack: float) -> Scenario:
     rates = [vms / (1 + TRACE_FRICTION * (vms - 1)) for vms in range(1, size + 1)]
     fleet = Fleet(examples_per_s=(0.0, *rates))
-    title = f"{name}, {size} VMs, {slack:g} times the time"
+    title = f"{name}, {size} VMs, {slack:g} times the on-demand time"
     return from_trace(title, played, fleet, tightness=1 / slack, budget_share=1.1)
 
 
@@ -155,13 +155,13 @@ def _one_zone(cases: Sequence[evaluate.Case]) -> dict[str, Any] | None:
 def _parts(name: str, part: dict[str, Any]) -> list[Any]:
     table = Table(
         *("rule", "in time", "in budget", "late by", "cost / bound", "of all"),
-        *("for each in time", "same jobs", "on demand", "booting", "paused"),
+        *("per job in time", "same jobs", "on demand", "booting", "paused"),
         title=name,
     )
     for row in part["rules"]:
         table.add_row(*_cells(row["rule"], row))
     by_slack = [
-        _cells(f"{row['from']:g} to {row['to']:g} times the time", row)
+        _cells(f"{row['from']:g} to {row['to']:g} times on demand", row)
         for row in part["by_slack"]
     ]
     table.add_section()
@@ -175,7 +175,7 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
         f"worst: {worst['world']}, {worst['over_bound']:.2f} times the bound",
         *([_one_zone_line(one_zone)] if one_zone else []),
         (
-            f"intervals of 90 % that held: {intervals['finish']:.1%} finish, "
+            f"coverage of 90 % intervals: {intervals['finish']:.1%} finish, "
             f"{intervals['usd']:.1%} cost; time-optimal: "
             f"{intervals['finish_in_haste']:.1%} and {intervals['usd_in_haste']:.1%}"
         ),

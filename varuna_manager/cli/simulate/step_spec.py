@@ -93,8 +93,8 @@ class StepSpec(Part):
             for p, stage in enumerate(self.stages[:-1]):
                 if not stage.recompute_s:
                     raise ValueError(
-                        f"stages[{p}].recompute_s: is missing or 0 while other stages "
-                        "recompute; add it, or take it from all"
+                        f"stages[{p}].recompute_s: is missing or 0, but other stages "
+                        "recompute; add it, or remove it from all stages"
                     )
         return self
 
@@ -102,7 +102,7 @@ class StepSpec(Part):
     def _interleaved_has_its_lists_bound(self) -> Self:
         if self.schedule == "interleaved" and self.bound is not None:
             raise ValueError(
-                "bound: an interleaved schedule is played to the letter and has none of "
+                "bound: an interleaved schedule is followed strictly and has no bound of "
                 f"its own: got {self.bound}; leave it out"
             )
         return self

@@ -64,7 +64,7 @@ JOB: Machine = {
             DECISION,
         ),
     ),
-    (JobPhase.ENDING, JobPhase.ENDED): Entry("nothing is rented", (DECISION,)),
+    (JobPhase.ENDING, JobPhase.ENDED): Entry("nothing is rented any more", (DECISION,)),
     (JobPhase.ENDING, JobPhase.ACTIVE): Entry("resumed", (e.ManagerStarted,)),
     (JobPhase.ENDED, JobPhase.ACTIVE): Entry(
         "resumed, unless it succeeded", (e.ManagerStarted,)
@@ -78,8 +78,12 @@ VM: Machine = {
     (None, VmPhase.STARTING): Entry("rented", _ADOPTED),
     (None, VmPhase.BOOTING): Entry("rented, and running", _ADOPTED),
     (VmPhase.STARTING, VmPhase.BOOTING): Entry("running", (e.VmsListed,)),
-    (VmPhase.STARTING, VmPhase.REGISTERED): Entry("agent calls", (e.AgentRegistered,)),
-    (VmPhase.BOOTING, VmPhase.REGISTERED): Entry("agent calls", (e.AgentRegistered,)),
+    (VmPhase.STARTING, VmPhase.REGISTERED): Entry(
+        "agent registers", (e.AgentRegistered,)
+    ),
+    (VmPhase.BOOTING, VmPhase.REGISTERED): Entry(
+        "agent registers", (e.AgentRegistered,)
+    ),
     **{
         (phase, VmPhase.READY): Entry("slots can train", (messages.SupervisorReady,))
         for phase in _COMING
@@ -88,16 +92,13 @@ VM: Machine = {
     (VmPhase.BOOTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_RETURNED)),
     (VmPhase.REGISTERED, VmPhase.RETURNING): Entry("unwanted", _RETURNED),
     (VmPhase.READY, VmPhase.RETURNING): Entry("unwanted, or silent", _RETURNED),
-    **{
-        (phase, None): Entry("taken by the cloud", _TAKEN)
-        for phase in (*_COMING, VmPhase.READY)
-    },
+    **{(phase, None): Entry("lost", _TAKEN) for phase in (*_COMING, VmPhase.READY)},
     (VmPhase.RETURNING, None): Entry(
-        "taken back by the cloud", (e.VmsReturned, e.VmsListed, e.VmLost)
+        "terminated", (e.VmsReturned, e.VmsListed, e.VmLost)
     ),
 }
 
-_BREAKS = Entry("a rank is lost, or time is up", (*_LOST, *_LEFT))
+_BREAKS = Entry("a rank is lost, or a timeout expires", (*_LOST, *_LEFT))
 _OVER = Entry("the job is over", (DECISION,))
 
 GENERATION: Machine = {
@@ -113,7 +114,7 @@ GENERATION: Machine = {
     ),
     (GenerationPhase.OPENING, GenerationPhase.BREAKING): _BREAKS,
     (GenerationPhase.STARTING, GenerationPhase.BREAKING): Entry(
-        "a rank is lost, time is up, or its checkpoint is damaged",
+        "a rank is lost, a timeout expires, or its checkpoint is damaged",
         (*_BREAKS.causes, messages.CheckpointDamaged),
     ),
     (GenerationPhase.RUNNING, GenerationPhase.BREAKING): _BREAKS,
@@ -140,7 +141,7 @@ RANK: Machine = {
         for phase in (RankPhase.INVITED, RankPhase.STARTED)
     },
     **{
-        (phase, RankPhase.OUT): Entry("left, or died", _LEFT)
+        (phase, RankPhase.OUT): Entry("left or died", _LEFT)
         for phase in (RankPhase.INVITED, RankPhase.STARTED)
     },
     **{

@@ -191,9 +191,9 @@ def test_a_child_that_dies_fails_its_calls_and_is_started_again(make: Make) -> N
     before = child.pid
     with ThreadPoolExecutor(1) as pool:
         waiting = pool.submit(child.offers)
-        with pytest.raises(CloudError, match="process of its SDK has ended"):
+        with pytest.raises(CloudError, match="its SDK process has exited"):
             child.launch(replace(WISH, token="die"))
-        with pytest.raises(CloudError, match="process of its SDK has ended"):
+        with pytest.raises(CloudError, match="its SDK process has exited"):
             waiting.result()
     _gone(before)
     assert len(child.launch(WISH).vms) == 2

@@ -303,7 +303,7 @@ def test_with_one_micro_batch_at_a_time_all_lists_give_the_same_plan(
 
 def test_no_devices_are_no_error() -> None:
     choice = choose_plan(replace(inputs(), slots=()))
-    assert choice == Choice(plan=None, candidates=(), why_not="there is no slot")
+    assert choice == Choice(plan=None, candidates=(), why_not="there are no slots")
 
 
 def test_a_mini_batch_of_few_virtual_nodes_bounds_the_replicas() -> None:

@@ -170,7 +170,7 @@ def test_expensive_but_rarely_interrupted_beats_cheap_but_often_interrupted() ->
         (priced(is_stale=True), "its price is too old to rent by"),
         (priced(None), "its speed is unknown: no published peak to compare"),
         (priced(spot=False), "on demand: resources.allow_on_demand is not set"),
-        (priced(max_vms=0), "there is no machine left"),
+        (priced(max_vms=0), "no machine is available"),
         (priced(usd_per_hour=9.0), "budget.max_usd_per_hour does not pay for one"),
         (priced(TOO_SMALL), "the model needs"),
     ],

@@ -208,7 +208,7 @@ def test_budget_and_deadline_at_odds_name_what_would_do() -> None:
 
 
 def test_a_budget_too_small_even_without_a_deadline_says_so() -> None:
-    with pytest.raises(InfeasibleError, match=r"\$26.834 with all the time") as error:
+    with pytest.raises(InfeasibleError, match=r"\$26.834 without deadlines") as error:
         cheapest(market(), [v100_day(A3C, 1.2)], max_usd=20)
     assert error.value.min_deadline_h == {}
 

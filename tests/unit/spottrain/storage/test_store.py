@@ -335,7 +335,7 @@ def test_without_obstore_a_bucket_says_what_to_install(
         (
             "non-2xx status code: 403 Forbidden: <Error><Code>AccessDenied</Code>",
             DeniedError,
-            r"no permission \(AccessDenied\): allow to list, read, write and delete",
+            r"no permission \(AccessDenied\): grant list, read, write and delete",
         ),
         (
             "non-2xx status code: 403 Forbidden: <Error><Code>ExpiredToken</Code>",

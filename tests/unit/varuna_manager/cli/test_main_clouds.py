@@ -103,7 +103,7 @@ def test_a_launch_reports_its_findings_and_what_happens_during_sleep(
     assert rented
     assert offers == "aws: 1 offers in 1 zones"
     assert asleep == (
-        "if this machine sleeps or goes offline, VMs train on for 600 s "
+        "if this machine sleeps or goes offline, VMs keep training for 600 s "
         "(manager.lease_s), then save a checkpoint and end themselves; 'spottrain "
         "resume job' continues from there"
     )
@@ -111,7 +111,7 @@ def test_a_launch_reports_its_findings_and_what_happens_during_sleep(
 
 
 REFUSED: list[tuple[dict[str, Any], type[Exception], str]] = [
-    ({"aws": {"regions": ["eu-nowhere-7"]}}, CloudError, "no region of this account"),
+    ({"aws": {"regions": ["eu-nowhere-7"]}}, CloudError, "not an enabled region"),
     ({"aws": {"image": "ami-00000000"}}, CloudError, "image us-east-1"),
     ({"aws": {"zones": ["us-east-1f"]}}, CapacityError, "no spot price is known for"),
     ({"budget": {"max_usd_per_hour": 0.01}}, BudgetError, "does not pay for one"),

@@ -168,7 +168,7 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
         ),
         (
             {"local": {"events": [{"at_s": 1, "kind": "price"}]}},
-            "local: usd_per_hour belongs to events of kind price, and only to them",
+            "local: events of kind price, and no others, have usd_per_hour",
         ),
         (
             {"checkpoint": {"path": "ftp://b"}},

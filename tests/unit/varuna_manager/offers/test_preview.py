@@ -119,7 +119,9 @@ def test_machines_of_two_kinds_may_fit_together() -> None:
 
 def test_no_machine_at_all_is_an_error() -> None:
     zones = [{"name": "gone", "capacity": 0}]
-    with pytest.raises(CapacityError, match=r"no offer can be used: .*no machine left"):
+    with pytest.raises(
+        CapacityError, match=r"no offer can be used: .*no machine is available"
+    ):
         preview_job(job(local={"zones": zones}), FACTS, PROFILE, OFFLINE)
 
 

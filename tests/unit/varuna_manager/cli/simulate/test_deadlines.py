@@ -56,7 +56,7 @@ def test_a_trace_is_played_with_jobs_of_several_deadlines(
     assert code == 0
     assert "trace.csv" in out
     assert "6 of 6" in out
-    assert "intervals of 90 %" in out
+    assert "coverage of 90 % intervals" in out
 
 
 def test_nothing_to_play_and_a_missing_trace_are_refused(
