@@ -231,9 +231,8 @@ def _proposal(seen: ShareBalancer) -> tuple[int, ...]:
     mean_t = math.fsum(t) / len(t)
     X = _throughput(seen)  # noqa: N806 (the paper's)
     tau = [t_k - mean_t for t_k in t]
-    wanted = [
-        b - X_k * tau_k for b, X_k, tau_k in zip(seen.shares, X, tau, strict=True)
-    ]
+    terms = zip(seen.shares, X, tau, strict=True)
+    wanted = [b_k - X_k * tau_k for b_k, X_k, tau_k in terms]
     costs = [1 / b_k for b_k in wanted]
     bounds = share_virtual_nodes(sum(seen.shares), costs, seen.limits)
     return tuple(b - a for a, b in itertools.pairwise(bounds))

@@ -50,9 +50,8 @@ class SectionTimes:
         last_s = [s.forward_s + s.backward_s for s in self.sections]
         if not recompute:
             return last_s, last_s
-        return [
-            s.forward_s + s.recompute_s + s.backward_s for s in self.sections
-        ], last_s
+        all_s = [s.forward_s + s.recompute_s + s.backward_s for s in self.sections]
+        return all_s, last_s
 
     def overhead_s(self, recompute: bool) -> float:
         """Return the time of a micro-batch's tasks beyond the stage's sections."""

@@ -64,9 +64,8 @@ def partition(
     run_costs = [_run_costs(costs_s, max_s), _run_costs(last_costs_s, max_s)]
     which = [0] * (stages - 1) + [1]
     if fits is not None:
-        run_costs = [
-            _allowed(run_costs[w], stages, p, fits) for p, w in enumerate(which)
-        ]
+        by_stage = enumerate(which)
+        run_costs = [_allowed(run_costs[w], stages, p, fits) for p, w in by_stage]
         which = list(range(stages))
     cut = jitted(_cut, stages * count * count)
     bottleneck, bounds = cut(np.stack(run_costs), np.array(which, np.int64))

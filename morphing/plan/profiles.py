@@ -192,9 +192,8 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
         )
 
     def scaled(section: SectionProfile) -> SectionProfile:
-        return replace(
-            section, **{name: getattr(section, name) / ratio for name in _SECTION_TIMES}
-        )
+        times_s = {name: getattr(section, name) / ratio for name in _SECTION_TIMES}
+        return replace(section, **times_s)
 
     source = f"derived: times of {profile.device} ({profile.origin}) / {ratio:g}"
     derived = replace(

@@ -251,9 +251,8 @@ class _Round:
             place = self._computing.index(self._rank)
             chain = tasks.Chain(tuple(self._computing), place)
             self._links = links = tasks.TimedLinks(*chain.neighbours)
-            samples = tasks.time_tasks(
-                self._loaded, self._bench, chain, links, size, count
-            )
+            loaded, bench = self._loaded, self._bench
+            samples = tasks.time_tasks(loaded, bench, chain, links, size, count)
             self.close()
         own_s = (every[rank]["reaching_s"] for rank in self._computing)
         reaching_s = statistics.median(own_s)
@@ -324,9 +323,7 @@ class _Round:
         if not every:
             return None
         names = every[0][0]
-        link = {
-            name: statistics.median(one[name] for one, _ in every) for name in names
-        }
+        link = {k: statistics.median(one[k] for one, _ in every) for k in names}
         return LinkProfile(**link), statistics.median(posted for _, posted in every)
 
 

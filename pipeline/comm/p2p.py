@@ -195,10 +195,8 @@ class PipelineLinks:
         assert target is not None
         tensor, signature = tensor.contiguous(), _signature(tensor)
         header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
-        dtype = signature[0]
-        header[: len(signature) + 1] = torch.tensor(
-            (dtype, tensor.dim(), *tensor.shape)
-        )
+        described = signature[0], tensor.dim(), *tensor.shape
+        header[: len(described)] = torch.tensor(described)
         parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
         if signature != self._sent[direction][0]:
             parts |= {_Part.PAYLOAD: _empty(()), _Part.EXTRA: tensor}

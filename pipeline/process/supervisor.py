@@ -333,9 +333,8 @@ class Supervisor:
         if "report" in message:
             text, child.partial_report = child.partial_report + message["report"], ""
             report = decode(messages.Report, text)
-            if isinstance(
-                report, messages.GenerationBroken | messages.GenerationStopped
-            ):
+            left = messages.GenerationBroken | messages.GenerationStopped
+            if isinstance(report, left):
                 child.running = False
             elif isinstance(report, messages.StoreOpened):
                 self._stores[report.generation] = text

@@ -86,6 +86,5 @@ def measure_and_report(
         )
     else:
         if profile is not None:
-            link.report(
-                messages.Calibrated(profile=profile, generation=command.generation)
-            )
+            number = command.generation
+            link.report(messages.Calibrated(profile=profile, generation=number))

@@ -207,9 +207,8 @@ class SectionArena:
             }
             for spec in self.specs
         }
-        self.gradient_runs = [
-            piece.tensor(at, (n,), dtype) for dtype, at, n in layout.runs
-        ]
+        runs = layout.runs
+        self.gradient_runs = [piece.tensor(at, (n,), dtype) for dtype, at, n in runs]
         """All gradients of one type as one flat tensor, a tensor per type."""
 
         def span(start: int, end: int) -> torch.Tensor:

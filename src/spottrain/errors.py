@@ -72,8 +72,7 @@ def causes(error: BaseException) -> Iterator[str]:
         at = at.__cause__ or (None if at.__suppress_context__ else at.__context__)
         if at is not None:
             kind = type(at)
-            ours = kind.__module__ == "builtins" or kind.__module__.startswith(
-                "spottrain."
-            )
+            module = kind.__module__
+            ours = module == "builtins" or module.startswith("spottrain.")
             name = kind.__name__ if ours else f"{kind.__module__}.{kind.__name__}"
             yield " ".join(f"caused by: {name}: {at}".split())

@@ -1,4 +1,4 @@
-"""The house stands as pyproject.toml and the scripts say."""
+"""Packaging and scripts are as pyproject.toml and the README say."""
 
 import os
 import re

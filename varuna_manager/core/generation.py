@@ -306,9 +306,8 @@ def _enforce_break(transition: Transition, generation: Generation) -> None:
             donors = [slot.vm_id for slot in generation.participants]
             transition.put_generation(replace(generation, abandoned=True))
             to = late + donors[len(generation.plan.slots) :]
-            transition.send(
-                to, messages.AbandonGeneration(generation=generation.number)
-            )
+            number = generation.number
+            transition.send(to, messages.AbandonGeneration(generation=number))
     elif transition.is_due(generation.since_s + FENCE_AFTER_S):
         for vm_id in dict.fromkeys(late):
             suspect(transition, vm_id)

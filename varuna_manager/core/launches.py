@@ -62,11 +62,8 @@ def launch_intended(transition: Transition, event: e.LaunchIntended) -> None:
     """Rent, now that the intent is in the journal; a repeated intent is ignored."""
     transition.state = state = replace(transition.state, launch_pending=False)
     new = event.intent == allocation.next_intent(state)
-    if (
-        not new
-        or state.phase is not JobPhase.ACTIVE
-        or event.count > allocation.room(state)
-    ):
+    active, room = state.phase is JobPhase.ACTIVE, allocation.room(state)
+    if not new or not active or event.count > room:
         return
     intent = Intent(
         intent=event.intent,

@@ -69,11 +69,8 @@ def advance(transition: Transition) -> None:
     if state.phase is not JobPhase.ACTIVE:
         return
     for vm in tuple(state.vms.values()):
-        if (
-            vm.drain_reason
-            and vm.leaves_at_s is not None
-            and transition.is_due(vm.leaves_at_s)
-        ):
+        leaves_at_s = vm.leaves_at_s if vm.drain_reason else None
+        if leaves_at_s is not None and transition.is_due(leaves_at_s):
             return_vms(transition, (vm,), vm.drain_reason)
     if state.job.max_usd_per_hour is None:
         return

@@ -115,9 +115,8 @@ def _start(transition: Transition) -> None:
     if answer is None:
         return
     if answer.plan is not None:
-        generations.open_generation(
-            transition, answer.plan, answer.inputs_hash, checkpoint.name
-        )
+        plan, inputs_hash = answer.plan, answer.inputs_hash
+        generations.open_generation(transition, plan, inputs_hash, checkpoint.name)
     elif state.phase is JobPhase.ENDING:
         transition.state = replace(state, ending_checkpoint=False)
     elif _is_complete(transition.state, vms) and transition.state.enough is not None:
@@ -142,9 +141,8 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
 
 def _is_complete(state: State, vms: Sequence[records.VmRecord]) -> bool:
     """Return whether the fleet is as large as it may become."""
-    return (
-        allocation.room(state) <= 0 and len(vms) == len(state.vms) and not state.intents
-    )
+    all_usable = len(vms) == len(state.vms)
+    return all_usable and not state.intents and allocation.room(state) <= 0
 
 
 # --- From one generation to the next --------------------------------------------------------

@@ -196,9 +196,8 @@ def release_failed(transition: Transition, event: CommandFailed) -> None:
     if release.tries < TRIES:
         pause_s = FIRST_PAUSE_S * 2 ** (release.tries - 1)
         release = replace(release, retry_at_s=transition.now_s + pause_s)
-        transition.log(
-            f"removing the shared resources failed, retrying: {event.reason}"
-        )
+        reason = event.reason
+        transition.log(f"removing the shared resources failed, retrying: {reason}")
     else:
         release = replace(release, done=True)
         transition.log(

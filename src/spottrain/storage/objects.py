@@ -215,9 +215,8 @@ class ObjectStore:
     def versions(self, prefix: str = "") -> Sequence[store.Version]:
         """Return the objects below a folder as ``list`` does, with their ETags."""
         with _translating_errors(f"{self.place}/{prefix}", "list"):
-            pages = self._obstore.list(
-                self._bucket, prefix or None, chunk_size=PAGE_KEYS
-            )
+            below = prefix or None
+            pages = self._obstore.list(self._bucket, below, chunk_size=PAGE_KEYS)
             return sorted(_version(x) for page in pages for x in page)
 
     def version(self, name: str) -> store.Version:
@@ -303,9 +302,8 @@ def _translating_errors(place: str, verb: str) -> Iterator[None]:
         raise _missing(place, verb, str(error)) from error
     except BaseError as error:
         reason = _reason(place, error)
-        kind = (
-            store.DeniedError if reason.startswith(_DENIED) else store.UnreachableError
-        )
+        denied = reason.startswith(_DENIED)
+        kind = store.DeniedError if denied else store.UnreachableError
         raise kind(f"cannot {verb} {place}: {reason}") from error
     except OSError as error:  # of this machine, such as a full disk
         reason = error.strerror or str(error)
@@ -345,9 +343,8 @@ def _reason(place: str, error: Exception) -> str:
     text = str(error).partition("\n\nDebug source")[0]
     code = re.search(r"<Code>(\w+)", text) or re.search(r"\b(\d{3} [A-Z][\w ]+)", text)
     said = code[1] if code else ""
-    if any(sign in text for sign in _METADATA) or re.search(
-        "redential|Missing.*Key", text
-    ):
+    unknown = re.search("redential|Missing.*Key", text)
+    if unknown or any(sign in text for sign in _METADATA):
         return f"no credentials found: {login}"
     if any(sign in text for sign in _NO_BUCKET):
         return "no such bucket: create it first"
