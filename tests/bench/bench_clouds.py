@@ -1,7 +1,7 @@
 """About a thousand launches, preemptions and terminations under faults, on each cloud.
 
 The manager's core and errands over the real adapters and SDKs against the fakes
-(tests/simulation/rented_world.py), in virtual time. Told are what befell it, how many
+(tests/simulation/rented_world.py), in virtual time. Reported are what happened to it, how many
 VMs there were, and how the ledger of VM-seconds compares with the fake's own bill.
 """
 

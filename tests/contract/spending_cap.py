@@ -87,7 +87,7 @@ class SpendingCap:
         """Agree to a launch; the same token counts once.
 
         Raises:
-            CapError: it would be too dear, or too many.
+            CapError: it would cost too much, or be too many VMs.
         """
         offer, count = request.offer, request.count
         with self._lock:

@@ -302,8 +302,8 @@ class RentedWorld:
             case _:
                 raise AssertionError(command)
 
-    def _start(self, errand: Coroutine[Any, Any, None]) -> None:
-        task = asyncio.create_task(errand)
+    def _start(self, effect: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(effect)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
