@@ -128,7 +128,7 @@ def link_of(**changes: float) -> Workload:
         (section_of(recompute_s=0.0), r"sections\[0\].recompute_s"),
         (link_of(bandwidth_bytes_per_s=0.0), "between_vms.bandwidth_bytes_per_s"),
         (link_of(latency_s=math.inf), "between_vms.latency_s"),
-        (profile_of(fingerprint="other"), "of another model"),
+        (profile_of(fingerprint="other"), "to another model"),
         (sections_of(*SECTIONS[1:]), "of 6 sections, in order: got"),
         (replace(workload(), minibatch_size=66), "multiple"),
         (replace(workload(), minibatch_size=0), "multiple"),

@@ -118,7 +118,7 @@ def test_offline_asks_no_cloud(run: Run, clouds: FakePrices) -> None:
 def test_what_is_not_known_of_is_said(run: Run) -> None:
     code, out, err = run("--offline", "--type", "a2-highgpu-1g")
     assert (code, out) == (0, "")
-    assert "no price is known" in err
+    assert "no known price matches" in err
     code, _, err = run("--gpu", "A1000")
     assert code == 2
     assert "error: no such GPU: got A1000" in err
