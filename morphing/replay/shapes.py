@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from functools import partial
 
@@ -31,6 +32,20 @@ class Workload:
     usd_per_hour: float
     """Of one VM."""
     schema_version: int = SCHEMA_VERSION
+
+    def plan_inputs(self, slots: Iterable[Device] = ()) -> PlanInputs:
+        """Return what the plans of this workload are made from.
+
+        It is no job: schedule, recompute and micro-batch size are left to the planner.
+        """
+        return PlanInputs(
+            facts=self.facts,
+            profile=self.profile,
+            slots=tuple(slots),
+            minibatch_size=self.minibatch_size,
+            microbatch_size=None,
+            reduction="fast",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +93,9 @@ class Shapes:
     ) -> None:
         check_workload(workload)
         self.workload = workload
-        self._inputs = PlanInputs(
-            facts=workload.facts,
-            profile=workload.profile,
-            slots=(),
-            minibatch_size=workload.minibatch_size,
+        self._inputs = replace(
+            workload.plan_inputs(),
             microbatch_size=workload.profile.microbatch_sizes[0],
-            reduction="fast",
             schedule=schedule,
             recompute=recompute,
         )

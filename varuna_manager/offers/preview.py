@@ -212,22 +212,12 @@ def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
 
 
 def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
-    """Return what a plan for a workload on so many of its VMs is made from.
-
-    A workload is no job: schedule, recompute and the micro-batch size are left to the
-    planner.
-    """
+    """Return what a plan for a workload on so many of its VMs is made from."""
     machine = throughput.MachineShape(
         gpus=1, gpu_memory_bytes=workload.gpu_memory_bytes
     )
-    return PlanInputs(
-        facts=workload.facts,
-        profile=workload.profile,
-        slots=throughput.like_devices(machine, gpus, workload.usd_per_hour),
-        minibatch_size=workload.minibatch_size,
-        microbatch_size=None,
-        reduction="fast",
-    )
+    devices = throughput.like_devices(machine, gpus, workload.usd_per_hour)
+    return workload.plan_inputs(devices)
 
 
 def preview_workload(
