@@ -121,17 +121,17 @@ def walk(shape: Shape) -> int:
     for one to be missed.
     """
     start = first_world(shape)
-    seen, todo = {hash(start)}, [start]
+    seen, frontier = {hash(start)}, [start]
     judge = partial(expect, shape)
-    while todo:
-        world = todo.pop()
+    while frontier:
+        world = frontier.pop()
         moved = [advance(shape, world, i) for i in range(len(world.slots))]
         steps = [after for after in moved if after is not None]
         check(shape, world, can_move=bool(steps))
         for after in (*steps, *events(shape, world, judge)):
             if (name := hash(after)) not in seen:
                 seen.add(name)
-                todo.append(after)
+                frontier.append(after)
     return len(seen)
 
 

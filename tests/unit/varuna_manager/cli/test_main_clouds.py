@@ -6,13 +6,13 @@ import getpass
 import json
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.aws import KIND, REGION, FakeAws, running
+from tests.fakes.aws import KIND, REGION, FakeAws
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.unit.varuna_manager.story import FACTS
 
@@ -31,22 +31,6 @@ from spottrain.varuna_manager.launch.submit import submit
 
 Run = Callable[..., tuple[int, str, str]]
 QUOTA = "L-3819A6DF"
-
-
-@pytest.fixture(scope="module")
-def fake_aws() -> Iterator[FakeAws]:
-    with running() as fake:
-        yield fake
-
-
-@pytest.fixture
-def aws(
-    fake_aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeAws]:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "state"))
-    fake_aws.reset()
-    yield fake_aws
-    assert fake_aws.ask("drifts") == []
 
 
 @pytest.fixture

@@ -6,13 +6,13 @@ import asyncio
 import json
 import shutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.aws import FakeAws, running
+from tests.fakes.aws import FakeAws
 from tests.unit.varuna_manager.cli.test_main_clouds import job_file
 from tests.unit.varuna_manager.story import FACTS
 
@@ -36,22 +36,6 @@ Run = Callable[..., tuple[int, str, str]]
 pytestmark = pytest.mark.skipif(
     shutil.which("ssh") is None, reason="needs OpenSSH's client"
 )
-
-
-@pytest.fixture(scope="module")
-def fake_aws() -> Iterator[FakeAws]:
-    with running() as fake:
-        yield fake
-
-
-@pytest.fixture
-def aws(
-    fake_aws: FakeAws, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[FakeAws]:
-    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "state"))
-    fake_aws.reset()
-    yield fake_aws
-    assert fake_aws.ask("drifts") == []
 
 
 @pytest.fixture
