@@ -13,6 +13,7 @@ from typing import Any
 from urllib.parse import quote, urlencode
 
 from spottrain.cloud.azure import requests
+from spottrain.units import DAY_S
 
 VERSION = "2015-04-01"
 FIELDS = (
@@ -24,7 +25,7 @@ FIELDS = (
     "status",
 )
 """Requested fields of each event."""
-_MAX_SPAN_S = 89 * 86400.0
+_MAX_SPAN_S = 89 * DAY_S
 """Maximum span of a query; the log has one day more."""
 _VM = "microsoft.compute/virtualmachines"
 _MADE = f"{_VM}/write"

@@ -20,10 +20,11 @@ from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.lag.ended import EndedVms, as_terminated, terminated_stub
 from spottrain.cloud.port.errors import AuthError, CloudError
 from spottrain.cloud.port.provider import Vm
+from spottrain.units import DAY_S
 
 logger = logging.getLogger(__name__)
 
-RECALL_S = 14 * 86400.0
+RECALL_S = 14 * DAY_S
 """How far back a new process queries."""
 LAG_S = 1800.0
 """How late an event may appear in the log."""

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, cast
 
 from spottrain.errors import ConfigError
+from spottrain.units import HOUR_S
 from spottrain.wire.codec import decode
 
 EventKind = Literal["capacity", "price", "notice", "kill", "silence", "slow"]
@@ -197,7 +198,7 @@ def _strikes(
     machines = max(zone.capacity, *counts, 0)
     at_s = 0.0
     while machines:
-        at_s += rng.expovariate(rate_per_hour * machines / 3600)
+        at_s += rng.expovariate(rate_per_hour * machines / HOUR_S)
         yield MarketEvent(
             at_s=at_s,
             kind=kind,
@@ -211,7 +212,7 @@ def _strikes(
 def _prices(spec: MarketSpec, zone: ZoneSpec) -> Iterator[MarketEvent]:
     """Yield spot prices: a geometric random walk below the on-demand price."""
     rng = random.Random(f"{spec.seed}/{zone.name}/price")
-    sigma = spec.price_volatility * math.sqrt(PRICE_STEP_S / 3600)
+    sigma = spec.price_volatility * math.sqrt(PRICE_STEP_S / HOUR_S)
     usd_per_hour = zone.spot_usd_per_hour
     for step in itertools.count(1):
         usd_per_hour *= math.exp(rng.gauss(0.0, sigma))

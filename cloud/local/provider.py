@@ -24,6 +24,7 @@ from spottrain.cloud.local.state import CLOUD, LocalSettings
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.stored import vm_from_data
+from spottrain.units import HOUR_S
 from spottrain.wire.codec import from_data
 
 AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
@@ -134,7 +135,9 @@ class LocalProvider:
         """Return the cost so far in dollars, at each VM's price at launch."""
         now_s = time.time()
         return sum(
-            vm.offer.usd_per_hour * ((vm.ended_at_s or now_s) - vm.launched_at_s) / 3600
+            vm.offer.usd_per_hour
+            * ((vm.ended_at_s or now_s) - vm.launched_at_s)
+            / HOUR_S
             for vm in self.list_vms(job)
         )
 

@@ -20,6 +20,7 @@ from typing import Protocol
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.shapes import Shape, Shapes
 from spottrain.morphing.replay.traces import Trace
+from spottrain.units import HOUR_S
 from spottrain.wire.model import Profile
 
 
@@ -211,7 +212,7 @@ class _Replay:
             examples=(self.saved + len(self.steps_s)) * workload.minibatch_size,
             seconds=self.seconds,
             morphs=self.morphs,
-            usd=self.trace.vm_s() / 3600 * workload.usd_per_hour,
+            usd=self.trace.vm_s() / HOUR_S * workload.usd_per_hour,
         )
 
     def _play_until(self, end_s: float) -> None:

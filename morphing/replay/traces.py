@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 
 from spottrain.morphing.errors import PlanError
+from spottrain.units import DAY_S
 
-LONGEST_S = 3652.5 * 86400
+LONGEST_S = 3652.5 * DAY_S
 """Maximum length of a trace; times in another unit would play for ever."""
 
 

@@ -9,6 +9,7 @@ import typer
 from rich.console import RenderableType
 from rich.table import Table
 
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli.arguments import NameArgument
 from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.cli.show import describe_history
@@ -65,12 +66,12 @@ def _time_table(cost: Mapping[str, Any]) -> Table:
     for kind, words in time_kinds(cost).items():
         table.add_row(
             kind,
-            f"{seconds[kind] / 3600:.2f}",
+            f"{seconds[kind] / HOUR_S:.2f}",
             _share(seconds[kind], seconds["billed"]),
             f"${cost['usd_by_time'][kind]:.4f}",
             words,
         )
-    table.add_row("billed", f"{seconds['billed'] / 3600:.2f}", "", "", "total")
+    table.add_row("billed", f"{seconds['billed'] / HOUR_S:.2f}", "", "", "total")
     return table
 
 
@@ -80,7 +81,7 @@ def _bill_table(cost: Mapping[str, Any], by: By) -> Table:
     table = _table(by.upper(), "r:VMS", "r:VM-HOURS", *kinds, "r:USD")
     for row in cost[f"by_{by}"]:
         shares = (_share(row[kind], row["billed"]) for kind in shown)
-        hours = f"{row['billed'] / 3600:.2f}"
+        hours = f"{row['billed'] / HOUR_S:.2f}"
         table.add_row(row[by], str(row["vms"]), hours, *shares, f"${row['usd']:.4f}")
     return table
 

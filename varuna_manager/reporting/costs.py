@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.money import Money, total
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting.history import JobHistory, PriceSeries
 from spottrain.varuna_manager.reporting.series import Point
@@ -181,11 +182,11 @@ def _integral(points: Sequence[Point]) -> Callable[[float], float]:
     times = [at_s for at_s, _ in points]
     sums = [0.0]
     for (at_s, usd), (next_s, _) in pairwise(points):
-        sums.append(sums[-1] + usd * (next_s - at_s) / 3600)
+        sums.append(sums[-1] + usd * (next_s - at_s) / HOUR_S)
 
     def usd_at(at_s: float) -> float:
         index = max(0, bisect_right(times, at_s) - 1)
-        return sums[index] + points[index][1] * (at_s - times[index]) / 3600
+        return sums[index] + points[index][1] * (at_s - times[index]) / HOUR_S
 
     return usd_at
 

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager import format as fmt
 from spottrain.varuna_manager.reporting.deadline import deadline_line
 from spottrain.varuna_manager.reporting.documents import fleet_line
@@ -176,7 +177,7 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if (billed_s := cost["vm_seconds"]["billed"]) > 0:
         times = cost["vm_seconds"].items()
         shares = (f"{100 * s / billed_s:.0f} % {k}" for k, s in times if k != "billed")
-        yield "rented time", f"{billed_s / 3600:.2f} VM-hours: {', '.join(shares)}"
+        yield "rented time", f"{billed_s / HOUR_S:.2f} VM-hours: {', '.join(shares)}"
     if alerts := report["budget_alerts"]:
         words = (
             f"{a['share']:.0%} spent after {fmt.duration(a['at_s'])}" for a in alerts

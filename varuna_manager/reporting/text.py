@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.format import (
     NOTHING,
     dollars,
@@ -151,7 +152,7 @@ def tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     yield (
         "productive",
         NOTHING if useful is None else f"{useful:.0%}",
-        f"of {cost['vm_seconds']['billed'] / 3600:,.1f} VM-hours billed",
+        f"of {cost['vm_seconds']['billed'] / HOUR_S:,.1f} VM-hours billed",
     )
     hits = len(report["interruptions"])
     lost_s = sum(hit["cost_s"] or 0.0 for hit in report["interruptions"])
@@ -222,7 +223,7 @@ def zone_rows(report: Mapping[str, Any]) -> list[Row]:
         (
             row["zone"],
             str(row["vms"]),
-            f"{row['billed'] / 3600:,.2f}",
+            f"{row['billed'] / HOUR_S:,.2f}",
             f"{row['productive'] / row['billed']:.0%}" if row["billed"] else NOTHING,
             _usd(row["usd"]),
         )

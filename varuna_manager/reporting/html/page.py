@@ -14,6 +14,7 @@ from typing import Any
 
 import spottrain
 from spottrain.errors import SpottrainError
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting import text
 from spottrain.varuna_manager.reporting.costs import rentals
@@ -130,14 +131,14 @@ def _spending(report: Mapping[str, Any]) -> str:
             )
         name = f'<span class="swatch {css}"></span>{kind}'
         rows.append(
-            f'<tr><td>{name}</td><td class="r">{seconds[kind] / 3600:,.2f}</td>'
+            f'<tr><td>{name}</td><td class="r">{seconds[kind] / HOUR_S:,.2f}</td>'
             f'<td class="r">{share:.1%}</td>'
             f'<td class="r">${cost["usd_by_time"][kind]:,.4f}</td>'
             f"<td>{escape(words)}</td></tr>"
         )
     head = _head_row(("time", "r:VM-hours", "r:share", "r:money", "what it is"))
     total = (
-        f'<tr><th>billed</th><th class="r">{billed_s / 3600:,.2f}</th><th></th>'
+        f'<tr><th>billed</th><th class="r">{billed_s / HOUR_S:,.2f}</th><th></th>'
         f'<th class="r">${sum(cost["usd_by_time"].values()):,.4f}</th><th></th></tr>'
     )
     return (

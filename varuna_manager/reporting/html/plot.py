@@ -10,6 +10,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from spottrain.units import DAY_S, HOUR_S
+
 Point = tuple[float, float]
 """A time in seconds, and a value."""
 
@@ -78,10 +80,10 @@ def time_ticks(span_s: float, most: int = 12) -> list[float]:
 
 def elapsed(seconds: float, step_s: float) -> str:
     """Return a tick's label, as coarse as the distance between ticks allows."""
-    if step_s >= 86400:
-        return f"{seconds / 86400:.0f} d"
+    if step_s >= DAY_S:
+        return f"{seconds / DAY_S:.0f} d"
     if step_s >= 3600:
-        return f"{seconds / 3600:.0f} h"
+        return f"{seconds / HOUR_S:.0f} h"
     hours, minutes = divmod(round(seconds / 60), 60)
     if step_s >= 60:
         return f"{hours}:{minutes:02d}" if hours else f"{minutes} min"
