@@ -46,8 +46,8 @@ from spottrain.varuna_manager.config.files import explain, read_job_file, to_jso
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
-from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Reduction, ScheduleKind
+from spottrain.wire.messages import DeviceChoice, JobSpec, Network
+from spottrain.wire.model import Precision, Reduction, ScheduleKind, StateHome
 
 MAX_MEASURED_MICROBATCH = 16
 """Largest micro-batch size that is measured when the job file names none."""
@@ -68,6 +68,9 @@ class ResourcesConfig(Section):
     """Where machines come from: `local` simulates a spot market on this machine, `ssh`
     uses your own hosts, the others rent from that cloud; several as a list: `[aws,
     gcp]`."""
+    device: DeviceChoice = "auto"
+    """What workers compute on: `gpu`, or `cpu` to rent machines without GPUs; `auto`:
+    GPUs from a cloud, on other machines those that they have."""
     span: Span = "region"
     """How far apart the VMs of a plan may be: `region` keeps them in one region, where
     they reach each other; `cloud` and `any` need a network of yours that connects
@@ -192,6 +195,25 @@ class MorphingConfig(Section):
         return None if self.recompute == "auto" else self.recompute
 
 
+class RuntimeConfig(Section):
+    """How workers compute. See docs/gpu.md."""
+
+    precision: Precision = "fp32"
+    """Type of matrix multiplications: `bf16` (A100 and newer), `fp16` with a dynamic
+    loss scale, or `fp32`. Parameters and optimizer state stay in fp32."""
+    state: StateHome | Literal["auto"] = "auto"
+    """Where parameters and optimizer state are kept on GPU machines: `host` memory,
+    which outlives a worker and is larger, or the `device`'s, which is faster; `auto`:
+    the faster one that fits."""
+    network: Network = "auto"
+    """Library that sums gradients over GPUs; `auto`: the faster one in calibration."""
+
+    @property
+    def asked_state(self) -> StateHome | None:
+        """Where every plan must keep state; ``None``: the planner chooses."""
+        return None if self.state == "auto" else self.state
+
+
 class ManagerConfig(Section):
     """How the manager monitors VMs."""
 
@@ -252,6 +274,7 @@ class JobConfig(Section):
     slo: SloConfig = SloConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     morphing: MorphingConfig = MorphingConfig()
+    runtime: RuntimeConfig = RuntimeConfig()
     manager: ManagerConfig = ManagerConfig()
     manager_vm: ManagerVmConfig = ManagerVmConfig()
     local: LocalConfig = LocalConfig()
@@ -335,6 +358,9 @@ class JobConfig(Section):
             checkpoint_keep=self.checkpoint.keep,
             lease_s=self.manager.lease_s,
             heartbeat_s=self.manager.heartbeat_s,
+            device=self.resources.device,
+            precision=self.runtime.precision,
+            network=self.runtime.network,
         )
 
     def deadline_s(self, launched_at_s: float) -> float | None:

@@ -200,6 +200,7 @@ def job_settings(
         microbatch_size=config.microbatch_size,
         schedule=config.morphing.asked_schedule,
         recompute=config.morphing.asked_recompute,
+        state=config.runtime.asked_state,
         objective=config.morphing.objective,
         suspect_s=config.manager.suspect_s,
         microbatch_sizes=config.microbatch_sizes,

@@ -12,7 +12,12 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spottrain.wire.codec import SCHEMA_VERSION
-from spottrain.wire.model import Plan, Profile, Reduction, Slot
+from spottrain.wire.model import Plan, Precision, Profile, Reduction, Slot
+
+DeviceChoice = Literal["auto", "gpu", "cpu"]
+"""What workers compute on; ``auto``: on GPUs where a VM has them."""
+Network = Literal["auto", "nccl", "gloo"]
+"""Library of the gradients' all-reduce; ``auto``: the faster one in calibration."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +39,9 @@ class JobSpec:
     heartbeat_s: float
     communication_timeout_s: float = 300.0
     """Bound on one collective; failures are found by heartbeats long before."""
+    device: DeviceChoice = "auto"
+    precision: Precision = "fp32"
+    network: Network = "auto"
     schema_version: int = SCHEMA_VERSION
 
 

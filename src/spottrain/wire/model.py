@@ -12,6 +12,10 @@ from spottrain.wire.codec import SCHEMA_VERSION
 
 ScheduleKind = Literal["varuna", "1f1b", "gpipe", "interleaved"]
 Reduction = Literal["fast", "exact"]
+Precision = Literal["fp32", "bf16", "fp16"]
+"""Type of the matrix multiplications; parameters and optimizer state stay as built."""
+StateHome = Literal["host", "device"]
+"""Memory of committed state: the VM's, which outlives a worker, or its GPU's."""
 MAX_CHUNKS = 42
 """Runs of sections per stage; codes of more do not fit into a schedule's bytes."""
 
@@ -238,6 +242,8 @@ class Plan:
     chunks: int = 1
     """Runs of sections that each stage has; more than one if interleaved."""
     devices_per_stage_replica: int = 1
+    state: StateHome = "host"
+    """Where workers on GPUs keep parameters, optimizer state and undo slot."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -21,7 +21,7 @@ from typing import Literal
 from spottrain.morphing.plan.inputs import Objective
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import ModelFacts, Profile, ScheduleKind
+from spottrain.wire.model import ModelFacts, Profile, ScheduleKind, StateHome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +56,8 @@ class JobSettings:
     """Of every plan; None: the planner chooses."""
     recompute: bool | None = None
     """Of every plan; None: the planner chooses."""
+    state: StateHome | None = None
+    """Where every plan keeps committed state; None: the planner chooses."""
     objective: Objective = "throughput"
     """What plans are compared by, see ``plan_objective``."""
     suspect_s: float = 5.0
