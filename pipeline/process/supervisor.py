@@ -29,6 +29,7 @@ import torch
 from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.comm.groups import serve_rendezvous
+from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
 from spottrain.pipeline.process.worker import (
@@ -59,17 +60,27 @@ class Greeting:
     num_slots: int
     private_address: str
     vm_id: str
+    devices: tuple[str, ...]
+    """Of each slot: ``cpu`` or ``cuda:<UUID>``."""
+    memory_shares: tuple[float, ...]
+    """Of each slot: its share of its GPU's memory; 1 on CPUs."""
+    threads: int
+    """CPU threads of a worker."""
 
     @classmethod
     def parse(cls, line: str) -> Greeting:
         """Read the first line of stdin."""
         data: dict[str, Any] = json.loads(line)
+        num_slots: int = data["num_slots"]
         return cls(
             spec=from_data(JobSpec, data["spec"]),
             workdir=Path(data["workdir"]),
-            num_slots=data["num_slots"],
+            num_slots=num_slots,
             private_address=data["private_address"],
             vm_id=data["vm_id"],
+            devices=tuple(data.get("devices", ("cpu",) * num_slots)),
+            memory_shares=tuple(data.get("memory_shares", (1.0,) * num_slots)),
+            threads=data.get("threads", 1),
         )
 
 
@@ -93,9 +104,15 @@ class _Child:
 
 @dataclass(slots=True)
 class _Slot:
-    """Memory of one slot, by name, and the worker that uses it."""
+    """Memory of one slot, by name, its device, and the worker that uses both."""
 
     index: int
+    device: str
+    """``cpu`` or ``cuda:<UUID>``."""
+    memory_share: float
+    """Of the GPU's memory."""
+    threads: int
+    """CPU threads of the worker."""
     pieces: dict[str, int] = field(default_factory=dict)
     worker: _Child | None = None
 
@@ -115,7 +132,12 @@ class Supervisor:
         self._greeting = greeting
         self._reports = reports
         self._loaded = loaded
-        self._slots = [_Slot(index) for index in range(greeting.num_slots)]
+        self._slots = [
+            _Slot(index, device, share, greeting.threads)
+            for index, (device, share) in enumerate(
+                zip(greeting.devices, greeting.memory_shares, strict=True)
+            )
+        ]
         self._children: dict[int, _Child] = {}
         self._generation = 0
         self._round = 0
@@ -189,7 +211,8 @@ class Supervisor:
         self._round = min(self._round, command.generation)
         self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
-            task = functools.partial(measure_and_report, command, rank, slot)
+            where = self._slots[slot].device, self._slots[slot].memory_share
+            task = functools.partial(measure_and_report, command, rank, slot, *where)
             child = self._fork_with_job(_CALIBRATION, task)
             child.generation, child.task_slot = command.generation, slot
 
@@ -241,7 +264,8 @@ class Supervisor:
 
     def _fork_worker(self, slot: _Slot) -> _Child:
         def work(loaded: LoadedJob, link: SupervisorLink) -> None:
-            run_worker(link, loaded, self._greeting.vm_id, slot.index)
+            device = open_device(slot.device, slot.memory_share)
+            run_worker(link, loaded, self._greeting.vm_id, slot.index, device)
 
         slot.worker = self._fork_with_job(f"worker of slot {slot.index}", work, slot)
         return slot.worker
