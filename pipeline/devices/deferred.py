@@ -27,6 +27,10 @@ _UNDEFINED = 0xFF
 """Byte that fills targets of transfers under way: nan in every type of float."""
 
 
+_EAGERNESS = (0.0, 0.02, 0.3)
+"""Probability that a transfer happens at any operation."""
+
+
 class EarlyAccessError(AssertionError):
     """An operation touched what a transfer under way is still to bring, or reads."""
 
@@ -78,7 +82,8 @@ class DeferredDevice:
     """The stand-in.
 
     Args:
-        seed: Of the order of transfers.
+        seed: Of the order of transfers. With one that is divisible by three no transfer
+            happens before somebody waits for it, or for a later one.
     """
 
     torch_device = torch.device("cpu")
@@ -86,6 +91,7 @@ class DeferredDevice:
 
     def __init__(self, seed: int = 0) -> None:
         self._random = random.Random(seed)
+        self._eagerness = _EAGERNESS[seed % len(_EAGERNESS)]
         self._lock = threading.RLock()
         self._queues: dict[bool, deque[_Copy]] = {False: deque(), True: deque()}
         self.host_reads = 0
@@ -201,7 +207,7 @@ class DeferredDevice:
 
     def _do_some(self) -> None:
         """Do a few of the copies, or none."""
-        while self._random.random() < 0.2:
+        while self._random.random() < self._eagerness:
             self._do_next(self._random.random() < 0.5)
 
     def _do_next(self, downward: bool) -> None:

@@ -57,11 +57,11 @@ class Runtime:
 
 RUNTIMES = (
     Runtime(),
-    Runtime("deferred:1", "host", "bf16"),
-    Runtime("deferred:2", "device", "fp32"),
+    Runtime("deferred:3", "host", "bf16"),
+    Runtime("deferred:9", "device", "fp32"),
     Runtime("cpu", "host", "fp16"),
-    Runtime("deferred:3", "host", "fp32"),
-    Runtime("deferred:4", "device", "fp16"),
+    Runtime("deferred:1", "host", "fp32"),
+    Runtime("deferred:2", "device", "fp16"),
 )
 
 
