@@ -118,36 +118,68 @@ def model_flops_per_example(facts: ModelFacts) -> int | None:
     return MODEL_PASSES * forward
 
 
-def flops_per_device_s(
-    facts: ModelFacts, examples: float, device_s: float
-) -> float | None:
-    """Return the model FLOP/s of each device.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ComputeUse:
+    """FLOPs that devices computed, and that they could have at their peak."""
+
+    flops: float
+    """Model or hardware FLOPs."""
+    device_s: float
+    """Time that it took, summed over devices; above 0."""
+    peak_flops: float | None
+    """Of those devices in that time; ``None``: the peak of one is not published."""
+
+    def __add__(self, other: ComputeUse) -> ComputeUse:
+        peaks = self.peak_flops, other.peak_flops
+        return ComputeUse(
+            flops=self.flops + other.flops,
+            device_s=self.device_s + other.device_s,
+            peak_flops=None if None in peaks else sum(p or 0.0 for p in peaks),
+        )
+
+    def times(self, number: int) -> ComputeUse:
+        """Return the use of so many equal pieces of work; ``number`` is above 0."""
+        peak = self.peak_flops
+        return ComputeUse(
+            flops=self.flops * number,
+            device_s=self.device_s * number,
+            peak_flops=None if peak is None else peak * number,
+        )
+
+    @property
+    def flops_per_s(self) -> float:
+        """Of each device."""
+        return self.flops / self.device_s
+
+    @property
+    def utilisation(self) -> float | None:
+        """Share of peak: MFU of model FLOPs, HFU of hardware FLOPs."""
+        return None if self.peak_flops is None else self.flops / self.peak_flops
+
+
+def training_use(
+    facts: ModelFacts,
+    examples: float,
+    seconds: float,
+    peaks_per_s: Sequence[float | None],
+) -> ComputeUse | None:
+    """Return the model FLOPs of training on examples.
 
     Args:
         facts: The model.
-        examples: That were trained on.
-        device_s: Time that it took, summed over devices.
+        examples: That all devices together trained on.
+        seconds: Time that it took; above 0.
+        peaks_per_s: Peak FLOP/s of each device; None: not published.
 
     Returns:
-        None if the model's FLOPs are not known, or no time passed.
+        None if the model's FLOPs are not known, or there are no devices.
     """
     flops = model_flops_per_example(facts)
-    return None if flops is None or device_s <= 0 else flops * examples / device_s
-
-
-def utilisation(
-    flops_per_device_s: float | None, peaks: Sequence[float | None]
-) -> float | None:
-    """Return the share of peak: MFU of model FLOPs, HFU of hardware FLOPs.
-
-    Args:
-        flops_per_device_s: Mean over the devices.
-        peaks: Peak FLOP/s of each device; None: not published.
-
-    Returns:
-        None if that or the peak of any device is not known.
-    """
-    known = [peak for peak in peaks if peak is not None]
-    if flops_per_device_s is None or not known or len(known) < len(peaks):
+    if flops is None or not peaks_per_s:
         return None
-    return flops_per_device_s * len(known) / sum(known)
+    known = [peak for peak in peaks_per_s if peak is not None]
+    return ComputeUse(
+        flops=flops * examples,
+        device_s=seconds * len(peaks_per_s),
+        peak_flops=seconds * sum(known) if len(known) == len(peaks_per_s) else None,
+    )

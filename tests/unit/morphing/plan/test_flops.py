@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from dataclasses import replace
 
 import pytest
@@ -11,12 +13,13 @@ from tests.unit.morphing.steps import FACTS
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.flops import (
+    ComputeUse,
     GptShape,
-    flops_per_device_s,
     model_flops_per_example,
     training_time_s,
-    utilisation,
+    training_use,
 )
+from spottrain.wire.model import ModelFacts
 
 DAY_S = 86400.0
 A100 = 312e12
@@ -48,12 +51,15 @@ def test_table_4_1(row: tuple[float, ...]) -> None:
     billions, h, l, n, batch, teraflops, percent, petaflops, iteration_s = row
     model, gpus = gpt(int(h), int(l)), int(n)
     assert round(model.num_parameters / 1e9, 1) == pytest.approx(billions, abs=0.06)
-    share = utilisation(teraflops * 1e12, [A100] * gpus)
-    assert share is not None
-    assert round(100 * share) == percent
-    assert gpus * teraflops / 1e3 == pytest.approx(petaflops, rel=0.005, abs=0.05)
     flops = model.minibatch_flops(int(batch), recompute=True)
-    assert flops / (gpus * teraflops * 1e12) == pytest.approx(iteration_s, abs=0.006)
+    time_s = flops / (gpus * teraflops * 1e12)
+    assert time_s == pytest.approx(iteration_s, abs=0.006)
+    device_s = gpus * time_s
+    use = ComputeUse(flops=flops, device_s=device_s, peak_flops=A100 * device_s)
+    assert use.flops_per_s == pytest.approx(teraflops * 1e12)
+    assert use.utilisation is not None
+    assert round(100 * use.utilisation) == percent
+    assert gpus * teraflops / 1e3 == pytest.approx(petaflops, rel=0.005, abs=0.05)
 
 
 @given(
@@ -141,30 +147,63 @@ def test_a_gpt_of_no_size_is_refused() -> None:
 # --- Of any model ---------------------------------------------------------------------
 
 
+def with_flops(*flops: int | None) -> ModelFacts:
+    return replace(
+        FACTS,
+        sections=tuple(
+            replace(FACTS.sections[0], index=k, flops_per_example=one)
+            for k, one in enumerate(flops)
+        ),
+    )
+
+
 @given(st.lists(st.integers(0, 10**15), min_size=1, max_size=9))
 def test_backward_counts_twice_the_forward(flops: list[int]) -> None:
-    sections = tuple(
-        replace(FACTS.sections[0], index=k, flops_per_example=one)
-        for k, one in enumerate(flops)
-    )
-    facts = replace(FACTS, sections=sections)
+    facts = with_flops(*flops)
     assert model_flops_per_example(facts) == 3 * sum(flops)
-    assert flops_per_device_s(facts, 10, 4.0) == pytest.approx(7.5 * sum(flops))
-    assert flops_per_device_s(facts, 10, 0.0) is None
+    use = training_use(facts, 10, 2.0, [None, None])
+    assert use is not None
+    assert use.flops_per_s == pytest.approx(7.5 * sum(flops))
 
 
 def test_facts_without_flops_give_nothing() -> None:
-    assert model_flops_per_example(FACTS) is None
-    assert flops_per_device_s(FACTS, 10, 4.0) is None
-    some = replace(FACTS.sections[0], flops_per_example=1)
-    assert (
-        model_flops_per_example(replace(FACTS, sections=(some, *FACTS.sections[1:])))
-        is None
-    )
+    for facts in (FACTS, with_flops(1, None)):
+        assert model_flops_per_example(facts) is None
+        assert training_use(facts, 10, 4.0, [1.0]) is None
+    assert training_use(with_flops(1), 10, 4.0, []) is None
 
 
 def test_a_share_of_peak_needs_the_peak_of_every_device() -> None:
-    assert utilisation(30.0, [100.0, 50.0]) == pytest.approx(0.4)
-    assert utilisation(30.0, [100.0, None]) is None
-    assert utilisation(None, [100.0]) is None
-    assert utilisation(30.0, []) is None
+    known = training_use(with_flops(1), 20, 2.0, [100.0, 50.0])
+    unknown = training_use(with_flops(1), 20, 2.0, [100.0, None])
+    assert known is not None
+    assert unknown is not None
+    assert (known.flops_per_s, known.utilisation) == (15.0, 0.2)
+    assert (unknown.flops_per_s, unknown.utilisation) == (15.0, None)
+    assert (known + unknown).utilisation is None
+    assert known.times(3) == known + known + known
+    assert unknown.times(2) == unknown + unknown
+
+
+@given(
+    st.lists(
+        st.builds(
+            ComputeUse,
+            flops=st.floats(1.0, 1e18),
+            device_s=st.floats(1e-3, 1e9),
+            peak_flops=st.floats(1e3, 1e21),
+        ),
+        min_size=1,
+        max_size=5,
+    )
+)
+def test_a_sum_is_a_mean_weighted_by_time_and_by_what_was_possible(
+    uses: list[ComputeUse],
+) -> None:
+    total = functools.reduce(operator.add, uses)
+    flops = sum(use.flops for use in uses)
+    assert total.flops_per_s == pytest.approx(flops / sum(use.device_s for use in uses))
+    shares = [use.utilisation or 0.0 for use in uses]
+    least, most = min(shares), max(shares)
+    assert total.utilisation is not None
+    assert least * (1 - 1e-9) <= total.utilisation <= most * (1 + 1e-9)
