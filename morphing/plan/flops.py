@@ -9,9 +9,11 @@ they are a lower bound that is close.
   parameters are partly frozen that is an upper bound.
 - Hardware FLOPs: the forwards that recompute runs again as well.
 - Model FLOPs utilisation (MFU): model FLOPs per second over the devices' published peak
-  at the precision of the matrix multiplications, without sparsity. Hardware FLOPs
-  utilisation (HFU): the same of hardware FLOPs; the dissertation's percentages are these,
-  for its equation 4.2 counts the recomputed forward.
+  at the precision of the matrix multiplications, without sparsity. It is of these that
+  Varuna gives TFLOP/s: without the cost of recompute, so that only useful work is
+  captured (section 7.1). Hardware FLOPs utilisation (HFU): the same of hardware FLOPs;
+  the dissertation's percentages are these, for its equation 4.2 counts the recomputed
+  forward.
 """
 
 from __future__ import annotations

@@ -38,8 +38,8 @@ class Workload:
     gpu_memory_bytes: int
     usd_per_hour: float
     """Of one VM."""
-    precision: Precision = "fp32"
-    """Of the matrix multiplications, as in ``JobSpec``."""
+    precision: Precision | None = "fp32"
+    """Of the matrix multiplications, as in ``JobSpec``; ``None``: unknown."""
     schema_version: int = SCHEMA_VERSION
 
     def plan_inputs(self, slots: Iterable[Device] = ()) -> PlanInputs:

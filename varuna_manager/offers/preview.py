@@ -228,7 +228,7 @@ def preview_workload(
     inputs: PlanInputs,
     sources: tuple[str, ...],
     scope: SearchScope,
-    precision: Precision = "fp32",
+    precision: Precision | None,
 ) -> dict[str, Any]:
     """Return the plan for a workload on hypothetical machines, and what it beat.
 
@@ -240,7 +240,7 @@ def preview_workload(
         inputs: See ``workload_inputs``.
         sources: Where its numbers are from.
         scope: Which clouds to ask.
-        precision: Of its matrix multiplications.
+        precision: Of its matrix multiplications; None: unknown.
 
     Raises:
         ConfigError: A cloud or GPU that the catalogue does not know.
@@ -269,7 +269,7 @@ def preview_workload(
 def _choice_view(
     inputs: PlanInputs,
     choice: Choice,
-    precision: Precision,
+    precision: Precision | None,
     gpus: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """Return what a plan was made from, and all candidates, the best first.
@@ -277,7 +277,7 @@ def _choice_view(
     Args:
         inputs: What it was made from.
         choice: The plan.
-        precision: Of the matrix multiplications.
+        precision: Of the matrix multiplications; None: unknown.
         gpus: By VM; of others, the device of the profile.
     """
     plan, facts, profile = choice.plan, inputs.facts, inputs.profile

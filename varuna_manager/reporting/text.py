@@ -151,7 +151,7 @@ def tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         "examples/s, including interruptions",
     )
     if report["mfu"] is not None:
-        yield "of peak", f"{report['mfu']:.0%}", use_line(report)
+        yield "utilisation", f"{report['mfu']:.0%}", use_line(report)
     yield (
         "productive",
         NOTHING if useful is None else f"{useful:.0%}",

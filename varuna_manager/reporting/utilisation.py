@@ -1,6 +1,7 @@
 """Model FLOP/s of each GPU, and their share of its published peak (MFU).
 
-Model FLOPs alone: what recompute adds is not counted, so that plans can be compared.
+Model FLOPs alone: what recompute adds is not counted, so that only useful work is
+(Varuna, section 7.1).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from spottrain.wire.model import ModelFacts, Precision
 
 def minibatch_use(
     facts: ModelFacts,
-    precision: Precision,
+    precision: Precision | None,
     minibatch_size: int,
     step_s: float | None,
     devices: Sequence[str],
@@ -29,7 +30,7 @@ def minibatch_use(
 
     Args:
         facts: The model.
-        precision: Of its matrix multiplications, as in ``JobSpec``.
+        precision: Of its matrix multiplications, as in ``JobSpec``; None: unknown.
         minibatch_size: Examples of it.
         step_s: Its time.
         devices: Of the plan's slots, as in ``Profile``.
@@ -42,7 +43,8 @@ def minibatch_use(
     peaks: dict[str, float | None] = dict.fromkeys(devices)
     for device in peaks:
         gpu = catalogue().gpu_of(device)
-        peaks[device] = None if gpu is None else peak_flops(gpu, facts, precision)
+        if gpu is not None and precision is not None:
+            peaks[device] = peak_flops(gpu, facts, precision)
     return training_use(facts, minibatch_size, step_s, [peaks[d] for d in devices])
 
 
@@ -96,4 +98,5 @@ def use_line(document: Mapping[str, Any]) -> str:
     """
     if document["mfu"] is None:
         return ""
-    return f"{document['tflops_per_gpu']:.1f} TFLOP/s per GPU, {document['mfu']:.0%} of peak"
+    tflops, percent = document["tflops_per_gpu"], 100 * document["mfu"]
+    return f"{tflops:.1f} TFLOP/s per GPU, {percent:.0f} % of peak"

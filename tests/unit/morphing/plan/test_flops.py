@@ -139,6 +139,14 @@ def test_equation_4_4_is_a_tenth_low_at_a_billion_and_close_at_a_trillion() -> N
     assert error(gpt(25600, 128)) == pytest.approx(0.013, abs=0.001)
 
 
+def test_varuna_s_200_billion_parameters_without_recompute() -> None:
+    """Section 7.1: 0.022 examples/s/GPU, or 27.3 TFLOP/s/GPU, recompute removed."""
+    model = GptShape(layers=100, hidden=12960, sequence=1024, vocabulary=50304)
+    per_example = model.minibatch_flops(1, recompute=False)
+    assert 0.0215 * per_example < 27.3e12 < 0.0225 * per_example
+    assert 0.0215 * model.minibatch_flops(1, recompute=True) > 27.3e12
+
+
 def test_a_gpt_of_no_size_is_refused() -> None:
     with pytest.raises(PlanError, match=r"must be above 0: got 2, 0, 8, 4; corr"):
         GptShape(layers=2, hidden=0, sequence=8, vocabulary=4)
