@@ -14,6 +14,7 @@ from spottrain.pricing.ranking.gpu_speed import (
     WIDE,
     gpu_speed,
     machine_of,
+    peak_flops,
     precisions,
     speed_ratio,
 )
@@ -32,6 +33,9 @@ V100, A100 = KNOWN.gpus["V100"], KNOWN.gpus["A100"]
         ("V100-16GB", "V100"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA H100 PCIe", "H100-PCIE"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA L40S", "L40S"),
         ("NVIDIA A10G", "A10G"),
         ("Tesla T4", "T4"),
         ("a100-80gb", "A100-80GB"),
@@ -46,6 +50,26 @@ def test_a_driver_s_name_means_a_gpu(device: str, gpu: str | None) -> None:
 def test_the_size_of_parameters_tells_the_precision() -> None:
     assert precisions(FACTS) == WIDE
     assert precisions(replace(FACTS, num_parameters=32 * 10**6)) == NARROW
+
+
+def test_a_job_s_precision_comes_before_its_parameters() -> None:
+    assert precisions(FACTS, "bf16") == ("bf16",)
+    peaks = {
+        name: peak_flops(KNOWN.gpus[name], FACTS, "fp16")
+        for name in ("V100", "T4", "A10", "L4", "A100", "L40S", "H100-PCIE", "H100")
+    }
+    assert peaks == {
+        "V100": 125e12,
+        "T4": 65e12,
+        "A10": 125e12,
+        "L4": 121e12,
+        "A100": 312e12,
+        "L40S": 362.05e12,
+        "H100-PCIE": 756.5e12,
+        "H100": 989.5e12,
+    }
+    assert peak_flops(V100, FACTS) == 15.7e12
+    assert peak_flops(V100, FACTS, "bf16") is None
 
 
 def test_a_ratio_is_of_published_peaks_that_both_have() -> None:
