@@ -55,7 +55,7 @@ def speed_ratio(gpu: GpuType, base: GpuType, known: tuple[str, ...]) -> float | 
 
 
 def machine_of(
-    kind: InstanceType, base: GpuType, facts: ModelFacts
+    kind: InstanceType, base: GpuType, facts: ModelFacts, precision: Precision = "fp32"
 ) -> MachineShape | None:
     """Return a machine of the catalogue as the planner sees it.
 
@@ -63,11 +63,12 @@ def machine_of(
         kind: The machine.
         base: The GPU that the job was measured on.
         facts: The job's model.
+        precision: The job's.
 
     Returns:
         None if no ratio of the two GPUs' peaks is known.
     """
-    speed = speed_ratio(kind.gpu, base, precisions(facts))
+    speed = speed_ratio(kind.gpu, base, precisions(facts, precision))
     if speed is None:
         return None
     return MachineShape(
@@ -78,7 +79,9 @@ def machine_of(
     )
 
 
-def gpu_speed(offer: Offer, profile: Profile, facts: ModelFacts) -> float:
+def gpu_speed(
+    offer: Offer, profile: Profile, facts: ModelFacts, precision: Precision = "fp32"
+) -> float:
     """Return the assumed speed of an offer's GPUs, relative to the profile's device.
 
     As the offer declares. A cloud's offers declare nothing: an estimate from the ratio of
@@ -88,10 +91,12 @@ def gpu_speed(offer: Offer, profile: Profile, facts: ModelFacts) -> float:
         offer: What is or could be rented.
         profile: Names the device that the job was measured on.
         facts: The job's model.
+        precision: The job's.
     """
     if offer.gpu_speed != 1.0:
         return offer.gpu_speed
-    return _ratio(offer.cloud, offer.instance_type, profile.device, precisions(facts))
+    known = precisions(facts, precision)
+    return _ratio(offer.cloud, offer.instance_type, profile.device, known)
 
 
 @functools.cache

@@ -145,7 +145,7 @@ def preview_job(
         warnings = list(ingest_journals(history))
         own = _own(config, facts, profile, history, now_s, scope)
         check_budget(config, [p.offer for p in own.offers if not p.is_stale])
-        others = _others(inputs, history, now_s, scope)
+        others = _others(inputs, history, now_s, scope, config.runtime.precision)
         everything = (*own.offers, *others.offers)
         ranking, more = _rank(everything, throughputs, terms, history, now_s, scope)
     warnings += [*own.warnings, *others.warnings, *more]
@@ -259,7 +259,7 @@ def preview_workload(
     now_s = time.time()
     with open_history() as history:
         warnings = list(ingest_journals(history))
-        market = _others(job, history, now_s, scope)
+        market = _others(job, history, now_s, scope, precision or "fp32")
         ranking, more = _rank(
             market.offers, throughput.ThroughputCache(job), terms, history, now_s, scope
         )
@@ -355,7 +355,7 @@ def _own(
             now_s,
             is_measured=profile.origin == "measured",
         )
-    base = base_of(profile, facts, scope.measured_on)
+    base = base_of(profile, facts, scope.measured_on, config.runtime.precision)
     markets = [
         cloud_market(
             history,
@@ -375,11 +375,15 @@ def _own(
 
 
 def _others(
-    inputs: PlanInputs, history: History, now_s: float, scope: SearchScope
+    inputs: PlanInputs,
+    history: History,
+    now_s: float,
+    scope: SearchScope,
+    precision: Precision,
 ) -> JobMarket:
     if not scope.clouds:
         return JobMarket(offers=())
-    base = base_of(inputs.profile, inputs.facts, scope.measured_on)
+    base = base_of(inputs.profile, inputs.facts, scope.measured_on, precision)
     return cloud_market(history, base, now_s, clouds=scope.clouds)
 
 

@@ -172,7 +172,9 @@ class OfferRanker:
         kind = offer.cloud, offer.instance_type
         base = catalogue().gpu_of(profile.device)
         if offer.cloud in CLOUDS and base is not None:
-            known = market.MeasuredOn(facts=state.job.facts, gpu=base)
+            known = market.MeasuredOn(
+                facts=state.job.facts, gpu=base, precision=state.job.spec.precision
+            )
             priced = market.priced_offer(offer, known, hazards, catalogue())
         else:
             priced = Priced(

@@ -18,6 +18,7 @@ from spottrain.pricing.ranking.gpu_speed import (
     precisions,
     speed_ratio,
 )
+from spottrain.wire.model import Precision
 
 KNOWN = catalogue()
 V100, A100 = KNOWN.gpus["V100"], KNOWN.gpus["A100"]
@@ -81,17 +82,18 @@ def test_a_ratio_is_of_published_peaks_that_both_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cloud", "kind", "device", "speed"),
+    ("cloud", "kind", "device", "precision", "speed"),
     [
-        ("aws", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", 1.0),
-        ("aws", "p3.2xlarge", "NVIDIA A100-SXM4-40GB", 15.7 / 19.5),
-        ("gcp", "a2-highgpu-1g", "Tesla V100-SXM2-16GB", 19.5 / 15.7),
-        ("gcp", "a2-highgpu-1g", "Intel(R) Xeon(R) Processor, 1 thread", 1.0),
-        ("local", "cpu", "NVIDIA A100-SXM4-40GB", 1.0),
+        ("aws", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", "fp32", 1.0),
+        ("aws", "p3.2xlarge", "NVIDIA A100-SXM4-40GB", "fp32", 15.7 / 19.5),
+        ("aws", "p3.2xlarge", "NVIDIA A100-SXM4-40GB", "fp16", 125 / 312),
+        ("gcp", "a2-highgpu-1g", "Tesla V100-SXM2-16GB", "fp32", 19.5 / 15.7),
+        ("gcp", "a2-highgpu-1g", "Intel(R) Xeon(R) Processor, 1 thread", "fp32", 1.0),
+        ("local", "cpu", "NVIDIA A100-SXM4-40GB", "fp16", 1.0),
     ],
 )
 def test_gpus_of_clouds_have_the_ratio_of_peaks_to_what_was_measured(
-    cloud: str, kind: str, device: str, speed: float
+    cloud: str, kind: str, device: str, precision: Precision, speed: float
 ) -> None:
     offer = Offer(
         cloud=cloud,
@@ -105,7 +107,7 @@ def test_gpus_of_clouds_have_the_ratio_of_peaks_to_what_was_measured(
         gpu_memory_bytes=1,
     )
     profile = replace(PROFILE, device=device)
-    assert gpu_speed(offer, profile, FACTS) == pytest.approx(speed)
+    assert gpu_speed(offer, profile, FACTS, precision) == pytest.approx(speed)
     declared = replace(offer, gpu_speed=0.5)
     assert gpu_speed(declared, profile, FACTS) == 0.5
 
@@ -117,5 +119,8 @@ def test_a_machine_of_the_catalogue_is_as_the_planner_wants_it() -> None:
     assert machine.gpus == 8
     assert machine.gpu_memory_bytes == kind.gpu.memory_bytes
     assert machine.network_bytes_per_s == 400e9 / 8
+    narrow = machine_of(kind, V100, FACTS, "fp16")
+    assert narrow is not None
+    assert narrow.speed == pytest.approx(312 / 125)
     nameless = replace(kind, gpu=KNOWN.gpus["RTX-PRO-4500"])
     assert machine_of(nameless, V100, FACTS) is None

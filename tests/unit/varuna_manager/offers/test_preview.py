@@ -183,7 +183,7 @@ def test_utilisation_is_of_the_gpus_that_would_be_rented(
         checkpoint={"path": str(tmp_path)},
         aws={"instance_types": ["p4d.24xlarge"], "regions": ["us-east-1"]},
     )
-    profile = PROFILE if peak else replace(PROFILE, device="Xeon, 1 thread")
+    profile = replace(PROFILE, device="A100" if peak else "Xeon, 1 thread")
     scope = replace(OFFLINE, measured_on=None if peak else "A100")
     document = preview_job(config, facts, profile, scope)
     step_s = document["train_s"] / config.steps
