@@ -34,7 +34,8 @@ def test_more_precision_is_never_faster() -> None:
 
 
 def test_every_gpu_is_in_some_machine_and_every_source_backs_something() -> None:
-    assert {kind.gpu.name for kind in FACTS.types.values()} == set(FACTS.gpus)
+    unrented = {"H100-PCIE"}  # on people's own hosts
+    assert {kind.gpu.name for kind in FACTS.types.values()} == {*FACTS.gpus} - unrented
     text = "".join(path.read_text() for path in DATA.glob("[!s]*.csv"))
     assert all(text.count(name) for name in FACTS.sources)
 
