@@ -211,5 +211,6 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.minibatch_size,
         spec.microbatch_size,
         spec.reduction,
+        *(() if spec.precision == "fp32" else (spec.precision,)),  # as it was before
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

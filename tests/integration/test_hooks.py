@@ -106,9 +106,12 @@ def train(
     chunks: int = 1,
     runtime: Runtime = RUNTIMES[0],
     entrypoint: str = "tiny_job:job",
+    reduction: Reduction = "exact",
 ) -> tuple[dict[str, bytes], Fleet]:
     """Train to the end on the given shape, on a smaller one after a VM is lost."""
-    spec = job_spec(folder, precision=runtime.precision, entrypoint=entrypoint)
+    spec = job_spec(
+        folder, reduction, precision=runtime.precision, entrypoint=entrypoint
+    )
     script = [
         {
             "hook": blow.hook,
@@ -366,3 +369,22 @@ def test_gradients_that_leave_their_range_are_computed_again_to_the_same_bits(
     )
 
     assert weights == expected
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_fast_mode_has_the_same_bits_on_every_device(
+    zygote: Zygote, tmp_path: Path, shape: tuple[int, int], precision: Precision
+) -> None:
+    """Two replicas at most: the sum of two gradients has no order."""
+    found = []
+    for runtime in (
+        Runtime("cpu", "host", precision),
+        Runtime("deferred:3", "host", precision),
+        Runtime("deferred:3", "device", precision),
+    ):
+        (folder := tmp_path / str(runtime)).mkdir()
+        weights, _ = train(zygote, folder, *shape, runtime=runtime, reduction="fast")
+        found.append(weights)
+
+    assert found[0] == found[1] == found[2]
