@@ -29,7 +29,7 @@ from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob
-from spottrain.pipeline.model.optimizer import build_optimizer
+from spottrain.pipeline.model.optimizer import build_optimizer, use_fused_kernels
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel, StageOutput
@@ -339,6 +339,7 @@ def _first_update_bytes(job: TrainingJob, named: NamedParameters) -> int:
     optimizer = build_optimizer(job.optimizer, copies)
     if optimizer is None:
         return 0
+    use_fused_kernels(optimizer)
     for _, parameter in copies:
         parameter.grad = torch.zeros_like(parameter)
     with user_code("step of the optimizer"):

@@ -264,6 +264,7 @@ class Supervisor:
 
     def _fork_worker(self, slot: _Slot) -> _Child:
         def work(loaded: LoadedJob, link: SupervisorLink) -> None:
+            torch.set_num_threads(slot.threads)
             device = open_device(slot.device, slot.memory_share)
             run_worker(link, loaded, self._greeting.vm_id, slot.index, device)
 
