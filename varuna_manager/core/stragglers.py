@@ -105,10 +105,7 @@ def _max_share(state: State, plan: Plan, profile: Profile) -> int:
 
 
 def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
-    """Return the peak memory of a worker if a replica has ``share`` virtual nodes.
-
-    The last replica: unlike the first one it keeps gradients apart in exact mode.
-    """
+    """Return the peak memory of a worker if a replica has ``share`` virtual nodes."""
     width, total = plan.data_parallel_width, plan.replica_bounds[-1]
     left = total - share
     bounds = (*(left * d // (width - 1) for d in range(width)), total)
