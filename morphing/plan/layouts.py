@@ -53,18 +53,21 @@ class PlanLayout:
     """Of all VMs that it uses part of."""
 
 
+def _shortage(needed: WorkerBytes, room: WorkerBytes) -> str:
+    """Return how much of which memory is needed, of those that are too small."""
+    lacks = []
+    if needed.device > room.device:
+        lacks.append(
+            f"{megabytes(needed.device)}, a device has {megabytes(room.device)}"
+        )
+    if room.host and needed.host > room.host:
+        have = megabytes(room.host)
+        lacks.append(f"{megabytes(needed.host)} of its VM's memory, a slot has {have}")
+    return "; and ".join(lacks)
+
+
 def _too_small(needed: WorkerBytes, room: WorkerBytes) -> Refusal:
-    if needed.lacks_host(room):
-        reason = (
-            f"a stage needs {megabytes(needed.host)} of its VM's memory, a slot has "
-            f"{megabytes(room.host)}"
-        )
-    else:
-        reason = (
-            f"a stage needs {megabytes(needed.device)}, a device has "
-            f"{megabytes(room.device)}"
-        )
-    return Refusal(reason, needed, room)
+    return Refusal(f"a stage needs {_shortage(needed, room)}", needed, room)
 
 
 class Layouts:
@@ -151,13 +154,7 @@ class Layouts:
         if most.beyond(room) <= 0:
             return None
         both = f"its sections and those of {previous.shape} at once need"
-        if most.lacks_host(room):
-            reason = (
-                f"{both} {megabytes(most.host)} of a VM's memory, a slot has "
-                f"{megabytes(room.host)}"
-            )
-        else:
-            reason = f"{both} {megabytes(most.device)}, a device has {megabytes(room.device)}"
+        reason = f"{both} {_shortage(most, room)}"
         return Refusal(reason, in_handover=True)
 
     def _place(

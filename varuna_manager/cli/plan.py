@@ -19,7 +19,7 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.simulate.trace import read_workload
+from spottrain.varuna_manager.cli.simulate.trace import read_workload, size_bytes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import data, inspect, submit
 from spottrain.varuna_manager.offers import preview as previews
@@ -27,7 +27,7 @@ from spottrain.varuna_manager.offers.feasibility import predict
 from spottrain.varuna_manager.offers.preview import SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.model import Precision, ScheduleKind, StateHome
 
 FileArgument = Annotated[
     Path,
@@ -93,6 +93,22 @@ RecomputeOption = Annotated[
 ]
 
 
+DepthOption = Annotated[
+    int | None, typer.Option(min=1, help="JSON only: pipeline depth of all plans.")
+]
+HostMemoryOption = Annotated[
+    float | None,
+    typer.Option(help="JSON only: memory of the VM of each GPU, beside the GPU's."),
+]
+PrecisionOption = Annotated[
+    str | None, typer.Option(help="JSON only: fp32, bf16 or fp16; overrides the file.")
+]
+StateOption = Annotated[
+    str | None,
+    typer.Option(help="Home of workers' state, host or device; overrides the file."),
+]
+
+
 def plan(
     file: FileArgument,
     explain: ExplainOption = False,
@@ -104,6 +120,10 @@ def plan(
     objective: ObjectiveOption = None,
     schedule: ScheduleOption = None,
     recompute: RecomputeOption = None,
+    state: StateOption = None,
+    depth: DepthOption = None,
+    host_memory_gib: HostMemoryOption = None,
+    precision: PrecisionOption = None,
     clouds: CloudsOption = None,
     offline: OfflineOption = False,
     measured_on: MeasuredOnOption = None,
@@ -124,19 +144,32 @@ def plan(
         exact=top,
     )
     changes = _changes(objective, schedule, recompute)
+    state = _one_of("--state", state, get_args(StateHome))
+    precision = _one_of("--precision", precision, get_args(Precision))
     if file.suffix != ".json":
-        if any((gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour)):
+        of_json = (gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
+        if any((*of_json, depth, host_memory_gib, precision)):
             raise ConfigError(
                 "--gpus, --minibatch-size and the like need a profile as JSON: got "
                 f"{file.name}; remove them, the job file has these values"
             )
-        preview(_changed(load_config(file), changes), output, explain, scope)
+        config = _changed(load_config(file), changes)
+        if state is not None:
+            runtime = config.runtime.model_copy(update={"state": state})
+            config = config.model_copy(update={"runtime": runtime})
+        preview(config, output, explain, scope)
         return
     if gpus is None:
         raise ConfigError(
             f"{file.name}: a profile needs --gpus; give the number of GPUs"
         )
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
+    if host_memory_gib is not None:
+        memory_bytes = size_bytes("--host-memory-gib", host_memory_gib)
+        workload = replace(workload, is_gpu=True, host_memory_bytes=memory_bytes)
+    changes |= {"state": state, "pipeline_depth": depth}
+    if precision is not None:
+        changes["precision"] = precision
     inputs = replace(previews.workload_inputs(workload, gpus), **changes)
     try:
         document = previews.preview_workload(

@@ -15,8 +15,8 @@ from dataclasses import replace
 from spottrain.morphing.adapt import policy
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.pricing.ranking.gpu_speed import gpu_speed
-from spottrain.pricing.ranking.throughput import MachineShape, devices_of
+from spottrain.pricing.ranking.gpu_speed import gpu_speed, machine_as_offered
+from spottrain.pricing.ranking.throughput import devices_of
 from spottrain.varuna_manager.core import allocation, calibration, fleet
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
@@ -349,10 +349,14 @@ def plan_inputs(
         job: What it asks of its plans.
         profile: What was measured of its model.
         slots: The fleet.
-        previous: The plan that runs or ran last: it has settled the micro-batch size.
+        previous: The plan that runs or ran last: it has settled the micro-batch size,
+            and in exact mode the home of committed state.
         lag_share: What interruptions put at stake; by default as before the first one.
     """
     settled = None if previous is None else previous.microbatch_size
+    # A CPU and a GPU round differently: in exact mode the first plan settles the home.
+    exact = job.spec.reduction == "exact"
+    home = previous.state if exact and previous is not None else None
     return PlanInputs(
         facts=job.facts,
         profile=profile,
@@ -365,6 +369,8 @@ def plan_inputs(
         recompute=job.recompute,
         objective=job.plan_objective,
         lag_share=lag_share,
+        precision=job.spec.precision,
+        state=job.state or home,
     )
 
 
@@ -372,13 +378,10 @@ def _devices(
     state: State, vms: Sequence[records.VmRecord], profile: Profile
 ) -> Iterator[Device]:
     for vm in vms:
-        machine = MachineShape(
-            gpus=vm.num_slots,
-            gpu_memory_bytes=vm.offer.gpu_memory_bytes,
-            speed=gpu_speed(
-                vm.offer, profile, state.job.facts, state.job.spec.precision
-            ),
+        speed = gpu_speed(
+            vm.offer, profile, state.job.facts, state.job.spec.precision
         )
+        machine = machine_as_offered(vm.offer, vm.num_slots, speed)
         yield from devices_of(vm.vm_id, machine, vm.offer.usd_per_hour)
 
 
