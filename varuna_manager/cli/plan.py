@@ -11,6 +11,7 @@ import typer
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.inputs import Objective
+from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.ranking.rank import EXACT
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -143,9 +144,7 @@ def plan(
         measured_on=measured_on,
         exact=top,
     )
-    changes = _changes(objective, schedule, recompute)
-    state = _one_of("--state", state, get_args(StateHome))
-    precision = _one_of("--precision", precision, get_args(Precision))
+    changes = _changes(objective, schedule, recompute, state)
     if file.suffix != ".json":
         of_json = (gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
         if any((*of_json, depth, host_memory_gib, precision)):
@@ -153,24 +152,16 @@ def plan(
                 "--gpus, --minibatch-size and the like need a profile as JSON: got "
                 f"{file.name}; remove them, the job file has these values"
             )
-        config = _changed(load_config(file), changes)
-        if state is not None:
-            runtime = config.runtime.model_copy(update={"state": state})
-            config = config.model_copy(update={"runtime": runtime})
-        preview(config, output, explain, scope)
+        preview(_changed(load_config(file), changes), output, explain, scope)
         return
     if gpus is None:
         raise ConfigError(
             f"{file.name}: a profile needs --gpus; give the number of GPUs"
         )
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
-    if host_memory_gib is not None:
-        memory_bytes = size_bytes("--host-memory-gib", host_memory_gib)
-        workload = replace(workload, is_gpu=True, host_memory_bytes=memory_bytes)
-    changes |= {"state": state, "pipeline_depth": depth}
-    if precision is not None:
-        changes["precision"] = precision
-    inputs = replace(previews.workload_inputs(workload, gpus), **changes)
+    workload = _on_gpu(workload, host_memory_gib, precision)
+    inputs = previews.workload_inputs(workload, gpus)
+    inputs = replace(inputs, pipeline_depth=depth, **changes)
     try:
         document = previews.preview_workload(
             file.name, inputs, workload.sources, scope, workload.precision
@@ -180,19 +171,41 @@ def plan(
     _show(document, output, explain)
 
 
+def _on_gpu(
+    workload: Workload, host_memory_gib: float | None, precision: str | None
+) -> Workload:
+    """Return the workload with the command line's changes that only GPUs know."""
+    known = _one_of("--precision", precision, get_args(Precision))
+    changes: dict[str, Any] = {} if known is None else {"precision": known}
+    if host_memory_gib is not None:
+        memory_bytes = size_bytes("--host-memory-gib", host_memory_gib)
+        changes |= {"is_gpu": True, "host_memory_bytes": memory_bytes}
+    return replace(workload, **changes)
+
+
 def _changed(config: JobConfig, changes: dict[str, Any]) -> JobConfig:
-    morphing = config.morphing.model_copy(update=changes)
-    return config.model_copy(update={"morphing": morphing})
+    changes = dict(changes)
+    home = {"state": changes.pop("state")} if "state" in changes else {}
+    return config.model_copy(
+        update={
+            "morphing": config.morphing.model_copy(update=changes),
+            "runtime": config.runtime.model_copy(update=home),
+        }
+    )
 
 
 def _changes(
-    objective: str | None, schedule: str | None, recompute: bool | None
+    objective: str | None,
+    schedule: str | None,
+    recompute: bool | None,
+    state: str | None,
 ) -> dict[str, Any]:
     """Return the options that override the file."""
     asked: dict[str, Any] = {
         "objective": _one_of("--objective", objective, get_args(Objective)),
         "schedule": _one_of("--schedule", schedule, get_args(ScheduleKind)),
         "recompute": recompute,
+        "state": _one_of("--state", state, get_args(StateHome)),
     }
     return {key: value for key, value in asked.items() if value is not None}
 
