@@ -17,6 +17,7 @@ from dataclasses import dataclass, fields, replace
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
 from spottrain.morphing.memory.room import WorkerBytes
 from spottrain.morphing.simulate.compute import CPU, Compute, trained_bytes
+from spottrain.morphing.simulate.reducing import FLOAT32_BYTES
 from spottrain.wire.model import (
     ModelFacts,
     Plan,
@@ -37,6 +38,11 @@ HELDOUT_INPUTS, HELDOUT_SENDS = 3, 2
 """Activations that a stage holds during an evaluation; as ``pipeline.executor``."""
 ACCUMULATORS = 2
 """Bytes of an exact sum, int64, over those of a gradient, fp32."""
+QUANTISED_ELEMENTS = {False: 1 << 18, True: 1 << 24}
+"""Of a gradient that are converted at once, by whether on a GPU; as
+``pipeline.base.fixed_point``."""
+CONVERSION = 4
+"""Bytes of the float64 and the int64 on the way, over those of the gradient."""
 
 # Of workers on GPUs; none of these was measured yet (docs/memory.md).
 CONTEXT_BYTES = 500_000_000
@@ -81,7 +87,8 @@ class HostMemory:
     snapshot_bytes: int = 0
     """The worker's share of a periodic checkpoint, wherever it is copied from."""
     staging_bytes: int = 0
-    """Page-locked copies of what is sent, and as much of what arrives."""
+    """Page-locked copies of what is sent, and as much of what arrives; and of sums over
+    replicas where those of the host add them up (gloo)."""
     process_bytes: int = 0
 
     @property
@@ -193,7 +200,10 @@ def stage_bytes(
     undo = max(s.param_bytes + s.optimizer_bytes + trained_bytes(s) for s in own)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
-    training = _peak(chunks, load)
+    most = max(map(trained_bytes, own))
+    pieces = FLOAT32_BYTES * QUANTISED_ELEMENTS[terms.compute.on_gpu]
+    converted = CONVERSION * min(most, pieces) if exact else 0
+    training = _peak(chunks, load, converted)
     whole = StageMemory(
         parameters_bytes=sum(s.param_bytes for s in own),
         gradients_bytes=gradients,
@@ -214,6 +224,8 @@ def stage_bytes(
     library += NCCL_BYTES if width > 1 else 0
     whole = replace(whole, library_bytes=library, fragmentation=FRAGMENTATION)
     staging = 2 * (buffers + waiting)
+    if width > 1 and (exact or terms.state == "device"):
+        staging += (ACCUMULATORS if exact else 1) * gradients
     if terms.state == "host":
         return _on_host(whole, terms, buffers, staging)
     return _on_device(whole, terms, PAGE_BYTES * (len(own) + 1), staging)
@@ -354,14 +366,21 @@ class _TrainingPeak:
     activations: int
 
 
-def _peak(chunks: Sequence[_Chunk], load: StageLoad) -> _TrainingPeak:
+def _peak(chunks: Sequence[_Chunk], load: StageLoad, converted: int) -> _TrainingPeak:
+    """Return the peak of a mini-batch.
+
+    Args:
+        chunks: The stage's.
+        load: Micro-batches at once.
+        converted: Bytes that a backward takes to quantise a gradient.
+    """
     kept = work = stash = 0
     spare = load.inputs_held - load.in_flight
     for chunk, count, keeps in zip(chunks, load.counts, load.keeping, strict=False):
         stash += count * chunk.input
         graphs = count if keeps else 0
         kept += graphs * chunk.held
-        task = max(chunk.recompute, chunk.backward)
+        task = max(chunk.recompute, chunk.backward + converted)
         if not keeps:
             # A forward may come between a recompute and its backward.
             task = max(task, chunk.held + chunk.forward)

@@ -16,6 +16,7 @@ from spottrain.morphing.memory.memory import (
     PAGE_BYTES,
     PENDING_SENDS,
     PROCESS_BYTES,
+    QUANTISED_ELEMENTS,
     HostMemory,
     StageMemory,
     WorkerTerms,
@@ -113,6 +114,7 @@ def plan(
 
 
 def test_constants_are_those_of_the_runtime() -> None:
+    from spottrain.pipeline.base import fixed_point
     from spottrain.pipeline.comm import p2p
     from spottrain.pipeline.model import data
     from spottrain.pipeline.state import arena
@@ -120,6 +122,8 @@ def test_constants_are_those_of_the_runtime() -> None:
     assert PAGE_BYTES == arena.HEADER_BYTES
     assert 2 * PENDING_SENDS == p2p._MAX_PENDING_SENDS  # a header goes before each
     assert HELDOUT_FACTOR == data.HELDOUT_FACTOR
+    pieces = fixed_point._PIECE_ELEMENTS
+    assert {False: pieces["cpu"], True: pieces["cuda"]} == QUANTISED_ELEMENTS
 
 
 def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors() -> (
@@ -234,8 +238,13 @@ def test_exact_sums_are_whole_numbers_beside_the_gradients() -> None:
     runs = (range(2, 4),)
     fast = stage_bytes(FACTS, MEASURED, runs, load)
     exact = stage_bytes(FACTS, MEASURED, runs, load, WorkerTerms(reduction="exact"))
-    assert exact == replace(fast, accumulators_bytes=2 * 700)
-    assert exact.total_bytes == fast.total_bytes + 1400
+    converted = 4 * 400  # the larger section's gradients are one piece at most
+    assert exact == replace(
+        fast,
+        accumulators_bytes=2 * 700,
+        activations_bytes=fast.activations_bytes + converted,
+    )
+    assert exact.total_bytes == fast.total_bytes + 1400 + converted
 
 
 def test_a_plan_is_measured_by_its_busiest_replica() -> None:
@@ -371,6 +380,11 @@ def test_with_state_on_the_device_the_host_holds_words_and_copies_on_their_way()
 def test_replicas_on_gpus_have_buffers_of_a_communicator() -> None:
     alone, wide = on("device"), on("device", width=2)
     assert wide.library_bytes == alone.library_bytes + NCCL_BYTES
+    assert wide.host.staging_bytes == alone.host.staging_bytes + 500
+    pair = on("host"), on("host", width=2)
+    assert pair[1].host.staging_bytes == pair[0].host.staging_bytes
+    sums = on("host", "exact", width=2).host.staging_bytes
+    assert sums == pair[0].host.staging_bytes + 2 * 500
 
 
 def test_frozen_sections_before_all_that_is_trained_leave_nothing() -> None:
