@@ -61,6 +61,11 @@ class Published:
         return 12 * self.hidden**2 + 13 * self.hidden
 
     @property
+    def layer_flops(self) -> int:
+        """Of a layer's forward over one example: dissertation eq. 4.2 without the head."""
+        return round(24 * LENGTH * self.hidden**2 * (1 + LENGTH / 6 / self.hidden))
+
+    @property
     def activation_bytes(self) -> int:
         """Between stages, of one micro-batch."""
         return WIRE_BYTES * self.microbatch_size * LENGTH * self.hidden
@@ -228,6 +233,8 @@ def _facts(
         param_bytes=PARAMETER_BYTES * parameters,
         optimizer_bytes=OPTIMIZER_BYTES * parameters,
         activation_bytes_per_example=0 if last else WIRE_BYTES * LENGTH * model.hidden,
+        flops_per_example=layers * model.layer_flops
+        + heads * 2 * LENGTH * model.hidden * VOCABULARY,
     )
 
 

@@ -35,9 +35,7 @@ def devices(
 ) -> Iterator[Device]:
     """Yield the slots of ``vms`` as the planner takes them."""
     for vm in vms:
-        speed = gpu_speed(
-            vm.offer, profile, state.job.facts, state.job.spec.precision
-        )
+        speed = gpu_speed(vm.offer, profile, state.job.facts, state.job.spec.precision)
         yield from devices_of(
             vm.vm_id, _machine(state, vm, speed), vm.offer.usd_per_hour
         )
