@@ -52,6 +52,7 @@ class Cuts:
         self.inputs = inputs
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
         self.fleet = modes.DeviceFleet(inputs)
+        self.compute = inputs.compute
         profile, size = inputs.profile, microbatch_size
         self.times = SectionTimes(
             sections_at(profile, size, inputs.facts, inputs.reduction),
@@ -78,10 +79,10 @@ class Cuts:
         gradients = sum(map(trained_bytes, inputs.facts.sections))
         optimizer = sum(s.optimizer_bytes for s in inputs.facts.sections)
         everything = parameters + gradients + optimizer
-        if not inputs.compute.on_gpu or state == "device":
+        if not self.compute.on_gpu or state == "device":
             return WorkerBytes(everything)
         return WorkerBytes(
-            inputs.compute.working_bytes(parameters) + gradients, everything
+            self.compute.working_bytes(parameters) + gradients, everything
         )
 
     # --- Bounds -----------------------------------------------------------------------
@@ -149,7 +150,7 @@ class Cuts:
         runs = [inputs.facts.sections[a:b] for a, b in itertools.pairwise(cut)]
         stages = (list(itertools.chain(*runs[p::depth])) for p in range(depth))
         return max(
-            min_update_s(inputs.profile, own, state, inputs.compute, speed)
+            min_update_s(inputs.profile, own, state, self.compute, speed)
             for own in stages
         )
 
@@ -236,7 +237,8 @@ class Cuts:
         """
         if mode.schedule != "gpipe":
             count = min(count, SHORT_LISTS * depth * mode.chunks)
-        return self._loads(depth, mode, count)
+        # The home of state changes nothing.
+        return self._loads(depth, replace(mode, on_device=False), count)
 
     def _stage_bytes(
         self, runs: tuple[range, ...], load: StageLoad, state: StateHome, width: int
@@ -244,7 +246,7 @@ class Cuts:
         inputs = self.inputs
         terms = WorkerTerms(
             reduction=inputs.reduction,
-            compute=inputs.compute,
+            compute=self.compute,
             state=state,
             context_bytes=inputs.profile.context_bytes,
         )

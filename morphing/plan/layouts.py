@@ -146,7 +146,7 @@ class Layouts:
         previous = self.inputs.previous
         if previous is None or self.waives_handover:
             return None
-        held = handover_bytes(self.inputs.facts, plan, previous, self.inputs.compute)
+        held = handover_bytes(self.inputs.facts, plan, previous, self.cuts.compute)
         rooms = [device.room for device in placed]
         most, room = max(
             zip(held, rooms, strict=True), key=lambda at: at[0].beyond(at[1])
@@ -218,7 +218,7 @@ class Layouts:
         """Return the time of the slowest update under ``plan``."""
         inputs = self.inputs
         return slowest_update_s(
-            plan, inputs.profile, inputs.facts, speeds, inputs.compute
+            plan, inputs.profile, inputs.facts, speeds, self.cuts.compute
         )
 
     def simulate(self, layout: PlanLayout) -> Plan:
@@ -229,7 +229,7 @@ class Layouts:
             self.inputs.facts,
             reduction=self.inputs.reduction,
             speeds=layout.speeds,
-            compute=self.inputs.compute,
+            compute=self.cuts.compute,
         )
         return replace(layout.plan, predicted_step_s=step.step_s)
 
