@@ -210,14 +210,14 @@ class _SectionRun:
             loaded.job,
             loaded.layout,
             range(section, section + 1),
-            {section: working.tensors.parameters},
+            {section: working.parameters},
             device.torch_device,
             loaded.spec.precision,
         )
         named = self._stage.parameters_of(section)
         self._update_bytes = _first_update_bytes(loaded.job, named)
         for name, parameter in named:
-            parameter.grad = working.tensors.gradients.get(name)
+            parameter.grad = working.gradients.get(name)
         self.largest_saved_bytes = 0
 
     def warm_up(self, batch: Batch, activation: Activation) -> Activation:

@@ -19,7 +19,7 @@ from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
-from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
 from spottrain.pipeline.state import update
 from spottrain.pipeline.state.agreement import MinibatchDecision, fold
 from spottrain.pipeline.state.arena import SectionArena
@@ -109,7 +109,11 @@ class _Training:
         self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
         self._sections = [
             WorkingSection(
-                arena, context.device, sums_gradients=spec.reduction == "fast"
+                arena,
+                context.device,
+                sums_gradients=spec.reduction == "fast",
+                lowered=AUTOCAST_TYPES[spec.precision],
+                matrices=context.loaded.layout.matrices,
             )
             for arena in self._arenas.values()
         ]
@@ -144,7 +148,7 @@ class _Training:
 
     def _make_chunks(self) -> list[StageModel]:
         loaded, device = self._context.loaded, self._context.device
-        tensors = {s.arena.section: s.tensors.parameters for s in self._sections}
+        tensors = {s.arena.section: s.parameters for s in self._sections}
         return [
             StageModel(
                 loaded.job,
