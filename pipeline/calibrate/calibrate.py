@@ -61,7 +61,11 @@ Report = Callable[[messages.CalibrationProgress], None]
 
 
 def calibrate(
-    loaded: LoadedJob, command: Calibrate, rank: int, report: Report
+    loaded: LoadedJob,
+    command: Calibrate,
+    rank: int,
+    device_name: str,
+    report: Report,
 ) -> Profile | None:
     """Take part in a round of measuring.
 
@@ -69,6 +73,7 @@ def calibrate(
         loaded: The job.
         command: The participants, and what is to be measured.
         rank: Which of the participants this process is.
+        device_name: As the profile names the device.
         report: Called with the progress of the round, at rank 0.
 
     Returns:
@@ -80,14 +85,14 @@ def calibrate(
         GenerationBrokenError, RuntimeError: Another participant is gone.
     """
     if len(command.participants) < 2:
-        return _Round(loaded, command, 0, report).run()
+        return _Round(loaded, command, 0, device_name, report).run()
     timeout_s = loaded.spec.communication_timeout_s
     store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
     size = len(command.participants)
     connections = join(store, "calibration", rank, size, timeout_s)
     measuring: _Round | None = None
     try:
-        measuring = _Round(loaded, command, rank, report)
+        measuring = _Round(loaded, command, rank, device_name, report)
         return measuring.run()
     except BaseException:
         connections.cut()
@@ -127,9 +132,15 @@ class _Round:
     """One rank's part of one round; all ranks do the same steps in the same order."""
 
     def __init__(
-        self, loaded: LoadedJob, command: Calibrate, rank: int, report: Report
+        self,
+        loaded: LoadedJob,
+        command: Calibrate,
+        rank: int,
+        device_name: str,
+        report: Report,
     ) -> None:
         self._loaded, self._command, self._rank = loaded, command, rank
+        self._device_name = device_name
         self._report = report
         self._slots = command.participants or (Slot(vm_id="", index=0),)
         shares = section_shares(self._slots, loaded.layout.num_sections)
@@ -155,7 +166,7 @@ class _Round:
         microbatches = _with_posting(microbatches, links.posting_s)
         return Profile(
             fingerprint=self._loaded.fingerprint,
-            device=machine.device(),
+            device=self._device_name,
             software=machine.software(),
             microbatches=tuple(microbatches),
             optimizer_s_per_byte=update_s / param_bytes,

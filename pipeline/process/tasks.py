@@ -56,6 +56,7 @@ def measure_and_report(
     command: messages.Calibrate,
     rank: int,
     slot: int,
+    device_name: str,
     loaded: LoadedJob,
     link: SupervisorLink,
 ) -> None:
@@ -65,6 +66,7 @@ def measure_and_report(
         command: The round.
         rank: Which of its participants this process is.
         slot: The slot that it stands for.
+        device_name: What its VM computes on, as in ``Profile``.
         loaded: The job.
         link: To the supervisor.
 
@@ -72,7 +74,7 @@ def measure_and_report(
         UserCodeError: The user's code raised.
     """
     try:
-        profile = calibrate(loaded, command, rank, link.report)
+        profile = calibrate(loaded, command, rank, device_name, link.report)
     except (
         GenerationBrokenError,
         CheckpointError,

@@ -374,7 +374,7 @@ def _devices(
     for vm in vms:
         machine = MachineShape(
             gpus=vm.num_slots,
-            gpu_memory_bytes=vm.offer.gpu_memory_bytes,
+            gpu_memory_bytes=vm.slot_memory_bytes,
             speed=gpu_speed(vm.offer, profile, state.job.facts),
         )
         yield from devices_of(vm.vm_id, machine, vm.offer.usd_per_hour)

@@ -24,6 +24,7 @@ _COUNTS = (
     "preemptions_unnoticed",
     "silent_losses",
     "worker_deaths",
+    "sick_gpus",
     "slow_vms_replaced",
     "price_changes",
     "vms_launched",

@@ -30,6 +30,7 @@ KIND_NAMES = {
     "kill": "killed without notice",
     "silence": "fell silent",
     "worker_death": "worker died",
+    "sick_gpu": "GPU failed",
 }
 
 
