@@ -193,6 +193,6 @@ def _quotas(
                 family=metric.removeprefix(_SPOT),
                 spot=metric.startswith(_SPOT),
                 limit=float(quota.get("limit", 0.0)),
-                unit="gpu",
+                unit="vcpu" if metric.endswith("_CPUS") else "gpu",
                 used=float(quota.get("usage", 0.0)),
             )

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -47,6 +47,7 @@ class FakeMachine:
 
     gpu: FakeGpu = FakeGpu()
     gpus: int = 1
+    device: Literal["gpu", "cpu"] = "gpu"
 
 
 class FakeFacts:

@@ -46,6 +46,7 @@ from spottrain.varuna_manager.offers.market import (
 )
 from spottrain.varuna_manager.offers.ranker import ranking_terms
 from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
+from spottrain.varuna_manager.reporting.devices import Computing, describe, is_cpu
 from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candidate_view
 from spottrain.wire.model import ModelFacts, Profile
 
@@ -195,6 +196,7 @@ def _preview(
     return {
         "schema_version": SCHEMA_VERSION,
         "name": config.name,
+        "computes_on": _computes_on([r.priced.offer for r in fleet], config, inputs),
         "fleet": [_vm(row.priced.offer) for row in fleet],
         **_choice_view(inputs, choice),
         "usd_per_hour": usd_per_hour,
@@ -202,6 +204,26 @@ def _preview(
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
         "usd_budget": config.budget.max_usd,
     }
+
+
+def _computes_on(offers: Sequence[Offer], config: JobConfig, inputs: PlanInputs) -> str:
+    """Return what the workers of a fleet compute on.
+
+    A cloud's machines by the catalogue; the user's own by what was measured here.
+    """
+    workers: dict[str, int] = {}
+    gpus: dict[str, int] = {}
+    for offer in offers:
+        kind = catalogue().find(offer.cloud, offer.instance_type)
+        name = inputs.profile.device if kind is None else kind.gpu.name
+        on_gpu = not is_cpu(name) if kind is None else kind.device == "gpu"
+        workers[name] = workers.get(name, 0) + offer.gpus
+        gpus[name] = gpus.get(name, 0) + offer.gpus * on_gpu
+    found = {
+        name: Computing(workers=count, gpus=gpus[name])
+        for name, count in workers.items()
+    }
+    return describe(found, config.runtime.precision)
 
 
 def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:

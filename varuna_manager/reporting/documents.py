@@ -11,6 +11,7 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.reporting import costs
 from spottrain.varuna_manager.reporting.deadline import deadline_view
+from spottrain.varuna_manager.reporting.devices import computes_on
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.timeline import timeline
 from spottrain.wire.model import Plan
@@ -66,6 +67,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": job.spec.name,
+        "computes_on": computes_on(state),
         "state": job_state(state, managed),
         "activity": state.activity,
         "last_event": state.last_news,
@@ -106,6 +108,7 @@ def report(
     return {
         "schema_version": SCHEMA_VERSION,
         "name": job.spec.name,
+        "computes_on": computes_on(state),
         "state": job_state(state, managed),
         "reason": state.outcome.reason if state.outcome else state.activity,
         "exit_code": state.outcome.exit_code if state.outcome else None,
@@ -236,6 +239,9 @@ def _vm(vm: records.VmRecord) -> dict[str, Any]:
         "silent_since_s": vm.silent_since_s,
         "leaves_at_s": vm.leaves_at_s,
         "slowness": vm.slow.slowness if vm.slow else None,
+        "device": vm.device,
+        "gpus": [asdict(gpu) for gpu in vm.gpus],
+        "throttled": vm.throttled,
     }
 
 

@@ -44,6 +44,7 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(ratio=1)
+    grid.add_row("computes on", Text(status["computes_on"]))
     grid.add_row("step", _progress(status))
     grid.add_row("loss", fmt.number(status["loss"]))
     grid.add_row("speed", _speed(status["examples_per_s"]))
@@ -145,7 +146,8 @@ def fleet_table(status: dict[str, Any]) -> Table:
 
 
 def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield the tables of ``spottrain report``."""
+    """Yield the tables of ``spottrain report``, after a line about its devices."""
+    yield Text(f"computes on: {report['computes_on']}")
     yield _plans_table(report["plans"])
     hits = report["interruptions"]
     yield _interruptions_table(hits) if hits else "No interruptions"

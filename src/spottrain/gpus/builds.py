@@ -33,6 +33,10 @@ class TorchBuild:
     capabilities: tuple[int, ...]
     """Architectures that it holds kernels for, ascending, ten times major plus minor."""
 
+    def __str__(self) -> str:
+        """Return its name for people."""
+        return f"torch for CUDA {self.cuda}" if self.cuda else "torch for CPUs"
+
     def runs_on(self, capability: int) -> bool:
         """Return whether it has kernels for a GPU.
 
@@ -111,7 +115,7 @@ def check_driver(
     major = driver_major(driver)
     if driver and major < build.min_driver:
         raise UnfitBuildError(
-            f"torch for CUDA {build.cuda} needs driver {build.min_driver} or newer: got "
+            f"{build} needs driver {build.min_driver} or newer: got "
             f"{driver}; {advice(driver, needed)}"
         )
     if not build.capabilities:
@@ -119,7 +123,7 @@ def check_driver(
     for capability in needed:
         if not build.runs_on(capability):
             raise UnfitBuildError(
-                f"torch for CUDA {build.cuda} has no kernels for sm_{capability}: it has "
+                f"{build} has no kernels for sm_{capability}: it has "
                 f"{', '.join(f'sm_{one}' for one in build.capabilities)}; "
                 f"{advice(driver, needed)}"
             )
