@@ -94,6 +94,10 @@ class Greeting:
             gpus=tuple(from_data(GpuFacts, gpu) for gpu in data.get("gpus", ())),
         )
 
+    def device_name(self) -> str:
+        """Return what the slots compute on, as in ``Profile``."""
+        return machine.device(self.gpus, self.memory_shares)
+
     def slot_memory_bytes(self) -> int:
         """Return the least memory that a slot has on its GPU; 0: on CPUs."""
         sizes = {f"cuda:{gpu.uuid}": gpu.memory_bytes for gpu in self.gpus}
@@ -231,7 +235,7 @@ class Supervisor:
         self._round = min(self._round, command.generation)
         self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
-            name = machine.device(self._greeting.gpus)
+            name = self._greeting.device_name()
             task = functools.partial(measure_and_report, command, rank, slot, name)
             child = self._fork_with_job(_CALIBRATION, task)
             child.generation, child.task_slot = command.generation, slot
@@ -519,7 +523,7 @@ def main() -> None:
         or messages.SupervisorReady(
             num_slots=greeting.num_slots,
             torch_version=torch.__version__,
-            device=machine.device(greeting.gpus),
+            device=greeting.device_name(),
             software=machine.software(),
             machine=machine.machine_id(),
             cores=machine.cores(),

@@ -39,10 +39,13 @@ def speed_ratio(gpu: GpuType, base: GpuType, known: tuple[str, ...]) -> float | 
         known: Precisions, the first that both have a published peak of counts.
 
     Returns:
-        None if there is no such precision.
+        None if there is no such precision, or if one of them is a CPU: it reaches another
+        share of its peak.
     """
-    if gpu == base:
+    if gpu.name == base.name:
         return 1.0
+    if bool(gpu.compute_capability) != bool(base.compute_capability):
+        return None
     for precision in known:
         if precision in gpu.peak_flops and precision in base.peak_flops:
             return gpu.peak_flops[precision] / base.peak_flops[precision]

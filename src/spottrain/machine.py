@@ -22,16 +22,20 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY_INFO = Path("/proc/meminfo")
 
 
-def device(gpus: Sequence[GpuFacts] = ()) -> str:
+def device(gpus: Sequence[GpuFacts] = (), shares: Sequence[float] = ()) -> str:
     """Return the compute device of this machine's slots (``Profile.device``).
 
-    A GPU's name, or a CPU's: there workers use one thread each.
+    A GPU's name, with a slot's share of it where several share one: they compute slower.
+    Or a CPU's: there workers use one thread each.
 
     Args:
         gpus: The GPUs that the slots drive; none: they compute on CPUs.
+        shares: Of each slot: its share of its GPU.
     """
     if gpus:
-        return " and ".join(sorted({gpu.name for gpu in gpus}))
+        names = " and ".join(sorted({gpu.name for gpu in gpus}))
+        sharing = round(1 / min(shares, default=1.0))
+        return f"{names}, 1/{sharing} each" if sharing > 1 else names
     name = platform.machine()
     if _CPU_INFO.exists():
         for line in _CPU_INFO.read_text(errors="replace").splitlines():

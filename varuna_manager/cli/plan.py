@@ -187,7 +187,7 @@ def preview(
     facts = inspect.inspect_model(config)
     profile = None
     if config.cloud is not None and config.profile is None:
-        profile = previews.profile_on_known_gpu(facts)
+        profile = previews.profile_on_known_device(facts, config.device == "cpu")
     profile = profile or inspect.calibrate(config)
     document = previews.preview_job(
         config, facts, profile, scope or SearchScope(), data_bytes

@@ -93,7 +93,7 @@ def calibrate(
     if not again:
         if (given := profiles.given_profile(config, facts)) is not None:
             return given
-        here = machine.device(devices_here(config).gpus), machine.software()
+        here = devices_here(config).name, machine.software()
         known = profiles.find(facts, *here, config.microbatch_sizes)
         if known is not None:
             return known.profile

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from spottrain import machine
 from spottrain.cloud.aws.settings import IMAGE_NAME as AWS_IMAGE
 from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
 from spottrain.cloud.port.errors import CloudError
@@ -106,7 +105,7 @@ def check_here(config: JobConfig) -> str:
     )
     if not isinstance(found, VmDevices):
         raise CloudError(f"this machine: {found.reason}")
-    return f"computes on: {machine.device(found.gpus)}"
+    return f"computes on: {found.name}"
 
 
 def check_build(config: JobConfig) -> list[str]:

@@ -315,13 +315,21 @@ def _vm(offer: Offer) -> dict[str, Any]:
     }
 
 
-def profile_on_known_gpu(facts: ModelFacts) -> Profile | None:
-    """Return the newest kept profile of a model that was measured on a known GPU.
+def profile_on_known_device(facts: ModelFacts, on_cpus: bool) -> Profile | None:
+    """Return the newest kept profile of a model that was measured on a known GPU or CPU.
 
     It predicts a cloud's machines better than a profile of this machine would.
     """
     known = (one.profile for one in known_profiles(facts))
-    return next((p for p in known if catalogue().gpu_of(p.device) is not None), None)
+    found = ((one, catalogue().gpu_of(one.device)) for one in known)
+    return next(
+        (
+            profile
+            for profile, device in found
+            if device is not None and bool(device.compute_capability) != on_cpus
+        ),
+        None,
+    )
 
 
 def _own(
@@ -340,7 +348,7 @@ def _own(
             now_s,
             is_measured=profile.origin == "measured",
         )
-    base = base_of(profile, facts, scope.measured_on)
+    base = base_of(profile, facts, scope.measured_on, on_cpus=config.device == "cpu")
     markets = [
         cloud_market(
             history,

@@ -39,7 +39,7 @@ def computes_on(state: State) -> str:
         if state.profile is None:
             return UNKNOWN
         name = state.profile.device
-        return describe({name: Computing(gpus=int(not is_cpu(name)))}, precision)
+        return f"{_alone(name)}, {precision}"
     return describe(_found(ready), precision)
 
 
@@ -75,8 +75,14 @@ def describe(found: Mapping[str, Computing], precision: Precision) -> str:
             continue
         several = f"{one.workers} workers on " if one.workers > one.gpus else ""
         gpus.append(f"{several}{one.gpus} x {name} (GPU)")
-    names = sorted(
-        name.removesuffix(ONE_THREAD) for name, one in found.items() if not one.gpus
-    )
-    cpus = [f"CPUs: {', '.join(names)}, 1 thread each"] if names else []
-    return f"{' and '.join([*gpus, *cpus])}, {precision}"
+    names = sorted(name for name, one in found.items() if not one.gpus)
+    return f"{' and '.join([*gpus, *map(_cpus, names)])}, {precision}"
+
+
+def _alone(device: str) -> str:
+    """Return a device by itself, without numbers."""
+    return _cpus(device) if is_cpu(device) else f"{device} (GPU)"
+
+
+def _cpus(device: str) -> str:
+    return f"CPUs: {device.removesuffix(ONE_THREAD)}, 1 thread each"

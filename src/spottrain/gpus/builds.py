@@ -56,6 +56,9 @@ CU126 = TorchBuild(
 )
 """On PyTorch's own index alone: ``pip install torch --index-url
 https://download.pytorch.org/whl/cu126``. RFC pytorch#190385 ends it with torch 2.15."""
+_FIRST_TURING, _LAST_FOR_VOLTA = 75, 580
+"""The driver branch 580 is the last one for GPUs older than Turing (NVIDIA's notes on
+branch 580; NixOS keeps it as ``legacy_580``)."""
 _MIN_DRIVER = {"11": 450, "12": 525, "13": 580}
 """Major version of the oldest driver, by the major version of CUDA (CUDA compatibility
 guide, minor version compatibility)."""
@@ -118,6 +121,11 @@ def check_driver(
             f"{build} needs driver {build.min_driver} or newer: got "
             f"{driver}; {advice(driver, needed)}"
         )
+    if needed and needed[0] < _FIRST_TURING and major > _LAST_FOR_VOLTA:
+        raise UnfitBuildError(
+            f"driver {driver} does not know sm_{needed[0]} any more; take branch "
+            f"{_LAST_FOR_VOLTA} or older"
+        )
     if not build.capabilities:
         return
     for capability in needed:
@@ -138,10 +146,20 @@ def choose_build(driver: str, capabilities: Iterable[int]) -> TorchBuild | None:
     """
     needed = tuple(capabilities)
     for build in (PYPI, CU126):
-        new_enough = not driver or driver_major(driver) >= build.min_driver
-        if new_enough and all(map(build.runs_on, needed)):
+        if _runs(build, driver, needed):
             return build
     return None
+
+
+def _runs(build: TorchBuild, driver: str, capabilities: tuple[int, ...]) -> bool:
+    if not driver:
+        return all(map(build.runs_on, capabilities))
+    old = min(capabilities, default=_FIRST_TURING) < _FIRST_TURING
+    return (
+        driver_major(driver) >= build.min_driver
+        and not (old and driver_major(driver) > _LAST_FOR_VOLTA)
+        and all(map(build.runs_on, capabilities))
+    )
 
 
 def advice(driver: str, capabilities: Iterable[int]) -> str:
@@ -153,7 +171,7 @@ def advice(driver: str, capabilities: Iterable[int]) -> str:
     if build is CU126:
         return "install torch from https://download.pytorch.org/whl/cu126"
     if choose_build("", needed) is not None:
-        return f"install a newer driver ({CU126.min_driver} at least)"
+        return f"install another driver ({CU126.min_driver} at least)"
     return "no build of torch runs on all of these GPUs; use GPUs of fewer generations"
 
 

@@ -20,6 +20,11 @@ class VmDevices:
     slots: slots.SlotDevices
     gpus: tuple[GpuFacts, ...]
 
+    @property
+    def name(self) -> str:
+        """What the slots compute on, as in ``Profile``."""
+        return machine.device(self.gpus, self.slots.memory_shares)
+
     def greeting(self) -> dict[str, Any]:
         """Return them as a supervisor's first line has them."""
         return {

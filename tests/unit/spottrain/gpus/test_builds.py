@@ -56,6 +56,7 @@ def test_the_build_that_is_chosen_runs_and_none_is_chosen_if_none_does(
         ("595.91", 100, True, False),  # B200
         ("595.91", 120, True, False),
         ("520.61", 80, False, False),
+        ("595.91", 70, False, False),  # Volta ends with branch 580
     ],
 )
 def test_builds_run_where_their_tables_say(
@@ -70,9 +71,10 @@ def test_builds_run_where_their_tables_say(
     [
         (PYPI, "580.1", [70], "no kernels for sm_70: .*install torch from https://"),
         (PYPI, "570.1", [86], "needs driver 580 or newer: got 570.1; install torch"),
-        (CU126, "520.1", [86], "driver 525 or newer: got 520.1; install a newer"),
+        (CU126, "520.1", [86], "driver 525 or newer: got 520.1; install another"),
         (CU126, "595.1", [100], "no kernels for sm_100.*install PyPI's torch"),
-        (PYPI, "595.1", [70, 100], "no build of torch runs on all of these"),
+        (PYPI, "580.1", [70, 100], "no build of torch runs on all of these"),
+        (CU126, "595.1", [70], "driver 595.1 does not know sm_70 any more"),
         (build_of(""), "595.1", [90], "built for CPUs: install PyPI's torch"),
         (build_of("12.8"), "520.1", [90], "CUDA 12.8 needs driver 525"),
     ],

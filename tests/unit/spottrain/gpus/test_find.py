@@ -30,7 +30,8 @@ def test_slots_drive_gpus_where_there_are_some(machine_with: Put) -> None:
     assert isinstance(found, VmDevices)
     assert found.slots.devices == ("cuda:GPU-00000000-aaaa", "cuda:GPU-00000001-aaaa")
     assert [gpu.index for gpu in found.gpus] == [0, 1]
-    assert machine.device(found.gpus) == "NVIDIA A10G"
+    assert found.name == machine.device(found.gpus) == "NVIDIA A10G"
+    assert find("gpu", 4).name == "NVIDIA A10G, 1/2 each"
     assert set(found.greeting()) == {"devices", "memory_shares", "threads", "gpus"}
 
 

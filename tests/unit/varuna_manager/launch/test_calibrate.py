@@ -132,7 +132,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Profile]:
     """The profiles that measuring here finds, one after the other."""
     found = [PROFILE]
     monkeypatch.setattr(inspect, "inspect_model", lambda config: FACTS)
-    monkeypatch.setattr(machine, "device", lambda gpus: PROFILE.device)
+    monkeypatch.setattr(machine, "device", lambda gpus, shares: PROFILE.device)
     monkeypatch.setattr(machine, "software", lambda: PROFILE.software)
 
     def measure(

@@ -20,7 +20,7 @@ from spottrain.varuna_manager.offers.preview import (
     SearchScope,
     check_capacity,
     preview_job,
-    profile_on_known_gpu,
+    profile_on_known_device,
 )
 
 OFFLINE = SearchScope(offline=True)
@@ -167,12 +167,12 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
 
 
 def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> None:
-    assert profile_on_known_gpu(FACTS) is None
+    assert profile_on_known_device(FACTS, False) is None
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     profiles.keep(laptop)
-    assert profile_on_known_gpu(FACTS) is None
+    assert profile_on_known_device(FACTS, False) is None
     profiles.keep(PROFILE)
-    assert profile_on_known_gpu(FACTS) == PROFILE
+    assert profile_on_known_device(FACTS, False) == PROFILE
 
 
 def test_a_laptop_s_profile_predicts_no_cloud(tmp_path: Path) -> None:
