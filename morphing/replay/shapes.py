@@ -16,7 +16,14 @@ from spottrain.morphing.plan.modes import DeviceFleet, Draft, execution_modes
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import check_profile
 from spottrain.wire.codec import SCHEMA_VERSION
-from spottrain.wire.model import ModelFacts, Plan, Profile, ScheduleKind, Slot
+from spottrain.wire.model import (
+    ModelFacts,
+    Plan,
+    Precision,
+    Profile,
+    ScheduleKind,
+    Slot,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +38,8 @@ class Workload:
     gpu_memory_bytes: int
     usd_per_hour: float
     """Of one VM."""
+    precision: Precision | None = "fp32"
+    """Of the matrix multiplications, as in ``JobSpec``; ``None``: unknown."""
     schema_version: int = SCHEMA_VERSION
 
     def plan_inputs(self, slots: Iterable[Device] = ()) -> PlanInputs:

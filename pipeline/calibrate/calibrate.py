@@ -31,6 +31,7 @@ from spottrain.pipeline.calibrate.sections import (
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.wire import messages
 from spottrain.wire.messages import Calibrate
@@ -64,8 +65,9 @@ def calibrate(
     loaded: LoadedJob,
     command: Calibrate,
     rank: int,
-    device_name: str,
     report: Report,
+    device: Device,
+    device_name: str,
 ) -> Profile | None:
     """Take part in a round of measuring.
 
@@ -73,8 +75,9 @@ def calibrate(
         loaded: The job.
         command: The participants, and what is to be measured.
         rank: Which of the participants this process is.
-        device_name: As the profile names the device.
         report: Called with the progress of the round, at rank 0.
+        device: What this process computes on.
+        device_name: As the profile names it.
 
     Returns:
         The profile, at rank 0.
@@ -85,15 +88,17 @@ def calibrate(
         GenerationBrokenError, RuntimeError: Another participant is gone.
     """
     if len(command.participants) < 2:
-        return _Round(loaded, command, 0, device_name, report).run()
+        with device.using():
+            return _Round(loaded, command, 0, report, device, device_name).run()
     timeout_s = loaded.spec.communication_timeout_s
     store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
     size = len(command.participants)
     connections = join(store, "calibration", rank, size, timeout_s)
     measuring: _Round | None = None
     try:
-        measuring = _Round(loaded, command, rank, device_name, report)
-        return measuring.run()
+        with device.using():
+            measuring = _Round(loaded, command, rank, report, device, device_name)
+            return measuring.run()
     except BaseException:
         connections.cut()
         raise
@@ -136,17 +141,18 @@ class _Round:
         loaded: LoadedJob,
         command: Calibrate,
         rank: int,
-        device_name: str,
         report: Report,
+        device: Device,
+        device_name: str,
     ) -> None:
         self._loaded, self._command, self._rank = loaded, command, rank
+        self._report, self._device = report, device
         self._device_name = device_name
-        self._report = report
         self._slots = command.participants or (Slot(vm_id="", index=0),)
         shares = section_shares(self._slots, loaded.layout.num_sections)
         self._computing = [r for r, share in enumerate(shares) if share]
         self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
-        self._bench = SectionBench(loaded, shares[rank], command.checkpoint)
+        self._bench = SectionBench(loaded, shares[rank], command.checkpoint, device)
         self._links: PipelineLinks | None = None
         """The open links."""
         self._done = 0
@@ -157,7 +163,7 @@ class _Round:
         ended = (profiles.SIZES_ENDED,) * (len(microbatches) < len(self._sizes))
         links = self._measure_links(microbatches[-1])
         self._progress("links and all-reduces")
-        update_s = sum(_gather(self._bench.update_s()))
+        update_s = sum(_gather(self._bench.update_s("device")))
         self._progress("optimizer")
         if self._rank:
             return None
@@ -230,13 +236,13 @@ class _Round:
         before = self._computing[place - 1] if place else None
         last = place + 1 == len(self._computing)
         after = None if last else self._computing[place + 1]
-        self._links = links = PipelineLinks(before, after)
+        self._links = links = PipelineLinks(before, after, self._device)
         activation: Activation = None
         if before is not None:
             links.expect(Direction.ACTIVATION, 1)
             arrival = links.arrival(wait=True)
             assert arrival is not None
-            activation = arrival.tensor
+            activation = self._device.wait(arrival.transfer)
         sent = self._bench.warm_up(batch, activation)
         if after is not None:
             assert sent is not None
@@ -261,7 +267,7 @@ class _Round:
         if self._rank in self._computing:
             place = self._computing.index(self._rank)
             chain = tasks.Chain(tuple(self._computing), place)
-            self._links = links = tasks.TimedLinks(*chain.neighbours)
+            self._links = links = tasks.TimedLinks(*chain.neighbours, self._device)
             loaded, bench = self._loaded, self._bench
             samples = tasks.time_tasks(loaded, bench, chain, links, size, count)
             self.close()
@@ -324,6 +330,7 @@ class _Round:
                 second if leads else first,
                 leads=leads,
                 sizes=message_sizes(activation_bytes),
+                device=self._device,
                 budget_s=LINK_BUDGET_S,
             )
         found = None

@@ -19,6 +19,7 @@ from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import new_groups
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.devices.port import Device
 from spottrain.wire.model import LinkProfile, RingProfile
 
 SMALLEST_BYTES = 1024
@@ -65,7 +66,12 @@ def message_sizes(largest_bytes: int) -> tuple[int, ...]:
 
 
 def time_messages(
-    peer: int, *, leads: bool, sizes: Sequence[int], budget_s: float = 1.0
+    peer: int,
+    *,
+    leads: bool,
+    sizes: Sequence[int],
+    device: Device,
+    budget_s: float = 1.0,
 ) -> MessageTimes | None:
     """Time messages to rank ``peer`` of the default group, which must do so too.
 
@@ -73,6 +79,7 @@ def time_messages(
         peer: The other rank.
         leads: Whether this rank takes the time; its peer says the opposite.
         sizes: Bytes of messages, ``SMALLEST_BYTES`` and more; the same on both sides.
+        device: Where messages come from and go to.
         budget_s: About how long to go on, unless the medians are steady before.
 
     Returns:
@@ -81,63 +88,68 @@ def time_messages(
     Raises:
         GenerationBrokenError, RuntimeError: The peer is gone.
     """
-    links = PipelineLinks(None if leads else peer, peer if leads else None)
+    links = PipelineLinks(None if leads else peer, peer if leads else None, device)
     times = None
     try:
         if leads:
-            times = _lead(links, sizes, budget_s)
+            times = _lead(links, sizes, budget_s, device)
         else:
-            _echo(links)
+            _echo(links, device)
         links.flush()
     finally:
         links.close()
     return times
 
 
-def _lead(links: PipelineLinks, sizes: Sequence[int], budget_s: float) -> MessageTimes:
+def _lead(
+    links: PipelineLinks, sizes: Sequence[int], budget_s: float, device: Device
+) -> MessageTimes:
     one_way_s: dict[int, list[float]] = {}
     posting_s: dict[int, float] = {}
     for size in sizes:
-        message = torch.zeros(size // _ELEMENT_BYTES)
+        message = torch.zeros(size // _ELEMENT_BYTES, device=device.torch_device)
         for _ in range(_WARM_UPS):
-            _ping(links, message)
+            _ping(links, message, device)
         times = one_way_s[message.numel() * _ELEMENT_BYTES] = []
         posted: list[float] = []
         end_s = time.perf_counter() + budget_s / len(sizes)
         while len(times) < _MAX_SAMPLES and not is_steady(times):
             time.sleep(_PAUSE_S)
-            posted_s, round_trip_s = _ping(links, message)
+            posted_s, round_trip_s = _ping(links, message, device)
             posted.append(posted_s)
             times.append(round_trip_s / 2)
             if time.perf_counter() > end_s:
                 break
         posting_s[message.numel() * _ELEMENT_BYTES] = statistics.median(posted)
-    links.send(
-        Direction.ACTIVATION, torch.zeros(1)
-    )  # too small to be measured: the end
+    end = torch.zeros(1, device=device.torch_device)  # too small to be measured
+    links.send(Direction.ACTIVATION, end)
     return MessageTimes(one_way_s, posting_s)
 
 
-def _ping(links: PipelineLinks, message: torch.Tensor) -> tuple[float, float]:
+def _ping(
+    links: PipelineLinks, message: torch.Tensor, device: Device
+) -> tuple[float, float]:
     """Send a message and wait for its echo; return seconds for sending, and for both."""
     links.expect(Direction.GRADIENT, 1)
     began = time.perf_counter()
     links.send(Direction.ACTIVATION, message)
     posted = time.perf_counter()
-    links.arrival(wait=True)
+    arrival = links.arrival(wait=True)
+    assert arrival is not None
+    device.finish(arrival.transfer)
     return posted - began, time.perf_counter() - began
 
 
-def _echo(links: PipelineLinks) -> None:
+def _echo(links: PipelineLinks, device: Device) -> None:
     links.expect(Direction.ACTIVATION, 1)
     while True:
         arrival = links.arrival(wait=True)
         assert arrival is not None
-        assert arrival.tensor is not None
-        if arrival.tensor.numel() == 1:
+        message = device.wait(arrival.transfer)
+        if message.numel() == 1:
             return
         links.expect(Direction.ACTIVATION, 1)
-        links.send(Direction.GRADIENT, arrival.tensor)
+        links.send(Direction.GRADIENT, message)
 
 
 @dataclass(frozen=True, slots=True)

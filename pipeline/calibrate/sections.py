@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import nn
@@ -24,6 +24,7 @@ from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import tune_for_activations
 from spottrain.pipeline.base.tracking import batch_bytes, section_bytes, update_bytes
 from spottrain.pipeline.calibrate.statistics import is_steady, spread
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
@@ -31,19 +32,20 @@ from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.optimizer import build_optimizer
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
-from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.stage import StageModel, StageOutput
 from spottrain.pipeline.state.agreement import MinibatchDecision
+from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section
 from spottrain.pipeline.state.handover import fill
 from spottrain.pipeline.state.slot import SlotMemory
-from spottrain.pipeline.state.update import SectionOptimizer, Updater, contribution
-from spottrain.pipeline.train.executor import saving_nothing
+from spottrain.pipeline.state.update import Updater, contribution
+from spottrain.pipeline.train.executor import on_device, saving_nothing
+from spottrain.pipeline.train.working import WorkingSection
 from spottrain.storage.open import open_store
-from spottrain.wire.model import SectionProfile
+from spottrain.wire.model import SectionProfile, StateHome
 
 T = TypeVar("T")
 Activation = torch.Tensor | None
-Output = torch.Tensor | tuple[torch.Tensor, float]
 
 _MIN_ROUNDS, _MAX_ROUNDS = 3, 60
 _SECTIONS_TOGETHER = 8
@@ -86,16 +88,20 @@ class SectionBench:
         loaded: The job.
         sections: Those of this rank.
         checkpoint: Where parameters are read from; empty: the whole model is built.
+        device: What computes.
 
     Raises:
         UserCodeError: The user's code raised.
         CheckpointError: The checkpoint cannot be read.
     """
 
-    def __init__(self, loaded: LoadedJob, sections: range, checkpoint: str) -> None:
+    def __init__(
+        self, loaded: LoadedJob, sections: range, checkpoint: str, device: Device
+    ) -> None:
         self._loaded = loaded
         self.sections = sections
-        self.memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs)
+        self.device = device
+        self.memory = SlotMemory(PrivateMemory(), loaded.job, loaded.specs, device)
         self.memory.hold(sections)
         if checkpoint:
             store = open_store(loaded.spec.checkpoint_path)
@@ -104,7 +110,9 @@ class SectionBench:
                 fill(self.memory.arenas[k], load_section(store, manifest, k))
         elif sections:
             self._fill_from_model(sections)
-        self._runs = [_SectionRun(loaded, k, self.memory) for k in sections]
+        self._runs = [
+            _SectionRun(loaded, self.memory.arenas[k], device) for k in sections
+        ]
         tune_for_activations(0)
 
     def _fill_from_model(self, sections: Iterable[int]) -> None:
@@ -117,12 +125,13 @@ class SectionBench:
     def batch(self, microbatch_size: int) -> Batch:
         """Return the first micro-batch of the job."""
         with user_code("dataset"):
-            return MicrobatchSource(
+            batch = MicrobatchSource(
                 self._loaded.job,
                 self._loaded.spec.seed,
                 self._loaded.spec.minibatch_size,
                 microbatch_size,
             ).training(0, 0)
+        return on_device(batch, self.device)
 
     def warm_up(self, batch: Batch, activation: Activation) -> Activation:
         """Run every section once, from what the section before them sent.
@@ -156,16 +165,19 @@ class SectionBench:
             round_s=sum(run.round_s for run in self._runs),
         )
 
-    def update_s(self) -> float:
+    def update_s(self, home: StateHome) -> float:
         """Return the time of the update of all sections in a mini-batch.
 
         Gradients are zeroed, their norm is taken, the optimizer's step is done with its
         undo copies. Invalidates the parameters: later measurements are of no use.
+
+        Args:
+            home: Where state is kept meanwhile.
         """
-        optimizers = {run.section: run.optimizer(self.memory) for run in self._runs}
-        if not optimizers:
+        self.memory.move_home(home)
+        if not self._runs:
             return 0.0
-        updater = self.memory.updater(optimizers, FaultScript())
+        updater = self.memory.updater([r.section for r in self._runs], FaultScript())
         times: list[float] = []
         for step in range(1 + _OPTIMIZER_STEPS):
             decision = MinibatchDecision(
@@ -181,35 +193,45 @@ class SectionBench:
                 gradients.zero_()
             contribution(arena, self._loaded.layout.tied, (0.0, 0.0))
         updater.apply(decision, [run.section for run in self._runs])
+        self.device.synchronise()
 
 
 class _SectionRun:
     """One section at one micro-batch size after the other."""
 
-    def __init__(self, loaded: LoadedJob, section: int, memory: SlotMemory) -> None:
-        self.section = section
-        self._arena = memory.arenas[section]
-        self._job, self._seed = loaded.job, loaded.spec.seed
+    def __init__(self, loaded: LoadedJob, arena: SectionArena, device: Device) -> None:
+        self.section = section = arena.section
+        self._device = device
+        self._seed = loaded.spec.seed
+        working = WorkingSection(arena, device, sums_gradients=True)
+        working.refresh()
+        working.wait()
         self._stage = StageModel(
             loaded.job,
             loaded.layout,
             range(section, section + 1),
-            {section: self._arena.parameters},
+            {section: working.tensors.parameters},
+            device.torch_device,
+            loaded.spec.precision,
         )
         named = self._stage.parameters_of(section)
         self._update_bytes = _first_update_bytes(loaded.job, named)
         for name, parameter in named:
-            parameter.grad = self._arena.gradients.get(name)
+            parameter.grad = working.tensors.gradients.get(name)
         self.largest_saved_bytes = 0
 
     def warm_up(self, batch: Batch, activation: Activation) -> Activation:
         """Run once, counting bytes; return what is sent to the next section."""
         self._input = activation
         self._times: dict[str, list[float]] = {w: [] for w in ("f", "r", "b")}
+        self._pending: list[tuple[list[float], Any, Any]] = []
+        """Where a time belongs, and its beginning and end on the device."""
         self.reaching_s: list[float] = []
         self._batch_bytes = batch_bytes(batch)
         received = self._received()
-        run = functools.partial(self._stage.forward, batch, received, self._entered)
+        run = functools.partial(
+            self._stage.forward, batch, received, self._entered_section
+        )
         with user_code("model"):
             self._bytes, sent = section_bytes(run, saving_nothing)
         self.largest_saved_bytes = self._bytes.largest_saved_bytes
@@ -217,23 +239,27 @@ class _SectionRun:
 
     def forward(self, batch: Batch) -> None:
         """Take the time of a forward once more."""
-        self._times["f"].append(self._run(batch, saving_nothing())[0])
+        self._run(batch, saving_nothing(), "f")
 
-    def recompute(self, batch: Batch) -> Output:
+    def recompute(self, batch: Batch) -> StageOutput:
         """Take the time of a recompute once more; return what has the graph."""
-        recompute_s, out = self._run(batch, nullcontext())
-        self._times["r"].append(recompute_s)
-        return out
+        return self._run(batch, nullcontext(), "r")
 
-    def backward(self, out: Output) -> None:
+    def backward(self, out: StageOutput) -> None:
         """Take the time of a backward once more."""
         end = out if isinstance(out, torch.Tensor) else out[0]
         gradient = torch.ones_like(end)
-        began_s = time.perf_counter()
+        began = self._device.mark()
         if end.requires_grad:  # else all so far is frozen
             with user_code("backward"):
                 torch.autograd.backward(end, gradient)
-        self._times["b"].append(time.perf_counter() - began_s)
+        self._pending.append((self._times["b"], began, self._device.mark()))
+
+    def settle(self) -> None:
+        """Read all times that were taken, once the device has come so far."""
+        for times, began, ended in self._pending:
+            times.append(self._device.elapsed_s([(began, ended)]))
+        self._pending.clear()
 
     @property
     def is_steady(self) -> bool:
@@ -266,31 +292,27 @@ class _SectionRun:
             update_bytes=self._update_bytes,
         )
 
-    def optimizer(self, memory: SlotMemory) -> SectionOptimizer:
-        """Return the user's optimizer over this section."""
-        parameters = self._stage.parameters_of(self.section)
-        return SectionOptimizer(self._job, memory.arenas[self.section], parameters)
-
     def _received(self) -> Activation:
         return None if self._input is None else self._input.detach().requires_grad_()
 
-    def _entered(self, section: int) -> int:
+    def _entered_section(self, section: int) -> int:
         """Note when the user's code has reached the section."""
         seed = random_seed(self._seed, 0, 0, section)
         if section == self.section:
-            self._entered_s = time.perf_counter()
+            self._entered = self._device.mark()
         return seed
 
     def _run(
-        self, batch: Batch, how: AbstractContextManager[None]
-    ) -> tuple[float, Output]:
+        self, batch: Batch, how: AbstractContextManager[None], kind: str
+    ) -> StageOutput:
         received = self._received()
-        began_s = time.perf_counter()
+        began = self._device.mark()
         with user_code("model"), how:
-            out = self._stage.forward(batch, received, self._entered)
-        ended_s = time.perf_counter()
-        self.reaching_s.append(self._entered_s - began_s)
-        return ended_s - self._entered_s, out
+            out = self._stage.forward(batch, received, self._entered_section)
+        ended = self._device.mark()
+        self._pending.append((self.reaching_s, began, self._entered))
+        self._pending.append((self._times[kind], self._entered, ended))
+        return out
 
 
 def _repeat(runs: Sequence[_SectionRun], batch: Batch) -> None:
@@ -304,6 +326,8 @@ def _repeat(runs: Sequence[_SectionRun], batch: Batch) -> None:
     outs = [run.recompute(batch) for run in runs]
     for run in reversed(runs):
         run.backward(outs.pop())
+    for run in runs:
+        run.settle()
 
 
 def _first_update_bytes(job: TrainingJob, named: NamedParameters) -> int:

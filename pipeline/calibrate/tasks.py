@@ -23,11 +23,13 @@ from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.calibrate.sections import SectionBench
 from spottrain.pipeline.calibrate.statistics import sigma
 from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
-from spottrain.pipeline.train.reduction import FastReduction
+from spottrain.pipeline.train.reduction import FastReduction, Replicas
+from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire.model import TaskOverheads
 
 T = TypeVar("T")
@@ -101,12 +103,24 @@ def time_tasks(
     """
     clock, spec = links.clock, loaded.spec
     arenas = {k: bench.memory.arenas[k] for k in bench.sections}
-    tensors = {k: arena.parameters for k, arena in arenas.items()}
-    stage = StageModel(loaded.job, loaded.layout, bench.sections, tensors)
+    sections = [
+        WorkingSection(arena, bench.device, sums_gradients=True)
+        for arena in arenas.values()
+    ]
+    for section in sections:
+        section.refresh()
+        section.wait()
+    stage = StageModel(
+        loaded.job,
+        loaded.layout,
+        bench.sections,
+        {s.arena.section: s.tensors.parameters for s in sections},
+        bench.device.torch_device,
+        spec.precision,
+    )
     tracker = _TimedTracker(bench.memory.num_bytes, clock)
     named = {k: stage.parameters_of(k) for k in arenas}
-    own = (chain.ranks[chain.place],)
-    sink = FastReduction(named, list(arenas.values()), own, None, 0, tracker)
+    sums = FastReduction(named, sections, Replicas(), bench.device, tracker)
     executor = StageExecutor(
         [stage],
         _place(chain, num_microbatches),
@@ -115,11 +129,12 @@ def time_tasks(
         spec.seed,
         _TaskMarks(clock),
         tracker,
+        bench.device,
     )
     for step in range(_MINIBATCHES):
         clock.clear()
-        sink.begin()
-        executor.train(step, sink)
+        sums.begin(0, 0)
+        executor.train(step)
         clock.end_task()
         tracker.settle()
     links.flush()
@@ -230,8 +245,10 @@ class _TimedTracker(TensorTracker):
 class TimedLinks(PipelineLinks):
     """Links that exclude waiting from the clock, and time posting separately."""
 
-    def __init__(self, previous: int | None, following: int | None) -> None:
-        super().__init__(previous, following)
+    def __init__(
+        self, previous: int | None, following: int | None, device: Device
+    ) -> None:
+        super().__init__(previous, following, device)
         self.clock = _OverheadClock()
 
     def arrival(self, *, wait: bool) -> Arrival | None:

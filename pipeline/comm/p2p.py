@@ -12,13 +12,14 @@ import threading
 from collections import deque
 from dataclasses import dataclass
 from enum import Enum
-from queue import SimpleQueue
+from queue import Queue, SimpleQueue
 
 import torch
 import torch.distributed as dist
 
 from spottrain.pipeline.comm.collectives import GATHER_TAG
 from spottrain.pipeline.comm.groups import GenerationBrokenError
+from spottrain.pipeline.devices.port import Device, Transfer
 
 _MAX_DIMENSIONS = 8
 _MAX_PENDING_SENDS = 16
@@ -37,11 +38,17 @@ class Direction(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Arrival:
-    """A tensor that a neighbour sent; ``None`` if the link broke instead."""
+    """A tensor that a neighbour sent, on its way to the device."""
 
     direction: Direction
-    tensor: torch.Tensor | None
-    error: str = ""
+    transfer: Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class _Broken:
+    """A link broke."""
+
+    error: str
 
 
 class _Part(Enum):
@@ -69,23 +76,28 @@ def _signature(tensor: torch.Tensor) -> _Signature:
     return (_DTYPES.index(tensor.dtype), *tensor.shape)
 
 
-def _empty(signature: _Signature) -> torch.Tensor:
+def _empty(signature: _Signature, device: Device) -> torch.Tensor:
     if not signature:
         return torch.empty(1, dtype=torch.uint8)
-    return torch.empty(signature[1:], dtype=_DTYPES[signature[0]])
+    return device.allocate_host(signature[1:], _DTYPES[signature[0]])
 
 
 class _Posted:
     """A tensor whose receives are posted."""
 
     def __init__(
-        self, source: int, direction: Direction, signature: _Signature
+        self,
+        source: int,
+        direction: Direction,
+        signature: _Signature,
+        device: Device,
     ) -> None:
         self._source = source
         self._direction = direction
         self._signature = signature
+        self._device = device
         self._header = torch.empty(_MAX_DIMENSIONS + 2, dtype=torch.int64)
-        self._payload = _empty(signature)
+        self._payload = _empty(signature, device)
         self._works = [
             self._post(part, tensor)
             for part, tensor in (
@@ -102,7 +114,7 @@ class _Posted:
         signature = (dtype, *shape[:dimensions])
         if signature == self._signature:
             return signature, self._payload
-        tensor = _empty(signature)
+        tensor = _empty(signature, self._device)
         self._post(_Part.EXTRA, tensor).wait()
         return signature, tensor
 
@@ -116,12 +128,17 @@ class _Receiver(threading.Thread):
     """Receives as many tensors as are expected, one after the other."""
 
     def __init__(
-        self, source: int, direction: Direction, arrivals: SimpleQueue[Arrival]
+        self,
+        source: int,
+        direction: Direction,
+        arrivals: SimpleQueue[Arrival | _Broken],
+        device: Device,
     ) -> None:
         super().__init__(name=f"receive-{direction.name.lower()}", daemon=True)
         self._source = source
         self._direction = direction
         self._arrivals = arrivals
+        self._device = device
         self.orders: SimpleQueue[int] = SimpleQueue()
         """Numbers of tensors to receive next; 0 ends the thread."""
         self._signatures: deque[_Signature] = deque([()] * _AHEAD)
@@ -132,43 +149,114 @@ class _Receiver(threading.Thread):
             while count := self.orders.get():
                 self._receive(count)
         except RuntimeError as error:
-            self._arrivals.put(Arrival(self._direction, None, str(error)))
+            self._arrivals.put(_Broken(str(error)))
 
     def _receive(self, count: int) -> None:
         posted: deque[_Posted] = deque()
         for left in range(count, 0, -1):
             while len(posted) < min(_AHEAD, left):
                 signature = self._signatures.popleft()
-                posted.append(_Posted(self._source, self._direction, signature))
+                posted.append(
+                    _Posted(self._source, self._direction, signature, self._device)
+                )
             signature, tensor = posted.popleft().wait()
             self._signatures.append(signature)
-            self._arrivals.put(Arrival(self._direction, tensor))
+            transfer = self._device.upload(tensor)
+            self._arrivals.put(Arrival(self._direction, transfer))
+
+
+class _Sends:
+    """What was sent and is not yet known to have arrived."""
+
+    def __init__(self) -> None:
+        self._works: deque[tuple[dist.Work, torch.Tensor]] = deque()
+        self._sent: dict[Direction, deque[_Signature]] = {
+            way: deque([()] * _AHEAD, _AHEAD) for way in Direction
+        }
+        """Signatures of the latest tensors sent."""
+
+    def post(self, direction: Direction, target: int, tensor: torch.Tensor) -> None:
+        """Send a tensor of the host."""
+        signature = _signature(tensor)
+        header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
+        described = signature[0], tensor.dim(), *tensor.shape
+        header[: len(described)] = torch.tensor(described)
+        parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
+        if signature != self._sent[direction][0]:
+            nothing = torch.empty(1, dtype=torch.uint8)
+            parts |= {_Part.PAYLOAD: nothing, _Part.EXTRA: tensor}
+        self._sent[direction].append(signature)
+        for part, message in parts.items():
+            work = dist.isend(message, target, tag=part.tag(direction))
+            assert work is not None
+            self._works.append((work, message))
+        while len(self._works) > _MAX_PENDING_SENDS:
+            self._works.popleft()[0].wait()
+
+    def flush(self) -> None:
+        """Wait until the neighbours have taken all that was sent."""
+        while self._works:
+            self._works.popleft()[0].wait()
+
+
+class _Sender(threading.Thread):
+    """Sends tensors as soon as they have come down from the device."""
+
+    def __init__(
+        self, device: Device, sends: _Sends, arrivals: SimpleQueue[Arrival | _Broken]
+    ) -> None:
+        super().__init__(name="send", daemon=True)
+        self._device = device
+        self._sends = sends
+        self._arrivals = arrivals
+        self.orders: Queue[tuple[Direction, int, Transfer] | None] = Queue()
+        """Tensors to send; ``None`` ends the thread."""
+
+    def run(self) -> None:
+        broken = False
+        while (order := self.orders.get()) is not None:
+            direction, target, transfer = order
+            try:
+                if not broken:
+                    tensor = self._device.finish(transfer)
+                    self._sends.post(direction, target, tensor)
+            except RuntimeError as error:
+                broken = True
+                self._arrivals.put(_Broken(str(error)))
+            finally:
+                self.orders.task_done()
 
 
 class PipelineLinks:
     """The links of one stage to its neighbours, over the default process group.
 
+    Tensors of a GPU go through page-locked memory of the host.
+
     Args:
         previous: Rank of the stage before, if there is one.
         following: Rank of the stage after, if there is one.
+        device: Where tensors are sent from, and go to.
     """
 
-    def __init__(self, previous: int | None, following: int | None) -> None:
+    def __init__(
+        self, previous: int | None, following: int | None, device: Device
+    ) -> None:
         self._previous = previous
         self._following = following
-        self._arrivals: SimpleQueue[Arrival] = SimpleQueue()
+        self._device = device
+        self._arrivals: SimpleQueue[Arrival | _Broken] = SimpleQueue()
         self._receivers: dict[Direction, _Receiver] = {}
-        self._sends: deque[tuple[dist.Work, torch.Tensor]] = deque()
-        self._sent: dict[Direction, deque[_Signature]] = {
-            way: deque([()] * _AHEAD, _AHEAD) for way in Direction
-        }
-        """Signatures of the latest tensors sent."""
+        self._sends = _Sends()
         sources = (Direction.ACTIVATION, previous), (Direction.GRADIENT, following)
         for direction, source in sources:
             if source is not None:
-                receiver = _Receiver(source, direction, self._arrivals)
+                receiver = _Receiver(source, direction, self._arrivals, device)
                 receiver.start()
                 self._receivers[direction] = receiver
+        self._sender: _Sender | None = None
+        if self._receivers and not device.is_host:
+            self._sender = _Sender(device, self._sends, self._arrivals)
+            self._sender.start()
 
     def expect(self, direction: Direction, count: int) -> None:
         """Let ``count`` tensors come in from the neighbour, if there is one."""
@@ -184,39 +272,34 @@ class PipelineLinks:
         if not wait and self._arrivals.empty():
             return None
         arrival = self._arrivals.get()
-        if arrival.tensor is None:
+        if isinstance(arrival, _Broken):
             raise GenerationBrokenError(f"link broke: {arrival.error}")
         return arrival
 
     def send(self, direction: Direction, tensor: torch.Tensor) -> None:
-        """Send a tensor; returns before it has arrived."""
+        """Send a tensor of the device; returns before it has arrived."""
         forward = direction is Direction.ACTIVATION
         target = self._following if forward else self._previous
         assert target is not None
-        tensor, signature = tensor.contiguous(), _signature(tensor)
-        header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
-        described = signature[0], tensor.dim(), *tensor.shape
-        header[: len(described)] = torch.tensor(described)
-        parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
-        if signature != self._sent[direction][0]:
-            parts |= {_Part.PAYLOAD: _empty(()), _Part.EXTRA: tensor}
-        self._sent[direction].append(signature)
-        for part, message in parts.items():
-            work = dist.isend(message, target, tag=part.tag(direction))
-            assert work is not None
-            self._sends.append((work, message))
-        while len(self._sends) > _MAX_PENDING_SENDS:
-            self._sends.popleft()[0].wait()
+        transfer = self._device.download(tensor.contiguous())
+        if self._sender is None:
+            self._sends.post(direction, target, self._device.finish(transfer))
+        else:
+            self._sender.orders.put((direction, target, transfer))
 
     def flush(self) -> None:
         """Wait until the neighbours have taken all that was sent."""
-        while self._sends:
-            self._sends.popleft()[0].wait()
+        if self._sender is not None:
+            self._sender.orders.join()
+        self._sends.flush()
 
     def close(self) -> None:
-        """End the receiver threads; the connections are cut, or nothing is expected."""
+        """End the threads; the connections are cut, or nothing is expected."""
         for receiver in self._receivers.values():
             receiver.orders.put(0)
+        if self._sender is not None:
+            self._sender.orders.put(None)
+            self._sender.join()
         for receiver in self._receivers.values():
             receiver.join()
-        self._sends.clear()
+        self._sends = _Sends()

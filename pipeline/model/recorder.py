@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import math
+from collections import Counter
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils.flop_counter import flop_registry
 
 from spottrain.errors import UserCodeError
 
@@ -59,6 +63,8 @@ class TraceFacts:
     """Modules that make values used in later sections than theirs."""
     cuts: list[CutFacts] = field(default_factory=list)
     """In the order in which they were passed."""
+    flops: Counter[int] = field(default_factory=Counter)
+    """Of each section's matrix multiplications, as ``morphing.plan.flops`` counts."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -90,6 +96,8 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self._use(value, name)
         self._refuse_writes(func, args, kwargs)
         result = self._call(func, args, kwargs)
+        if (formula := _FLOPS.get(func.overloadpacket)) is not None:
+            self.facts.flops[self.section] += formula(*args, **kwargs, out_val=result)
         random = torch.Tag.nondeterministic_seeded in func.tags
         computed = random or any(v.computed or v.parameter for v in inputs)
         makers = frozenset(self.stack).union(*(v.makers for v in inputs))
@@ -142,6 +150,35 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for value in self._registered(_written(func, args, kwargs)):
             if name := value.buffer or value.parameter:
                 refuse_change(name, self.where())
+
+
+def _by_columns(rows: torch.Tensor, by: torch.Tensor) -> int:
+    """Return the FLOPs of a product in which each element of ``rows`` meets a row of
+    ``by``, such as of a matrix and a vector."""
+    return 2 * rows.numel() * (by.shape[-1] if by.ndim > 1 else 1)
+
+
+def _rnn(x: torch.Tensor, by_input: torch.Tensor, by_state: torch.Tensor) -> int:
+    """Return the FLOPs of an RNN's layer over all elements of its sequences."""
+    return 2 * math.prod(x.shape[:-1]) * (by_input.numel() + by_state.numel())
+
+
+_OPS = torch.ops.aten
+_FLOPS: dict[Any, Callable[..., int]] = {
+    **flop_registry,
+    # What torch's own table lacks of what a dry run can meet, here or on the CPU.
+    _OPS._scaled_dot_product_flash_attention_for_cpu: flop_registry[
+        _OPS._scaled_dot_product_flash_attention
+    ],
+    _OPS.mv: lambda a, b, **_: _by_columns(a, b),
+    _OPS.addmv: lambda _, a, b, **__: _by_columns(a, b),
+    _OPS.dot: lambda a, b, **_: _by_columns(a, b),
+    _OPS.addbmm: lambda _, a, b, **__: _by_columns(a, b),
+    # Rows in groups, each with a matrix of its own: experts.
+    _OPS._grouped_mm: lambda a, b, *_, **__: _by_columns(a, b),
+    _OPS.mkldnn_rnn_layer: lambda x, w, h, *_, **__: _rnn(x, w, h),
+}
+"""By operation, from its arguments and, as ``out_val``, its result."""
 
 
 def _written(func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:

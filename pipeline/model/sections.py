@@ -86,6 +86,8 @@ class ModelLayout:
     section that does; none lies within another."""
     batch: tuple[TensorSpec, ...]
     """The tensors of a micro-batch of one example."""
+    flops_per_example: tuple[int, ...]
+    """Of each section's forward, see ``morphing.plan.flops``."""
 
     @property
     def num_sections(self) -> int:

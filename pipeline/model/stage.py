@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
 
 import torch
@@ -20,10 +21,18 @@ from spottrain.pipeline.model.sections import (
     parameter_slots,
 )
 from spottrain.pipeline.model.skeleton import build_skeleton
+from spottrain.wire.model import Precision
 
+StageOutput = torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]
+"""The activation for the next stage; on the last one, sums of losses and of weights."""
 Seeds = Callable[[int], int]
 """The seed of a section's random numbers, for the micro-batch at hand."""
 
+_AUTOCAST_TYPES: Mapping[Precision, torch.dtype | None] = {
+    "fp32": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 _IDLE = -1
 
 
@@ -50,6 +59,7 @@ class StageModel:
             this storage, nothing is copied. Each section has its own parameter for a
             tied name.
         device: Where the tensors are; buffers are moved there.
+        precision: Type that the loss computes matrix multiplications in (autocast).
 
     Raises:
         UserCodeError: The model cannot be built.
@@ -63,11 +73,13 @@ class StageModel:
         sections: range,
         tensors: Mapping[int, Mapping[str, torch.Tensor]],
         device: torch.device | str = "cpu",
+        precision: Precision = "fp32",
     ) -> None:
         self.sections = sections
         self._job = job
         self._layout = layout
         self._device = torch.device(device)
+        self._autocast_type = _AUTOCAST_TYPES[precision]
         self._model = build_skeleton(job.model).train()
         self._twin = build_skeleton(job.model).to("meta") if sections.start else None
         self._section = _IDLE
@@ -98,7 +110,7 @@ class StageModel:
 
     def forward(
         self, batch: Batch, activation: torch.Tensor | None, seeds: Seeds
-    ) -> torch.Tensor | tuple[torch.Tensor, float]:
+    ) -> StageOutput:
         """Run the stage on one micro-batch.
 
         Args:
@@ -120,7 +132,7 @@ class StageModel:
         self._seeds, self._received = seeds, activation
         self._enter(0)
         try:
-            with user_code("loss"):
+            with user_code("loss"), self._autocast():
                 result = self._job.loss(self._model, batch)
         except _Unwind as unwind:
             return unwind.activation
@@ -133,7 +145,13 @@ class StageModel:
                 "and run all blocks in every forward pass"
             )
         check_loss(result)
-        return result[0], float(result[1])
+        loss, weight = result
+        return loss, weight.detach() if isinstance(weight, torch.Tensor) else weight
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        if self._autocast_type is None:
+            return nullcontext()
+        return torch.autocast(self._device.type, self._autocast_type)
 
     def _enter(self, section: int) -> None:
         """Begin a section: its random numbers, its copies of tied parameters."""

@@ -249,6 +249,7 @@ def _layout(
             TensorSpec(shape=tuple(t.shape), dtype=t.dtype)
             for t in strided_tensors(batch)
         ),
+        flops_per_example=tuple(first.flops[k] for k in range(len(cuts) + 1)),
     )
 
 

@@ -37,6 +37,7 @@ from spottrain.gpus.builds import (
 )
 from spottrain.gpus.slots import CPU
 from spottrain.pipeline.comm.groups import serve_rendezvous
+from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
 from spottrain.pipeline.process.worker import (
@@ -235,8 +236,9 @@ class Supervisor:
         self._round = min(self._round, command.generation)
         self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
-            name = self._greeting.device_name()
-            task = functools.partial(measure_and_report, command, rank, slot, name)
+            mine = self._slots[slot]
+            where = mine.device, mine.memory_share, self._greeting.device_name()
+            task = functools.partial(measure_and_report, command, rank, slot, *where)
             child = self._fork_with_job(_CALIBRATION, task)
             child.generation, child.task_slot = command.generation, slot
 
@@ -295,7 +297,8 @@ class Supervisor:
 
     def _fork_worker(self, slot: _Slot) -> _Child:
         def work(loaded: LoadedJob, link: SupervisorLink) -> None:
-            run_worker(link, loaded, self._greeting.vm_id, slot.index)
+            device = open_device(slot.device, slot.memory_share)
+            run_worker(link, loaded, self._greeting.vm_id, slot.index, device)
 
         slot.worker = self._fork_with_job(f"worker of slot {slot.index}", work, slot)
         return slot.worker
@@ -311,6 +314,7 @@ class Supervisor:
 
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, held)
+            torch.set_num_threads(self._greeting.threads)
             try:
                 task(self._loaded or load(spec, workdir), link)
             except UserCodeError as error:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from spottrain.manifest import CheckpointError, new_name, write_manifest
 from spottrain.pipeline.calibrate.calibrate import calibrate
 from spottrain.pipeline.comm.groups import GenerationBrokenError
+from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
@@ -56,6 +57,8 @@ def measure_and_report(
     command: messages.Calibrate,
     rank: int,
     slot: int,
+    device: str,
+    memory_share: float,
     device_name: str,
     loaded: LoadedJob,
     link: SupervisorLink,
@@ -66,6 +69,8 @@ def measure_and_report(
         command: The round.
         rank: Which of its participants this process is.
         slot: The slot that it stands for.
+        device: The slot's, see ``open_device``.
+        memory_share: Of the device's memory.
         device_name: What its VM computes on, as in ``Profile``.
         loaded: The job.
         link: To the supervisor.
@@ -74,7 +79,8 @@ def measure_and_report(
         UserCodeError: The user's code raised.
     """
     try:
-        profile = calibrate(loaded, command, rank, device_name, link.report)
+        opened = open_device(device, memory_share)
+        profile = calibrate(loaded, command, rank, link.report, opened, device_name)
     except (
         GenerationBrokenError,
         CheckpointError,

@@ -15,6 +15,7 @@ from collections import deque
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import trim_heap
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.handover import DamagedCheckpointError
@@ -123,13 +124,19 @@ class SupervisorLink:
         return []
 
 
-def run_worker(link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int) -> None:
+def run_worker(
+    link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int, device: Device
+) -> None:
     """Run one generation after the other, forever."""
+    scales_loss = loaded.spec.precision == "fp16"
     context = WorkerContext(
         loaded=loaded,
         vm_id=vm_id,
         slot=slot,
-        memory=SlotMemory(link, loaded.job, loaded.specs),
+        device=device,
+        memory=SlotMemory(
+            link, loaded.job, loaded.specs, device, scales_loss=scales_loss
+        ),
         checkpoints=open_store(loaded.spec.checkpoint_path),
         supervisor=link,
         faults=FaultScript.from_environment(),

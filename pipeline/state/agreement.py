@@ -47,6 +47,10 @@ class Contribution:
     square_norm: float
     """Squared norm of the reduced gradients, a tied parameter in its first section."""
     overflow: bool
+    """Gradients are not finite: the mini-batch changes no parameter."""
+    out_of_range: bool = False
+    """Gradients do not fit into their fixed point: there is no decision, the mini-batch
+    is computed again. Such a section is never marked as prepared."""
 
 
 @dataclass(frozen=True, slots=True)

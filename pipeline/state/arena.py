@@ -6,6 +6,10 @@ the last whole word that was written (design: section 6, Commit). Words are 8 by
 aligned, and written one at a time: payloads first, the word that validates them last. A
 validating word holds its value plus one: new memory, which is all zeros, means "none",
 also when a worker died before it wrote a first word.
+
+The payload of a section, its tensors, may lie on the worker's device instead. Then the
+section ends with its worker, words included, and a word is written only after the
+device is done.
 """
 
 from __future__ import annotations
@@ -19,15 +23,18 @@ from typing import Protocol
 
 import torch
 
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.agreement import (
     Contribution,
     MinibatchDecision,
     SectionRecord,
 )
+from spottrain.pipeline.state.numbers import SectionNumbers
 
 HEADER_BYTES = 4096
-ALIGNMENT_BYTES = 64
+ALIGNMENT_BYTES = 512
+"""As torch's allocator aligns on GPUs: kernels may choose their way by it."""
 UNUSABLE = -1
 """Version of a section that is not whole."""
 
@@ -46,26 +53,35 @@ class MemoryHolder(Protocol):
 
 
 class _Piece:
-    """A mapped anonymous file whose first page is words."""
+    """Host memory whose first page is words: an anonymous file, or this process's own."""
 
-    def __init__(self, holder: MemoryHolder, name: str, num_bytes: int) -> None:
-        fd = holder.open(name, num_bytes)
+    def __init__(self, holder: MemoryHolder | None, name: str, num_bytes: int) -> None:
+        fd = -1 if holder is None else holder.open(name, num_bytes)
         try:
             self._map = mmap.mmap(fd, num_bytes)
         finally:
-            os.close(fd)
+            if holder is not None:
+                os.close(fd)
         self.words = memoryview(self._map)[:HEADER_BYTES].cast("q")
         self.reals = memoryview(self._map)[:HEADER_BYTES].cast("d")
 
-    def tensor(
-        self, offset: int, shape: Iterable[int], dtype: torch.dtype
-    ) -> torch.Tensor:
-        """Return a tensor over this memory."""
-        shape = tuple(shape)
-        if not (count := math.prod(shape)):
-            return torch.empty(shape, dtype=dtype)
-        flat = torch.frombuffer(self._map, dtype=dtype, count=count, offset=offset)
-        return flat.view(shape)
+    def after_header(self) -> torch.Tensor:
+        """Return all bytes but the header."""
+        return torch.frombuffer(self._map, dtype=torch.uint8, offset=HEADER_BYTES)
+
+
+def _part(
+    memory: torch.Tensor, offset: int, shape: Iterable[int], dtype: torch.dtype
+) -> torch.Tensor:
+    """Return a tensor over bytes of ``memory`` from ``offset`` on.
+
+    It counts its own changes (``data``): autograd must not take a change of a gradient
+    for one of a parameter beside it.
+    """
+    shape = tuple(shape)
+    if not (num_bytes := math.prod(shape) * dtype.itemsize):
+        return torch.empty(shape, dtype=dtype, device=memory.device)
+    return memory[offset : offset + num_bytes].view(dtype).view(shape).data
 
 
 class ControlBlock:
@@ -120,8 +136,14 @@ class ControlBlock:
 
 @dataclass(frozen=True, slots=True)
 class _Layout:
-    """Byte offsets of every tensor of a section, gradients of a type side by side."""
+    """Byte offsets of every tensor of a section, gradients of a type side by side.
 
+    Numbers come first, from the end of the header; then the payload, whose offsets
+    count from its own beginning.
+    """
+
+    payload: int
+    """Where it begins, after the header."""
     parameters: Mapping[str, int]
     gradients: Mapping[str, int]
     state: Mapping[tuple[str, str], int]
@@ -132,15 +154,18 @@ class _Layout:
     end: int
 
 
+def _aligned(num_bytes: int) -> int:
+    return -(-num_bytes // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+
+
 def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
-    offset = HEADER_BYTES + ALIGNMENT_BYTES
+    offset = 0
     runs: list[tuple[torch.dtype, int, int]] = []
 
     def place(shape: tuple[int, ...], dtype: torch.dtype) -> int:
         nonlocal offset
         here = offset
-        size = math.prod(shape) * dtype.itemsize
-        offset += -(-size // ALIGNMENT_BYTES) * ALIGNMENT_BYTES
+        offset += _aligned(math.prod(shape) * dtype.itemsize)
         return here
 
     parameters = {spec.name: place(spec.shape, spec.dtype) for spec in specs}
@@ -159,68 +184,140 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
         for key, value in spec.state.items()
     }
     return _Layout(
-        parameters, gradients, state, tuple(runs), gradients_start, state_start, offset
+        payload=_aligned(SectionNumbers.size(len(gradients))),
+        parameters=parameters,
+        gradients=gradients,
+        state=state,
+        runs=tuple(runs),
+        gradients_start=gradients_start,
+        state_start=state_start,
+        end=offset,
     )
 
 
-class SectionArena:
-    """Parameters, gradients and optimizer state of one section.
+class SectionTensors:
+    """Parameters, gradients and optimizer state of one section over a piece of memory.
+
+    Args:
+        payload: The memory, as bytes; gradients or state are left out where it ends
+            before them.
+        layout: Of the section.
+        specs: Its parameters.
+    """
+
+    def __init__(
+        self,
+        payload: torch.Tensor,
+        layout: _Layout,
+        specs: tuple[ParameterSpec, ...],
+    ) -> None:
+        has_gradients = payload.numel() >= layout.state_start
+        has_state = payload.numel() >= layout.end
+        self.parameters = {
+            spec.name: _part(
+                payload, layout.parameters[spec.name], spec.shape, spec.dtype
+            )
+            for spec in specs
+        }
+        self.gradients = {
+            spec.name: _part(
+                payload, layout.gradients[spec.name], spec.shape, spec.dtype
+            )
+            for spec in specs
+            if spec.trainable and has_gradients
+        }
+        self.state = {
+            spec.name: {
+                key: _part(
+                    payload, layout.state[spec.name, key], value.shape, value.dtype
+                )
+                for key, value in spec.state.items()
+            }
+            for spec in specs
+            if has_state
+        }
+        self.gradient_runs = [
+            _part(payload, at, (count,), dtype)
+            for dtype, at, count in layout.runs
+            if has_gradients
+        ]
+        """All gradients of one type as one flat tensor, a tensor per type."""
+        self.parameter_bytes = payload[: layout.gradients_start]
+        self.payload = payload
+        """All tensors as bytes."""
+
+
+class SectionArena(SectionTensors):
+    """The committed memory of one section.
 
     Args:
         holder: Gives the memory, with the contents that a predecessor left.
         section: Number of the section.
         specs: Its parameters; the same list always gives the same layout.
+        device: Where the tensors are; ``None``: in the holder's memory. On a device a
+            section begins and ends with this process.
     """
 
     _VERSION, _ORIGIN, _PREPARED_STEP, _PREPARED_GENERATION, _OVERFLOW = range(5)
     _LOSS_SUM, _WEIGHT, _SQUARE_NORM = range(16, 19)
 
     def __init__(
-        self, holder: MemoryHolder, section: int, specs: tuple[ParameterSpec, ...]
+        self,
+        holder: MemoryHolder,
+        section: int,
+        specs: tuple[ParameterSpec, ...],
+        device: Device | None = None,
     ) -> None:
         layout = _lay_out(specs)
-        piece = _Piece(holder, section_name(section), layout.end)
+        on_host = HEADER_BYTES + layout.payload + (0 if device else layout.end)
+        piece = _Piece(None if device else holder, section_name(section), on_host)
+        memory = piece.after_header()
+        super().__init__(
+            memory[layout.payload :] if device is None else device.allocate(layout.end),
+            layout,
+            specs,
+        )
         self.section = section
         self.specs = specs
+        self.device = device
+        self.num_bytes = HEADER_BYTES + layout.payload + layout.end
+        self.numbers = SectionNumbers(memory, len(layout.gradients))
+        self._layout = layout
         self._words, self._reals = piece.words, piece.reals
-        self.num_bytes = layout.end
-        self._map_tensors(piece, layout)
 
-    def _map_tensors(self, piece: _Piece, layout: _Layout) -> None:
-        self.parameters = {
-            spec.name: piece.tensor(
-                layout.parameters[spec.name], spec.shape, spec.dtype
+    def working_copy(self, device: Device, *, with_gradients: bool) -> SectionTensors:
+        """Return new tensors of the section on ``device``; they hold zeros."""
+        layout = self._layout
+        size = layout.state_start if with_gradients else layout.gradients_start
+        return SectionTensors(device.allocate(size), layout, self.specs)
+
+    def copy_from(self, other: SectionArena) -> None:
+        """Take over contents, marks and version of the same section elsewhere."""
+        self.invalidate()
+        self.payload.copy_(other.payload)
+        self.numbers.copy_from(other.numbers)
+        self.synchronise()
+        record = other.record()
+        if record.contribution is not None:
+            assert record.prepared_generation is not None
+            assert record.prepared_step is not None
+            self.prepare(
+                record.prepared_generation, record.prepared_step, record.contribution
             )
-            for spec in self.specs
-        }
-        self.gradients = {
-            spec.name: piece.tensor(layout.gradients[spec.name], spec.shape, spec.dtype)
-            for spec in self.specs
-            if spec.trainable
-        }
-        self.state = {
-            spec.name: {
-                key: piece.tensor(
-                    layout.state[spec.name, key], value.shape, value.dtype
-                )
-                for key, value in spec.state.items()
-            }
-            for spec in self.specs
-        }
-        runs = layout.runs
-        self.gradient_runs = [piece.tensor(at, (n,), dtype) for dtype, at, n in runs]
-        """All gradients of one type as one flat tensor, a tensor per type."""
+        self.set_version(record.version, record.origin)
 
-        def span(start: int, end: int) -> torch.Tensor:
-            return piece.tensor(start, (end - start,), torch.uint8)
-
-        self._has_state = piece.tensor(HEADER_BYTES, (), torch.int64)
-        self.contents = span(HEADER_BYTES, layout.end)
-        """Everything but the header, as bytes."""
-        self._stateless = span(HEADER_BYTES, layout.state_start)
-        before_gradients = span(HEADER_BYTES, layout.gradients_start)
-        self.movable = before_gradients, span(layout.state_start, layout.end)
+    @property
+    def movable(self) -> tuple[torch.Tensor, ...]:
         """Bytes of this section that a replica needs: all but the gradients."""
+        gradients = slice(self._layout.gradients_start, self._layout.state_start)
+        before, after = self.payload[: gradients.start], self.payload[gradients.stop :]
+        return self.numbers.contents, before, after
+
+    @property
+    def undoable(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Bytes that an update changes; before the first one there is no state."""
+        end = None if self.numbers.has_state else self._layout.state_start
+        return self.numbers.contents, self.payload[:end]
 
     @property
     def version(self) -> int:
@@ -232,22 +329,10 @@ class SectionArena:
         """Generation whose gradients led to this version, or that restored it."""
         return self._words[self._ORIGIN]
 
-    @property
-    def has_state(self) -> bool:
-        """True if the optimizer has made its state, which its first update does.
-
-        A part of the contents, so that it moves and is undone with them.
-        """
-        return bool(self._has_state)
-
-    @has_state.setter
-    def has_state(self, has_state: bool) -> None:
-        self._has_state.fill_(has_state)
-
-    @property
-    def undoable(self) -> torch.Tensor:
-        """Bytes that an update changes; before the first one there is no state."""
-        return self.contents if self.has_state else self._stateless
+    def synchronise(self) -> None:
+        """Wait until the device has done what is queued, before a word says so."""
+        if self.device is not None:
+            self.device.synchronise()
 
     def invalidate(self) -> None:
         """Mark the contents as unusable before they are overwritten."""
@@ -307,22 +392,43 @@ def section_name(section: int) -> str:
 
 
 class UndoSlot:
-    """Backup of one section during its update."""
+    """Backup of one section during its update.
+
+    Args:
+        holder: Gives the memory.
+        num_bytes: Of the largest payload.
+        num_numbers: Bytes of the longest ``SectionArena.numbers``.
+        device: Where the payloads are, as for ``SectionArena``.
+    """
 
     NAME = "undo"
 
-    def __init__(self, holder: MemoryHolder, num_bytes: int) -> None:
-        piece = _Piece(holder, self.NAME, HEADER_BYTES + num_bytes)
+    def __init__(
+        self,
+        holder: MemoryHolder,
+        num_bytes: int,
+        num_numbers: int,
+        device: Device | None = None,
+    ) -> None:
+        on_host = num_numbers + (0 if device else num_bytes)
+        held = None if device else holder
+        piece = _Piece(held, self.NAME, HEADER_BYTES + max(on_host, 1))
         self._words = piece.words
-        self._room = piece.tensor(HEADER_BYTES, (num_bytes,), torch.uint8)
+        memory = piece.after_header()
+        self._rooms = (
+            memory[:num_numbers],
+            memory[num_numbers:] if device is None else device.allocate(num_bytes),
+        )
 
     def save(self, arena: SectionArena) -> None:
         """Copy the section here."""
         self._words[0], self._words[1] = arena.version, arena.origin
-        self._room[: arena.undoable.numel()].copy_(arena.undoable)
+        for room, contents in zip(self._rooms, arena.undoable, strict=True):
+            room[: contents.numel()].copy_(contents)
 
     def restore(self, arena: SectionArena) -> None:
         """Copy the section back, unless its update has written the version word."""
         if arena.version == self._words[0]:
-            arena.undoable.copy_(self._room[: arena.undoable.numel()])
+            for room, contents in zip(self._rooms, arena.undoable, strict=True):
+                contents.copy_(room[: contents.numel()])
             arena.set_version(self._words[0], self._words[1])

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
@@ -38,6 +39,7 @@ class WorkerContext:
     loaded: LoadedJob
     vm_id: str
     slot: int
+    device: Device
     memory: SlotMemory
     checkpoints: Store
     supervisor: SupervisorPort

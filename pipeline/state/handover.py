@@ -25,6 +25,7 @@ from spottrain.pipeline.state.agreement import (
 )
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
+from spottrain.pipeline.state.numbers import EXPONENTS, LOSS_SCALE
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
 from spottrain.wire.codec import from_data
@@ -135,8 +136,9 @@ class _Handover:
         return HandoverResult(agreement, len(mine) - len(loads), len(loads))
 
     def _exchange(self) -> list[RankRecord]:
-        self._memory.undo_unfinished()
         memory = self._memory
+        memory.undo_unfinished()
+        memory.move_home(self._command.plan.state)
         mine = RankRecord(self._rank, memory.records(), memory.control.decision)
         rows = gather_json(dataclasses.asdict(mine))
         return [from_data(RankRecord, row) for row in rows]
@@ -152,9 +154,10 @@ class _Handover:
         sends = []
         for move in moving:
             if move.source == self._rank:
-                for span in self._memory.arenas[move.section].movable:
+                arena = self._memory.arenas[move.section]
+                for span in arena.movable:
                     if span.numel():
-                        sends.append(dist.isend(span, move.target))
+                        sends.append(dist.isend(_on_host(arena, span), move.target))
         for move in moving:
             if move.target == self._rank:
                 assert move.source is not None
@@ -162,7 +165,8 @@ class _Handover:
                 arena.invalidate()
                 for span in arena.movable:
                     if span.numel():
-                        dist.recv(span, move.source)
+                        _receive(arena, span, move.source)
+                arena.synchronise()
                 arena.set_version(agreement.step, agreement.origin)
         for send in sends:
             assert send is not None
@@ -178,9 +182,25 @@ class _Handover:
                 arena = self._memory.arenas[section]
                 arena.invalidate()
                 fill(arena, load_section(self._checkpoints, manifest, section))
+                arena.synchronise()
                 arena.set_version(agreement.step, agreement.origin)
         except CheckpointError as error:
             raise DamagedCheckpointError(name, str(error)) from error
+
+
+def _on_host(arena: SectionArena, span: torch.Tensor) -> torch.Tensor:
+    if arena.device is None or span is arena.numbers.contents:
+        return span
+    return arena.device.finish(arena.device.download(span))
+
+
+def _receive(arena: SectionArena, span: torch.Tensor, source: int) -> None:
+    if arena.device is None or span is arena.numbers.contents:
+        dist.recv(span, source)
+        return
+    staging = arena.device.allocate_host(span.shape, span.dtype)
+    dist.recv(staging, source)
+    arena.device.finish(arena.device.upload(staging, span))
 
 
 def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -190,8 +210,16 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
         CheckpointError: A tensor is missing or has another shape or type. Optimizer
             state may be missing as a whole: that of a section never updated.
     """
-    arena.has_state = any(name not in arena.parameters for name in tensors)
-    for name, target in tensors_of(arena).items():
+    given = set(tensors) - {EXPONENTS, LOSS_SCALE}
+    try:
+        arena.numbers.restore(tensors)
+    except ValueError as error:
+        raise CheckpointError(
+            f"section {arena.section} holds {error} of other parameters; the checkpoint "
+            "is of another model"
+        ) from error
+    arena.numbers.has_state = not given <= set(arena.parameters)
+    for name, target in trained_tensors(arena).items():
         source = tensors.get(name)
         if source is None or (source.shape, source.dtype) != (
             target.shape,
@@ -205,10 +233,10 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
         target.copy_(source)
 
 
-def tensors_of(arena: SectionArena) -> dict[str, torch.Tensor]:
-    """Return a section's tensors under the names that checkpoints use."""
+def trained_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
+    """Return parameters and optimizer state under the names that checkpoints use."""
     tensors = dict(arena.parameters)
-    if arena.has_state:
+    if arena.numbers.has_state:
         for name, values in arena.state.items():
             for key, value in values.items():
                 tensors[state_name(name, key)] = value

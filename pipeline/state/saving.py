@@ -30,7 +30,7 @@ from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import SnapshotOutcome, SnapshotWriter
 from spottrain.pipeline.state.context import WorkerContext
-from spottrain.pipeline.state.handover import tensors_of
+from spottrain.pipeline.state.handover import trained_tensors
 from spottrain.storage.store import StorageError
 from spottrain.wire import messages
 from spottrain.wire.codec import from_data
@@ -124,7 +124,11 @@ class CheckpointRound:
             self.finish()
 
     def _tensors(self) -> dict[int, dict[str, torch.Tensor]]:
-        return {section: tensors_of(self._arenas[section]) for section in self._share}
+        arenas = {section: self._arenas[section] for section in self._share}
+        return {
+            section: {**trained_tensors(arena), **arena.numbers.tensors()}
+            for section, arena in arenas.items()
+        }
 
     def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
         self._pending = step
@@ -207,5 +211,6 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.minibatch_size,
         spec.microbatch_size,
         spec.reduction,
+        *(() if spec.precision == "fp32" else (spec.precision,)),  # as it was before
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

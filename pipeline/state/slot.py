@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-
-from torch import nn
+from collections.abc import Iterable, Sequence
 
 from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision, SectionRecord
@@ -18,6 +17,7 @@ from spottrain.pipeline.state.arena import (
     section_name,
 )
 from spottrain.pipeline.state.update import SectionOptimizer, Updater
+from spottrain.wire.model import StateHome
 
 
 class SlotMemory:
@@ -29,6 +29,8 @@ class SlotMemory:
         holder: Gives the memory.
         job: Builds optimizers.
         specs: The parameters of every section of the model.
+        device: What the worker computes on.
+        scales_loss: As for ``Updater``.
     """
 
     def __init__(
@@ -36,10 +38,17 @@ class SlotMemory:
         holder: MemoryHolder,
         job: TrainingJob,
         specs: Sequence[tuple[ParameterSpec, ...]],
+        device: Device,
+        *,
+        scales_loss: bool = False,
     ) -> None:
         self._holder = holder
         self._job = job
         self._specs = specs
+        self._device = device
+        self._scales_loss = scales_loss
+        self._home: Device | None = None
+        """Where sections are held; ``None``: in the holder's memory."""
         self._undo: UndoSlot | None = None
         self.arenas: dict[int, SectionArena] = {}
         held = holder.names()
@@ -51,8 +60,13 @@ class SlotMemory:
     def undo(self) -> UndoSlot:
         """Room for the largest section held."""
         if self._undo is None:
-            largest = max(a.contents.numel() for a in self.arenas.values())
-            self._undo = UndoSlot(self._holder, largest)
+            arenas = self.arenas.values()
+            self._undo = UndoSlot(
+                self._holder,
+                max(arena.payload.numel() for arena in arenas),
+                max(arena.numbers.contents.numel() for arena in arenas),
+                self._home,
+            )
         return self._undo
 
     @property
@@ -65,15 +79,35 @@ class SlotMemory:
         """Make room for sections that are not held yet."""
         for section in sections:
             if section not in self.arenas:
-                specs = self._specs[section]
-                self.arenas[section] = SectionArena(self._holder, section, specs)
+                self.arenas[section] = self._new(section)
                 self._undo = None
+
+    def move_home(self, home: StateHome) -> None:
+        """Hold all sections in the memory of the host, or of the device, from now on."""
+        device = None if home == "host" or self._device.is_host else self._device
+        if device is self._home:
+            return
+        self.undo_unfinished()
+        self._home, self._undo = device, None
+        for section, old in tuple(self.arenas.items()):
+            new = self._new(section)
+            new.copy_from(old)
+            self.arenas[section] = new
+            if device is not None:
+                self._holder.release(section_name(section))
+
+    def _new(self, section: int) -> SectionArena:
+        arena = SectionArena(self._holder, section, self._specs[section], self._home)
+        if self._home is None and not self._device.is_host:
+            self._device.lock_pages(arena.payload)
+        return arena
 
     def keep_only(self, sections: Iterable[int]) -> None:
         """Release all other sections."""
         for section in set(self.arenas) - set(sections):
             del self.arenas[section]
-            self._holder.release(section_name(section))
+            if self._home is None:
+                self._holder.release(section_name(section))
 
     def undo_unfinished(self) -> None:
         """Undo an update that a death or an error has interrupted."""
@@ -91,32 +125,16 @@ class SlotMemory:
     ) -> None:
         """Apply an adopted decision, without a model, to prepared sections."""
         if sections:
-            optimizers = {
-                k: SectionOptimizer(
-                    self._job, self.arenas[k], _with_gradients(self.arenas[k])
-                )
-                for k in sections
-            }
-            self.updater(optimizers, faults).apply(decision, sections)
+            self.updater(sections, faults).apply(decision, sections)
 
-    def updater(
-        self, optimizers: Mapping[int, SectionOptimizer], faults: FaultScript
-    ) -> Updater:
+    def updater(self, sections: Iterable[int], faults: FaultScript) -> Updater:
         """Return the updater of these sections."""
         return Updater(
             self.control,
             self.undo,
             self.arenas,
-            optimizers,
+            {k: SectionOptimizer(self._job, self.arenas[k]) for k in sections},
             self._job.clip_grad_norm,
             faults,
+            scales_loss=self._scales_loss,
         )
-
-
-def _with_gradients(arena: SectionArena) -> list[tuple[str, nn.Parameter]]:
-    parameters = []
-    for name, gradient in arena.gradients.items():
-        parameter = nn.Parameter(arena.parameters[name])
-        parameter.grad = gradient
-        parameters.append((name, parameter))
-    return parameters

@@ -3,45 +3,58 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.comm.collectives import gather_rows
 from spottrain.pipeline.model.entrypoint import user_code
-from spottrain.pipeline.model.job import NamedParameters, TrainingJob
+from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import ControlBlock, SectionArena, UndoSlot
 from spottrain.wire.model import Plan, TiedParameter
 
-_NORM_ELEMENTS = 1 << 16
+_NORM_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 24}
+"""Elements of a tensor whose norm is computed at a time. On the CPU one thread adds up so
+many, however many threads there are, so that the bits do not depend on their number."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientFit:
+    """What a reduction found out about a section's gradients."""
+
+    finite: bool = True
+    in_range: bool = True
+    """They fit into their fixed point; always so without one."""
 
 
 class SectionOptimizer:
-    """The user's optimizer over one section, its state in the section's arena.
+    """The user's optimizer over one section, parameters, gradients and state in memory.
 
     Args:
         job: Builds the optimizer.
-        arena: Keeps its state; a section that was never updated has none.
-        parameters: The section's parameters, over the arena's memory.
+        arena: The section; one that was never updated has no optimizer state.
     """
 
-    def __init__(
-        self, job: TrainingJob, arena: SectionArena, parameters: NamedParameters
-    ) -> None:
+    def __init__(self, job: TrainingJob, arena: SectionArena) -> None:
         self._arena = arena
         self._schedule = job.lr_schedule
-        self._parameters = [pair for pair in parameters if pair[0] in arena.gradients]
+        self._parameters: list[tuple[str, nn.Parameter]] = []
+        for name, gradient in arena.gradients.items():
+            parameter = nn.Parameter(arena.parameters[name])
+            parameter.grad = gradient
+            self._parameters.append((name, parameter))
         self._optimizer: torch.optim.Optimizer | None = None
         if self._parameters:
             with user_code("optimizer"):
                 self._optimizer = job.optimizer(self._parameters)
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
-            if arena.has_state:
+            if arena.numbers.has_state:
                 self._load(self._optimizer)
 
     def step(self, step: int) -> None:
@@ -84,13 +97,16 @@ class SectionOptimizer:
                     place.copy_(value)
                     state[key] = value = place
                     brought = True
-        self._arena.has_state = True
+        self._arena.numbers.has_state = True
         if brought:
             trim_heap()
 
 
 def contribution(
-    arena: SectionArena, ties: Sequence[TiedParameter], loss: tuple[float, float]
+    arena: SectionArena,
+    ties: Sequence[TiedParameter],
+    loss: tuple[float, float],
+    fit: GradientFit = GradientFit(),
 ) -> Contribution:
     """Return the contribution of a section with reduced gradients to the decision.
 
@@ -98,22 +114,38 @@ def contribution(
         arena: Holds the gradients.
         ties: A tied parameter counts in the norm of its first section only.
         loss: Loss sum and weight of the mini-batch, for the last section, or zeros.
+        fit: What the reduction found.
     """
     counted_elsewhere = {tie.name for tie in ties if tie.sections[0] != arena.section}
-    square_norm = 0.0
-    for name, gradient in arena.gradients.items():
-        if name not in counted_elsewhere:
-            # In pieces: torch converts its argument to float64 as a whole.
-            for piece in torch.split(gradient.view(-1), _NORM_ELEMENTS):
-                norm = float(torch.linalg.vector_norm(piece, dtype=torch.float64))
-                square_norm += norm * norm  # where ** would raise, this is infinite
+    square_norm = math.inf
+    if fit.finite and fit.in_range:
+        square_norm = _square_norm(
+            [g for name, g in arena.gradients.items() if name not in counted_elsewhere]
+        )
     return Contribution(
         section=arena.section,
         loss_sum=loss[0],
         weight=loss[1],
         square_norm=square_norm,
         overflow=not math.isfinite(square_norm),
+        out_of_range=not fit.in_range,
     )
+
+
+def _square_norm(gradients: Iterable[torch.Tensor]) -> float:
+    """Return the squared norm of all tensors, the host reading once from the device."""
+    norms = [
+        torch.linalg.vector_norm(piece, dtype=torch.float64)
+        # In pieces: torch converts its argument to float64 as a whole.
+        for gradient in gradients
+        for piece in torch.split(
+            gradient.view(-1), _NORM_ELEMENTS[gradient.device.type]
+        )
+    ]
+    square_norm = 0.0
+    for norm in torch.stack(norms).tolist() if norms else ():
+        square_norm += norm * norm  # where ** would raise, this is infinite
+    return square_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +161,11 @@ class ExchangeResult:
     share: int
     """Number of the newest ``ShareMinibatch`` if all ranks know the same, else 0."""
 
+    @property
+    def in_range(self) -> bool:
+        """True if there is a decision; else the mini-batch is computed again."""
+        return not any(one.out_of_range for one in self.contributions)
+
 
 class Gatherer:
     """The exchange that ends a mini-batch: contributions of all ranks to all ranks.
@@ -137,7 +174,7 @@ class Gatherer:
         plan: Says which ranks hold each section; the first replica's count.
     """
 
-    _FIELDS = 4
+    _FIELDS = 5
     _EXTRAS = 3
 
     def __init__(self, plan: Plan) -> None:
@@ -158,19 +195,25 @@ class Gatherer:
         row = torch.zeros(self._length, dtype=torch.float64)
         for c in mine:
             at = c.section * self._FIELDS
-            row[at : at + self._FIELDS] = torch.tensor(
-                (c.loss_sum, c.weight, c.square_norm, c.overflow), dtype=torch.float64
-            )
+            fields = c.loss_sum, c.weight, c.square_norm, c.overflow, c.out_of_range
+            row[at : at + self._FIELDS] = torch.tensor(fields, dtype=torch.float64)
         row[-3], row[-2], row[-1] = share, stop, checkpoint
         everything = gather_rows(row)
         contributions = []
         for section, owner in enumerate(self._owners):
             at = section * self._FIELDS
-            loss_sum, weight, square_norm, overflow = everything[
+            loss_sum, weight, square_norm, overflow, out_of_range = everything[
                 owner, at : at + self._FIELDS
             ].tolist()
             contributions.append(
-                Contribution(section, loss_sum, weight, square_norm, bool(overflow))
+                Contribution(
+                    section=section,
+                    loss_sum=loss_sum,
+                    weight=weight,
+                    square_norm=square_norm,
+                    overflow=bool(overflow),
+                    out_of_range=bool(out_of_range),
+                )
             )
         shares = everything[:, -3]
         return ExchangeResult(
@@ -191,6 +234,7 @@ class Updater:
         optimizers: Their optimizers.
         clip_grad_norm: Bound on the whole model's gradient norm.
         faults: Faults to inject, in tests.
+        scales_loss: True if losses are scaled, in fp16.
     """
 
     def __init__(
@@ -201,6 +245,8 @@ class Updater:
         optimizers: Mapping[int, SectionOptimizer],
         clip_grad_norm: float | None,
         faults: FaultScript,
+        *,
+        scales_loss: bool = False,
     ) -> None:
         self._control = control
         self._undo = undo
@@ -208,28 +254,45 @@ class Updater:
         self._optimizers = optimizers
         self._clip = clip_grad_norm
         self._faults = faults
+        self._scales_loss = scales_loss
 
-    def apply(self, decision: MinibatchDecision, sections: Sequence[int]) -> None:
+    def apply(
+        self,
+        decision: MinibatchDecision,
+        sections: Sequence[int],
+        updated: Callable[[SectionArena], None] = lambda arena: None,
+    ) -> None:
         """Bring ``sections`` from version ``decision.step`` to the next.
 
         The decision must be written before. A mini-batch whose gradient is not finite
         or weighs nothing changes no parameter, but counts as applied.
+
+        Args:
+            decision: To apply.
+            sections: In the order in which to do so.
+            updated: Called with each section as soon as it is whole again.
         """
         changes = not decision.overflow and decision.weight > 0
         scale = gradient_scale(decision, self._clip) if changes else 0.0
         for section in sections:
             arena = self._arenas[section]
             self._undo.save(arena)
+            arena.synchronise()
             self._control.undo_section = section
             self._faults.at(Hook.UNDO_SAVED)
             if changes:
                 for run in arena.gradient_runs:
                     run.mul_(scale)
                 self._optimizers[section].step(decision.step)
+            arena.numbers.update(
+                overflow=decision.overflow, changes=changes, scaled=self._scales_loss
+            )
             self._faults.at(Hook.UPDATED)
+            arena.synchronise()
             arena.set_version(decision.step + 1, decision.generation)
             self._faults.at(Hook.FLIPPED)
             self._control.undo_section = None
+            updated(arena)
 
 
 def gradient_norm(decision: MinibatchDecision) -> float:

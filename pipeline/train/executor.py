@@ -6,14 +6,14 @@ simulated is what runs.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Protocol
+from typing import Any
 
 import torch
+from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spottrain.morphing.schedules.schedule import (
     StageProgress,
@@ -27,20 +27,16 @@ from spottrain.morphing.schedules.schedule import (
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch
-from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.stage import StageModel, StageOutput
 
+_AHEAD = 2
+"""Tasks that the host may have queued on the device."""
 _LEAD = 2
 """Activations that may have arrived ahead of an evaluation."""
-
-
-class GradientSink(Protocol):
-    """Receives the gradients of every virtual node as they are computed."""
-
-    def add(self, virtual_node: int) -> None:
-        """Take the gradients that a backward has left in the parameters' ``grad``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +78,8 @@ class StageExecutor:
     """Faults to inject, in tests."""
     tracker: TensorTracker
     """Counts tensor bytes."""
+    device: Device
+    """What computes."""
     busy_s: float = 0.0
     """Time inside the tasks of the newest mini-batch."""
     recomputes: int = 0
@@ -97,15 +95,22 @@ class StageExecutor:
         """Micro-batches of every mini-batch."""
         return len(self.place.virtual_nodes)
 
-    def train(self, step: int, sink: GradientSink) -> list[tuple[float, float]]:
+    def train(self, step: int, scale_exponent: int = 0) -> list[tuple[float, float]]:
         """Run forwards and backwards of mini-batch ``step``.
+
+        Args:
+            step: Mini-batches applied before it.
+            scale_exponent: Losses are multiplied by two to it before they go backward.
 
         Returns:
             Loss sum and weight of every virtual node, in order; empty on every stage
             but the last.
         """
-        self.busy_s, self.recomputes = 0.0, 0
-        return _Minibatch(self, step, sink).run()
+        self.recomputes = 0
+        minibatch = _Minibatch(self, step, scale_exponent)
+        losses = minibatch.run()
+        self.busy_s = self.device.elapsed_s(minibatch.tasks)
+        return losses
 
     def evaluate(self, microbatches: range) -> list[tuple[float, float]]:
         """Run the forward over held-out micro-batches, in evaluation mode.
@@ -127,8 +132,7 @@ class StageExecutor:
                 if not self._reads_examples(chunk):
                     arrival = links.arrival(wait=True)
                     assert arrival is not None
-                    activation = arrival.tensor
-                    assert activation is not None
+                    activation = self.device.wait(arrival.transfer)
                     awaited -= 1
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
@@ -146,11 +150,9 @@ class StageExecutor:
                 model.train()
         return losses
 
-    def _evaluate(
-        self, unit: Unit, activation: torch.Tensor | None
-    ) -> torch.Tensor | tuple[torch.Tensor, float]:
+    def _evaluate(self, unit: Unit, activation: torch.Tensor | None) -> StageOutput:
         microbatch, chunk = unit
-        batch = self.source.heldout(microbatch)
+        batch = on_device(self.source.heldout(microbatch), self.device)
         self.tracker.adopt_all(batch)
         return self.tracker.forward(
             "evaluation",
@@ -195,15 +197,31 @@ def saving_nothing() -> AbstractContextManager[None]:
     )
 
 
+def on_device(batch: Batch, device: Device) -> Batch:
+    """Return a micro-batch whose tensors are on ``device``."""
+    if device.is_host:
+        return batch
+    leaves, structure = tree_flatten(batch)
+    uploads = {
+        number: device.upload(device.allocate_host(leaf.shape, leaf.dtype).copy_(leaf))
+        for number, leaf in enumerate(leaves)
+        if isinstance(leaf, torch.Tensor)
+    }
+    for number, upload in uploads.items():
+        leaves[number] = device.wait(upload)
+    return tree_unflatten(leaves, structure)
+
+
 class _Minibatch:
     """One mini-batch in flight: what has arrived, what is kept for the backward."""
 
-    def __init__(self, stage: StageExecutor, step: int, sink: GradientSink) -> None:
+    def __init__(self, stage: StageExecutor, step: int, scale_exponent: int) -> None:
         self._stage = stage
         self._place = stage.place
         self._links = stage.links
         self._step = step
-        self._sink = sink
+        self._scale = 2.0**scale_exponent
+        self._device = stage.device
         self._progress = StageProgress(
             self._place.lists[self._place.stage],
             first=self._place.is_first,
@@ -215,13 +233,17 @@ class _Minibatch:
             self._links.expect(direction, len(units))
         self._batches: dict[int, Batch] = {}
         """Examples of micro-batches in flight in any chunk."""
+        self._arrived: dict[Unit, Transfer] = {}
+        """What has come in, on its way to the device."""
         self._stash: dict[Unit, torch.Tensor] = {}
-        """Inputs of what is in flight or waits for its forward."""
+        """Inputs of what is in flight."""
         self._graphs: dict[Unit, torch.Tensor] = {}
         """Outputs whose graph is kept."""
-        self._gradients: dict[Unit, torch.Tensor] = {}
+        self._gradients: dict[Unit, Transfer] = {}
         """Of outputs, that have come in and wait for their backward."""
-        self._losses: list[tuple[float, float]] = []
+        self._losses: list[tuple[torch.Tensor, torch.Tensor | float]] = []
+        self.tasks: list[tuple[Any, Any]] = []
+        """When each task began and ended, on the device."""
 
     def run(self) -> list[tuple[float, float]]:
         run = {
@@ -229,6 +251,7 @@ class _Minibatch:
             Work.RECOMPUTE: self._recompute,
             Work.BACKWARD: self._backward,
         }
+        has_neighbours = any(self._stage.expected)
         while not self._progress.done:
             while self._take_arrival(wait=False):
                 pass
@@ -236,27 +259,43 @@ class _Minibatch:
             if task is None:
                 self._take_arrival(wait=True)
                 continue
-            began = time.monotonic()
+            if has_neighbours and len(self.tasks) >= _AHEAD:
+                # Else the host would choose long before it matters what has arrived.
+                self._device.reach(self.tasks[-_AHEAD][1])
+            began = self._device.mark()
             run[task.work](task)
-            self._stage.busy_s += time.monotonic() - began
+            self.tasks.append((began, self._device.mark()))
             self._stage.recomputes += task.work is Work.RECOMPUTE
             self._progress.completed(task)
-        kept = self._stash, self._graphs, self._gradients, self._batches
+        kept = self._arrived, self._stash, self._graphs, self._gradients, self._batches
         assert not any(kept)
-        return self._losses
+        return self._read_losses()
+
+    def _read_losses(self) -> list[tuple[float, float]]:
+        """Bring all losses to the host at once: each one would hold it."""
+        if not self._losses:
+            return []
+        rows = [torch.stack([self._real(x) for x in pair]) for pair in self._losses]
+        table = self._device.finish(self._device.download(torch.stack(rows)))
+        return [(loss_sum, weight) for loss_sum, weight in table.tolist()]
+
+    def _real(self, value: torch.Tensor | float) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value.double().to(self._device.torch_device)
+        where = self._device.torch_device
+        return torch.full((), value, dtype=torch.float64, device=where)
 
     def _take_arrival(self, *, wait: bool) -> bool:
         arrival = self._links.arrival(wait=wait)
         if arrival is None:
             return False
-        assert arrival.tensor is not None
         unit = next(self._awaited[arrival.direction])
-        self._stage.tracker.adopt(arrival.tensor)
+        self._stage.tracker.adopt(arrival.transfer.target)
         if arrival.direction is Direction.ACTIVATION:
-            self._stash[unit] = arrival.tensor
+            self._arrived[unit] = arrival.transfer
             self._progress.activation_arrived(unit[1])
         else:
-            self._gradients[unit] = arrival.tensor
+            self._gradients[unit] = arrival.transfer
             self._progress.gradient_arrived(unit[1])
         return True
 
@@ -264,15 +303,16 @@ class _Minibatch:
         self._stage.faults.at(Hook.FORWARD)
         if task.chunk == 0:
             with user_code(f"dataset in mini-batch {self._step}"):
-                self._batches[task.microbatch] = self._stage.source.training(
+                batch = self._stage.source.training(
                     self._step, self._place.virtual_nodes[task.microbatch]
                 )
+            self._batches[task.microbatch] = on_device(batch, self._device)
             self._stage.tracker.adopt_all(self._batches[task.microbatch])
         keep = self._progress.keeps_graph(task)
         out = self._compute(task, keep)
         if not isinstance(out, torch.Tensor):
             loss_sum, weight = out
-            self._losses.append((float(loss_sum.detach()), float(weight)))
+            self._losses.append((loss_sum.detach(), weight))
             self._graphs[_unit(task)] = loss_sum
             return
         self._links.send(Direction.ACTIVATION, out.detach())
@@ -285,10 +325,10 @@ class _Minibatch:
         assert isinstance(out, torch.Tensor)
         self._graphs[_unit(task)] = out
 
-    def _compute(
-        self, task: Task, keep: bool
-    ) -> torch.Tensor | tuple[torch.Tensor, float]:
+    def _compute(self, task: Task, keep: bool) -> StageOutput:
         unit = j, chunk = _unit(task)
+        if (arrived := self._arrived.pop(unit, None)) is not None:
+            self._stash[unit] = self._device.wait(arrived)
         activation = self._stash.get(unit)
         if activation is not None:
             activation.requires_grad_()
@@ -309,24 +349,32 @@ class _Minibatch:
         unit = _unit(task)
         self._stage.faults.at(Hook.BACKWARD)
         out = self._graphs.pop(unit)
-        gradient = self._gradients.pop(unit, None)  # none comes for the loss
+        if (arrived := self._gradients.pop(unit, None)) is not None:
+            gradient = self._device.wait(arrived)
+        else:  # none comes for the loss
+            gradient = torch.full_like(out, self._scale)
+        # Without a graph everything up to here is frozen; of a loss that is an error.
+        is_trained = out.requires_grad or arrived is None
+        backward = partial(_go_backward, out, gradient) if is_trained else _do_nothing
         with user_code(f"backward in mini-batch {self._step}"):
-            self._stage.tracker.backward(unit, partial(_go_backward, out, gradient))
-        del out
+            self._stage.tracker.backward(unit, backward)
+        del out, backward
         if task.chunk == 0:
             del self._batches[task.microbatch]
         if (activation := self._stash.pop(unit, None)) is not None:
-            gradient = activation.grad
-            if gradient is None:  # the loss does not depend on it
-                gradient = torch.zeros_like(activation)
-            self._stage.tracker.adopt(gradient)
-            self._links.send(Direction.GRADIENT, gradient)
-        self._sink.add(self._place.virtual_nodes[task.microbatch])
+            returned = activation.grad
+            if returned is None:  # the loss does not depend on it
+                returned = torch.zeros_like(activation)
+            self._stage.tracker.adopt(returned)
+            self._links.send(Direction.GRADIENT, returned)
 
 
-def _go_backward(out: torch.Tensor, gradient: torch.Tensor | None) -> None:
-    if out.requires_grad or gradient is None:  # else everything up to here is frozen
-        torch.autograd.backward(out, gradient)
+def _go_backward(out: torch.Tensor, gradient: torch.Tensor) -> None:
+    torch.autograd.backward(out, gradient)
+
+
+def _do_nothing() -> None:
+    """Go backward through nothing."""
 
 
 def _unit(task: Task) -> Unit:

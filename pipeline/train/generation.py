@@ -11,6 +11,7 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 
 from spottrain.morphing.schedules.schedule import make_schedule
 from spottrain.pipeline.base.faults import Hook
+from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
 from spottrain.pipeline.base.heap import tune_for_activations
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
@@ -21,11 +22,18 @@ from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.state import update
 from spottrain.pipeline.state.agreement import MinibatchDecision, fold
+from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
-from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction, sum_tied
+from spottrain.pipeline.train.reduction import (
+    REDUCTIONS,
+    GradientReduction,
+    Replicas,
+    sum_tied,
+)
+from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
 from spottrain.wire.model import TiedParameter
@@ -60,10 +68,11 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     connections = join(store, "training", rank, len(command.plan.slots), timeout_s)
     training = None
     try:
-        training = _Training(context, command, rank, store)
-        connections.seal()
-        training.begin(result, pid)
-        training.run()
+        with context.device.using():
+            training = _Training(context, command, rank, store)
+            connections.seal()
+            training.begin(result, pid)
+            training.run()
     except BaseException:
         connections.cut()
         raise
@@ -98,12 +107,20 @@ class _Training:
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
         arenas = context.memory.arenas
         self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
+        self._sections = [
+            WorkingSection(
+                arena, context.device, sums_gradients=spec.reduction == "fast"
+            )
+            for arena in self._arenas.values()
+        ]
+        for section in self._sections:
+            section.refresh()
         self._chunks = self._make_chunks()
         self._parameters = {
             k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
         }
         self._ties = _trainable_ties(context.loaded.layout)
-        self._updater = self._make_updater()
+        self._updater = context.memory.updater(self._arenas, context.faults)
         self._groups = new_groups(
             memberships(plan, context.loaded.layout.tied),
             rank,
@@ -120,40 +137,40 @@ class _Training:
             context, command, self._arenas, self._replica, store, self._tracker
         )
         # Threads begin last, when no code of the user's can raise any more.
-        self._links = PipelineLinks(*neighbours(plan, rank))
+        self._links = PipelineLinks(*neighbours(plan, rank), context.device)
         self._executor = self._make_executor()
         self._share = 0
         """Number of the ``ShareMinibatch`` that the executor follows."""
 
     def _make_chunks(self) -> list[StageModel]:
-        context = self._context
-        tensors = {k: arena.parameters for k, arena in self._arenas.items()}
+        loaded, device = self._context.loaded, self._context.device
+        tensors = {s.arena.section: s.tensors.parameters for s in self._sections}
         return [
-            StageModel(context.loaded.job, context.loaded.layout, sections, tensors)
+            StageModel(
+                loaded.job,
+                loaded.layout,
+                sections,
+                tensors,
+                device.torch_device,
+                loaded.spec.precision,
+            )
             for sections in self._plan.runs_of(self._stage_index)
         ]
 
     def _make_reduction(self) -> GradientReduction:
-        plan = self._plan
-        replicas = stage_ranks(plan, self._stage_index)
-        return REDUCTIONS[self._context.loaded.spec.reduction](
-            self._parameters,
-            list(self._arenas.values()),
-            replicas,
-            self._groups.get(replicas),
-            self._replica,
-            self._tracker,
+        plan, spec = self._plan, self._context.loaded.spec
+        replicas = Replicas(
+            group=self._groups.get(stage_ranks(plan, self._stage_index)),
+            virtual_nodes=plan.virtual_nodes_of(self._replica),
+            num_virtual_nodes=plan.replica_bounds[-1],
+            has_loss=self._stage_index == plan.pipeline_depth - 1,
         )
-
-    def _make_updater(self) -> update.Updater:
-        return self._context.memory.updater(
-            {
-                k: update.SectionOptimizer(
-                    self._context.loaded.job, arena, self._parameters[k]
-                )
-                for k, arena in self._arenas.items()
-            },
-            self._context.faults,
+        return REDUCTIONS[spec.reduction](
+            self._parameters,
+            self._sections,
+            replicas,
+            self._context.device,
+            self._tracker,
         )
 
     def _make_executor(self) -> StageExecutor:
@@ -175,6 +192,7 @@ class _Training:
             self._context.loaded.spec.seed,
             self._context.faults,
             self._tracker,
+            self._context.device,
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
@@ -225,19 +243,21 @@ class _Training:
         """End the threads; after an error the connections must have been cut."""
         self._links.close()
         self._saving.close()
+        self._reduction.close()
 
     def _minibatch(self) -> int:
         """Train one mini-batch to its commit; return the strongest stop request."""
         began = time.monotonic()
         faults, step = self._context.faults, self._step
         faults.step = step
-        for arena in self._arenas.values():
-            arena.unprepare()
-        self._reduction.begin()
-        losses = self._executor.train(step, self._reduction)
-        tasks_s = time.monotonic() - began
-        executor = self._executor  # of this mini-batch: the next may have another
-        decision, stop = self._commit(step, losses)
+        committed = None
+        attempts = iter(range(MAX_ATTEMPTS))
+        while committed is None:
+            losses = self._compute(step, next(attempts))
+            tasks_s = time.monotonic() - began
+            executor = self._executor  # the next mini-batch may have another
+            committed = self._commit(step, losses)
+        decision, stop = committed
         if self._tracker.settle():
             tune_for_activations(self._tracker.largest_saved_bytes)
         self._context.supervisor.report(
@@ -259,22 +279,44 @@ class _Training:
         faults.at(Hook.REPORTED)
         return stop
 
+    def _compute(self, step: int, attempt: int) -> list[tuple[float, float]]:
+        """Run all forwards and backwards; return the losses of the virtual nodes."""
+        for arena in self._arenas.values():
+            arena.unprepare()
+        for section in self._sections:
+            section.wait()
+        scale_exponent = 0
+        if self._context.loaded.spec.precision == "fp16":
+            numbers = next(iter(self._arenas.values())).numbers
+            scale_exponent = numbers.loss_scale.exponent
+        self._reduction.begin(attempt, scale_exponent)
+        return self._executor.train(step, scale_exponent)
+
     def _commit(
         self, step: int, losses: list[tuple[float, float]]
-    ) -> tuple[MinibatchDecision, int]:
-        """Reduce, prepare, gather, decide, apply (design: Commit, a to c)."""
+    ) -> tuple[MinibatchDecision, int] | None:
+        """Reduce, prepare, gather, decide, apply (design: Commit, a to c).
+
+        Returns:
+            ``None`` if gradients are out of range: to be computed again.
+        """
         faults, generation = self._context.faults, self._command.generation
         faults.at(Hook.REDUCE)
-        totals = self._reduction.reduce(losses)
+        fits = self._reduction.reduce()
+        totals = self._reduction.total_loss(losses)
         sum_tied(self._plan, self._replica, self._ties, self._arenas, self._groups)
         faults.at(Hook.REDUCED)
         last = self._plan.num_sections - 1
         mine = [
-            update.contribution(arena, self._ties, totals if k == last else (0.0, 0.0))
+            update.contribution(
+                arena, self._ties, totals if k == last else (0.0, 0.0), fits[k]
+            )
             for k, arena in self._arenas.items()
         ]
-        for arena, one in zip(self._arenas.values(), mine, strict=True):
-            arena.prepare(generation, step, one)
+        if all(fit.in_range for fit in fits.values()):
+            for arena, one in zip(self._arenas.values(), mine, strict=True):
+                arena.synchronise()
+                arena.prepare(generation, step, one)
         faults.at(Hook.PREPARED)
         stop = self._context.supervisor.stop_request()
         share = self._context.supervisor.newest_share()
@@ -282,13 +324,14 @@ class _Training:
         settled = self._saving.settled_step()
         all_ranks = self._gatherer.exchange(mine, stop, settled, number)
         faults.at(Hook.GATHERED)
+        if not all_ranks.in_range:
+            return None
         stops = all_ranks.stop != StopRequest.NONE
         decision = fold(generation, step, all_ranks.contributions, stops)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
-        self._reduction.attach()
         with self._tracker.watch():
-            self._updater.apply(decision, list(self._arenas))
+            self._updater.apply(decision, list(self._arenas), self._refresh)
         self._step = step + 1
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)
@@ -296,10 +339,15 @@ class _Training:
             self._follow_share(share)
         return decision, all_ranks.stop
 
+    def _refresh(self, arena: SectionArena) -> None:
+        next(s for s in self._sections if s.arena is arena).refresh()
+
     def _follow_share(self, share: messages.ShareMinibatch) -> None:
         """Change this replica's share from the next mini-batch on."""
         self._share = share.number
         self._plan = replace(self._plan, replica_bounds=share.replica_bounds)
+        self._reduction.close()
+        self._reduction = self._make_reduction()
         self._executor = self._make_executor()
 
     def _evaluate(self) -> None:
@@ -310,6 +358,8 @@ class _Training:
         width = self._plan.data_parallel_width
         share = [count * d // width for d in range(width + 1)]
         mine = range(share[self._replica], share[self._replica + 1])
+        for section in self._sections:
+            section.wait()
         losses = self._executor.evaluate(mine)
         self._context.faults.at(Hook.EVALUATED)
         table = torch.zeros(count, 2, dtype=torch.float64)

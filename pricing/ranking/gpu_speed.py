@@ -1,6 +1,6 @@
 """The speed of a GPU relative to the one a job was measured on: ratios of published peaks.
 
-At the precision of the parameters. The result is an estimate, and marked as one until the
+At the precision of the matrix multiplications. The result is an estimate, and marked as one until the
 job has run there.
 """
 
@@ -11,22 +11,27 @@ import functools
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.catalogue import GpuType, InstanceType, catalogue
 from spottrain.pricing.ranking.throughput import MachineShape
-from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.model import ModelFacts, Precision, Profile
 
 WIDE, NARROW = ("fp32",), ("bf16", "fp16")
 """Precisions to compare peaks by: of parameters of 4 bytes, and of fewer."""
 _NARROW_BYTES = 3.0
 
 
-def precisions(facts: ModelFacts) -> tuple[str, ...]:
-    """Return the precisions that a model may compute in, by the size of its parameters."""
+def precisions(facts: ModelFacts, precision: Precision = "fp32") -> tuple[str, ...]:
+    """Return the precisions that a model may compute in: a job's ``bf16`` or ``fp16``,
+    else that of its parameters, by their size."""
+    if precision != "fp32":
+        return (precision,)
     size = sum(section.param_bytes for section in facts.sections)
     return NARROW if size < _NARROW_BYTES * facts.num_parameters else WIDE
 
 
-def peak_flops(gpu: GpuType, facts: ModelFacts) -> float | None:
-    """Return a GPU's published peak at a model's precision; None: not published."""
-    known = (gpu.peak_flops.get(precision) for precision in precisions(facts))
+def peak_flops(
+    gpu: GpuType, facts: ModelFacts, precision: Precision = "fp32"
+) -> float | None:
+    """Return a GPU's published peak FLOP/s at a job's precision; None: not published."""
+    known = (gpu.peak_flops.get(name) for name in precisions(facts, precision))
     return next((peak for peak in known if peak), None)
 
 
@@ -53,7 +58,7 @@ def speed_ratio(gpu: GpuType, base: GpuType, known: tuple[str, ...]) -> float | 
 
 
 def machine_of(
-    kind: InstanceType, base: GpuType, facts: ModelFacts
+    kind: InstanceType, base: GpuType, facts: ModelFacts, precision: Precision = "fp32"
 ) -> MachineShape | None:
     """Return a machine of the catalogue as the planner sees it.
 
@@ -61,11 +66,12 @@ def machine_of(
         kind: The machine.
         base: The GPU that the job was measured on.
         facts: The job's model.
+        precision: The job's.
 
     Returns:
         None if no ratio of the two GPUs' peaks is known.
     """
-    speed = speed_ratio(kind.gpu, base, precisions(facts))
+    speed = speed_ratio(kind.gpu, base, precisions(facts, precision))
     if speed is None:
         return None
     return MachineShape(
@@ -76,7 +82,9 @@ def machine_of(
     )
 
 
-def gpu_speed(offer: Offer, profile: Profile, facts: ModelFacts) -> float:
+def gpu_speed(
+    offer: Offer, profile: Profile, facts: ModelFacts, precision: Precision = "fp32"
+) -> float:
     """Return the assumed speed of an offer's GPUs, relative to the profile's device.
 
     As the offer declares. A cloud's offers declare nothing: an estimate from the ratio of
@@ -86,10 +94,12 @@ def gpu_speed(offer: Offer, profile: Profile, facts: ModelFacts) -> float:
         offer: What is or could be rented.
         profile: Names the device that the job was measured on.
         facts: The job's model.
+        precision: The job's.
     """
     if offer.gpu_speed != 1.0:
         return offer.gpu_speed
-    return _ratio(offer.cloud, offer.instance_type, profile.device, precisions(facts))
+    known = precisions(facts, precision)
+    return _ratio(offer.cloud, offer.instance_type, profile.device, known)
 
 
 @functools.cache

@@ -77,6 +77,7 @@ class Machine:
             "spec": json.loads(encode(spec)),
             "workdir": str(workdir),
             "num_slots": host.num_slots,
+            "devices": [host.device] * host.num_slots,
             "private_address": host.address,
             "vm_id": name,
         }

@@ -23,6 +23,8 @@ class Host:
     namespace: str = ""
     """Path of its network namespace; that of the tests if empty."""
     num_slots: int = 1
+    device: str = "cpu"
+    """Of every slot."""
 
 
 class Zygote:

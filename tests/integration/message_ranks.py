@@ -24,6 +24,7 @@ from spottrain.pipeline.comm.groups import (
     open_rendezvous,
 )
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.devices.host import HostDevice
 
 TIMEOUT_S = 30.0
 MOST = 5
@@ -46,26 +47,30 @@ def tensors_of_any_look(rank: int, size: int) -> None:
     ]
     sent += [torch.full((300, 1000), float(n)) for n in range(5)]
     if rank == 0:
-        links = PipelineLinks(None, 1)
+        links = PipelineLinks(None, 1, HostDevice())
         for tensor in sent:
             links.send(Direction.ACTIVATION, tensor)
         links.flush()
     else:
-        links = PipelineLinks(0, None)
+        links = PipelineLinks(0, None, HostDevice())
         for count in (1, 2, len(sent) - 3):
             links.expect(Direction.ACTIVATION, count)
         for tensor in sent:
             arrival = links.arrival(wait=True)
             assert arrival is not None
-            assert arrival.tensor is not None
-            assert arrival.tensor.dtype == tensor.dtype
-            assert torch.equal(arrival.tensor, tensor), (arrival.tensor, tensor)
+            received = arrival.transfer.target
+            assert received.dtype == tensor.dtype
+            assert torch.equal(received, tensor), (received, tensor)
     links.close()
 
 
 def a_cut_ends_what_is_awaited(rank: int, size: int) -> None:
     """Receives that were posted ahead end with the connections."""
-    links = PipelineLinks(None, 1) if rank == 0 else PipelineLinks(0, None)
+    links = (
+        PipelineLinks(None, 1, HostDevice())
+        if rank == 0
+        else PipelineLinks(0, None, HostDevice())
+    )
     if rank == 1:
         links.expect(Direction.ACTIVATION, 3)
         for _ in range(2):

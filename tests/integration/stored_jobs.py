@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import hashlib
 import json
 import sqlite3
 import struct
@@ -14,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tests.integration.tiny_job import Tiny, Tokens, loss
 
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
@@ -43,29 +41,6 @@ def unpacked(folder: Path) -> Path:
     return folder
 
 
-def arithmetic() -> str:
-    """Return a hash of a few steps of training in this process, without spottrain."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)  # as in workers: the order of sums depends on it
-    try:
-        return hashlib.sha256(_trained()).hexdigest()
-    finally:
-        torch.set_num_threads(threads)
-
-
-def _trained() -> bytes:
-    torch.manual_seed(1)
-    model, tokens = Tiny(), Tokens(8)
-    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
-    for start in range(0, 8, 2):
-        total, _ = loss(model, torch.stack([tokens[start], tokens[start + 1]]))
-        total.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
-        optimizer.step()
-        optimizer.zero_grad()
-    return b"".join(p.detach().numpy().tobytes() for p in model.parameters())
-
-
 def tensors(root: Path | str) -> Tensors:
     """Return all that the newest checkpoint holds."""
     store = open_store(root)
@@ -86,12 +61,15 @@ def tensors(root: Path | str) -> Tensors:
     return found
 
 
-def check_same(ended: Tensors, undisturbed: Tensors, bit_for_bit: bool) -> None:
-    """Compare two ends of training; on another machine each step rounds differently."""
-    assert ended.keys() == undisturbed.keys()
+def check_same(ended: Tensors, undisturbed: Tensors) -> None:
+    """Compare two ends of training.
+
+    Today's software rounds otherwise, and keeps the exponents of its sums.
+    """
+    assert {n for n in ended if not n.endswith("///exponents")} == undisturbed.keys()
     for name, (dtype, shape, content) in undisturbed.items():
         assert ended[name][:2] == (dtype, shape), name
-        if bit_for_bit or dtype != "F32":
+        if dtype != "F32":
             assert ended[name][2] == content, name
         else:
             torch.testing.assert_close(

@@ -2,22 +2,27 @@
 
 Dropout, clipping, tied weights and recompute are on (see tiny_job). Every case asserts
 that its fault struck, and that the weights at the end are those of an undisturbed run.
+Workers compute on the CPU or on the stand-in for a GPU, with both homes of state, in every
+precision: so that each shape and each hook meets each of these at least once. With
+``SPOTTRAIN_EVERY_RUNTIME=1`` every case runs with all of them.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
+from tests.integration.fleet import Fleet, Host, Zygote, make_plan, read_weights
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Reduction
+from spottrain.wire.model import Plan, Precision, Reduction, StateHome
 
 NUM_SECTIONS = 4
 STEPS = 6
@@ -35,6 +40,32 @@ STEP_OF = {
 
 
 @dataclass(frozen=True)
+class Runtime:
+    """What workers compute on, and how."""
+
+    device: str = "cpu"
+    state: StateHome = "host"
+    precision: Precision = "fp32"
+
+    def __str__(self) -> str:
+        return f"{self.device.partition(':')[0]}-{self.state}-{self.precision}"
+
+    @property
+    def outlives_workers(self) -> bool:
+        return self.device == "cpu" or self.state == "host"
+
+
+RUNTIMES = (
+    Runtime(),
+    Runtime("deferred:3", "host", "bf16"),
+    Runtime("deferred:9", "device", "fp32"),
+    Runtime("cpu", "host", "fp16"),
+    Runtime("deferred:1", "host", "fp32"),
+    Runtime("deferred:2", "device", "fp16"),
+)
+
+
+@dataclass(frozen=True)
 class Blow:
     hook: Hook
     rank: int
@@ -43,11 +74,16 @@ class Blow:
 
 
 def job_spec(
-    folder: Path, reduction: Reduction = "exact", steps: int = STEPS
+    folder: Path,
+    reduction: Reduction = "exact",
+    steps: int = STEPS,
+    precision: Precision = "fp32",
+    entrypoint: str = "tiny_job:job",
 ) -> JobSpec:
     return JobSpec(
         name="tiny",
-        entrypoint="tiny_job:job",
+        entrypoint=entrypoint,
+        precision=precision,
         seed=1,
         steps=steps,
         minibatch_size=8,
@@ -68,9 +104,14 @@ def train(
     width: int,
     blows: Sequence[Blow] = (),
     chunks: int = 1,
+    runtime: Runtime = RUNTIMES[0],
+    entrypoint: str = "tiny_job:job",
+    reduction: Reduction = "exact",
 ) -> tuple[dict[str, bytes], Fleet]:
     """Train to the end on the given shape, on a smaller one after a VM is lost."""
-    spec = job_spec(folder)
+    spec = job_spec(
+        folder, reduction, precision=runtime.precision, entrypoint=entrypoint
+    )
     script = [
         {
             "hook": blow.hook,
@@ -83,14 +124,18 @@ def train(
     ]
 
     def choose(machines: Sequence[str]) -> Plan:
+        home = {"state": runtime.state}
         if len(machines) < depth * width:
-            return make_plan(spec, 1, 1, machines, NUM_SECTIONS)
-        return make_plan(spec, depth, width, machines, NUM_SECTIONS, chunks=chunks)
+            return make_plan(spec, 1, 1, machines, NUM_SECTIONS, **home)
+        return make_plan(
+            spec, depth, width, machines, NUM_SECTIONS, chunks=chunks, **home
+        )
 
     # One machine more than the plan takes, so that losing one leaves somebody.
     names = NAMES[: depth * width + (1 if depth * width == 1 else 0)]
     environment = {ENVIRONMENT_VARIABLE: json.dumps(script)}
-    with Fleet(spec, names, folder / "log", zygote, environment) as fleet:
+    hosts = {name: Host(device=runtime.device) for name in names}
+    with Fleet(spec, names, folder / "log", zygote, environment, hosts=hosts) as fleet:
         fleet.ready()
         weights = fleet.train(choose, fleet.initialise())
     for number, blow in enumerate(blows):
@@ -98,44 +143,70 @@ def train(
     return weights, fleet
 
 
+Undisturbed = Callable[[Precision], dict[str, bytes]]
+
+
 @pytest.fixture(scope="module")
-def undisturbed(
+def undisturbed_in(
     zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, bytes]:
-    return train(zygote, tmp_path_factory.mktemp("undisturbed"), 1, 1)[0]
+) -> Undisturbed:
+    """Return the weights of an undisturbed run on one CPU, in a precision."""
+
+    @cache
+    def weights(precision: Precision) -> dict[str, bytes]:
+        folder = tmp_path_factory.mktemp(f"undisturbed-{precision}")
+        runtime = Runtime(precision=precision)
+        return train(zygote, folder, 1, 1, runtime=runtime)[0]
+
+    return weights
+
+
+@pytest.fixture(scope="module")
+def undisturbed(undisturbed_in: Undisturbed) -> dict[str, bytes]:
+    return undisturbed_in("fp32")
 
 
 def can_reach(hook: Hook, depth: int) -> bool:
     return hook is not Hook.RECOMPUTE or depth > 1
 
 
+def runtimes(shape: int, hook: int) -> Sequence[Runtime]:
+    """Return the runtimes of a case; those of a shape, or of a hook, are all."""
+    if os.environ.get("SPOTTRAIN_EVERY_RUNTIME"):
+        return RUNTIMES
+    return (RUNTIMES[(shape + hook) % len(RUNTIMES)],)
+
+
 CASES = [
-    pytest.param(depth, width, hook, id=f"{depth}x{width}-{hook}")
-    for depth, width in SHAPES
-    for hook in Hook
-    if can_reach(hook, depth)
+    pytest.param(*shape, hook, runtime, id=f"{shape[0]}x{shape[1]}-{hook}-{runtime}")
+    for n, shape in enumerate(SHAPES)
+    for k, hook in enumerate(Hook)
+    if can_reach(hook, shape[0])
+    for runtime in runtimes(n, k)
 ]
 
 
-@pytest.mark.parametrize(("depth", "width", "hook"), CASES)
-def test_a_worker_killed_at_any_hook_costs_nothing(
+@pytest.mark.parametrize(("depth", "width", "hook", "runtime"), CASES)
+def test_a_worker_killed_at_any_hook_changes_no_bit(
     zygote: Zygote,
-    undisturbed: dict[str, bytes],
+    undisturbed_in: Undisturbed,
     tmp_path: Path,
     depth: int,
     width: int,
     hook: Hook,
+    runtime: Runtime,
 ) -> None:
     last = depth * width - 1
     rank = 0 if hook is Hook.RECOMPUTE else last
     step = STEP_OF.get(hook, 3)
 
-    weights, fleet = train(
-        zygote, tmp_path, depth, width, [Blow(hook, rank, Action.KILL_WORKER, step)]
-    )
+    blow = Blow(hook, rank, Action.KILL_WORKER, step)
 
-    assert weights == undisturbed
-    assert fleet.committed_twice() == []
+    weights, fleet = train(zygote, tmp_path, depth, width, [blow], runtime=runtime)
+
+    assert weights == undisturbed_in(runtime.precision)
+    if runtime.outlives_workers or width > 1:
+        assert fleet.committed_twice() == []
 
 
 @pytest.mark.parametrize(
@@ -271,3 +342,49 @@ def test_an_error_leaves_every_process_alive_and_costs_nothing(
 
     assert weights == undisturbed
     assert all(len(pids) == 1 for pids in fleet.pids().values())
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
+def test_gradients_that_leave_their_range_are_computed_again_to_the_same_bits(
+    zygote: Zygote, tmp_path: Path, shape: tuple[int, int], runtime: Runtime
+) -> None:
+    """One example in nine weighs a billion times as much as the others."""
+    (alone := tmp_path / "alone").mkdir()
+    (together := tmp_path / "together").mkdir()
+    plain = Runtime(precision=runtime.precision)
+    expected, _ = train(
+        zygote, alone, 1, 1, runtime=plain, entrypoint="tiny_job:jumping_job"
+    )
+    rank = shape[0] * shape[1] - 1
+    blows = [Blow(Hook.GATHERED, rank, Action.KILL_WORKER, 2)]
+
+    weights, _ = train(
+        zygote,
+        together,
+        *shape,
+        blows,
+        runtime=runtime,
+        entrypoint="tiny_job:jumping_job",
+    )
+
+    assert weights == expected
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_fast_mode_has_the_same_bits_on_every_device(
+    zygote: Zygote, tmp_path: Path, shape: tuple[int, int], precision: Precision
+) -> None:
+    """Two replicas at most: the sum of two gradients has no order."""
+    found = []
+    for runtime in (
+        Runtime("cpu", "host", precision),
+        Runtime("deferred:3", "host", precision),
+        Runtime("deferred:3", "device", precision),
+    ):
+        (folder := tmp_path / str(runtime)).mkdir()
+        weights, _ = train(zygote, folder, *shape, runtime=runtime, reduction="fast")
+        found.append(weights)
+
+    assert found[0] == found[1] == found[2]

@@ -78,6 +78,28 @@ def job() -> TrainingJob:
     )
 
 
+class Jumping(Tokens):
+    """Examples of which one in nine weighs a billion times as much as the others."""
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        return torch.cat([super().__getitem__(index), torch.tensor([index % 9])])
+
+
+def jumping_job() -> TrainingJob:
+    def jumping(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        tokens = batch[:, :-1]
+        logits = model(tokens[:, :-1])
+        losses = F.cross_entropy(
+            logits.transpose(1, 2), tokens[:, 1:], reduction="none"
+        ).sum(1)
+        factors = torch.where(batch[:, -1] == 4, 1e9, 1.0)
+        return (losses * factors).sum(), float(tokens[:, 1:].numel())
+
+    return dataclasses.replace(
+        job(), dataset=Jumping(50), heldout=Jumping(7), loss=jumping
+    )
+
+
 def paced_job() -> TrainingJob:
     """The last stage waits as many seconds as the file ``PACE_FILE`` says."""
 

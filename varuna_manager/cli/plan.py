@@ -139,7 +139,9 @@ def plan(
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     inputs = replace(previews.workload_inputs(workload, gpus), **changes)
     try:
-        document = previews.preview_workload(file.name, inputs, workload.sources, scope)
+        document = previews.preview_workload(
+            file.name, inputs, workload.sources, scope, workload.precision
+        )
     except PlanError as error:
         raise ConfigError(f"{file.name}: {error}") from error
     _show(document, output, explain)

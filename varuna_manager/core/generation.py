@@ -63,6 +63,7 @@ def open_generation(
         inputs_hash=inputs_hash,
         decision_hash=inputs_hash,
         candidates=state.answer.candidates if state.answer else (),
+        devices=tuple(state.vms[slot.vm_id].device for slot in plan.slots),
     )
     transition.put_generation(generation)
     transition.state = replace(transition.state, next_generation=generation.number + 1)

@@ -375,7 +375,9 @@ def _devices(
         machine = MachineShape(
             gpus=vm.num_slots,
             gpu_memory_bytes=vm.slot_memory_bytes,
-            speed=gpu_speed(vm.offer, profile, state.job.facts),
+            speed=gpu_speed(
+                vm.offer, profile, state.job.facts, state.job.spec.precision
+            ),
         )
         yield from devices_of(vm.vm_id, machine, vm.offer.usd_per_hour)
 

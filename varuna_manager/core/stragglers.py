@@ -170,7 +170,7 @@ def _sample(
     state: State, plan: Plan, profile: Profile, rank: int, report: MinibatchCommitted
 ) -> RankSample:
     vm = state.vms.get(plan.slots[rank].vm_id)
-    speed = 1.0 if vm is None else gpu_speed(vm.offer, profile, state.job.facts)
+    speed = 1.0 if vm is None else _speed(state, vm.offer, profile)
     expected_s = expected_busy_s(
         plan,
         profile,
@@ -324,13 +324,18 @@ def _pays(
 
 def _suits(state: State, vm: VmRecord, offer: Offer) -> bool:
     """Return whether a VM of ``offer`` can do what ``vm`` does."""
-    have, want, profile, facts = offer, vm.offer, state.profile, state.job.facts
+    have, want, profile = offer, vm.offer, state.profile
     return (
         have.gpus >= want.gpus
         and have.gpu_memory_bytes >= want.gpu_memory_bytes
         and profile is not None
-        and gpu_speed(have, profile, facts) >= gpu_speed(want, profile, facts)
+        and _speed(state, have, profile) >= _speed(state, want, profile)
     )
+
+
+def _speed(state: State, offer: Offer, profile: Profile) -> float:
+    """Return the speed of an offer's GPUs relative to the profile's device."""
+    return gpu_speed(offer, profile, state.job.facts, state.job.spec.precision)
 
 
 def _boot_s(state: State) -> float:

@@ -18,7 +18,7 @@ from spottrain.pricing.ranking.rank import Priced
 from spottrain.pricing.ranking.throughput import MachineShape
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.job import JobConfig
-from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.model import ModelFacts, Precision, Profile
 
 EXPOSURE_S = 90 * DAY_S
 """Older VM lives say nothing about today's market."""
@@ -32,6 +32,8 @@ class MeasuredOn:
 
     facts: ModelFacts
     gpu: GpuType
+    precision: Precision = "fp32"
+    """Of the job's matrix multiplications."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,9 +155,12 @@ def priced_offer(
 ) -> Priced:
     """Return a cloud's offer with what the catalogue and the history know about it."""
     kind = facts.find(offer.cloud, offer.instance_type)
+    machine = None
+    if kind is not None:
+        machine = machine_of(kind, base.gpu, base.facts, base.precision)
     return Priced(
         offer=offer,
-        machine=None if kind is None else machine_of(kind, base.gpu, base.facts),
+        machine=machine,
         losses_per_hour=losses_per_hour(offer, hazards),
         boot_s=BOOT_S,
         is_estimate=True,
@@ -166,6 +171,7 @@ def base_of(
     profile: Profile,
     facts: ModelFacts,
     measured_on: str | None = None,
+    precision: Precision = "fp32",
     *,
     on_cpus: bool = False,
 ) -> MeasuredOn:
@@ -175,6 +181,7 @@ def base_of(
         profile: Names the device.
         facts: The model.
         measured_on: The GPU of the catalogue that the device equals, if its name is none.
+        precision: Of the job's matrix multiplications.
         on_cpus: The job trains on CPUs: one that the catalogue does not know is taken for
             the slowest that it knows.
 
@@ -197,4 +204,4 @@ def base_of(
             f"the profile was measured on {profile.device}, which has no published peak "
             "to compare clouds' GPUs with; name the GPU that it equals with --measured-on"
         )
-    return MeasuredOn(facts=facts, gpu=gpu)
+    return MeasuredOn(facts=facts, gpu=gpu, precision=precision)

@@ -48,7 +48,8 @@ from spottrain.varuna_manager.offers.ranker import ranking_terms
 from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
 from spottrain.varuna_manager.reporting.devices import Computing, describe, is_cpu
 from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candidate_view
-from spottrain.wire.model import ModelFacts, Profile
+from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
+from spottrain.wire.model import ModelFacts, Precision, Profile
 
 NO_END = 1e15
 """Examples of a job without an end: what is paid once does not count."""
@@ -145,7 +146,7 @@ def preview_job(
         warnings = list(ingest_journals(history))
         own = _own(config, facts, profile, history, now_s, scope)
         check_budget(config, [p.offer for p in own.offers if not p.is_stale])
-        others = _others(inputs, history, now_s, scope)
+        others = _others(inputs, history, now_s, scope, config.runtime.precision)
         everything = (*own.offers, *others.offers)
         ranking, more = _rank(everything, throughputs, terms, history, now_s, scope)
     warnings += [*own.warnings, *others.warnings, *more]
@@ -188,6 +189,8 @@ def _preview(
     )
     inputs = replace(inputs, slots=tuple(slots))
     choice = choose_plan(inputs)
+    names = ((n, _gpu_of(config, row.priced.offer)) for n, row in enumerate(fleet))
+    gpus = {f"vm-{number}": name for number, name in names if name is not None}
     usd_per_hour = total_rate(
         Rate.of(row.priced.offer.usd_per_hour) for row in fleet
     ).usd_per_hour
@@ -198,7 +201,7 @@ def _preview(
         "name": config.name,
         "computes_on": _computes_on([r.priced.offer for r in fleet], config, inputs),
         "fleet": [_vm(row.priced.offer) for row in fleet],
-        **_choice_view(inputs, choice),
+        **_choice_view(inputs, choice, config.runtime.precision, gpus),
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
@@ -243,7 +246,11 @@ def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
 
 
 def preview_workload(
-    name: str, inputs: PlanInputs, sources: tuple[str, ...], scope: SearchScope
+    name: str,
+    inputs: PlanInputs,
+    sources: tuple[str, ...],
+    scope: SearchScope,
+    precision: Precision | None,
 ) -> dict[str, Any]:
     """Return the plan for a workload on hypothetical machines, and what it beat.
 
@@ -255,6 +262,7 @@ def preview_workload(
         inputs: See ``workload_inputs``.
         sources: Where its numbers are from.
         scope: Which clouds to ask.
+        precision: Of its matrix multiplications; None: unknown.
 
     Raises:
         ConfigError: A cloud or GPU that the catalogue does not know.
@@ -264,7 +272,7 @@ def preview_workload(
         "schema_version": SCHEMA_VERSION,
         "name": name,
         "sources": list(sources),
-        **_choice_view(inputs, choose_plan(inputs)),
+        **_choice_view(inputs, choose_plan(inputs), precision),
     }
     if not scope.clouds:
         return document
@@ -273,16 +281,36 @@ def preview_workload(
     now_s = time.time()
     with open_history() as history:
         warnings = list(ingest_journals(history))
-        market = _others(job, history, now_s, scope)
+        market = _others(job, history, now_s, scope, precision or "fp32")
         ranking, more = _rank(
             market.offers, throughput.ThroughputCache(job), terms, history, now_s, scope
         )
     return document | ranking_view(ranking, now_s, [*warnings, *market.warnings, *more])
 
 
-def _choice_view(inputs: PlanInputs, choice: Choice) -> dict[str, Any]:
-    """Return what a plan was made from, and all candidates, the best first."""
+def _choice_view(
+    inputs: PlanInputs,
+    choice: Choice,
+    precision: Precision | None,
+    gpus: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
+    """Return what a plan was made from, and all candidates, the best first.
+
+    Args:
+        inputs: What it was made from.
+        choice: The plan.
+        precision: Of the matrix multiplications; None: unknown.
+        gpus: By VM; of others, the device of the profile.
+    """
     plan, facts, profile = choice.plan, inputs.facts, inputs.profile
+    slots = () if plan is None else plan.slots
+    use = minibatch_use(
+        facts,
+        precision,
+        inputs.minibatch_size,
+        None if plan is None else plan.predicted_step_s,
+        [(gpus or {}).get(slot.vm_id, profile.device) for slot in slots],
+    )
     size = inputs.microbatch_size
     if choice.candidates:
         size = choice.candidates[0].microbatch_size
@@ -297,10 +325,19 @@ def _choice_view(inputs: PlanInputs, choice: Choice) -> dict[str, Any]:
         "objective": inputs.objective,
         "equally_good_within": NOISE,
         "plan": None if plan is None else plan.shape,
+        **use_view(use),
         "stage_bounds": None if plan is None else list(plan.stage_bounds),
         "why_not": choice.why_not,
         "candidates": [candidate_view(one) for one in choice.candidates],
     }
+
+
+def _gpu_of(config: JobConfig, offer: Offer) -> str | None:
+    """Return the GPU of a cloud's machine; None if it has none that workers use."""
+    kind = catalogue().find(offer.cloud, offer.instance_type)
+    if kind is None or config.resources.device == "cpu":
+        return None
+    return kind.gpu.name
 
 
 def _vm(offer: Offer) -> dict[str, Any]:
@@ -348,7 +385,13 @@ def _own(
             now_s,
             is_measured=profile.origin == "measured",
         )
-    base = base_of(profile, facts, scope.measured_on, on_cpus=config.device == "cpu")
+    base = base_of(
+        profile,
+        facts,
+        scope.measured_on,
+        config.runtime.precision,
+        on_cpus=config.device == "cpu",
+    )
     markets = [
         cloud_market(
             history,
@@ -368,11 +411,15 @@ def _own(
 
 
 def _others(
-    inputs: PlanInputs, history: History, now_s: float, scope: SearchScope
+    inputs: PlanInputs,
+    history: History,
+    now_s: float,
+    scope: SearchScope,
+    precision: Precision,
 ) -> JobMarket:
     if not scope.clouds:
         return JobMarket(offers=())
-    base = base_of(inputs.profile, inputs.facts, scope.measured_on)
+    base = base_of(inputs.profile, inputs.facts, scope.measured_on, precision)
     return cloud_market(history, base, now_s, clouds=scope.clouds)
 
 

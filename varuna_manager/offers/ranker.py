@@ -172,7 +172,9 @@ class OfferRanker:
         kind = offer.cloud, offer.instance_type
         base = catalogue().gpu_of(profile.device)
         if offer.cloud in CLOUDS and base is not None:
-            known = market.MeasuredOn(facts=state.job.facts, gpu=base)
+            known = market.MeasuredOn(
+                facts=state.job.facts, gpu=base, precision=state.job.spec.precision
+            )
             priced = market.priced_offer(offer, known, hazards, catalogue())
         else:
             priced = Priced(
@@ -281,8 +283,10 @@ def _can_compare(profile: Profile, offers: Sequence[Offer]) -> bool:
 def _peak_rate(offer: Offer, state: State) -> float | None:
     """Return teraflops of a machine; 0 if a fleet of them cannot hold the model."""
     kind = catalogue().find(offer.cloud, offer.instance_type)
-    peak = None if kind is None else peak_flops(kind.gpu, state.job.facts)
-    if kind is None or peak is None:
+    if kind is None:
+        return None
+    peak = peak_flops(kind.gpu, state.job.facts, state.job.spec.precision)
+    if peak is None:
         return None
     room_bytes = state.job.max_vms * kind.gpus * kind.gpu.memory_bytes
     fits = checkpoint_bytes(state.job.facts) <= room_bytes

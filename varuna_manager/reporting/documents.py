@@ -7,13 +7,20 @@ from dataclasses import asdict
 from typing import Any
 
 from spottrain.morphing.plan.choose import Candidate
+from spottrain.morphing.plan.flops import ComputeUse
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model import state as states
+from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.reporting import costs
 from spottrain.varuna_manager.reporting.deadline import deadline_view
 from spottrain.varuna_manager.reporting.devices import computes_on
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.timeline import timeline
+from spottrain.varuna_manager.reporting.utilisation import (
+    plan_use,
+    total_use,
+    use_view,
+)
 from spottrain.wire.model import Plan
 
 SCHEMA_VERSION = 1
@@ -75,6 +82,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "steps": job.spec.steps,
         "loss": progress.loss_last,
         "examples_per_s": _recent_examples_per_s(state),
+        **use_view(_recent_use(state)),
         "time_left_s": _time_left_s(state),
         "deadline_s": job.deadline_s,
         "promise": deadline_view(state, at_s),
@@ -123,7 +131,7 @@ def report(
         "heldout_loss_first": progress.heldout_first,
         "heldout_loss": progress.heldout_last,
         **{name: getattr(state.tally, name) for name in _COUNTS},
-        "plans": [_plan_run(plan, at_s) for plan in plans(state)],
+        "plans": [_plan_run(job, plan, at_s) for plan in plans(state)],
         "interruptions": [_interruption(state, hit) for hit in state.interruptions],
         "slow_vms": [_slow_vm(state, slow) for slow in state.slow_vms],
         "minibatches_lost": progress.minibatches_lost,
@@ -136,6 +144,7 @@ def report(
         "usd_budget": job.max_usd,
         "budget_alerts": _alerts(state),
         "examples_per_s": _examples_per_s(state),
+        **use_view(total_use(job, plans(state))),
         "wall_s": at_s - state.submitted_at_s,
         "cost": costs.cost(state, history, at_s),
         "timeline": timeline(state, history, plans(state)),
@@ -175,6 +184,13 @@ def _recent_examples_per_s(state: states.State) -> float | None:
     """Return the measured speed of the present plan."""
     measured_s = state.generation.measured_step_s if state.generation else None
     return state.job.spec.minibatch_size / measured_s if measured_s else None
+
+
+def _recent_use(state: states.State) -> ComputeUse | None:
+    """Return what the present plan makes of its devices, as measured."""
+    if (now := state.generation) is None:
+        return None
+    return plan_use(state.job, states.summary_of(now, state.progress.step, None))
 
 
 def _examples_per_s(state: states.State) -> float | None:
@@ -258,7 +274,9 @@ def candidate_view(candidate: Candidate) -> dict[str, Any]:
     return {"shape": candidate.shape, **asdict(candidate)}
 
 
-def _plan_run(plan: records.GenerationSummary, at_s: float) -> dict[str, Any]:
+def _plan_run(
+    job: JobSettings, plan: records.GenerationSummary, at_s: float
+) -> dict[str, Any]:
     ended_at_s = at_s if plan.ended_at_s is None else plan.ended_at_s
     return {
         "generation": plan.generation,
@@ -269,6 +287,7 @@ def _plan_run(plan: records.GenerationSummary, at_s: float) -> dict[str, Any]:
         "reason": plan.reason,
         "predicted_step_s": plan.predicted_step_s,
         "measured_step_s": plan.measured_step_s,
+        **use_view(plan_use(job, plan)),
         "started_at_s": plan.started_at_s,
         "ran_s": ended_at_s - plan.started_at_s,
         "ended_by": plan.ended_by,

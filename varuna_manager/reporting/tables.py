@@ -16,6 +16,7 @@ from spottrain.units import HOUR_S
 from spottrain.varuna_manager import format as fmt
 from spottrain.varuna_manager.reporting.deadline import deadline_line
 from spottrain.varuna_manager.reporting.documents import fleet_line
+from spottrain.varuna_manager.reporting.utilisation import use_line
 from spottrain.wire.model import ModelFacts
 
 COLOURS = {
@@ -47,7 +48,9 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_row("computes on", Text(status["computes_on"]))
     grid.add_row("step", _progress(status))
     grid.add_row("loss", fmt.number(status["loss"]))
-    grid.add_row("speed", _speed(status["examples_per_s"]))
+    compute = use_line(status)
+    speed = _speed(status["examples_per_s"])
+    grid.add_row("speed", speed + (f" · {compute}" if compute else ""))
     grid.add_row("cost", money_line(status))
     if (deadline := status["promise"]) is not None:
         grid.add_row("forecast", deadline_line(deadline, status["deadline_s"]))
@@ -172,6 +175,8 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
         "speed",
         f"{fmt.number(report['examples_per_s'], 1)} examples/s with interruptions",
     )
+    if compute := use_line(report):
+        yield "compute", f"{compute}, while training"
     spent, on_demand = report["usd_spent"], report["usd_on_demand"]
     saved = "" if not on_demand else f" ({100 * (1 - spent / on_demand):.0f} % less)"
     yield "cost", f"{fmt.dollars(spent)}, on demand {fmt.dollars(on_demand)}{saved}"
@@ -322,6 +327,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
             f"{fmt.dollars(preview['usd'])}{of} at {fmt.dollars(preview['usd_per_hour'])}/hour"
         )
     yield words
+    if compute := use_line(preview):
+        yield f"compute  {compute}"
     if (forecast := preview.get("promise")) is not None:
         yield f"forecast {forecast['reason']}"
 

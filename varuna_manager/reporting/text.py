@@ -14,6 +14,7 @@ from spottrain.varuna_manager.format import (
     step_time,
 )
 from spottrain.varuna_manager.reporting.timeline import LANES
+from spottrain.varuna_manager.reporting.utilisation import use_line
 
 Row = Sequence[str]
 TIME_KINDS = {
@@ -150,6 +151,8 @@ def tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
         number(report["examples_per_s"], 1),
         "examples/s, including interruptions",
     )
+    if report["mfu"] is not None:
+        yield "utilisation", f"{report['mfu']:.0%}", use_line(report)
     yield (
         "productive",
         NOTHING if useful is None else f"{useful:.0%}",

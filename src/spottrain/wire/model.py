@@ -55,6 +55,9 @@ class SectionFacts:
     """The one activation that leaves this section for the next (0 for the last)."""
     gradient_bytes: int | None = None
     """Gradients of the parameters that are trained; ``None``: as many as parameters."""
+    flops_per_example: int | None = None
+    """Matrix multiplications of one forward over one example, see
+    ``morphing.plan.flops``; ``None``: unknown, as in facts written before it was kept."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

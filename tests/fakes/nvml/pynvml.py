@@ -251,7 +251,7 @@ def nvmlEventSetWait(events: _EventSet, timeout_ms: int) -> _Event:  # noqa: N80
         for gpu in world["gpus"]:
             if gpu["uuid"] in events.uuids and gpu["xids"]:
                 number = gpu["xids"].pop(0)
-                draft = _file().with_suffix(".new")
+                draft = _file().with_suffix(f".{os.getpid()}")
                 draft.write_text(json.dumps(world))
                 draft.replace(_file())
                 handle = _Handle(gpu["uuid"])

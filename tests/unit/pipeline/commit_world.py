@@ -9,7 +9,9 @@ death of any set of workers, and of those that recover. Slots may be left out of
 generation (silent VMs); they wake, run on in the old one as far as messages already
 sent carry them, are fenced, and may come back later. A spare slot is a donor.
 
-Content is modelled as the tuple of (generation of the gradients, step) applied so far.
+Content is modelled as the tuple of (generation of the gradients, step, attempt) applied
+so far. Where a shape says so, gradients of some stage are out of range at the first
+attempt of a mini-batch: that stage marks nothing, and after the gather all compute again.
 Atomic here, since the difference is not visible: marking prepared and offering;
 flipping the last section and reporting.
 """
@@ -33,9 +35,10 @@ from spottrain.pipeline.state.agreement import (
     moves,
 )
 
-Content = tuple[tuple[int, int], ...]
+Content = tuple[tuple[int, int, int], ...]
 START, SENT, PREPARED, DECIDED = range(4)  # then half and flip of each section
-PHASES = 100  # progress = step * PHASES + phase
+PHASES = 100  # progress = step * PHASES + attempt * ATTEMPT + phase
+ATTEMPT = 50
 FAR = 10**9
 
 
@@ -51,6 +54,7 @@ class Shape:
     generations: int = 3
     faults: int = 2
     checkpoints: bool = False
+    out_of_range: int | None = None  # the stage that is, at each first attempt
 
     @property
     def num_sections(self) -> int:
@@ -69,6 +73,7 @@ class Copy(NamedTuple):
     content: Content | None
     mark: tuple[int, int] | None = None  # (generation, step)
     base: Content | None = None  # what the prepared gradients were computed on
+    attempt: int = 0  # which attempt's they are
 
 
 class Op(NamedTuple):
@@ -87,6 +92,7 @@ class Slot(NamedTuple):
     stage: int | None = None  # None: a donor
     program: tuple[Op, ...] = ()  # what is left to do of recovery
     step: int = 0
+    attempt: int = 0
     phase: int = START
     alive: bool = True
     copies: tuple[Copy | None, ...] = ()  # of each section
@@ -167,7 +173,7 @@ def flip(slot: Slot, section: int) -> Slot:
     assert slot.decision is not None
     before, (generation, step) = slot.undo[1], slot.decision
     assert before.content is not None
-    content = (*before.content, slot.decision)
+    content = (*before.content, (*slot.decision, before.attempt))
     assert len(content) == step + 1 == before.version + 1
     after = before._replace(version=step + 1, origin=generation, content=content)
     return put(slot, section, after)
@@ -181,7 +187,8 @@ Judge = Callable[[World, Mapping[int, Slot], Agreement], Content]
 
 
 def progress(slot: Slot) -> int:
-    return -1 if slot.program else slot.step * PHASES + slot.phase
+    now = slot.step * PHASES + slot.attempt * ATTEMPT + slot.phase
+    return -1 if slot.program else now
 
 
 def heard_by(world: World, i: int) -> tuple[int, int]:
@@ -215,30 +222,43 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
     slot = world.slots[i]
     if slot.stage is None or slot.step >= shape.steps:
         return None
-    now, own = slot.step * PHASES, shape.sections_of(slot.stage)
+    now = slot.step * PHASES + slot.attempt * ATTEMPT
+    own, is_retry = shape.sections_of(slot.stage), slot.attempt > 0
     after = slot._replace(phase=slot.phase + 1)
     if slot.phase == START:
         after = after._replace(undo=None)
         for k in own:
-            after = put(after, k, held(slot, k)._replace(mark=None, base=None))
+            after = put(
+                after, k, held(slot, k)._replace(mark=None, base=None, attempt=0)
+            )
         return after
     if slot.phase == SENT:
-        if heard_by(world, i)[0] < now + SENT:
+        ring, everybody = heard_by(world, i)
+        if ring < now + SENT:
             return None
+        # Gradients pass through every stage of every replica in the ring: none are
+        # complete before all have begun, which takes their marks of attempts before back.
+        if is_retry and everybody < now + SENT:
+            return None
+        if shape.out_of_range == slot.stage and not is_retry:
+            return after
         for k in own:
             mark, base = (slot.generation, slot.step), held(slot, k).content
-            after = put(after, k, held(slot, k)._replace(mark=mark, base=base))
+            copy = held(slot, k)._replace(mark=mark, base=base, attempt=slot.attempt)
+            after = put(after, k, copy)
         return after
     if slot.phase == PREPARED:
         if heard_by(world, i)[1] < now + PREPARED:
             return None
+        if shape.out_of_range is not None and not is_retry:
+            return after._replace(attempt=1, phase=START)
         return after._replace(decision=(slot.generation, slot.step))
     index, is_flip = divmod(slot.phase - DECIDED, 2)
     if not is_flip:
         return half(after, own[index])
     after = flip(after, own[index])
     if own[index] == own[-1]:
-        after = after._replace(step=slot.step + 1, phase=START)
+        after = after._replace(step=slot.step + 1, attempt=0, phase=START)
     return after
 
 
@@ -262,7 +282,7 @@ def recover(world: World, slot: Slot) -> Slot | None:
     copy = held(source, op.section)
     if (copy.version, copy.origin) != op.state or copy.content is None:
         return None
-    return put(after, op.section, copy._replace(mark=None, base=None))
+    return put(after, op.section, copy._replace(mark=None, base=None, attempt=0))
 
 
 def with_slot(world: World, i: int, slot: Slot) -> World:

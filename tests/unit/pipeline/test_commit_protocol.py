@@ -36,7 +36,7 @@ def reach(slots: Iterable[Slot], section: int) -> set[Content]:
         if copy is not None and copy.content is not None:
             found.add(copy.content)
             if copy.mark and copy.base == copy.content:
-                found.add((*copy.content, copy.mark))
+                found.add((*copy.content, (*copy.mark, copy.attempt)))
     return found
 
 
@@ -145,6 +145,11 @@ SHAPES = {
     "two replicas, a checkpoint": Shape(1, 2, generations=2, checkpoints=True),
     "three replicas": Shape(1, 3, generations=2, faults=1, steps=1),
     "two by two": Shape(2, 2, generations=1, faults=1, steps=1),
+    "two stages, one out of range": Shape(2, 1, generations=3, out_of_range=0),
+    "two replicas, out of range": Shape(1, 2, generations=2, out_of_range=0),
+    "two by two, one out of range": Shape(
+        2, 2, generations=1, faults=1, steps=1, out_of_range=1
+    ),
     "two by two, memory stays": Shape(2, 2, generations=2, faults=0, steps=1),
 }
 
@@ -198,9 +203,24 @@ def forget_the_origin(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit_world, "flip", flip)
 
 
+def forget_to_take_marks_back_for_a_retry(patch: pytest.MonkeyPatch) -> None:
+    def train(shape: Shape, world: World, i: int) -> Slot | None:
+        slot, after = world.slots[i], commit_world_train(shape, world, i)
+        if after is not None and slot.phase == commit_world.START and slot.attempt:
+            after = after._replace(copies=slot.copies)
+        return after
+
+    commit_world_train = commit_world.train
+    patch.setattr(commit_world, "train", train)
+
+
 @pytest.mark.parametrize(
     ("forget", "shape"),
     [
+        (
+            forget_to_take_marks_back_for_a_retry,
+            Shape(2, 1, steps=1, generations=2, out_of_range=0),
+        ),
         (forget_to_roll_back, Shape(1, 1, faults=0)),
         (forget_to_store_the_decision, Shape(2, 1, spares=1, steps=1)),
         (forget_to_take_marks_back, Shape(2, 2, faults=1, steps=1)),

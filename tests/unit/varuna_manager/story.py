@@ -127,6 +127,8 @@ class Story:
         self.events: list[e.Event] = []
         self.commands: tuple[c.Command, ...] = ()
         self.reports: dict[str, int] = {}
+        self.devices: dict[str, str] = {}
+        """What the supervisors of VMs report that they compute on."""
         self.tell(e.JobSubmitted, settings=replace(SETTINGS, **settings))
 
     # --- Telling ------------------------------------------------------------------------
@@ -219,7 +221,14 @@ class Story:
             num_slots=slots,
             private_address="10.0.0.1",
         )
-        self.report(vm_id, messages.SupervisorReady(num_slots=slots, torch_version="2"))
+        self.report(
+            vm_id,
+            messages.SupervisorReady(
+                num_slots=slots,
+                torch_version="2",
+                device=self.devices.get(vm_id, ""),
+            ),
+        )
 
     def prepare(self) -> None:
         """Write the first weights and measure, once no VM boots any more."""

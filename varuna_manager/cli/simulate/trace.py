@@ -152,6 +152,7 @@ def read_workload(
             minibatch_size=0,
             gpu_memory_bytes=0,
             usd_per_hour=0.0,
+            precision=None,
         )
     changes: dict[str, Any] = {}
     if minibatch_size is not None:

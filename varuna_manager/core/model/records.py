@@ -245,6 +245,8 @@ class Generation:
     """The planner's inputs when ``plan`` was chosen; later ones may have changed nothing."""
     candidates: tuple[Candidate, ...] = ()
     """The plan as it was predicted, and the two best rejected ones."""
+    devices: tuple[str, ...] = ()
+    """Of the plan's slots, as in ``VmRecord``."""
     from_step: int | None = None
     store_host: str = ""
     store_port: int = 0
@@ -296,6 +298,8 @@ class GenerationSummary:
     """The planner's inputs: the journal's ``PlanComputed`` of that hash has them."""
     candidates: tuple[Candidate, ...] = ()
     """The plan as it was predicted, and the two best that were rejected for it."""
+    devices: tuple[str, ...] = ()
+    """Of its slots, as in ``VmRecord``."""
 
 
 InterruptionKind = Literal["notice", "kill", "silence", "worker_death", "sick_gpu"]

@@ -246,4 +246,5 @@ def summary_of(
         ended_by=ended_by,
         inputs_hash=generation.decision_hash,
         candidates=generation.candidates,
+        devices=generation.devices,
     )

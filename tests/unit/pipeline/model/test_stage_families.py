@@ -268,7 +268,7 @@ def run(
         for section in stage.sections
         for name, parameter in stage.parameters_of(section)
     }
-    return result[0].detach(), result[1], gradients
+    return result[0].detach(), float(result[1]), gradients
 
 
 def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:

@@ -128,7 +128,7 @@ def test_undo_restores_sections_that_were_not_flipped_and_nothing_else(
     arena = SectionArena(holder, 0, SPECS)
     arena.parameters["weight"].fill_(1)
     arena.set_version(7, 2)
-    undo = UndoSlot(holder, arena.contents.numel())
+    undo = UndoSlot(holder, arena.payload.numel(), arena.numbers.contents.numel())
     undo.save(arena)
     arena.parameters["weight"].fill_(5)
     if flipped:
@@ -144,16 +144,16 @@ def test_undo_of_the_first_update_takes_back_that_there_is_state(
     holder: LocalHolder,
 ) -> None:
     arena = SectionArena(holder, 0, SPECS)
-    arena.contents.fill_(1)
-    arena.has_state = False
+    arena.payload.fill_(1)
+    arena.numbers.has_state = False
     arena.set_version(0, 1)
-    undo = UndoSlot(holder, arena.contents.numel())
+    undo = UndoSlot(holder, arena.payload.numel(), arena.numbers.contents.numel())
     undo.save(arena)
-    arena.contents.fill_(5)
+    arena.payload.fill_(5)
 
     undo.restore(arena)
 
-    assert not arena.has_state
+    assert not arena.numbers.has_state
     values = (*arena.parameters.values(), *arena.gradient_runs)
     assert all((value.view(torch.uint8) == 1).all() for value in values)
 

@@ -14,9 +14,11 @@ from spottrain.pricing.ranking.gpu_speed import (
     WIDE,
     gpu_speed,
     machine_of,
+    peak_flops,
     precisions,
     speed_ratio,
 )
+from spottrain.wire.model import Precision
 
 KNOWN = catalogue()
 V100, A100 = KNOWN.gpus["V100"], KNOWN.gpus["A100"]
@@ -32,6 +34,9 @@ V100, A100 = KNOWN.gpus["V100"], KNOWN.gpus["A100"]
         ("V100-16GB", "V100"),
         ("NVIDIA H100 80GB HBM3", "H100"),
         ("NVIDIA H100 NVL", "H100-NVL"),
+        ("NVIDIA H100 PCIe", "H100-PCIE"),
+        ("NVIDIA H200", "H200"),
+        ("NVIDIA L40S", "L40S"),
         ("NVIDIA A10G", "A10G"),
         ("Tesla T4", "T4"),
         ("a100-80gb", "A100-80GB"),
@@ -48,6 +53,26 @@ def test_the_size_of_parameters_tells_the_precision() -> None:
     assert precisions(replace(FACTS, num_parameters=32 * 10**6)) == NARROW
 
 
+def test_a_job_s_precision_comes_before_its_parameters() -> None:
+    assert precisions(FACTS, "bf16") == ("bf16",)
+    peaks = {
+        name: peak_flops(KNOWN.gpus[name], FACTS, "fp16")
+        for name in ("V100", "T4", "A10", "L4", "A100", "L40S", "H100-PCIE", "H100")
+    }
+    assert peaks == {
+        "V100": 125e12,
+        "T4": 65e12,
+        "A10": 125e12,
+        "L4": 121e12,
+        "A100": 312e12,
+        "L40S": 362.05e12,
+        "H100-PCIE": 756.5e12,
+        "H100": 989.5e12,
+    }
+    assert peak_flops(V100, FACTS) == 15.7e12
+    assert peak_flops(V100, FACTS, "bf16") is None
+
+
 def test_a_ratio_is_of_published_peaks_that_both_have() -> None:
     assert speed_ratio(A100, V100, WIDE) == pytest.approx(19.5 / 15.7)
     assert speed_ratio(A100, V100, NARROW) == pytest.approx(312 / 125)
@@ -57,17 +82,18 @@ def test_a_ratio_is_of_published_peaks_that_both_have() -> None:
 
 
 @pytest.mark.parametrize(
-    ("cloud", "kind", "device", "speed"),
+    ("cloud", "kind", "device", "precision", "speed"),
     [
-        ("aws", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", 1.0),
-        ("aws", "p3.2xlarge", "NVIDIA A100-SXM4-40GB", 15.7 / 19.5),
-        ("gcp", "a2-highgpu-1g", "Tesla V100-SXM2-16GB", 19.5 / 15.7),
-        ("gcp", "a2-highgpu-1g", "Intel(R) Xeon(R) Processor, 1 thread", 1.0),
-        ("local", "cpu", "NVIDIA A100-SXM4-40GB", 1.0),
+        ("aws", "p4d.24xlarge", "NVIDIA A100-SXM4-40GB", "fp32", 1.0),
+        ("aws", "p3.2xlarge", "NVIDIA A100-SXM4-40GB", "fp32", 15.7 / 19.5),
+        ("aws", "p3.2xlarge", "NVIDIA A100-SXM4-40GB", "fp16", 125 / 312),
+        ("gcp", "a2-highgpu-1g", "Tesla V100-SXM2-16GB", "fp32", 19.5 / 15.7),
+        ("gcp", "a2-highgpu-1g", "Intel(R) Xeon(R) Processor, 1 thread", "fp32", 1.0),
+        ("local", "cpu", "NVIDIA A100-SXM4-40GB", "fp16", 1.0),
     ],
 )
 def test_gpus_of_clouds_have_the_ratio_of_peaks_to_what_was_measured(
-    cloud: str, kind: str, device: str, speed: float
+    cloud: str, kind: str, device: str, precision: Precision, speed: float
 ) -> None:
     offer = Offer(
         cloud=cloud,
@@ -81,7 +107,7 @@ def test_gpus_of_clouds_have_the_ratio_of_peaks_to_what_was_measured(
         gpu_memory_bytes=1,
     )
     profile = replace(PROFILE, device=device)
-    assert gpu_speed(offer, profile, FACTS) == pytest.approx(speed)
+    assert gpu_speed(offer, profile, FACTS, precision) == pytest.approx(speed)
     declared = replace(offer, gpu_speed=0.5)
     assert gpu_speed(declared, profile, FACTS) == 0.5
 
@@ -93,5 +119,8 @@ def test_a_machine_of_the_catalogue_is_as_the_planner_wants_it() -> None:
     assert machine.gpus == 8
     assert machine.gpu_memory_bytes == kind.gpu.memory_bytes
     assert machine.network_bytes_per_s == 400e9 / 8
+    narrow = machine_of(kind, V100, FACTS, "fp16")
+    assert narrow is not None
+    assert narrow.speed == pytest.approx(312 / 125)
     nameless = replace(kind, gpu=KNOWN.gpus["RTX-PRO-4500"])
     assert machine_of(nameless, V100, FACTS) is None

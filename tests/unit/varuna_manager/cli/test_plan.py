@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from spottrain.morphing.plan.flops import GptShape
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.price import Price
 from spottrain.varuna_manager.cli.main import main
@@ -79,6 +80,32 @@ def test_options_override_the_file(run: Run) -> None:
     assert document["objective"] == "examples_per_dollar"
     assert document["minibatch_size"] == 64
     assert {c["schedule"] for c in document["candidates"]} == {"1f1b"}
+
+
+VARUNA = (
+    *(PROFILES / "gpt2-2.5b-v100.json", "--gpus", "36"),
+    *("--minibatch-size", "8192", "--schedule", "varuna", "--recompute"),
+)
+
+
+def test_flops_are_those_of_the_formula_over_the_predicted_time(run: Run) -> None:
+    _, out, _ = run(*VARUNA, "-o", "json")
+    document = json.loads(out)
+    gpt = GptShape(layers=54, hidden=1920, sequence=1024, vocabulary=50304)
+    per_example = gpt.minibatch_flops(1, recompute=False)
+    tflops = document["candidates"][0]["examples_per_s"] * per_example / 36 / 1e12
+    assert document["tflops_per_gpu"] == pytest.approx(tflops)
+    assert document["mfu"] == pytest.approx(tflops / 125)
+    _, out, _ = run(*VARUNA)
+    assert f"compute  {tflops:.1f} TFLOP/s per GPU, 25 % of peak" in out
+
+
+def test_a_model_whose_flops_are_not_known_shows_none(run: Run) -> None:
+    _, out, _ = run(SLOW, "--gpus", "4", "-o", "json")
+    document = json.loads(out)
+    assert (document["tflops_per_gpu"], document["mfu"]) == (None, None)
+    _, out, _ = run(SLOW, "--gpus", "4")
+    assert "TFLOP" not in out
 
 
 def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:

@@ -166,6 +166,34 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
     assert [vm["zone"] for vm in only["fleet"]] == ["us-east-1a"] * 2
 
 
+@pytest.mark.parametrize(
+    ("device", "precision", "peak"),
+    [("auto", "bf16", 312e12), ("auto", "fp32", 19.5e12), ("cpu", "bf16", None)],
+)
+def test_utilisation_is_of_the_gpus_that_would_be_rented(
+    tmp_path: Path, device: str, precision: str, peak: float | None
+) -> None:
+    with History(tmp_path / "market.sqlite") as history:
+        history.record_prices([spot("us-east-1a", 9.0)])
+    sections = (replace(s, flops_per_example=10**12) for s in FACTS.sections)
+    facts = replace(FACTS, sections=tuple(sections))
+    config = job(
+        resources={"provider": "aws", "max_vms": 2, "device": device},
+        runtime={"precision": precision},
+        checkpoint={"path": str(tmp_path)},
+        aws={"instance_types": ["p4d.24xlarge"], "regions": ["us-east-1"]},
+    )
+    profile = replace(PROFILE, device="A100" if peak else "Xeon, 1 thread")
+    scope = replace(OFFLINE, measured_on=None if peak else "A100")
+    document = preview_job(config, facts, profile, scope)
+    step_s = document["train_s"] / config.steps
+    depth, width = map(int, document["plan"].split("x"))
+    flops_per_s = 16 * 3 * len(FACTS.sections) * 1e12 / step_s / (depth * width)
+    assert document["tflops_per_gpu"] == pytest.approx(flops_per_s / 1e12)
+    expected = peak and pytest.approx(flops_per_s / peak)
+    assert document["mfu"] == expected
+
+
 def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> None:
     assert profile_on_known_device(FACTS, False) is None
     laptop = replace(PROFILE, device="Xeon, 1 thread")

@@ -1,0 +1,1 @@
+"""What a worker computes on: its memory, the transfers to and from it, its clock."""

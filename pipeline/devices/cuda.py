@@ -1,0 +1,169 @@
+"""A GPU of NVIDIA's, through torch: streams, events, page-locked memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from spottrain.errors import SpottrainError
+from spottrain.pipeline.devices.port import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    target: torch.Tensor
+    source: torch.Tensor
+    """Kept until the copy is of no more interest: its memory must not be reused."""
+    done: torch.cuda.Event
+
+
+class CudaDevice:
+    """One GPU.
+
+    The first call that touches CUDA in this process must be this one:
+    ``CUDA_VISIBLE_DEVICES`` is set here and nowhere else, so that the user's code and
+    torch see one GPU, ``cuda:0``, and no context is ever made on another.
+
+    Args:
+        uuid: Of the GPU, as NVML names it.
+        memory_share: Share of its memory that this worker may use.
+
+    Raises:
+        SpottrainError: There is no such GPU, or torch cannot use it.
+    """
+
+    torch_device = torch.device("cuda", 0)
+    is_host = False
+
+    def __init__(self, uuid: str, memory_share: float) -> None:
+        os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+        # A fixed workspace: without it cuBLAS may sum in another order with each stream.
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+            raise SpottrainError(
+                "CUDA is in use before the worker has chosen its GPU: let no code that "
+                "runs at import, in the job's function or in a dataset's constructor "
+                "call .cuda()"
+            )
+        try:
+            torch.cuda.init()  # type: ignore[no-untyped-call]
+            torch.cuda.set_device(self.torch_device)
+            torch.zeros(1, device=self.torch_device)
+        except (RuntimeError, AssertionError) as error:
+            raise SpottrainError(
+                f"GPU {uuid} cannot be used by torch {torch.__version__}: "
+                f"{str(error).splitlines()[0]}; check driver and torch with "
+                "`spottrain doctor`"
+            ) from error
+        if memory_share < 1:
+            torch.cuda.set_per_process_memory_fraction(memory_share)
+        self._up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._down = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self._compute = torch.cuda.current_stream()
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return zeroed memory of the GPU."""
+        return torch.zeros(num_bytes, dtype=torch.uint8, device=self.torch_device)
+
+    def allocate_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return page-locked memory, from the pool that torch keeps of it."""
+        return torch.empty(tuple(shape), dtype=dtype, pin_memory=True)
+
+    def lock_pages(self, memory: torch.Tensor) -> None:
+        """Register memory with the driver (``cudaHostRegister``), for this process.
+
+        Raises:
+            SpottrainError: The system refuses to lock so much.
+        """
+        num_bytes = memory.numel() * memory.element_size()
+        if not num_bytes:
+            return
+        result = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), num_bytes, 0)  # type: ignore[no-untyped-call]
+        if int(result) != 0:
+            raise SpottrainError(
+                f"cannot lock {num_bytes / 1e9:.1f} GB of host memory for the GPU (CUDA "
+                f"error {int(result)}): raise the limit of locked memory (ulimit -l), "
+                "or set runtime.state: device"
+            )
+
+    def upload(
+        self, source: torch.Tensor, target: torch.Tensor | None = None
+    ) -> Transfer:
+        """Copy on the stream of uploads.
+
+        New memory is taken from that stream's own pool: no computation that is still
+        queued uses it, so that the copy need not wait for the computations.
+        """
+        with torch.cuda.stream(self._up):
+            if target is None:
+                target = torch.empty_like(source, device=self.torch_device)
+                target.record_stream(self._compute)
+            else:
+                self._up.wait_stream(self._compute)
+            target.copy_(source, non_blocking=True)
+        return _Copy(target, source, self._up.record_event())
+
+    def download(
+        self, source: torch.Tensor, target: torch.Tensor | None = None
+    ) -> Transfer:
+        """Copy on the stream of downloads, after what is queued for computing."""
+        if target is None:
+            target = self.allocate_host(source.shape, source.dtype)
+        self._down.wait_stream(self._compute)
+        with torch.cuda.stream(self._down):
+            target.copy_(source, non_blocking=True)
+        source.record_stream(self._down)
+        return _Copy(target, source, self._down.record_event())
+
+    def wait(self, transfer: Transfer) -> torch.Tensor:
+        """Let the stream of computations wait; the host goes on."""
+        assert isinstance(transfer, _Copy)
+        self._compute.wait_event(transfer.done)
+        return transfer.target
+
+    def finish(self, transfer: Transfer) -> torch.Tensor:
+        """Let the host wait."""
+        assert isinstance(transfer, _Copy)
+        transfer.done.synchronize()
+        return transfer.target
+
+    def synchronise(self) -> None:
+        """Let the host wait for all streams."""
+        torch.cuda.synchronize(self.torch_device)
+
+    def mark(self) -> torch.cuda.Event:
+        """Record an event on the stream of computations."""
+        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        event.record(self._compute)
+        return event
+
+    def reach(self, mark: torch.cuda.Event) -> None:
+        """Let the host wait for an event."""
+        mark.synchronize()
+
+    def elapsed_s(self, marks: Iterable[tuple[Any, Any]]) -> float:
+        """Return the time between the events of each pair, added up."""
+        total_ms = 0.0
+        for begin, end in marks:
+            end.synchronize()
+            total_ms += begin.elapsed_time(end)
+        return total_ms / 1000
+
+    def seed(self, seed: int) -> None:
+        """Seed the GPU's generator: sets two numbers on the host."""
+        torch.cuda.manual_seed(seed)
+
+    def peak_bytes(self) -> int | None:
+        """Return the maximum that torch's allocator has given out."""
+        return torch.cuda.max_memory_allocated(self.torch_device)
+
+    @contextmanager
+    def using(self) -> Iterator[None]:
+        """Make the stream of computations current in this thread."""
+        with torch.cuda.device(self.torch_device), torch.cuda.stream(self._compute):
+            yield

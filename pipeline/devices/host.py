@@ -1,0 +1,80 @@
+"""The CPU: its memory is the host's."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+
+import torch
+
+from spottrain.pipeline.devices.port import Transfer
+
+
+@dataclass(frozen=True, slots=True)
+class _Done:
+    target: torch.Tensor
+
+
+class HostDevice:
+    """The CPU as a ``Device``: a transfer to new memory is the tensor itself."""
+
+    torch_device = torch.device("cpu")
+    is_host = True
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return zeroed memory."""
+        return torch.zeros(num_bytes, dtype=torch.uint8)
+
+    def allocate_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return uninitialised memory."""
+        return torch.empty(tuple(shape), dtype=dtype)
+
+    def lock_pages(self, memory: torch.Tensor) -> None:
+        """Do nothing."""
+
+    def upload(
+        self, source: torch.Tensor, target: torch.Tensor | None = None
+    ) -> Transfer:
+        """Return ``source``, or copy it."""
+        return _Done(source if target is None else target.copy_(source))
+
+    def download(
+        self, source: torch.Tensor, target: torch.Tensor | None = None
+    ) -> Transfer:
+        """Return ``source``, or copy it."""
+        return self.upload(source, target)
+
+    def wait(self, transfer: Transfer) -> torch.Tensor:
+        """Return the target."""
+        return transfer.target
+
+    def finish(self, transfer: Transfer) -> torch.Tensor:
+        """Return the target."""
+        return transfer.target
+
+    def synchronise(self) -> None:
+        """Do nothing: the host computes."""
+
+    def mark(self) -> float:
+        """Return the time."""
+        return time.monotonic()
+
+    def reach(self, mark: float) -> None:
+        """Do nothing: the host computes."""
+
+    def elapsed_s(self, marks: Iterable[tuple[float, float]]) -> float:
+        """Return the time between the moments of each pair, added up."""
+        return sum(end - begin for begin, end in marks)
+
+    def seed(self, seed: int) -> None:
+        """Do nothing: the CPU's random numbers are seeded with the host's."""
+
+    def peak_bytes(self) -> int | None:
+        """Return ``None``: ``TensorTracker`` counts."""
+        return None
+
+    def using(self) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()

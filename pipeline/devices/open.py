@@ -1,0 +1,27 @@
+"""Opens the device of a slot by the name that the agent gave it."""
+
+from __future__ import annotations
+
+from spottrain.pipeline.devices.cuda import CudaDevice
+from spottrain.pipeline.devices.deferred import DeferredDevice
+from spottrain.pipeline.devices.host import HostDevice
+from spottrain.pipeline.devices.port import Device
+
+
+def open_device(name: str, memory_share: float = 1.0) -> Device:
+    """Return a slot's device; called in the worker, which nobody forks.
+
+    Args:
+        name: ``cpu``, ``cuda:`` and a GPU's UUID, or, in tests, ``deferred:`` and a
+            seed.
+        memory_share: Share of a GPU's memory.
+
+    Raises:
+        SpottrainError: There is no such GPU, or torch cannot use it.
+    """
+    kind, _, which = name.partition(":")
+    if kind == "cuda":
+        return CudaDevice(which, memory_share)
+    if kind == "deferred":
+        return DeferredDevice(int(which))
+    return HostDevice()

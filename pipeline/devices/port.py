@@ -1,0 +1,97 @@
+"""The port to a worker's device: all that executor, update, links and reduction use.
+
+Computations on a device are queued, in order; the host runs ahead of them. A transfer
+runs beside them. It begins after all computations queued before it, and two transfers
+in one direction keep their order. Nothing else is ordered: whoever computes with what
+an upload brings ``wait``s for it first, whoever reads what a download brings
+``finish``es it, and the source of a transfer must not change before its end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+import torch
+
+
+class Transfer(Protocol):
+    """A copy between host and device, under way or done."""
+
+    @property
+    def target(self) -> torch.Tensor:
+        """Where it goes; of use after ``Device.wait`` or ``Device.finish`` only."""
+
+
+class Device(Protocol):
+    """A GPU, or the CPU."""
+
+    @property
+    def torch_device(self) -> torch.device:
+        """Where tensors of computations are."""
+
+    @property
+    def is_host(self) -> bool:
+        """True if its memory is the host's: nothing is transferred, ever."""
+
+    def allocate(self, num_bytes: int) -> torch.Tensor:
+        """Return zeroed memory of the device, as bytes."""
+
+    def allocate_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+        """Return uninitialised host memory from and to which transfers run beside
+        computations."""
+
+    def lock_pages(self, memory: torch.Tensor) -> None:
+        """Let transfers run beside computations from and to ``memory``, once and for
+        all.
+
+        Args:
+            memory: Of the host, mapped until this process ends.
+
+        Raises:
+            SpottrainError: The system refuses to lock so much.
+        """
+
+    def upload(
+        self, source: torch.Tensor, target: torch.Tensor | None = None
+    ) -> Transfer:
+        """Copy from the host to ``target``, by default to new memory."""
+
+    def download(
+        self, source: torch.Tensor, target: torch.Tensor | None = None
+    ) -> Transfer:
+        """Copy to ``target`` in the host's memory, by default to new memory."""
+
+    def wait(self, transfer: Transfer) -> torch.Tensor:
+        """Order what is computed from now on after ``transfer``; return its target."""
+
+    def finish(self, transfer: Transfer) -> torch.Tensor:
+        """Hold the host until ``transfer`` has ended; return its target.
+
+        May be called in any thread.
+        """
+
+    def synchronise(self) -> None:
+        """Hold the host until all computations and transfers have ended."""
+
+    def mark(self) -> Any:
+        """Return a moment in the device's queue of computations."""
+
+    def reach(self, mark: Any) -> None:
+        """Hold the host until the device's computations have come to ``mark``."""
+
+    def elapsed_s(self, marks: Iterable[tuple[Any, Any]]) -> float:
+        """Return the time between the moments of each pair, added up.
+
+        Holds the host until the device has come to the last one.
+        """
+
+    def seed(self, seed: int) -> None:
+        """Seed the device's own random numbers."""
+
+    def peak_bytes(self) -> int | None:
+        """Return the maximum of allocated memory; ``None``: it is not counted."""
+
+    def using(self) -> AbstractContextManager[None]:
+        """Return the context in which a thread computes on the device."""

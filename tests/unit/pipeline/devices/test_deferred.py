@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.pipeline.devices.deferred import DeferredDevice, EarlyAccessError
+
+LATE = 0
+"""A seed with which nothing happens before somebody waits."""
+
+
+def test_what_was_waited_for_is_there() -> None:
+    device = DeferredDevice(LATE)
+    with device.using():
+        up = device.wait(device.upload(torch.arange(5.0)))
+        down = device.finish(device.download(up * 2))
+
+    assert down.tolist() == [0, 2, 4, 6, 8]
+
+
+def test_a_target_that_is_read_too_early_is_refused() -> None:
+    device = DeferredDevice(LATE)
+    with device.using():
+        transfer = device.upload(torch.ones(3))
+        with pytest.raises(EarlyAccessError, match="touches a transfer's target"):
+            transfer.target.sum()
+        view = transfer.target
+        assert view.data_ptr()
+        assert device.wait(transfer).sum() == 3
+
+
+def test_a_target_that_nobody_checks_holds_no_numbers() -> None:
+    transfer = DeferredDevice(LATE).download(torch.ones(3))
+
+    assert transfer.target.isnan().all()
+
+
+def test_a_source_must_not_change_before_the_end() -> None:
+    device = DeferredDevice(LATE)
+    source = torch.ones(3)
+    with device.using():
+        transfer = device.download(source)
+        assert source.sum() == 3
+        with pytest.raises(EarlyAccessError, match="changes a transfer's source"):
+            source.add_(1)
+        device.finish(transfer)
+        source.add_(1)
+
+    assert transfer.target.tolist() == [1, 1, 1]
+
+
+def test_transfers_in_one_direction_keep_their_order() -> None:
+    device = DeferredDevice(LATE)
+    first = device.upload(torch.ones(2))
+    second = device.upload(torch.zeros(2))
+
+    device.wait(second)
+
+    assert first.target.tolist() == [1, 1]
+
+
+def test_synchronising_ends_all_transfers() -> None:
+    device = DeferredDevice(LATE)
+    transfers = [device.upload(torch.ones(2)), device.download(torch.ones(2))]
+
+    device.synchronise()
+
+    assert all(transfer.target.tolist() == [1, 1] for transfer in transfers)
+
+
+def test_values_that_the_host_reads_are_counted() -> None:
+    device = DeferredDevice(LATE)
+    with device.using():
+        value = torch.ones(2).sum()
+        assert device.host_reads == 0
+        value.item()
+
+    assert device.host_reads == 1
+
+
+@given(st.integers(0, 99), st.lists(st.booleans(), max_size=20))
+def test_an_order_is_drawn_from_the_seed(seed: int, ways: list[bool]) -> None:
+    def run() -> list[bool]:
+        device = DeferredDevice(seed)
+        transfers = [
+            (device.download if down else device.upload)(torch.ones(1)) for down in ways
+        ]
+        return [bool(transfer.target == 1) for transfer in transfers]
+
+    assert run() == run()
