@@ -78,7 +78,6 @@ def bring_up(
             "private_address": session.private_address,
             "num_slots": host.slots,
             "min_gpus": host.gpus,
-            "slot_memory_bytes": 0 if host.gpus else host.slot_memory_bytes,
             "notices": dict(payload.notices),
         },
         environment=dict(payload.environment),
