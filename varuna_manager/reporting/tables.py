@@ -139,13 +139,19 @@ def fleet_table(status: dict[str, Any]) -> Table:
     for vm in status["fleet"]:
         table.add_row(
             vm["vm_id"],
-            "silent" if vm["silent_since_s"] is not None else vm["phase"],
+            _phase(vm),
             vm["zone"],
             vm["instance_type"] + ("" if vm["spot"] else " (on demand)"),
             str(vm["slots"]),
             fmt.dollars(vm["usd_per_hour"]),
         )
     return table
+
+
+def _phase(vm: dict[str, Any]) -> str:
+    if vm["silent_since_s"] is not None:
+        return "silent"
+    return f"{vm['phase']}{', hot' if vm['throttled'] else ''}"
 
 
 def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
