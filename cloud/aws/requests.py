@@ -213,7 +213,11 @@ _QUOTAS = {
     ("P", True): "L-7212CCBC",
     ("G and VT", False): "L-DB2E81BA",
     ("P", False): "L-417A185B",
+    ("Standard", True): "L-34B43A08",
+    ("Standard", False): "L-1216C47A",
 }
+_STANDARD = frozenset("acdhimrtz")
+"""Families that one quota bounds: "Standard (A, C, D, H, I, M, R, T, Z)"."""
 
 
 def quota_codes(instance_types: Sequence[str]) -> dict[tuple[str, bool], str]:
@@ -226,6 +230,8 @@ def family_of(instance_type: str) -> str:
     """Return the family that one of EC2's quotas bounds."""
     letters = re.match(r"[a-z]+", instance_type)
     name = letters[0] if letters else ""
+    if name in _STANDARD:
+        return "Standard"
     return "P" if name == "p" else "G and VT" if name in ("g", "gr", "vt") else name
 
 

@@ -118,6 +118,7 @@ def _metadata(instance: Mapping[str, Any]) -> dict[str, str]:
 # --- quotas ---------------------------------------------------------------------------
 
 _QUOTAS = {
+    "c3-standard": "C3_CPUS",
     "a2-highgpu": "NVIDIA_A100_GPUS",
     "a2-megagpu": "NVIDIA_A100_GPUS",
     "a2-ultragpu": "NVIDIA_A100_80GB_GPUS",
@@ -127,13 +128,14 @@ _QUOTAS = {
     "a4-highgpu": "NVIDIA_B200_GPUS",
     "g2-standard": "NVIDIA_L4_GPUS",
     "g4-standard": "NVIDIA_RTX_PRO_6000_GPUS",
+    "n2-standard": "N2_CPUS",
 }
 ALL_REGIONS = "GPUS_ALL_REGIONS"
 """The project's quota for all regions."""
 
 
 def family_of(instance_type: str) -> str:
-    """Return the GPU quota of an instance type, for spot and on demand."""
+    """Return the quota of an instance type, for spot and on demand."""
     kind = requests.kind_of(instance_type)
     if kind.accelerator:
         gpu = kind.accelerator.removeprefix("nvidia-tesla-")

@@ -81,13 +81,15 @@ class GcpChecks:
 
 
 def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:
-    """Yield findings on GPU quotas; without a spot quota the on-demand one counts."""
+    """Yield findings on quotas; without a spot quota the on-demand one counts."""
     limits: dict[tuple[str, str], float] = {}
+    units: dict[str, str] = {}
     for quota in quotas:
         where = quota.region, quota.family
         limits[where] = max(quota.limit, limits.get(where, 0.0))
+        units[quota.family] = "GPUs" if quota.unit == "gpu" else "virtual CPUs"
     for (region, family), limit in limits.items():
-        detail = f"{limit:g} GPUs"
+        detail = f"{limit:g} {units[family]}"
         if not limit:
             detail += f": nothing can be rented; ask Google for more at {_QUOTAS_URL}"
         what = f"quota {region} {family}" if region else f"quota {family}"

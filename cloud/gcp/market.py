@@ -166,7 +166,7 @@ class GcpMarket:
         return sorted(records, key=lambda record: record[0])
 
     def quotas(self) -> list[Quota]:
-        """Return the GPU quotas of our regions and of the whole project."""
+        """Return the quotas of our types in our regions, and of all GPUs of the project."""
         kinds = self._settings.instance_types
         families = {answers.family_of(name) for name in kinds}
         found = []
@@ -174,8 +174,9 @@ class GcpMarket:
             for region in self._settings.regions:
                 content = self._clients.call("regions", "get", {"region": region})
                 found += list(_quotas(region, content, families))
-            content = self._clients.call("projects", "get", {})
-            found += list(_quotas("", content, {answers.ALL_REGIONS}))
+            if any(family.endswith("_GPUS") for family in families):
+                content = self._clients.call("projects", "get", {})
+                found += list(_quotas("", content, {answers.ALL_REGIONS}))
         return found
 
 
@@ -193,6 +194,6 @@ def _quotas(
                 family=metric.removeprefix(_SPOT),
                 spot=metric.startswith(_SPOT),
                 limit=float(quota.get("limit", 0.0)),
-                unit="gpu",
+                unit="vcpu" if metric.endswith("_CPUS") else "gpu",
                 used=float(quota.get("usage", 0.0)),
             )

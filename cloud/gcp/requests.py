@@ -170,7 +170,7 @@ def _scheduling(request: LaunchRequest, settings: GcpSettings) -> dict[str, Any]
     """Return the scheduling: deletion at the end, at the hard stop at the latest."""
     spot = request.offer.spot
     # Neither spot VMs nor VMs with GPUs support live migration.
-    movable = not spot and request.offer.gpus == 0
+    movable = not spot and (request.offer.gpus == 0 or request.offer.device == "cpu")
     return {
         "provisioning_model": "SPOT" if spot else "STANDARD",
         "instance_termination_action": "DELETE",

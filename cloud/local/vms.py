@@ -118,6 +118,7 @@ class LocalVms:
             "vm_id": vm_id,
             "private_address": vm.private_address,
             "num_slots": vm.offer.gpus,
+            "slot_memory_bytes": vm.offer.gpu_memory_bytes,
             "notices": notices,
         }
         write_private(path, json.dumps(facts))

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 from spottrain.cloud.port.provider import Offer, Vm
 
 
 class GpuFacts(Protocol):
-    """A GPU model."""
+    """A GPU model, or a core of a CPU."""
 
     @property
     def memory_bytes(self) -> int:
@@ -26,7 +26,11 @@ class MachineFacts(Protocol):
 
     @property
     def gpus(self) -> int:
-        """Number of GPUs."""
+        """Number of GPUs, or of cores."""
+
+    @property
+    def device(self) -> Literal["gpu", "cpu"]:
+        """What its workers compute on."""
 
 
 class CloudFacts(Protocol):
@@ -73,7 +77,7 @@ def make_offer(
     observed_at_s: float,
     family: str,
 ) -> Offer:
-    """Return an offer; it has no GPUs if the catalogue does not know the type."""
+    """Return an offer; it has no slots if the catalogue does not know the type."""
     machine = facts.find(cloud, instance_type)
     return Offer(
         cloud=cloud,
@@ -86,6 +90,7 @@ def make_offer(
         gpus=0 if machine is None else machine.gpus,
         gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
         family=family,
+        device="" if machine is None else machine.device,
     )
 
 

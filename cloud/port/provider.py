@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 from spottrain.errors import SpottrainError
 
@@ -41,14 +41,17 @@ class Offer:
     observed_at_s: float
     """Seconds since the epoch."""
     gpus: int
-    """GPUs, or CPU slots on the local provider."""
+    """Slots: GPUs, or shares of its CPU."""
     gpu_memory_bytes: int
+    """Memory of a slot."""
     gpu_speed: float = 1.0
     """Speed relative to the device that the profile was measured on."""
     available: int | None = None
     """Machines left, if the cloud reports it."""
     family: str = ""
     """Family whose quota applies, as the cloud names it; empty: the type itself."""
+    device: Literal["", "gpu", "cpu"] = ""
+    """What it is rented for; empty: a machine of the user's, of which nothing is known."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -62,7 +62,12 @@ Report = Callable[[messages.CalibrationProgress], None]
 
 
 def calibrate(
-    loaded: LoadedJob, command: Calibrate, rank: int, report: Report, device: Device
+    loaded: LoadedJob,
+    command: Calibrate,
+    rank: int,
+    report: Report,
+    device: Device,
+    device_name: str,
 ) -> Profile | None:
     """Take part in a round of measuring.
 
@@ -72,6 +77,7 @@ def calibrate(
         rank: Which of the participants this process is.
         report: Called with the progress of the round, at rank 0.
         device: What this process computes on.
+        device_name: As the profile names it.
 
     Returns:
         The profile, at rank 0.
@@ -83,7 +89,7 @@ def calibrate(
     """
     if len(command.participants) < 2:
         with device.using():
-            return _Round(loaded, command, 0, report, device).run()
+            return _Round(loaded, command, 0, report, device, device_name).run()
     timeout_s = loaded.spec.communication_timeout_s
     store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
     size = len(command.participants)
@@ -91,7 +97,7 @@ def calibrate(
     measuring: _Round | None = None
     try:
         with device.using():
-            measuring = _Round(loaded, command, rank, report, device)
+            measuring = _Round(loaded, command, rank, report, device, device_name)
             return measuring.run()
     except BaseException:
         connections.cut()
@@ -149,9 +155,11 @@ class _Round:
         rank: int,
         report: Report,
         device: Device,
+        device_name: str,
     ) -> None:
         self._loaded, self._command, self._rank = loaded, command, rank
         self._report, self._device = report, device
+        self._device_name = device_name
         self._slots = command.participants or (Slot(vm_id="", index=0),)
         shares = section_shares(self._slots, loaded.layout.num_sections)
         self._computing = [r for r, share in enumerate(shares) if share]
@@ -174,7 +182,7 @@ class _Round:
         microbatches = _with_posting(microbatches, links.posting_s)
         return Profile(
             fingerprint=self._loaded.fingerprint,
-            device=machine.device(),
+            device=self._device_name,
             software=machine.software(),
             microbatches=tuple(microbatches),
             optimizer_s_per_byte=costs.optimizer_s_per_byte,

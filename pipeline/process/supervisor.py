@@ -1,12 +1,13 @@
 """The supervisor of a VM: has imported torch and the user's job, and forks workers.
 
-Single-threaded; runs no operation and touches no GPU, so that forking is safe at any
+Single-threaded; runs no operation and makes no CUDA call, so that forking is safe at any
 time. It holds the memory of its workers, so that the memory outlives them. Commands
 come in on stdin, a line each; reports go out on stdout.
 
     python -m spottrain.pipeline.process.supervisor < commands > reports
 
-The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}``.
+The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}``, and for
+slots on GPUs ``{"devices", "memory_shares", "threads", "gpus"}``.
 """
 
 from __future__ import annotations
@@ -28,8 +29,16 @@ import torch
 
 from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.gpus.builds import (
+    UnfitBuildError,
+    build_of,
+    capabilities_of,
+    check_driver,
+)
+from spottrain.gpus.slots import CPU
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.devices.open import open_device
+from spottrain.pipeline.devices.port import UnusableDeviceError
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
 from spottrain.pipeline.process.worker import (
@@ -41,6 +50,7 @@ from spottrain.pipeline.process.worker import (
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode, from_data
 from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import GpuFacts
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
@@ -66,6 +76,8 @@ class Greeting:
     """Of each slot: its share of its GPU's memory; 1 on CPUs."""
     threads: int
     """CPU threads of a worker."""
+    gpus: tuple[GpuFacts, ...]
+    """The GPUs that slots drive."""
 
     @classmethod
     def parse(cls, line: str) -> Greeting:
@@ -78,10 +90,22 @@ class Greeting:
             num_slots=num_slots,
             private_address=data["private_address"],
             vm_id=data["vm_id"],
-            devices=tuple(data.get("devices", ("cpu",) * num_slots)),
+            devices=tuple(data.get("devices", (CPU,) * num_slots)),
             memory_shares=tuple(data.get("memory_shares", (1.0,) * num_slots)),
             threads=data.get("threads", 1),
+            gpus=tuple(from_data(GpuFacts, gpu) for gpu in data.get("gpus", ())),
         )
+
+    def device_name(self) -> str:
+        """Return what the slots compute on, as in ``Profile``."""
+        return machine.device(self.gpus, self.memory_shares)
+
+    def slot_memory_bytes(self) -> int:
+        """Return the least memory that a slot has on its GPU; 0: on CPUs."""
+        sizes = {f"cuda:{gpu.uuid}": gpu.memory_bytes for gpu in self.gpus}
+        pairs = zip(self.devices, self.memory_shares, strict=True)
+        each = (int(sizes[name] * share) for name, share in pairs if name in sizes)
+        return min(each, default=0)
 
 
 @dataclass(slots=True)
@@ -196,6 +220,8 @@ class Supervisor:
                         self._send(child, command)
             case messages.AbandonGeneration(generation=generation):
                 self._abandon(generation)
+            case messages.EndWorkers(slots=slots):
+                self._end_workers(slots)
             case messages.Retire():
                 raise AssertionError("handled where commands are read")
 
@@ -211,7 +237,8 @@ class Supervisor:
         self._round = min(self._round, command.generation)
         self._end_rounds(before=command.generation)
         for rank, slot in ranks.items() if command.participants else ((0, 0),):
-            where = self._slots[slot].device, self._slots[slot].memory_share
+            mine = self._slots[slot]
+            where = mine.device, mine.memory_share, self._greeting.device_name()
             task = functools.partial(measure_and_report, command, rank, slot, *where)
             child = self._fork_with_job(_CALIBRATION, task)
             child.generation, child.task_slot = command.generation, slot
@@ -256,6 +283,13 @@ class Supervisor:
             elif worker.generation <= generation:
                 os.kill(worker.pid, signal.SIGKILL)
 
+    def _end_workers(self, slots: Sequence[int]) -> None:
+        """Kill workers whose GPU has reported an error; their ends are reported."""
+        for child in self._children.values():
+            of = child.task_slot if child.what == _CALIBRATION else child.slot
+            if of in slots:
+                os.kill(child.pid, signal.SIGKILL)
+
     def _send(self, child: _Child, command: messages.Command) -> None:
         try:
             child.connection.sendall(encode(command).encode())
@@ -264,7 +298,6 @@ class Supervisor:
 
     def _fork_worker(self, slot: _Slot) -> _Child:
         def work(loaded: LoadedJob, link: SupervisorLink) -> None:
-            torch.set_num_threads(slot.threads)
             device = open_device(slot.device, slot.memory_share)
             run_worker(link, loaded, self._greeting.vm_id, slot.index, device)
 
@@ -282,10 +315,13 @@ class Supervisor:
 
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, held)
+            torch.set_num_threads(self._greeting.threads)
             try:
                 task(self._loaded or load(spec, workdir), link)
             except UserCodeError as error:
                 link.report(user_code_failed(error))
+            except UnusableDeviceError as error:
+                link.report(messages.VmUnfit(reason=str(error)))
 
         spec, workdir = self._greeting.spec, self._greeting.workdir
         return self._fork(what, body, None if slot is None else slot.index)
@@ -473,15 +509,16 @@ def main() -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     os.environ["SPOTTRAIN_STEPS"] = str(greeting.spec.steps)
     loaded = None
-    failure: messages.Report | None = None
-    if not load_in_workers:
+    failure: messages.Report | None = _unfit(greeting.gpus)
+    if failure is None and not load_in_workers:
         try:
             loaded = load(greeting.spec, greeting.workdir)
+            _check_no_cuda()
         except UserCodeError as error:
             failure = user_code_failed(error)
         except SpottrainError as error:
             failure = messages.UserCodeFailed(message=str(error), traceback="")
-        if failure is None and not _may_fork():
+        if failure is None and not _is_single_threaded():
             # Forking would now be unsafe: restart, and load in workers only.
             os.dup2(reports, 1)
             module = "spottrain.pipeline.process.supervisor"
@@ -493,10 +530,12 @@ def main() -> None:
         or messages.SupervisorReady(
             num_slots=greeting.num_slots,
             torch_version=torch.__version__,
-            device=machine.device(),
+            device=greeting.device_name(),
             software=machine.software(),
             machine=machine.machine_id(),
             cores=machine.cores(),
+            gpus=greeting.gpus,
+            slot_memory_bytes=greeting.slot_memory_bytes(),
         )
     )
     supervisor.run()
@@ -510,11 +549,41 @@ def _first_line() -> str:
     return line.decode()
 
 
-def _may_fork() -> bool:
+def _unfit(gpus: Sequence[GpuFacts]) -> messages.VmUnfit | None:
+    """Return why this torch does not run on the GPUs, if it does not.
+
+    ``torch.cuda.get_arch_list`` asks NVML whether there are GPUs, which is no CUDA call,
+    as the agent sets PYTORCH_NVML_BASED_CUDA_CHECK.
+    """
+    if not gpus:
+        return None
+    flags = " ".join(torch.cuda.get_arch_list()) if torch.version.cuda else ""
+    build = build_of(torch.version.cuda or "", capabilities_of(flags))
+    try:
+        check_driver(build, gpus[0].driver, (gpu.compute_capability for gpu in gpus))
+    except UnfitBuildError as error:
+        return messages.VmUnfit(reason=str(error))
+    return None
+
+
+def _check_no_cuda() -> None:
+    """Check that the user's code has not initialised CUDA, which no fork survives.
+
+    Raises:
+        UserCodeError: It has.
+    """
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        raise UserCodeError(
+            "the user's module or its function initialises CUDA: workers are forked from "
+            "the process that loads it, and CUDA does not work in a forked process; use "
+            "no GPU there (no .cuda() or .to('cuda'), no torch.cuda.synchronize()): "
+            "spottrain moves the model and the batches"
+        )
+
+
+def _is_single_threaded() -> bool:
     """Return whether this process can be forked safely after loading the user's job."""
-    threads = os.listdir("/proc/self/task")
-    uses_cuda: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return len(threads) == 1 and not uses_cuda
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 if __name__ == "__main__":

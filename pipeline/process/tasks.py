@@ -59,6 +59,7 @@ def measure_and_report(
     slot: int,
     device: str,
     memory_share: float,
+    device_name: str,
     loaded: LoadedJob,
     link: SupervisorLink,
 ) -> None:
@@ -70,6 +71,7 @@ def measure_and_report(
         slot: The slot that it stands for.
         device: The slot's, see ``open_device``.
         memory_share: Of the device's memory.
+        device_name: What its VM computes on, as in ``Profile``.
         loaded: The job.
         link: To the supervisor.
 
@@ -78,7 +80,7 @@ def measure_and_report(
     """
     try:
         opened = open_device(device, memory_share)
-        profile = calibrate(loaded, command, rank, link.report, opened)
+        profile = calibrate(loaded, command, rank, link.report, opened, device_name)
     except (
         GenerationBrokenError,
         CheckpointError,

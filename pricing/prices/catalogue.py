@@ -1,4 +1,4 @@
-"""Catalogue of the clouds' GPU machines: facts with sources, shipped with the package.
+"""Catalogue of the clouds' machines: facts with sources, shipped with the package.
 
 Of prices it has only a list of on-demand prices, to show something before any cloud was
 queried.
@@ -10,9 +10,10 @@ import csv
 import functools
 import re
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Literal
 
 from spottrain.errors import ConfigError
 
@@ -33,14 +34,16 @@ class FactSource:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuType:
-    """A kind of GPU."""
+    """A kind of GPU; of machines without GPUs, one of their cores."""
 
     name: str
     memory_bytes: int
-    """As the driver reports it."""
+    """As the driver reports it; of a core, its share of the machine's."""
+    compute_capability: int = 0
+    """Ten times major plus minor, such as 86; 0: a CPU."""
     peak_flops: Mapping[str, float]
     """Published peak FLOP/s by precision (of PRECISIONS), without sparsity; unpublished
-    ones are absent."""
+    ones are absent. Of a core: its clock times what its vector units do in a cycle."""
     source: FactSource
 
 
@@ -51,7 +54,9 @@ class InstanceType:
     cloud: str
     name: str
     gpu: GpuType
+    """What its workers compute on."""
     gpus: int
+    """How many of these: GPUs, or cores, which have two virtual CPUs each."""
     vcpus: int
     memory_bytes: int
     network_bytes_per_s: float | None
@@ -61,6 +66,11 @@ class InstanceType:
     local_ssd_gib: int
     """Local disks that come with it and are billed separately."""
     source: FactSource
+
+    @property
+    def device(self) -> Literal["gpu", "cpu"]:
+        """What its workers compute on."""
+        return "gpu" if self.gpu.compute_capability else "cpu"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +100,11 @@ class Catalogue:
             for row in self._rows("sources")
         }
         self.gpus = {row["gpu"]: self._gpu(row) for row in self._rows("gpus")}
-        types = (self._type(row) for row in self._rows("instances"))
+        self.cpus = {row["cpu"]: self._core(row) for row in self._rows("cpus")}
+        types = (
+            *map(self._type, self._rows("instances")),
+            *map(self._cpu_type, self._rows("cpu_instances")),
+        )
         self.types = {(kind.cloud, kind.name): kind for kind in types}
         """By cloud and name."""
 
@@ -99,13 +113,14 @@ class Catalogue:
         return self.types.get((cloud, instance_type))
 
     def gpu_of(self, device: str) -> GpuType | None:
-        """Return the GPU with a driver's or a profile's name, None if there is none.
+        """Return the GPU or CPU with a driver's or a profile's name, None if it is not known.
 
-        Such as ``NVIDIA A100-SXM4-80GB``: of the GPUs whose words are all in the name, the
-        one with most words.
+        Such as ``NVIDIA A100-SXM4-80GB``: of those whose words are all in the name, the one
+        with most words.
         """
         words = _words(device)
-        fitting = [gpu for gpu in self.gpus.values() if _words(gpu.name) <= words]
+        known = (*self.gpus.values(), *self.cpus.values())
+        fitting = [gpu for gpu in known if _words(gpu.name) <= words]
         return max(fitting, key=lambda gpu: len(_words(gpu.name)), default=None)
 
     def matching(
@@ -115,7 +130,7 @@ class Catalogue:
         clouds: Collection[str] = (),
         names: Collection[str] = (),
     ) -> tuple[InstanceType, ...]:
-        """Return the types that fit; an empty filter fits all.
+        """Return the types that fit; an empty filter fits all that have GPUs.
 
         Args:
             gpus: Names, such as ``A100`` (with all its sizes) or ``A100-80GB``; case
@@ -144,7 +159,7 @@ class Catalogue:
             kind
             for kind in self.types.values()
             if (not clouds or kind.cloud in clouds)
-            and (not names or kind.name in names)
+            and (kind.name in names if names else kind.device == "gpu")
             and (not gpus or any(_fits(gpu, kind.gpu.name) for gpu in gpus))
         )
 
@@ -182,6 +197,7 @@ class Catalogue:
         return GpuType(
             name=row["gpu"],
             memory_bytes=int(row["memory_mib"]) * MIB_BYTES,
+            compute_capability=int(row["compute_capability"]),
             peak_flops={k: float(v) * 1e12 for k, v in peaks.items() if v},
             source=self.sources[row["source"]],
         )
@@ -198,6 +214,36 @@ class Catalogue:
             network_bytes_per_s=float(gbps) * 1e9 / 8 if gbps else None,
             network_is_burst=row["network_up_to"] == "1",
             local_ssd_gib=int(row["local_ssd_gib"] or 0),
+            source=self.sources[row["source"]],
+        )
+
+    def _core(self, row: Mapping[str, str]) -> GpuType:
+        return GpuType(
+            name=row["cpu"],
+            memory_bytes=0,
+            peak_flops={"fp32": float(row["fp32_gflops_per_core"]) * 1e9},
+            source=self.sources[row["source"]],
+        )
+
+    def _cpu_type(self, row: Mapping[str, str]) -> InstanceType:
+        """Return a machine without GPUs: a worker per core, not per virtual CPU.
+
+        The two virtual CPUs of a core share its vector units.
+        """
+        vcpus = int(row["vcpus"])
+        memory_bytes = int(float(row["memory_gib"]) * GIB_BYTES)
+        cores = vcpus // 2
+        share_bytes = memory_bytes // cores
+        return InstanceType(
+            cloud=row["cloud"],
+            name=row["instance_type"],
+            gpu=replace(self.cpus[row["cpu"]], memory_bytes=share_bytes),
+            gpus=cores,
+            vcpus=vcpus,
+            memory_bytes=memory_bytes,
+            network_bytes_per_s=float(row["network_gbps"]) * 1e9 / 8,
+            network_is_burst=row["network_up_to"] == "1",
+            local_ssd_gib=0,
             source=self.sources[row["source"]],
         )
 

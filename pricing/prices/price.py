@@ -174,6 +174,7 @@ def offers(prices: Iterable[Price], facts: Catalogue) -> list[Offer]:
             observed_at_s=price.seen_s,
             gpus=kind.gpus,
             gpu_memory_bytes=kind.gpu.memory_bytes,
+            device=kind.device,
         )
         found.append(offer)
     return found

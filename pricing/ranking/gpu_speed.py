@@ -41,14 +41,18 @@ def speed_ratio(gpu: GpuType, base: GpuType, known: tuple[str, ...]) -> float | 
     Args:
         gpu: The numerator.
         base: The denominator.
-        known: Precisions, the first that both have a published peak of counts.
+        known: Precisions, the first that both have a published peak of counts. Of two
+            CPUs, those in fp32.
 
     Returns:
-        None if there is no such precision.
+        None if there is no such precision, or if one of them is a CPU: it reaches another
+        share of its peak.
     """
-    if gpu == base:
+    if gpu.name == base.name:
         return 1.0
-    for precision in known:
+    if bool(gpu.compute_capability) != bool(base.compute_capability):
+        return None
+    for precision in known if gpu.compute_capability else WIDE:
         if precision in gpu.peak_flops and precision in base.peak_flops:
             return gpu.peak_flops[precision] / base.peak_flops[precision]
     return None

@@ -7,21 +7,35 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from spottrain import __version__
+from spottrain.wire.model import GpuFacts
 
+SUPERVISOR_VARIABLES = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+"""Set before a supervisor imports torch: it must stay safe to fork. Threads of its own
+would forbid that, as would CUDA, which ``torch.cuda.is_available()`` would initialise."""
 _CPU_INFO = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY_INFO = Path("/proc/meminfo")
 
 
-def device() -> str:
-    """Return the compute device of this machine's slots, such as a CPU's model name.
+def device(gpus: Sequence[GpuFacts] = (), shares: Sequence[float] = ()) -> str:
+    """Return the compute device of this machine's slots (``Profile.device``).
 
-    Workers use one thread each (``Profile.device``).
+    A GPU's name, with a slot's share of it where several share one: they compute slower.
+    Or a CPU's: there workers use one thread each.
+
+    Args:
+        gpus: The GPUs that the slots drive; none: they compute on CPUs.
+        shares: Of each slot: its share of its GPU.
     """
+    if gpus:
+        names = " and ".join(sorted({gpu.name for gpu in gpus}))
+        sharing = round(1 / min(shares, default=1.0))
+        return f"{names}, 1/{sharing} each" if sharing > 1 else names
     name = platform.machine()
     if _CPU_INFO.exists():
         for line in _CPU_INFO.read_text(errors="replace").splitlines():
@@ -33,7 +47,11 @@ def device() -> str:
 
 
 def software() -> str:
-    """Return the versions that measured times depend on (``Profile.software``)."""
+    """Return the versions that measured times depend on (``Profile.software``).
+
+    A build of torch brings CUDA's libraries and their kernels with it. The driver is left
+    out: it launches these kernels and changes with every image of a cloud.
+    """
     try:
         torch = version("torch")
     except PackageNotFoundError:

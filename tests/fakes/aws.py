@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 
@@ -20,6 +20,8 @@ from spottrain.cloud.aws.settings import AwsSettings
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND, ZONE, REGION = "g5.xlarge", "us-east-1a", "us-east-1"
+CPU_KIND = "c7i.large"
+"""A type without GPUs, for workers that are real."""
 SPOT_USD, ON_DEMAND_USD = 0.4, 1.006
 CREDENTIALS = {
     "AWS_ACCESS_KEY_ID": "FAKEKEY",
@@ -47,6 +49,7 @@ class FakeMachine:
 
     gpu: FakeGpu = FakeGpu()
     gpus: int = 1
+    device: Literal["gpu", "cpu"] = "gpu"
 
 
 class FakeFacts:
@@ -81,14 +84,15 @@ class FakeAws:
         """Empty the account; zone a has three machines to rent."""
         self._http.post("/moto-api/reset").raise_for_status()
         self.ask("reset")
-        self.ask("stock", zone=ZONE, instance_type=KIND, count=3)
-        self.ask(
-            "price",
-            zone=ZONE,
-            instance_type=KIND,
-            usd=SPOT_USD,
-            at_s=time.time() - 3600,
-        )
+        for kind in (KIND, CPU_KIND):
+            self.ask("stock", zone=ZONE, instance_type=kind, count=3)
+            self.ask(
+                "price",
+                zone=ZONE,
+                instance_type=kind,
+                usd=SPOT_USD,
+                at_s=time.time() - 3600,
+            )
 
     def send(self, body: str) -> httpx.Response:
         """Send an EC2 request as it is, unsigned but for its scope."""

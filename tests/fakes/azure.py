@@ -30,6 +30,8 @@ from spottrain.pricing.prices.catalogue import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 KIND, REGION, ZONE = "Standard_NC4as_T4_v3", "eastus", "eastus-1"
+CPU_KIND = "Standard_F2s_v2"
+"""A type without GPUs, for workers that are real."""
 FAMILY = "Standard NCASv3_T4 Family"
 SPOT_USD, ON_DEMAND_USD = 0.2, 0.526
 CREDENTIALS = {
@@ -70,8 +72,9 @@ class FakeAzure:
     def reset(self) -> None:
         """Empty the subscription; zone 1 has three machines to rent."""
         self.ask("reset")
-        self.offer(REGION, KIND)
-        self.ask("stock", zone=ZONE, instance_type=KIND, count=3)
+        for kind in (KIND, CPU_KIND):
+            self.offer(REGION, kind)
+            self.ask("stock", zone=ZONE, instance_type=kind, count=3)
         for family in ("lowPriorityCores", FAMILY, "cores", "standardDSv3Family"):
             self.ask("quota", region=REGION, family=family, vcpus=100)
 

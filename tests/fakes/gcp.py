@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import httpx
 from cryptography.hazmat.primitives import serialization
@@ -29,6 +29,8 @@ UNIVERSE = "gcp.invalid"
 """Not Google's own: there the SDK would ask Google for the credentials' regions."""
 VARIABLES = ("GOOGLE_APPLICATION_CREDENTIALS", "GOOGLE_CLOUD_UNIVERSE_DOMAIN")
 KIND, ZONE, REGION = "a2-highgpu-1g", "us-central1-a", "us-central1"
+CPU_KIND = "n2-standard-2"
+"""A type without GPUs, for workers that are real."""
 ATTACHED = "n1-standard-8+1xT4"
 SPOT_USD, ON_DEMAND_USD = 1.1, 3.67
 PUBLIC_KEY = (
@@ -50,6 +52,7 @@ class FakeMachine:
 
     gpu: FakeGpu = FakeGpu()
     gpus: int = 1
+    device: Literal["gpu", "cpu"] = "gpu"
 
 
 class FakeFacts:
@@ -88,7 +91,8 @@ class FakeGcp:
     def reset(self) -> None:
         """Empty the project; zone a has three machines to rent."""
         self.ask("reset")
-        self.ask("stock", zone=ZONE, kind=KIND, count=3)
+        for kind in (KIND, CPU_KIND):
+            self.ask("stock", zone=ZONE, kind=kind, count=3)
 
     def send(self, method: str, target: str, body: Any, token: str) -> httpx.Response:
         """Send a request as it is."""

@@ -86,7 +86,8 @@ class Compute(Shared):
             return "RESOURCE_NOT_FOUND", f"no machine type {kind} in {zone}", 404
         metric, gpus = GPUS[kind]
         spot = wanted["scheduling"]["provisioningModel"] == "SPOT"
-        metric = f"PREEMPTIBLE_{metric}" if spot else metric
+        # There is no quota of spot VMs for a series of CPUs (compute_v1.Quota.Metric).
+        metric = f"PREEMPTIBLE_{metric}" if spot and "_GPUS" in metric else metric
         used = world.used(metric, zone.rpartition("-")[0])
         if used + gpus > world.limits.get(metric, float("inf")):
             return "QUOTA_EXCEEDED", f"Quota '{metric}' exceeded.", 403
@@ -240,6 +241,7 @@ class Compute(Shared):
                 self._quota(metric, region)
                 for name in metrics
                 for metric in (name, f"PREEMPTIBLE_{name}")
+                if metric != "PREEMPTIBLE_N2_CPUS"
             ],
         }
 

@@ -25,8 +25,9 @@ GPUS = {
     "a2-highgpu-1g": ("NVIDIA_A100_GPUS", 1),
     "g2-standard-4": ("NVIDIA_L4_GPUS", 1),
     "n1-standard-8+nvidia-tesla-t4": ("NVIDIA_T4_GPUS", 1),
+    "n2-standard-2": ("N2_CPUS", 2),
 }
-"""Quota and number of GPUs by machine."""
+"""Quota and number of GPUs, or of virtual CPUs, by machine."""
 
 Json = dict[str, Any]
 

@@ -58,7 +58,7 @@ def know_gcp_prices(home: Path) -> None:
                 cloud="gcp",
                 region=gcp.REGION,
                 zone=gcp.REGION,
-                instance_type=gcp.KIND,
+                instance_type=gcp.CPU_KIND,
                 spot=spot,
                 usd_per_hour=usd,
                 since_s=now_s,

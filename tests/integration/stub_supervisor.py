@@ -13,11 +13,17 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from spottrain import manifest
+from spottrain import machine, manifest
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode, from_data
-from spottrain.wire.model import LinkProfile, MicrobatchProfile, Profile, SectionProfile
+from spottrain.wire.model import (
+    GpuFacts,
+    LinkProfile,
+    MicrobatchProfile,
+    Profile,
+    SectionProfile,
+)
 
 STEP_S = 0.01
 FINGERPRINT = "stub"
@@ -48,6 +54,7 @@ class Stub:
         self.vm_id = data["vm_id"]
         self.num_slots = data["num_slots"]
         self.spec: messages.JobSpec = from_data(messages.JobSpec, data["spec"])
+        self.gpus = tuple(from_data(GpuFacts, gpu) for gpu in data["gpus"])
         self.store = Path(self.spec.checkpoint_path)
         self.generation: int | None = None
 
@@ -112,6 +119,14 @@ class Stub:
                     if checkpoint:
                         self.save()
                     self.stop(done=False)
+            case messages.EndWorkers(slots=slots, reason=reason):
+                if self.generation is not None and self.slot in slots:
+                    say(
+                        messages.WorkerDied(
+                            generation=self.generation, slot=self.slot, reason=reason
+                        )
+                    )
+                    self.generation = None
             case messages.AbandonGeneration(generation=generation) if generation < 0:
                 pass
             case (
@@ -209,8 +224,9 @@ def main() -> None:
         messages.SupervisorReady(
             num_slots=stub.num_slots,
             torch_version="none",
-            device=PROFILE.device,
+            device=machine.device(stub.gpus) if stub.gpus else PROFILE.device,
             software=PROFILE.software,
+            gpus=stub.gpus,
         )
     )
     for line in incoming:

@@ -17,7 +17,7 @@ from typing import Any
 from urllib.parse import parse_qsl
 
 import pytest
-from tests.fakes.aws import CREDENTIALS, KIND, REGION
+from tests.fakes.aws import CPU_KIND, CREDENTIALS, REGION
 from tests.fakes.metadata import FakeMetadata
 from tests.fakes.metadata import running as metadata_service
 from tests.fakes.object_store import CREDENTIALS as KEYS
@@ -56,10 +56,10 @@ class AwsJob(Job):
         super().__init__(
             folder,
             name,
-            resources={"provider": "aws", "max_vms": 2},
+            resources={"provider": "aws", "device": "cpu", "max_vms": 2},
             aws={
                 "regions": [REGION],
-                "instance_types": [KIND],
+                "instance_types": [CPU_KIND],
                 "endpoint_url": cloud.fake.url,
                 "user": cloud.settings()["user"],
                 "ssh_port": cloud.port,

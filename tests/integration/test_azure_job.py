@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from tests.fakes.azure import CREDENTIALS, KIND, REGION, FakeAzure, running
+from tests.fakes.azure import CPU_KIND, CREDENTIALS, REGION, FakeAzure, running
 from tests.fakes.azure_world import SUBSCRIPTION
 from tests.fakes.metadata import running as metadata_service
 from tests.fakes.object_store import CREDENTIALS as KEYS
@@ -41,11 +41,11 @@ class AzureJob(Job):
         super().__init__(
             folder,
             "on-azure",
-            resources={"provider": "azure", "max_vms": 2},
+            resources={"provider": "azure", "device": "cpu", "max_vms": 2},
             azure={
                 "subscription": SUBSCRIPTION,
                 "regions": [REGION],
-                "instance_types": [KIND],
+                "instance_types": [CPU_KIND],
                 "endpoint_url": fake.url,
                 "authority_url": fake.url,
                 "user": getpass.getuser(),

@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 from tests.fakes.gcp import (
-    KIND,
+    CPU_KIND,
     PROJECT,
     REGION,
     VARIABLES,
@@ -58,11 +58,11 @@ class GcpJob(Job):
         super().__init__(
             folder,
             name,
-            resources={"provider": "gcp", "max_vms": 2},
+            resources={"provider": "gcp", "device": "cpu", "max_vms": 2},
             gcp={
                 "project": PROJECT,
                 "regions": [REGION],
-                "instance_types": [KIND],
+                "instance_types": [CPU_KIND],
                 "endpoint": fake.url,
                 "user": getpass.getuser(),
                 "ssh_port": port,
@@ -101,8 +101,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder, port = tmp_path_factory.mktemp("gcp"), free_port()
     with running() as fake, metadata_service("gcp") as metadata:
         fake.reset()
-        for metric in ("PREEMPTIBLE_NVIDIA_A100_GPUS", "GPUS_ALL_REGIONS"):
-            fake.ask("quota", metric=metric, limit=8)
+        fake.ask("quota", metric="N2_CPUS", limit=8)
         machines = {"folder": str(folder / "disks"), "port": port}
         fake.ask("rent_machines", **machines, metadata_url=metadata.url(""))
         with bucket() as s3, GcpJob(folder, "on-gcp", fake, port, s3) as job:

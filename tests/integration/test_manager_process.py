@@ -13,6 +13,7 @@ import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,7 +53,12 @@ class Job:
     """A submitted job, its manager processes and its cloud."""
 
     def __init__(
-        self, path: Path, steps: int, max_vms: int, home: Path | None = None
+        self,
+        path: Path,
+        steps: int,
+        max_vms: int,
+        home: Path | None = None,
+        device: messages.DeviceChoice = "auto",
     ) -> None:
         path.mkdir(parents=True)
         self.home = home or path / "home"
@@ -67,11 +73,9 @@ class Job:
         )
         (path / "market.json").write_text(MarketSpec(zones=(zone,)).to_json())
         journal = Journal(self.dir.journal)
-        journal.append(
-            JobSubmitted(
-                at_s=time.time(), settings=settings(path, steps=steps, max_vms=max_vms)
-            )
-        )
+        wanted = settings(path, steps=steps, max_vms=max_vms)
+        wanted = replace(wanted, spec=replace(wanted.spec, device=device))
+        journal.append(JobSubmitted(at_s=time.time(), settings=wanted))
         journal.close()
         self.cloud = load(SCRIPT).open_cloud(path)
         self.managers: list[subprocess.Popen[bytes]] = []

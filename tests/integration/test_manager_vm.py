@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.fakes.aws import CREDENTIALS, KIND, REGION, ZONE
+from tests.fakes.aws import CPU_KIND, CREDENTIALS, REGION, ZONE
 from tests.fakes.object_store import S3, serve_s3
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import AwsVms, aws_vms
@@ -44,10 +44,10 @@ class RemoteJob(Job):
             folder,
             name,
             steps=STEPS,
-            resources={"provider": "aws", "max_vms": 1},
+            resources={"provider": "aws", "device": "cpu", "max_vms": 1},
             aws={
                 "regions": [REGION],
-                "instance_types": [KIND],
+                "instance_types": [CPU_KIND],
                 "endpoint_url": cloud.fake.url,
                 "user": cloud.settings()["user"],
                 "ssh_port": cloud.port,

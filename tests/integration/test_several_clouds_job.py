@@ -52,21 +52,22 @@ class SkyJob(Job):
             # One VM alone is too few to train on: what is left of a fleet moves.
             resources={
                 "provider": ["aws", "azure", "gcp"],
+                "device": "cpu",
                 "min_vms": 2,
                 "max_vms": 2,
             },
             aws=section(
                 "aws",
                 regions=[aws.REGION],
-                instance_types=[aws.KIND],
+                instance_types=[aws.CPU_KIND],
                 endpoint_url=urls["aws"],
             ),
-            azure={"instance_types": ["Standard_NC24ads_A100_v4"]},
+            azure={"instance_types": ["Standard_F16s_v2"]},
             gcp=section(
                 "gcp",
                 project=gcp.PROJECT,
                 regions=[gcp.REGION],
-                instance_types=[gcp.KIND],
+                instance_types=[gcp.CPU_KIND],
                 endpoint=urls["gcp"],
             ),
             checkpoint={"every_steps": 10, "path": str(folder / "network-folder")},
@@ -109,8 +110,7 @@ def test_a_job_moves_to_another_cloud_and_leaves_both_empty(
             fake.reset()
             folder = str(tmp_path / name)
             fake.ask("rent_machines", folder=folder, port=ports[name])
-        for metric in ("PREEMPTIBLE_NVIDIA_A100_GPUS", "GPUS_ALL_REGIONS"):
-            west.ask("quota", metric=metric, limit=8)
+        west.ask("quota", metric="N2_CPUS", limit=8)
         urls = {name: fake.url for name, fake in fakes.items()}
         with SkyJob(tmp_path, ports, urls) as job:
             job.pace(0.02)
@@ -120,7 +120,7 @@ def test_a_job_moves_to_another_cloud_and_leaves_both_empty(
             begun = job.until("two VMs on AWS", lambda state: on("aws", state))
             job.pace(0.3)  # so that it is not over before all has happened to it
             assert job.run("ssh", job.name, "gcp.none").code == 2
-            east.ask("stock", zone=aws.ZONE, instance_type=aws.KIND, count=0)
+            east.ask("stock", zone=aws.ZONE, instance_type=aws.CPU_KIND, count=0)
             name, _, region = min(begun.vms).removeprefix("aws.").partition(".")
             east.ask("interrupt", region=region, instance_id=name)
             job.until("two VMs on GCP", lambda state: on("gcp", state))

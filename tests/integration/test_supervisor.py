@@ -8,10 +8,12 @@ import select
 import subprocess
 import sys
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
+import torch
+from tests.fakes.gpus import facts
 from tests.integration.fleet import (
     DEADLINE_S,
     HERE,
@@ -22,6 +24,8 @@ from tests.integration.fleet import (
 )
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
+from spottrain.machine import SUPERVISOR_VARIABLES
+from spottrain.pipeline.process.supervisor import Greeting
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
 
@@ -126,8 +130,9 @@ def test_killing_the_supervisor_ends_its_workers_and_stores(fleet: Fleet) -> Non
         os.close(pidfd)
 
 
-def greeting_of(spec: messages.JobSpec) -> str:
+def greeting_of(spec: messages.JobSpec, **more: object) -> str:
     greeting = {
+        **more,
         "spec": json.loads(encode(spec)),
         "workdir": str(HERE),
         "num_slots": 1,
@@ -173,10 +178,13 @@ def test_a_dead_worker_is_heard_to_the_end_and_takes_nobody_with_it(
 
 
 def run_supervisor(
-    spec: messages.JobSpec, folder: Path, commands: list[messages.Command]
+    spec: messages.JobSpec,
+    folder: Path,
+    commands: list[messages.Command],
+    **greeting: object,
 ) -> list[messages.Report]:
     """Start a real supervisor, send commands, close its stdin once they are done."""
-    lines = [greeting_of(spec), *map(encode, commands)]
+    lines = [greeting_of(spec, **greeting), *map(encode, commands)]
     with open(folder / "log", "wb") as log:
         process = subprocess.Popen(
             [sys.executable, "-m", "spottrain.pipeline.process.supervisor"],
@@ -184,7 +192,7 @@ def run_supervisor(
             stdout=subprocess.PIPE,
             stderr=log,
             start_new_session=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **SUPERVISOR_VARIABLES},
         )
     with process:
         assert process.stdin is not None
@@ -225,3 +233,57 @@ def test_an_entrypoint_that_cannot_be_loaded_is_the_users_error(
 
     assert isinstance(report, messages.UserCodeFailed)
     assert message in report.message
+
+
+def test_user_code_that_initialises_cuda_is_told_of_forks(tmp_path: Path) -> None:
+    spec = replace(job_spec(tmp_path), entrypoint="cuda_job:job")
+
+    (report,) = run_supervisor(spec, tmp_path, [])
+
+    assert isinstance(report, messages.UserCodeFailed)
+    assert "CUDA does not work in a forked process" in report.message
+
+
+@pytest.mark.skipif(bool(torch.version.cuda), reason="this torch is built for GPUs")
+def test_a_torch_for_cpus_makes_a_vm_with_gpus_unfit(tmp_path: Path) -> None:
+    gpu = asdict(facts())
+    devices = ["cuda:" + gpu["uuid"]]
+
+    (report,) = run_supervisor(
+        job_spec(tmp_path), tmp_path, [], gpus=[gpu], devices=devices
+    )
+
+    assert isinstance(report, messages.VmUnfit)
+    assert "this torch is built for CPUs: install PyPI's torch" in report.reason
+
+
+def test_a_greeting_says_what_each_slot_drives(tmp_path: Path) -> None:
+    spec = job_spec(tmp_path)
+    plain = Greeting.parse(greeting_of(spec))
+    assert (plain.devices, plain.memory_shares, plain.threads) == (("cpu",), (1.0,), 1)
+    assert plain.slot_memory_bytes() == 0
+    gpu = facts(memory_bytes=1000)
+    text = greeting_of(
+        spec,
+        devices=[f"cuda:{gpu.uuid}"],
+        memory_shares=[0.25],
+        threads=4,
+        gpus=[asdict(gpu)],
+    )
+    greeting = Greeting.parse(text)
+    assert (greeting.gpus, greeting.threads) == ((gpu,), 4)
+    assert greeting.slot_memory_bytes() == 250
+
+
+def test_workers_on_a_gpu_that_erred_end_and_their_memory_stays(fleet: Fleet) -> None:
+    fleet.run(make_plan(fleet.spec, 1, 1, "a", NUM_SECTIONS), fleet.initialise())
+    fleet.wait_for_step(1)
+
+    fleet.machines["a"].send(messages.EndWorkers(slots=(7,), reason="XID 31"))
+    fleet.machines["a"].send(messages.EndWorkers(slots=(0,), reason="XID 31"))
+
+    died = fleet.wait_for(
+        "death", lambda _, r: r if isinstance(r, messages.WorkerDied) else None
+    )
+    assert died.slot == 0
+    assert "SIGKILL" in died.reason

@@ -8,6 +8,7 @@ When the agent exits, the cloud ends the VM.
     manager <--HTTPS-- heartbeat thread --queue--> writer thread --stdin--> supervisor
     manager <--HTTPS-- report thread <--outbox-- reader thread <--stdout-- supervisor
                                         ^------- notice thread <-- the cloud's metadata
+                                        ^------- GPU thread <-- NVML
     manager.address --> route thread, which breaks off calls to an outdated address
 
 Exit codes: 0 retired or lease expired, 1 failed, 3 fenced, 143 terminated.
@@ -33,6 +34,11 @@ import spottrain
 from spottrain.cloud.notices import hear
 from spottrain.cloud.port import lease
 from spottrain.errors import SpottrainError
+from spottrain.gpus.find import VmDevices, find_devices
+from spottrain.gpus.nvml import JOB_VARIABLE, NoNvmlError, open_nvml
+from spottrain.gpus.slots import device_of
+from spottrain.gpus.watch import GpuWatch
+from spottrain.network import interface_of, network_environment
 from spottrain.varuna_manager.agent.client import (
     AgentError,
     Backoff,
@@ -52,6 +58,8 @@ REGISTER_S = 600.0
 """How long a new agent tries to reach its manager."""
 CHECKPOINT_S = 120.0
 """How long workers may take to checkpoint when the lease has expired."""
+REFUSE_S = 60.0
+"""How long the reason why this VM cannot train may take to be posted."""
 FLUSH_S = 5.0
 """How long the last reports may take to be posted."""
 ROUTE_CHECK_S = 0.5
@@ -73,6 +81,10 @@ class Bootstrap:
     private_address: str
     num_slots: int
     notices: Mapping[str, Any]
+    min_gpus: int = 0
+    """GPUs that the VM was rented with."""
+    slot_memory_bytes: int = 0
+    """Declared memory of a slot, where VMs share a machine; 0: not declared."""
 
     @classmethod
     def load(cls, path: Path) -> Bootstrap:
@@ -121,17 +133,27 @@ class Agent:
             return self._log_end(FENCED, str(error))
         except SpottrainError as error:
             return self._log_end(FAILED, str(error))
+        devices = self._find_devices(spec)
+        if not isinstance(devices, VmDevices):
+            return self._refuse(devices)
         supervisor = SupervisorProcess(
-            self._argv, self._folder, self._bootstrap.vm_id, self._outbox
+            self._argv,
+            self._folder,
+            self._bootstrap.vm_id,
+            self._outbox,
+            self._environment(spec),
         )
         supervisor.start(
-            self._greeting(spec), lambda: self.end(FAILED, "supervisor has ended")
+            self._greeting(spec, devices),
+            lambda: self.end(FAILED, "supervisor has ended"),
         )
         threads = {
             "heartbeats": lambda: self._beat(spec, supervisor),
             "reports": self._post_reports,
             "notices": self._watch_notices,
         }
+        if devices.gpus:
+            threads["gpus"] = lambda: self._watch_gpus(devices, supervisor)
         for name, target in threads.items():
             self._spawn(name, target)
         try:
@@ -217,7 +239,36 @@ class Agent:
                 logger.info("%s", error)
                 self._closing.wait(backoff.next_s())
 
-    def _greeting(self, spec: messages.JobSpec) -> str:
+    def _find_devices(
+        self, spec: messages.JobSpec
+    ) -> VmDevices | messages.VmUnfit | messages.GpuSick:
+        """Return what this VM's slots drive, or why it must not train."""
+        return find_devices(
+            spec.device,
+            self._bootstrap.vm_id,
+            self._bootstrap.num_slots,
+            job=spec.name,
+            precision=spec.precision,
+            min_gpus=self._bootstrap.min_gpus,
+            slot_memory_bytes=self._bootstrap.slot_memory_bytes,
+        )
+
+    def _refuse(self, report: messages.VmUnfit | messages.GpuSick) -> int:
+        """Report why this VM must not train, and end."""
+        self._outbox.add(report)
+        self._spawn("reports", self._post_reports)
+        self._outbox.wait_empty(REFUSE_S)
+        self._closing.set()
+        return self._log_end(FAILED, report.reason)
+
+    def _environment(self, spec: messages.JobSpec) -> dict[str, str]:
+        """Return variables for the supervisor and its workers; the VM's own win."""
+        address = self._bootstrap.private_address
+        cloud = str(self._bootstrap.notices.get("kind", ""))
+        network = network_environment(cloud, address, interface_of(address))
+        return {**network, **os.environ, JOB_VARIABLE: spec.name}
+
+    def _greeting(self, spec: messages.JobSpec, devices: VmDevices) -> str:
         return json.dumps(
             {
                 "spec": json.loads(encode(spec)),
@@ -225,6 +276,7 @@ class Agent:
                 "num_slots": self._bootstrap.num_slots,
                 "private_address": self._bootstrap.private_address,
                 "vm_id": self._bootstrap.vm_id,
+                **devices.greeting(),
             }
         )
 
@@ -282,6 +334,28 @@ class Agent:
         while not self._closing.wait(ROUTE_CHECK_S):
             for client in tuple(self._clients):
                 client.reconnect()
+
+    def _watch_gpus(self, devices: VmDevices, supervisor: SupervisorProcess) -> None:
+        """Report GPUs that fail or slow down; restart the workers of one that erred."""
+        driven = {
+            gpu.uuid: tuple(
+                slot
+                for slot, device in enumerate(devices.slots.devices)
+                if device == device_of(gpu)
+            )
+            for gpu in devices.gpus
+        }
+
+        def restart(uuid: str, reason: str) -> None:
+            supervisor.send(messages.EndWorkers(slots=driven[uuid], reason=reason))
+
+        try:
+            with open_nvml() as driver:
+                GpuWatch(
+                    driver, devices.gpus, self._outbox.add, restart, logger.warning
+                ).run(self._closing)
+        except NoNvmlError as error:
+            logger.warning("GPUs are not watched: %s", error)
 
     def _watch_notices(self) -> None:
         hear.listen(

@@ -13,10 +13,11 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from spottrain.errors import WireError
+from spottrain.machine import SUPERVISOR_VARIABLES
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
 
@@ -69,10 +70,16 @@ class SupervisorProcess:
         folder: Its working folder, where supervisor.log goes.
         vm_id: This VM, as plans name it.
         outbox: Where its reports go.
+        environment: Its variables, and those of its workers.
     """
 
     def __init__(
-        self, argv: Sequence[str], folder: Path, vm_id: str, outbox: Outbox
+        self,
+        argv: Sequence[str],
+        folder: Path,
+        vm_id: str,
+        outbox: Outbox,
+        environment: Mapping[str, str],
     ) -> None:
         self._vm_id = vm_id
         self._outbox = outbox
@@ -89,8 +96,7 @@ class SupervisorProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
-                # Before torch is imported: threads of its own would forbid forking.
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**environment, **SUPERVISOR_VARIABLES},
             )
 
     def start(self, greeting: str, on_exit: Callable[[], None]) -> None:

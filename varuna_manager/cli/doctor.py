@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import Finding
+from spottrain.cloud.port.provider import Finding, run_check
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -87,15 +87,19 @@ def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
     for cloud in config.clouds:
         yield from _of_cloud(cloud.cloud, cloud)
     if config.clouds:
+        torch = run_check("torch", lambda: _build(config))
+        yield "here", torch
         return
     (provider,) = config.resources.providers
     try:
-        told = (
-            "; ".join(control.check_machines(config)[0]) or "only this machine is used"
-        )
+        told = "; ".join(control.check_machines(config)[0])
         yield provider, Finding(what="machines", ok=True, told=told)
     except SpottrainError as error:
         yield provider, Finding(what="machines", ok=False, told=str(error))
+
+
+def _build(config: JobConfig) -> str:
+    return "; ".join(preflight.check_build(config)) or "no GPU is asked for"
 
 
 def _of_cloud(name: str, cloud: AnyCloud) -> Iterator[tuple[str, Finding]]:

@@ -235,7 +235,7 @@ def preview(
     facts = inspect.inspect_model(config)
     profile = None
     if config.cloud is not None and config.profile is None:
-        profile = previews.profile_on_known_gpu(facts)
+        profile = previews.profile_on_known_device(facts, config.device == "cpu")
     profile = profile or inspect.calibrate(config)
     document = previews.preview_job(
         config, facts, profile, scope or SearchScope(), data_bytes
@@ -255,6 +255,8 @@ def _show(document: dict[str, Any], output: Output, explain: bool) -> None:
     else:
         for warning in document.get("warnings", ()):
             say(warning)
+        if "computes_on" in document:
+            show(f"computes on: {document['computes_on']}")
         if "offers" in document:
             show(*ranking_parts(document, explain))
         show(*preview_parts(document, explain))

@@ -23,11 +23,14 @@ from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
+from spottrain.gpus.builds import UnfitBuildError, check_precision
 from spottrain.pricing.prices.catalogue import InstanceType, catalogue
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.base import Section
 from spottrain.varuna_manager.config.ssh import Folder
+from spottrain.wire.messages import DeviceChoice
+from spottrain.wire.model import Precision
 
 CloudName = Literal["aws", "azure", "gcp"]
 Provider = Literal["local", "ssh"] | CloudName | tuple[CloudName, ...]
@@ -161,6 +164,14 @@ class CloudConfig(Section):
         Raises:
             ConfigError: The catalogue does not know a name.
         """
+        return tuple(dict.fromkeys(kind.name for kind in self.machines()))
+
+    def machines(self) -> tuple[InstanceType, ...]:
+        """Return the same, with what the catalogue knows of them.
+
+        Raises:
+            ConfigError: The catalogue does not know a name.
+        """
         found: list[InstanceType] = []
         if self.instance_types:
             found += catalogue().matching(
@@ -168,7 +179,35 @@ class CloudConfig(Section):
             )
         if self.gpus:
             found += catalogue().matching(clouds=(self.cloud,), gpus=self.gpus)
-        return tuple(dict.fromkeys(kind.name for kind in found))
+        return tuple(found)
+
+    def slow_in(self, precision: Precision) -> dict[str, str]:
+        """Return the instance types whose GPUs have not a precision, and why.
+
+        Raises:
+            ConfigError: The catalogue does not know a name.
+        """
+        why: dict[str, str] = {}
+        for kind in self.machines():
+            try:
+                if kind.device == "gpu":
+                    check_precision(
+                        precision, kind.gpu.compute_capability, kind.gpu.name
+                    )
+            except UnfitBuildError as error:
+                why[kind.name] = str(error)
+        return why
+
+    def fast_in(self, precision: Precision) -> Self:
+        """Return this without the instance types whose GPUs have not a precision.
+
+        If none would be left, all: the job file is refused then, with the reason.
+        """
+        slow = self.slow_in(precision)
+        left = tuple(name for name in self.kinds() if name not in slow)
+        if not slow or not left:
+            return self
+        return self.model_copy(update={"instance_types": left, "gpus": ()})
 
     def absolute(self, base: Path) -> Self:
         """Return this with its paths made absolute."""
@@ -294,7 +333,17 @@ class GcpConfig(CloudConfig):
 AnyCloud = AwsConfig | AzureConfig | GcpConfig
 
 
-def check_cloud(cloud: AnyCloud, checkpoint_path: str | None, span: Span) -> None:
+_COMPUTE = {"aws": "c7i.4xlarge", "azure": "Standard_F16s_v2", "gcp": "c3-standard-8"}
+"""Of each cloud, a type without GPUs."""
+
+
+def check_cloud(
+    cloud: AnyCloud,
+    checkpoint_path: str | None,
+    span: Span,
+    device: DeviceChoice,
+    precision: Precision,
+) -> None:
     """Check the rest of a job file whose provider is a cloud.
 
     Raises:
@@ -306,6 +355,21 @@ def check_cloud(cloud: AnyCloud, checkpoint_path: str | None, span: Span) -> Non
             f"resources.provider {name} needs {name}.instance_types or {name}.gpus: "
             "name what may be rented"
         )
+    slow = cloud.slow_in(precision)
+    if slow and len(slow) == len(set(cloud.kinds())):
+        raise ValueError(f"{name}.{next(iter(slow))}: {next(iter(slow.values()))}")
+    for kind in cloud.machines():
+        if device == "cpu" and kind.device == "gpu":
+            raise ValueError(
+                f"resources.device cpu rents machines without GPUs: {name} names "
+                f"{kind.name}, which has {kind.gpu.name}; name others, such as "
+                f"{_COMPUTE[name]}, or leave resources.device out"
+            )
+        if device != "cpu" and kind.device == "cpu":
+            raise ValueError(
+                f"{name} names {kind.name}, which has no GPU; set resources.device to cpu "
+                "to train on CPUs, or name types with GPUs"
+            )
     if isinstance(cloud, GcpConfig) and not cloud.project:
         raise ValueError(
             "resources.provider gcp needs gcp.project, the project that pays"

@@ -5,6 +5,7 @@ YAML or TOML, with one model for both. Unknown keys are refused with the nearest
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -300,7 +301,9 @@ class JobConfig(Section):
             check_ssh(self.ssh, self.checkpoint.path, self.morphing.objective)
         elif self.clouds:
             for cloud in self.clouds:
-                check_cloud(cloud, self.checkpoint.path, self.resources.span)
+                resources, precision = self.resources, self.runtime.precision
+                path = self.checkpoint.path
+                check_cloud(cloud, path, resources.span, resources.device, precision)
         elif self.setup:
             raise ValueError("setup cannot be used with the local provider; remove it")
         return self
@@ -314,9 +317,20 @@ class JobConfig(Section):
     @property
     def clouds(self) -> tuple[AnyCloud, ...]:
         """The clouds that the job rents from, in the order of the job file."""
+        precision = self.runtime.precision
+        return tuple(cloud.fast_in(precision) for cloud in self._named_clouds())
+
+    @property
+    def slow_types(self) -> dict[str, str]:
+        """The instance types named in the job file that are not rented, and why."""
+        precision = self.runtime.precision
+        slow = (cloud.slow_in(precision) for cloud in self._named_clouds())
+        return {name: why for one in slow for name, why in one.items()}
+
+    def _named_clouds(self) -> Iterator[AnyCloud]:
         known: dict[str, AnyCloud]
         known = {"aws": self.aws, "azure": self.azure, "gcp": self.gcp}
-        return tuple(known[name] for name in self.resources.providers if name in known)
+        return (known[name] for name in self.resources.providers if name in known)
 
     @property
     def cloud(self) -> AnyCloud | None:
@@ -343,6 +357,13 @@ class JobConfig(Section):
         fitting = {m for m in powers if self.minibatch_size % m == 0}
         return tuple(sorted(fitting | {self.chosen_microbatch_size}))
 
+    @property
+    def device(self) -> DeviceChoice:
+        """What workers compute on: VMs of a cloud are rented for their GPUs, unless CPUs
+        are asked for."""
+        asked = self.resources.device
+        return "gpu" if asked == "auto" and self.clouds else asked
+
     def job_spec(self, checkpoint_path: str) -> JobSpec:
         """Return the job's specification for VMs."""
         return JobSpec(
@@ -358,7 +379,7 @@ class JobConfig(Section):
             checkpoint_keep=self.checkpoint.keep,
             lease_s=self.manager.lease_s,
             heartbeat_s=self.manager.heartbeat_s,
-            device=self.resources.device,
+            device=self.device,
             precision=self.runtime.precision,
             network=self.runtime.network,
         )

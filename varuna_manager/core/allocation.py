@@ -20,7 +20,7 @@ from spottrain.pricing.ranking import cooldowns
 from spottrain.pricing.ranking.order import in_order
 from spottrain.varuna_manager.core.model.commands import IntendLaunch
 from spottrain.varuna_manager.core.model.records import VmRecord
-from spottrain.varuna_manager.core.model.state import State, budget
+from spottrain.varuna_manager.core.model.state import State, budget, is_unfit
 from spottrain.varuna_manager.core.model.transition import Transition
 
 OFFER_LAG_S = 10.0
@@ -175,7 +175,15 @@ def opens_at_s(state: State, offer: Offer) -> float:
     """Return from when on an offer may be asked for; infinite: never."""
     if not offer.spot and not state.job.allow_on_demand:
         return math.inf
+    if is_unfit(state, offer) or not _has_device(state, offer):
+        return math.inf
     return cooldowns.open_at_s(state.cooldowns, offer)
+
+
+def _has_device(state: State, offer: Offer) -> bool:
+    """Return whether the job trains on what a cloud's offer is rented for."""
+    wanted = "cpu" if state.job.spec.device == "cpu" else "gpu"
+    return offer.device in ("", wanted)
 
 
 def is_open(state: State, offer: Offer) -> bool:

@@ -12,6 +12,7 @@ from dataclasses import replace
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.pricing.billing.budget import reserve_s
+from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.varuna_manager.core import calibration, spending
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import commands as c
@@ -22,7 +23,12 @@ from spottrain.varuna_manager.core.model.records import (
     VmPhase,
     VmRecord,
 )
-from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.model.state import (
+    JobPhase,
+    State,
+    is_unfit,
+    unfit_scope,
+)
 from spottrain.varuna_manager.core.model.transition import Transition
 
 BOOT_BOUND_S = 900.0
@@ -246,6 +252,55 @@ def _return_silent(transition: Transition, vm: VmRecord, reason: str) -> None:
     if vm.leaves_at_s is None:
         counters.interrupted(transition, "silence", vm.vm_id, reason)
     return_vms(transition, (vm,), reason)
+
+
+# --- VMs that cannot train ------------------------------------------------------------------
+
+
+def vm_unfit(transition: Transition, vm_id: str, reason: str) -> None:
+    """Return a VM that cannot do what it was rented for, such as without a driver.
+
+    Others of its type will hardly differ: after a few the type is not rented again, and
+    the job fails if nothing else can be.
+    """
+    vm = transition.state.vms[vm_id]
+    transition.log(f"{vm_id}: {reason}")
+    return_vms(transition, (vm,), reason)
+    state, scope = transition.state, unfit_scope(vm.offer)
+    count = state.unfit.get(scope, 0) + 1
+    transition.state = replace(state, unfit={**state.unfit, scope: count})
+    if _is_hopeless(transition.state):
+        transition.fail(f"{scope}: {reason}", exit_code=6)
+
+
+def vm_fit(transition: Transition, vm: VmRecord) -> None:
+    """Forget unfit VMs of a type of which one has become ready."""
+    unfit = {
+        k: v for k, v in transition.state.unfit.items() if k != unfit_scope(vm.offer)
+    }
+    transition.state = replace(transition.state, unfit=unfit)
+
+
+def _is_hopeless(state: State) -> bool:
+    """Return whether every offer is of a type whose VMs were unfit too often."""
+    wanted = [one for one in state.offers if one.spot or state.job.allow_on_demand]
+    usable = any(vm.phase is not VmPhase.RETURNING for vm in state.vms.values())
+    return not usable and all(is_unfit(state, offer) for offer in wanted)
+
+
+def gpu_sick(transition: Transition, vm_id: str, reason: str) -> None:
+    """Return a VM whose GPU has failed; its replacement is rented elsewhere, if possible.
+
+    Clouds tend to give the same machine again: the offer cools down as after a refusal.
+    """
+    vm = transition.state.vms[vm_id]
+    counters.interrupted(transition, "sick_gpu", vm_id, reason)
+    return_vms(transition, (vm,), reason)
+    state = transition.state
+    cooldowns = cooling.refused(
+        state.cooldowns, vm.offer, "no_capacity", state.now_s, state.job.cooldown_s
+    )
+    transition.state = replace(state, cooldowns=cooldowns)
 
 
 # --- Timeouts and returns -------------------------------------------------------------------

@@ -43,12 +43,13 @@ def devices(
 
 def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineShape:
     machine = machine_as_offered(vm.offer, vm.num_slots, speed)
-    return replace(machine, gpu_memory_bytes=room_bytes(state, vm))
+    is_gpu = bool(vm.gpus) if vm.device else machine.is_gpu
+    return replace(machine, gpu_memory_bytes=room_bytes(state, vm), is_gpu=is_gpu)
 
 
 def room_bytes(state: State, vm: records.VmRecord) -> int:
     """Return the memory of a slot's device that plans may take."""
-    have = vm.offer.gpu_memory_bytes
+    have = vm.slot_memory_bytes
     shortage = state.shortages.get(machine_of(vm.offer))
     return have if shortage is None else min(have, shortage.room_bytes)
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from typing import assert_never
 
 from spottrain.varuna_manager.core import calibration as calibrations
+from spottrain.varuna_manager.core import fleet, memory, planning, stragglers
 from spottrain.varuna_manager.core import generation as generations
-from spottrain.varuna_manager.core import memory, planning, stragglers
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import (
@@ -70,6 +70,12 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             _interruption_cancelled(transition, vm_id)
         case messages.InterruptionLikely():
             transition.log(f"{vm_id}: more likely than other VMs to be preempted soon")
+        case messages.VmUnfit(reason=reason):
+            fleet.vm_unfit(transition, vm_id, reason)
+        case messages.GpuSick(reason=reason):
+            fleet.gpu_sick(transition, vm_id, reason)
+        case messages.GpuThrottled(reason=reason):
+            _gpu_throttled(transition, vm_id, reason)
         case _:
             assert_never(report)
 
@@ -88,13 +94,23 @@ def _supervisor_ready(
         software=report.software,
         machine=report.machine,
         cores=report.cores,
+        gpus=report.gpus,
+        gpu_memory_bytes=report.slot_memory_bytes,
         ready_at_s=transition.now_s,
     )
     transition.put_vm(vm)
     ledger = transition.state.ledger.ready(vm_id, transition.now_s)
     transition.state = replace(transition.state, ledger=ledger)
     transition.note_fleet_change()
-    transition.log(f"{vm_id}: ready with {report.num_slots} slots")
+    fleet.vm_fit(transition, vm)
+    transition.log(f"{vm_id}: ready with {report.num_slots} slots on {report.device}")
+
+
+def _gpu_throttled(transition: Transition, vm_id: str, reason: str) -> None:
+    """Fold that a VM's GPUs have slowed down, or are as fast as before."""
+    vm = transition.state.vms[vm_id]
+    transition.put_vm(replace(vm, throttled=reason))
+    transition.log(f"{vm_id}: {reason or 'its GPUs are no longer slowed down'}")
 
 
 def _store_opened(transition: Transition, report: messages.StoreOpened) -> None:

@@ -9,12 +9,13 @@ returned once a generation without it trains.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.adapt import balance, policy
 from spottrain.morphing.adapt.stragglers import (
+    MARGIN,
     WINDOW,
     RankSample,
     Straggler,
@@ -42,6 +43,8 @@ from spottrain.wire.model import Plan, Profile, Slot
 
 MAX_REPLACED_PER_HOUR = 3
 """VMs replaced for being slow within an hour; if more are slow, machines are not why."""
+HOT_WINDOW = 5
+"""Newest mini-batches that show whether a VM with throttled GPUs lags behind."""
 _AHEAD = 4
 """Newest mini-batches whose reports are waited for; reports may be late."""
 
@@ -139,8 +142,28 @@ def _minibatch(
         return
     if timings.balancer is not None:
         _share(transition, timings.balancer, [ranks[slot] for slot in plan.slots])
-    for straggler in watch.stragglers():
+    found = watch.stragglers()
+    hot = _hot_ranks(transition.state, plan, watch, {one.rank for one in found})
+    for straggler in (*found, *hot):
         _consider(transition, watch, straggler)
+
+
+def _hot_ranks(
+    state: State, plan: Plan, watch: StragglerWatch, found: Collection[int]
+) -> Iterator[Straggler]:
+    """Yield further ranks that lag behind and whose GPU says that it is slowed down.
+
+    With the driver's word for it, a few mini-batches are evidence enough.
+    """
+    newest = watch.slowness[-HOT_WINDOW:]
+    for rank, slot in enumerate(plan.slots):
+        vm = state.vms.get(slot.vm_id)
+        if vm is None or not vm.throttled or rank in found or len(newest) < HOT_WINDOW:
+            continue
+        slowness = statistics.median(row[rank] for row in newest)
+        if slowness > 1 + MARGIN:
+            outlying = sum(row[rank] > 1 + MARGIN for row in newest)
+            yield Straggler(rank=rank, slowness=slowness, outlying=outlying)
 
 
 def _sample(
@@ -223,6 +246,8 @@ def _consider(
     if vm.slow is not None:
         return
     evidence = _evidence(vm, straggler, len(watch.samples), generation.plan)
+    if vm.throttled:
+        evidence += f" ({vm.throttled})"
     if _may_replace(state) and _pays(transition, watch, straggler, vm):
         slow = SlowVm(
             vm_id=vm.vm_id,

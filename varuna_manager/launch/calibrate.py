@@ -1,7 +1,7 @@
 """Measures a job's model on this machine, with supervisors but without a manager.
 
-One worker per core, at least two and at most four, on two simulated VMs, so that
-messages and all-reduces are measured, too.
+Two simulated VMs, so that messages and all-reduces are measured, too. On CPUs one worker
+per core, at least two and at most four; on a GPU two, which share it.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ from typing import IO, Any
 
 from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.gpus.find import VmDevices, find_devices
+from spottrain.gpus.slots import SlotDevices
+from spottrain.machine import SUPERVISOR_VARIABLES
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
@@ -55,23 +58,54 @@ def measure_here(
 
     Raises:
         UserCodeError: The user's code is missing, raised or returned the wrong thing.
-        MeasuringError: A process died, or it took too long.
+        MeasuringError: A process died, it took too long, or a GPU here cannot be used.
     """
-    slots = min(max(1, machine.cores() // 2), _MAX_SLOTS)
+    devices = devices_here(config)
     with tempfile.TemporaryDirectory(prefix="spottrain-") as folder:
-        fleet = _Fleet(config, slots, Path(folder), supervisor)
+        fleet = _Fleet(config, devices, Path(folder), supervisor)
         with contextlib.closing(fleet):
             return fleet.measure(config.microbatch_sizes, on_progress)
+
+
+def devices_here(config: JobConfig) -> VmDevices:
+    """Return what each of the two simulated VMs measures on.
+
+    Raises:
+        MeasuringError: A GPU here cannot be used.
+    """
+    slots = min(max(1, machine.cores() // 2), _MAX_SLOTS)
+    found = find_devices(
+        config.resources.device,
+        "vm-1",
+        slots,
+        job=config.name,
+        precision=config.runtime.precision,
+    )
+    if not isinstance(found, VmDevices):
+        raise MeasuringError(f"this machine: {found.reason}")
+    if not found.gpus:
+        return found
+    halves = SlotDevices(
+        devices=found.slots.devices[:1],
+        memory_shares=(0.5,),
+        threads=max(1, machine.cores() // 2),
+    )
+    return VmDevices(slots=halves, gpus=found.gpus[:1])
 
 
 class _Fleet:
     """Supervisors on this machine; gets and sends what agents would."""
 
     def __init__(
-        self, config: JobConfig, slots: int, folder: Path, supervisor: Sequence[str]
+        self,
+        config: JobConfig,
+        devices: VmDevices,
+        folder: Path,
+        supervisor: Sequence[str],
     ) -> None:
         self._log = folder / "log"
-        self._slots = slots
+        self._devices = devices
+        self._slots = len(devices.slots.devices)
         self._end_s = time.monotonic() + TIME_LIMIT_S
         self._selector = selectors.DefaultSelector()
         self._rest: dict[str, bytes] = {}
@@ -88,7 +122,7 @@ class _Fleet:
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=log,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
+                env={**os.environ, **SUPERVISOR_VARIABLES},
                 start_new_session=True,
             )
         self._selector.register(_pipe(process.stdout), selectors.EVENT_READ, vm_id)
@@ -99,6 +133,7 @@ class _Fleet:
             "num_slots": self._slots,
             "private_address": _ADDRESS,
             "vm_id": vm_id,
+            **self._devices.greeting(),
         }
         _write(process, json.dumps(greeting))
         return process
@@ -134,6 +169,8 @@ class _Fleet:
                     return profile
                 case messages.UserCodeFailed(message=message, traceback=traceback):
                     raise UserCodeError(message, traceback)
+                case messages.VmUnfit(reason=reason):
+                    raise MeasuringError(f"this machine: {reason}")
                 case messages.WorkerDied(reason=reason):
                     raise MeasuringError(f"{reason}: {self._last_line()}")
                 case _:

@@ -114,19 +114,21 @@ def check_machines(
         Messages about them, and a cloud's offers; ``None``: the job file names machines.
 
     Raises:
-        CloudError: A host is unfit or not what the job file says, or a cloud does not
-            let the job rent what it names.
+        CloudError: A host is unfit or not what the job file says, a cloud does not let
+            the job rent what it names, or GPUs here cannot be used.
+        ConfigError: The torch that setup installs does not run on GPUs that are named.
         CapacityError: Too few hosts answer, or the cloud offers nothing suitable.
         BudgetError: The budget does not pay for the cheapest machine.
     """
-    if config.resources.provider == "local":
-        return [], None
-    if config.clouds:
-        from spottrain.varuna_manager.launch import preflight
+    from spottrain.varuna_manager.launch import preflight
 
-        offers, lines = preflight.before_launch(config.clouds)
+    if config.resources.provider == "local":
+        return [preflight.check_here(config)], None
+    if config.clouds:
+        lines = preflight.check_build(config)
+        offers, found = preflight.before_launch(config.clouds)
         check_budget(config, offers)
-        return [*lines, _when_asleep(config, on_vm)], tuple(offers)
+        return [*found, *lines, _when_asleep(config, on_vm)], tuple(offers)
     from spottrain.cloud.ssh.hosts.bootstrap import check_hosts
 
     told = check_hosts(
@@ -134,6 +136,7 @@ def check_machines(
         min_hosts=config.resources.min_vms,
         needs_software=not config.setup,
         buckets=_uses_buckets(config),
+        device=config.device,
     )
     return [*told, _when_asleep(config)], None
 

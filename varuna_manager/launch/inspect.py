@@ -22,7 +22,11 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.jobs.folder import home
 from spottrain.varuna_manager.launch import data
-from spottrain.varuna_manager.launch.calibrate import OnProgress, measure_here
+from spottrain.varuna_manager.launch.calibrate import (
+    OnProgress,
+    devices_here,
+    measure_here,
+)
 from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
 from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import ModelFacts, Profile
@@ -89,7 +93,7 @@ def calibrate(
     if not again:
         if (given := profiles.given_profile(config, facts)) is not None:
             return given
-        here = machine.device(), machine.software()
+        here = devices_here(config).name, machine.software()
         known = profiles.find(facts, *here, config.microbatch_sizes)
         if known is not None:
             return known.profile

@@ -97,6 +97,7 @@ def requests(
             gpu_memory_bytes=0,
             available=None,
             family="",
+            device="cpu",
         )
         yield LaunchRequest(
             token=f"{uid}-{tags.MANAGER}-{number}",

@@ -1,10 +1,15 @@
-"""Checks of cloud accounts before anything is rented."""
+"""Checks of machines and cloud accounts before anything is rented."""
 
 from __future__ import annotations
 
+import contextlib
+import re
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
+from spottrain.cloud.aws.settings import IMAGE_NAME as AWS_IMAGE
+from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     ChecksAccount,
@@ -14,8 +19,19 @@ from spottrain.cloud.port.provider import (
     ReportsQuota,
     run_check,
 )
-from spottrain.errors import CapacityError, SpottrainError
+from spottrain.errors import CapacityError, ConfigError, SpottrainError
+from spottrain.gpus.builds import (
+    CU126,
+    PYPI,
+    TorchBuild,
+    UnfitBuildError,
+    build_of,
+    check_driver,
+    choose_build,
+)
+from spottrain.gpus.find import VmDevices, find_devices
 from spottrain.varuna_manager.config.clouds import AnyCloud
+from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.launch.providers import open_cloud, own_network
 
 OffersAndMessages = tuple[Sequence[Offer], list[str]]
@@ -73,6 +89,91 @@ def _offers_of(cloud: AnyCloud) -> OffersAndMessages:
         raise CapacityError(_why_none(cloud))
     zones = len({offer.zone for offer in offers})
     return offers, [f"{cloud.cloud}: {len(offers)} offers in {zones} zones", *lines]
+
+
+def check_here(config: JobConfig) -> str:
+    """Check the devices of this machine, which the local provider rents out.
+
+    Returns:
+        What its workers will compute on.
+
+    Raises:
+        CloudError: Its GPUs cannot be used.
+    """
+    found = find_devices(
+        config.device, "", 1, job=config.name, precision=config.runtime.precision
+    )
+    if not isinstance(found, VmDevices):
+        raise CloudError(f"this machine: {found.reason}")
+    return f"computes on: {found.name}"
+
+
+def check_build(config: JobConfig) -> list[str]:
+    """Check that the torch of a job's VMs runs on the GPUs and drivers that it names.
+
+    Returns:
+        A line for each instance type that is left out, and one about torch.
+
+    Raises:
+        ConfigError: It does not run there.
+    """
+    lines = [f"{name} is left out: {why}" for name, why in config.slow_types.items()]
+    build = build_in_setup(config)
+    for cloud in config.clouds:
+        gpus = {
+            kind.gpu.name: kind.gpu.compute_capability
+            for kind in cloud.machines()
+            if kind.device == "gpu"
+        }
+        driver = driver_of_image(cloud.cloud, cloud.image)
+        needed = choose_build(driver, gpus.values())
+        if not gpus:
+            continue
+        if build is None:
+            what = "none that is published" if needed is None else str(needed)
+            lines.append(f"{cloud.cloud}: torch that runs on {', '.join(gpus)}: {what}")
+            continue
+        try:
+            check_driver(build, driver, gpus.values())
+        except UnfitBuildError as error:
+            raise ConfigError(
+                f"{cloud.cloud}: {', '.join(gpus)}: {error} in setup"
+            ) from error
+        lines.append(f"{cloud.cloud}: {build} runs on {', '.join(gpus)}")
+    return lines
+
+
+def build_in_setup(config: JobConfig) -> TorchBuild | None:
+    """Return the build of torch that a job's setup installs, as far as one can see.
+
+    From ``setup`` and the requirements files that it names: PyPI's unless the index of
+    another build is named. None: it installs nothing, torch is in the image.
+    """
+    texts = [config.setup]
+    for name in re.findall(r"(?:-r|--requirement)[ =]*(\S+)", config.setup):
+        with contextlib.suppress(OSError, UnicodeDecodeError):
+            texts.append((Path(config.workdir) / name).read_text())
+    text = "\n".join(texts)
+    if "whl/cu126" in text or "+cu126" in text:
+        return CU126
+    other = re.search(r"(?:whl/|\+)cu(\d\d)(\d)\b", text)
+    if other is not None:
+        return build_of(f"{other[1]}.{other[2]}")
+    return PYPI if re.search(r"\btorch\b", text) else None
+
+
+_IMAGE_DRIVERS = {AWS_IMAGE: "595.91", AZURE_IMAGE: "580"}
+"""Of images whose names do not say: AWS's release notes, September 2026; azhpc-images
+#478 and #488."""
+
+
+def driver_of_image(cloud: str, image: str) -> str:
+    """Return the NVIDIA driver of an image, as far as it is known; else empty.
+
+    Google's names end in it (``...-nvidia-580``).
+    """
+    found = re.search(r"-nvidia-(\d+)$", image) if cloud == "gcp" else None
+    return found[1] if found else _IMAGE_DRIVERS.get(image, "")
 
 
 def blocking(found: Iterable[Finding]) -> list[Finding]:

@@ -170,6 +170,8 @@ def base_of(
     facts: ModelFacts,
     measured_on: str | None = None,
     precision: Precision = "fp32",
+    *,
+    on_cpus: bool = False,
 ) -> MeasuredOn:
     """Return what a job was measured on.
 
@@ -178,6 +180,8 @@ def base_of(
         facts: The model.
         measured_on: The GPU of the catalogue that the device equals, if its name is none.
         precision: Of the job's matrix multiplications.
+        on_cpus: The job trains on CPUs: one that the catalogue does not know is taken for
+            the slowest that it knows.
 
     Raises:
         ConfigError: There is no such GPU; or the device cannot be compared with others.
@@ -189,6 +193,10 @@ def base_of(
             f"--measured-on: no such GPU: got {measured_on}; take one of "
             f"{', '.join(known.gpus)}"
         )
+    if gpu is not None and bool(gpu.compute_capability) == on_cpus:
+        gpu = None
+    if gpu is None and on_cpus:
+        gpu = min(known.cpus.values(), key=lambda cpu: cpu.peak_flops["fp32"])
     if gpu is None:
         raise ConfigError(
             f"the profile was measured on {profile.device}, which has no published peak "

@@ -46,6 +46,7 @@ from spottrain.varuna_manager.offers.market import (
 )
 from spottrain.varuna_manager.offers.ranker import ranking_terms
 from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
+from spottrain.varuna_manager.reporting.devices import Computing, describe, is_cpu
 from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candidate_view
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
 from spottrain.wire.model import ModelFacts, Precision, Profile
@@ -198,6 +199,7 @@ def _preview(
     return {
         "schema_version": SCHEMA_VERSION,
         "name": config.name,
+        "computes_on": _computes_on([r.priced.offer for r in fleet], config, inputs),
         "fleet": [_vm(row.priced.offer) for row in fleet],
         **_choice_view(inputs, choice, config.runtime.precision, gpus),
         "usd_per_hour": usd_per_hour,
@@ -205,6 +207,26 @@ def _preview(
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
         "usd_budget": config.budget.max_usd,
     }
+
+
+def _computes_on(offers: Sequence[Offer], config: JobConfig, inputs: PlanInputs) -> str:
+    """Return what the workers of a fleet compute on.
+
+    A cloud's machines by the catalogue; the user's own by what was measured here.
+    """
+    workers: dict[str, int] = {}
+    gpus: dict[str, int] = {}
+    for offer in offers:
+        kind = catalogue().find(offer.cloud, offer.instance_type)
+        name = inputs.profile.device if kind is None else kind.gpu.name
+        on_gpu = not is_cpu(name) if kind is None else kind.device == "gpu"
+        workers[name] = workers.get(name, 0) + offer.gpus
+        gpus[name] = gpus.get(name, 0) + offer.gpus * on_gpu
+    found = {
+        name: Computing(workers=count, gpus=gpus[name])
+        for name, count in workers.items()
+    }
+    return describe(found, config.runtime.precision)
 
 
 def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
@@ -333,13 +355,21 @@ def _vm(offer: Offer) -> dict[str, Any]:
     }
 
 
-def profile_on_known_gpu(facts: ModelFacts) -> Profile | None:
-    """Return the newest kept profile of a model that was measured on a known GPU.
+def profile_on_known_device(facts: ModelFacts, on_cpus: bool) -> Profile | None:
+    """Return the newest kept profile of a model that was measured on a known GPU or CPU.
 
     It predicts a cloud's machines better than a profile of this machine would.
     """
     known = (one.profile for one in known_profiles(facts))
-    return next((p for p in known if catalogue().gpu_of(p.device) is not None), None)
+    found = ((one, catalogue().gpu_of(one.device)) for one in known)
+    return next(
+        (
+            profile
+            for profile, device in found
+            if device is not None and bool(device.compute_capability) != on_cpus
+        ),
+        None,
+    )
 
 
 def _own(
@@ -358,7 +388,13 @@ def _own(
             now_s,
             is_measured=profile.origin == "measured",
         )
-    base = base_of(profile, facts, scope.measured_on, config.runtime.precision)
+    base = base_of(
+        profile,
+        facts,
+        scope.measured_on,
+        config.runtime.precision,
+        on_cpus=config.device == "cpu",
+    )
     markets = [
         cloud_market(
             history,

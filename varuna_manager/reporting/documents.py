@@ -13,6 +13,7 @@ from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.reporting import costs
 from spottrain.varuna_manager.reporting.deadline import deadline_view
+from spottrain.varuna_manager.reporting.devices import computes_on
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.timeline import timeline
 from spottrain.varuna_manager.reporting.utilisation import (
@@ -31,6 +32,7 @@ _COUNTS = (
     "preemptions_unnoticed",
     "silent_losses",
     "worker_deaths",
+    "sick_gpus",
     "slow_vms_replaced",
     "price_changes",
     "vms_launched",
@@ -72,6 +74,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "name": job.spec.name,
+        "computes_on": computes_on(state),
         "state": job_state(state, managed),
         "activity": state.activity,
         "last_event": state.last_news,
@@ -113,6 +116,7 @@ def report(
     return {
         "schema_version": SCHEMA_VERSION,
         "name": job.spec.name,
+        "computes_on": computes_on(state),
         "state": job_state(state, managed),
         "reason": state.outcome.reason if state.outcome else state.activity,
         "exit_code": state.outcome.exit_code if state.outcome else None,
@@ -251,6 +255,9 @@ def _vm(vm: records.VmRecord) -> dict[str, Any]:
         "silent_since_s": vm.silent_since_s,
         "leaves_at_s": vm.leaves_at_s,
         "slowness": vm.slow.slowness if vm.slow else None,
+        "device": vm.device,
+        "gpus": [asdict(gpu) for gpu in vm.gpus],
+        "throttled": vm.throttled,
     }
 
 

@@ -31,6 +31,7 @@ KIND_NAMES = {
     "kill": "killed without notice",
     "silence": "fell silent",
     "worker_death": "worker died",
+    "sick_gpu": "GPU failed",
 }
 
 
@@ -44,6 +45,7 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid = Table.grid(padding=(0, 2))
     grid.add_column(style="bold", no_wrap=True)
     grid.add_column(ratio=1)
+    grid.add_row("computes on", Text(status["computes_on"]))
     grid.add_row("step", _progress(status))
     grid.add_row("loss", fmt.number(status["loss"]))
     compute = use_line(status)
@@ -137,7 +139,7 @@ def fleet_table(status: dict[str, Any]) -> Table:
     for vm in status["fleet"]:
         table.add_row(
             vm["vm_id"],
-            "silent" if vm["silent_since_s"] is not None else vm["phase"],
+            _phase(vm),
             vm["zone"],
             vm["instance_type"] + ("" if vm["spot"] else " (on demand)"),
             str(vm["slots"]),
@@ -146,8 +148,15 @@ def fleet_table(status: dict[str, Any]) -> Table:
     return table
 
 
+def _phase(vm: dict[str, Any]) -> str:
+    if vm["silent_since_s"] is not None:
+        return "silent"
+    return f"{vm['phase']}{', hot' if vm['throttled'] else ''}"
+
+
 def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
-    """Yield the tables of ``spottrain report``."""
+    """Yield the tables of ``spottrain report``, after a line about its devices."""
+    yield Text(f"computes on: {report['computes_on']}")
     yield _plans_table(report["plans"])
     hits = report["interruptions"]
     yield _interruptions_table(hits) if hits else "No interruptions"

@@ -111,6 +111,7 @@ def _trouble_sentence(report: Mapping[str, Any]) -> str:
         "preempted with notice": report["preemptions_noticed"],
         "preempted without notice": report["preemptions_unnoticed"],
         "stopped answering": report["silent_losses"],
+        "returned with a failed GPU": report["sick_gpus"],
     }
     vms = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
     sentences = [

@@ -15,6 +15,7 @@ LANES = {
     "kill": "killed",
     "silence": "silent",
     "worker_death": "worker died",
+    "sick_gpu": "GPU failed",
     "slow": "slow machine",
     "price": "price",
     "manager": "manager",

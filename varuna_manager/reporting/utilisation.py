@@ -43,7 +43,7 @@ def minibatch_use(
     peaks: dict[str, float | None] = dict.fromkeys(devices)
     for device in peaks:
         gpu = catalogue().gpu_of(device)
-        if gpu is not None and precision is not None:
+        if gpu is not None and gpu.compute_capability and precision is not None:
             peaks[device] = peak_flops(gpu, facts, precision)
     return training_use(facts, minibatch_size, step_s, [peaks[d] for d in devices])
 

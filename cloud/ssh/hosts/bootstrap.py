@@ -21,6 +21,8 @@ from spottrain.cloud.ssh.transport.hosts import (
 )
 from spottrain.cloud.ssh.transport.session import CALL_S, Session
 from spottrain.errors import CapacityError
+from spottrain.gpus.builds import UnfitBuildError, build_of, check_driver
+from spottrain.wire.messages import DeviceChoice
 
 logger = logging.getLogger(__name__)
 
@@ -75,6 +77,7 @@ def bring_up(
             "vm_id": vm_id,
             "private_address": session.private_address,
             "num_slots": host.slots,
+            "min_gpus": host.gpus,
             "notices": dict(payload.notices),
         },
         environment=dict(payload.environment),
@@ -217,6 +220,7 @@ def check_hosts(
     min_hosts: int,
     needs_software: bool,
     buckets: bool = False,
+    device: DeviceChoice = "auto",
 ) -> list[str]:
     """Check all hosts in parallel; return lines for the user.
 
@@ -227,6 +231,7 @@ def check_hosts(
         min_hosts: Minimum number that must answer.
         needs_software: They must already have the software that workers need.
         buckets: That includes obstore.
+        device: What their slots are to compute on.
 
     Raises:
         CloudError: a host is unsuitable; the first one's error.
@@ -244,10 +249,43 @@ def check_hosts(
     fleet_software = ready[0][1]
     for host, software in ready if needs_software else ():
         check_software(host.place, software, lambda _: fleet_software, buckets)
+    for host, software in ready:
+        check_gpus(host.place, software, device)
     what = f": {fleet_software['machine']}, Python {fleet_software['python']}"
     if needs_software:
         what += f", torch {fleet_software['torch']}"
+    if fleet_software["driver"] and device != "cpu":
+        what += f", NVIDIA driver {fleet_software['driver']}"
     return [*away, f"{len(ready)} of {len(hosts)} hosts answer{what}"]
+
+
+def check_gpus(place: str, found: Mapping[str, str], device: DeviceChoice) -> None:
+    """Check that a host has a driver, and one that its torch runs on.
+
+    The rest, such as which GPUs it has, its agent finds out.
+
+    Args:
+        place: Name of the host in errors.
+        found: Its software, by ``HostAgent.probe``.
+        device: What its slots are to compute on.
+
+    Raises:
+        UnfitHostError: it has none, or one that is too old.
+    """
+    if device == "cpu":
+        return
+    driver = found["driver"]
+    if not driver and device == "gpu":
+        raise UnfitHostError(
+            f"{place}: no NVIDIA driver is loaded; install one, or set resources.device "
+            "to cpu"
+        )
+    if not driver or not found["torch"]:
+        return
+    try:
+        check_driver(build_of(found["cuda"]), driver)
+    except UnfitBuildError as error:
+        raise UnfitHostError(f"{place}: {error}") from error
 
 
 def _probe(host: Host) -> dict[str, str] | UnreachableHostError:

@@ -271,7 +271,7 @@ class HostAgent:
         return seen
 
     def probe(self) -> dict[str, str]:
-        """Return the software versions; '' if absent."""
+        """Return the versions of software and NVIDIA's driver; '' if absent."""
         importlib.invalidate_caches()
         torch = importlib.util.find_spec("torch")
         cuda = ""
@@ -291,6 +291,7 @@ class HostAgent:
             "numpy": _version("numpy"),
             "safetensors": _version("safetensors"),
             "obstore": _version("obstore"),
+            "driver": _driver(),
         }
 
     def start(
@@ -441,6 +442,19 @@ def _tail(path: Path, limit: int = _LOG_BYTES) -> str:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - limit))
         return file.read().decode(errors="replace")
+
+
+def _driver() -> str:
+    """Return the version of NVIDIA's driver, if its kernel module is loaded.
+
+    The first line of its file ends like ``x86_64  580.95.05  Release Build  (...)``.
+    """
+    try:
+        text = Path("/proc/driver/nvidia/version").read_text()
+    except OSError:
+        return ""
+    found = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
+    return found[1] if found else ""
 
 
 def _version(distribution: str) -> str:

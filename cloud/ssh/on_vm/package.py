@@ -1,8 +1,9 @@
 """Packs our own software for transfer to a host.
 
-The agent needs only the standard library. Compiled dependencies of the runtime (torch,
-numpy, safetensors) must be installed on the host. obstore, which only buckets need, is
-included if the host has the same platform as this machine.
+The agent needs only the standard library, and to read GPUs ``pynvml``, one file of plain
+Python that is sent along. Compiled dependencies of the runtime (torch, numpy,
+safetensors) must be installed on the host. obstore, which only buckets need, is included
+if the host has the same platform as this machine.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Package:
     """A packed package."""
 
     archive: bytes
-    """tar.gz of the package ``spottrain``, and of obstore if requested."""
+    """tar.gz of the package ``spottrain``, of ``pynvml``, and of obstore if requested."""
     sha256: str
 
 
@@ -67,6 +68,12 @@ def _obstore_files() -> Iterator[tuple[str, Path]]:
                 yield f"obstore/{path.relative_to(root).as_posix()}", path
 
 
+def _nvml_files() -> Iterator[tuple[str, Path]]:
+    found = importlib.util.find_spec("pynvml")
+    if found is not None and found.origin is not None:
+        yield "pynvml.py", Path(found.origin)
+
+
 def _our_files() -> Iterator[tuple[str, Path]]:
     root = Path(errors.__file__).parent
     for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
@@ -85,7 +92,8 @@ def _packed(with_obstore: bool) -> Package:
         gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w") as archive,
     ):
-        for name, path in (*_our_files(), *(_obstore_files() if with_obstore else ())):
+        obstore = _obstore_files() if with_obstore else ()
+        for name, path in (*_our_files(), *_nvml_files(), *obstore):
             member = tarfile.TarInfo(name)
             content = path.read_bytes()
             member.size, member.mode = len(content), 0o644

@@ -55,6 +55,7 @@ class VmAccess:
             folder=self.folder,
             instance_type=vm.offer.instance_type,
             slots=vm.offer.gpus,
+            gpus=0 if vm.offer.device == "cpu" else vm.offer.gpus,
             slot_memory_bytes=vm.offer.gpu_memory_bytes,
             slot_speed=vm.offer.gpu_speed,
             usd_per_hour=vm.offer.usd_per_hour,

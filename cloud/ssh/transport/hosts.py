@@ -61,6 +61,8 @@ class Host:
     instance_type: str = "host"
     """Hosts of one type have the same values for all following fields."""
     slots: int = 1
+    gpus: int = 0
+    """GPUs that a cloud rents it with; 0: an own host, of which nothing is known."""
     slot_memory_bytes: int = 4_000_000_000
     slot_speed: float = 1.0
     usd_per_hour: float = 0.0

@@ -38,7 +38,7 @@ class _Series:
     host: str
     """Of cores and memory; empty where the GPU's price holds everything."""
     gpus: tuple[str, ...]
-    """Names of the GPU: the first that has a price in the region."""
+    """Names of the GPU: the first that has a price in the region. None: it has none."""
 
 
 _SERIES: Mapping[str, _Series] = {
@@ -53,9 +53,11 @@ _SERIES: Mapping[str, _Series] = {
         "A3Ultra Instance", ("H200 141GB GPU", "Nvidia H200 141GB GPU")
     ),
     "a4-highgpu": _Series("", ("A4 Nvidia B200 (1 gpu slice)",)),
+    "c3-standard": _Series("C3 Instance", ()),
     "g2-standard": _Series("G2 Instance", ("Nvidia L4 GPU",)),
     "g4-standard": _Series("G4 Instance", ("RTX 6000 96GB",)),
     "n1-standard/T4": _Series("N1 Predefined Instance", ("Nvidia Tesla T4 GPU",)),
+    "n2-standard": _Series("N2 Instance", ()),
     "n1-standard/P100": _Series("N1 Predefined Instance", ("Nvidia Tesla P100 GPU",)),
     "n1-standard/V100": _Series("N1 Predefined Instance", ("Nvidia Tesla V100 GPU",)),
 }
@@ -167,7 +169,9 @@ def _sum(kind: InstanceType, region: str, spot: bool, parts: _Parts) -> float | 
     series = _series(kind)
     if series is None:
         return None
-    needed: list[tuple[float, tuple[str, ...]]] = [(kind.gpus, series.gpus)]
+    needed: list[tuple[float, tuple[str, ...]]] = []
+    if series.gpus:
+        needed.append((kind.gpus, series.gpus))
     if series.host:
         needed.append((kind.vcpus, (f"{series.host} Core",)))
         needed.append((kind.memory_bytes / GIB_BYTES, (f"{series.host} Ram",)))

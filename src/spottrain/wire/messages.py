@@ -12,7 +12,14 @@ from dataclasses import dataclass
 from typing import Literal
 
 from spottrain.wire.codec import SCHEMA_VERSION
-from spottrain.wire.model import Plan, Precision, Profile, Reduction, Slot
+from spottrain.wire.model import (
+    GpuFacts,
+    Plan,
+    Precision,
+    Profile,
+    Reduction,
+    Slot,
+)
 
 DeviceChoice = Literal["auto", "gpu", "cpu"]
 """What workers compute on; ``auto``: on GPUs where a VM has them."""
@@ -139,6 +146,18 @@ class AbandonGeneration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EndWorkers:
+    """Kill the workers of some slots of this VM: their GPU has reported an error.
+
+    From the agent to its supervisor; successors start as after any death of a worker.
+    """
+
+    slots: tuple[int, ...]
+    reason: str
+    kind: Literal["end_workers"] = "end_workers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Retire:
     """End every process of this VM that is ours; the agent exits last."""
 
@@ -153,6 +172,7 @@ Command = (
     | StopGeneration
     | ShareMinibatch
     | AbandonGeneration
+    | EndWorkers
     | Retire
 )
 
@@ -171,6 +191,10 @@ class SupervisorReady:
     """The computer that the VM is on: the same for VMs that share one. Empty: unknown."""
     cores: int = 0
     """Cores of it that may be used; 0: unknown."""
+    gpus: tuple[GpuFacts, ...] = ()
+    """The GPUs that its slots drive; none: slots compute on CPUs."""
+    slot_memory_bytes: int = 0
+    """Least memory that a slot has on its GPU; 0: as the offer says."""
     kind: Literal["supervisor_ready"] = "supervisor_ready"
 
 
@@ -376,6 +400,31 @@ class InterruptionLikely:
     kind: Literal["interruption_likely"] = "interruption_likely"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmUnfit:
+    """This VM cannot do what it was rented for, as its driver is missing or too old."""
+
+    reason: str
+    kind: Literal["vm_unfit"] = "vm_unfit"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuSick:
+    """A GPU of this VM has failed, or the driver asks for its recovery."""
+
+    reason: str
+    kind: Literal["gpu_sick"] = "gpu_sick"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuThrottled:
+    """A GPU of this VM computes slower than it could, or no longer does."""
+
+    reason: str
+    """Such as thermal slowdown; empty: it is as fast as it can be again."""
+    kind: Literal["gpu_throttled"] = "gpu_throttled"
+
+
 Report = (
     SupervisorReady
     | CalibrationProgress
@@ -395,6 +444,9 @@ Report = (
     | InterruptionNoticed
     | InterruptionCancelled
     | InterruptionLikely
+    | VmUnfit
+    | GpuSick
+    | GpuThrottled
 )
 
 

@@ -21,6 +21,28 @@ MAX_CHUNKS = 42
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class GpuFacts:
+    """A GPU of a machine, as its driver describes it (NVML)."""
+
+    index: int
+    """As nvidia-smi counts; CUDA may count differently."""
+    uuid: str
+    """``GPU-...``: the same in every process."""
+    name: str
+    memory_bytes: int
+    compute_capability: int
+    """Ten times major plus minor: 86 for sm_86."""
+    driver: str
+    """Version, such as 580.95.05."""
+    cuda: str
+    """Newest CUDA that the driver runs, such as 13.0."""
+    is_partitioned: bool = False
+    """MIG is on."""
+    uncorrected_ecc_errors: int | None = None
+    """Since the driver was loaded; ``None``: its memory has no ECC, or it is off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SectionFacts:
     """Facts about one section that are known without running it."""
 

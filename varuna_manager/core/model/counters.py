@@ -46,6 +46,8 @@ def interrupted(
             tally = replace(tally, silent_losses=tally.silent_losses + 1)
         case "worker_death":
             tally = replace(tally, worker_deaths=tally.worker_deaths + 1)
+        case "sick_gpu":
+            tally = replace(tally, sick_gpus=tally.sick_gpus + 1)
     transition.state = replace(
         state, tally=tally, interruptions=keep(state.interruptions, interruption)
     )

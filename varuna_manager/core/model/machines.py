@@ -43,7 +43,15 @@ Machine = Mapping[tuple[StrEnum | None, StrEnum | None], Entry]
 
 _TAKEN: Causes = (e.VmsListed, e.VmLost, e.ProviderAnswered)
 """They show that the cloud took a VM."""
-_RETURNED: Causes = (e.ProviderAnswered, e.CommandFailed, e.JobMoved, DECISION)
+_UNUSABLE: Causes = (messages.VmUnfit, messages.GpuSick)
+"""They have a VM returned that cannot train."""
+_RETURNED: Causes = (
+    e.ProviderAnswered,
+    e.CommandFailed,
+    e.JobMoved,
+    *_UNUSABLE,
+    DECISION,
+)
 """They have a VM returned."""
 _LOST: Causes = tuple(dict.fromkeys((*_TAKEN, *_RETURNED)))
 _LEFT: Causes = (messages.GenerationBroken, messages.WorkerDied)
@@ -60,6 +68,7 @@ JOB: Machine = {
             e.CommandFailed,
             messages.UserCodeFailed,
             messages.CheckpointFailed,
+            messages.VmUnfit,
             *_LEFT,
             DECISION,
         ),

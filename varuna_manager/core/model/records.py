@@ -14,7 +14,7 @@ from spottrain.morphing.adapt.stragglers import StragglerWatch
 from spottrain.morphing.plan.choose import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.wire.messages import MinibatchCommitted, ShareMinibatch
-from spottrain.wire.model import Plan, Slot
+from spottrain.wire.model import GpuFacts, Plan, Slot
 
 WINDOW = 64
 """Recent step times kept per generation."""
@@ -131,6 +131,12 @@ class VmRecord:
     machine: str = ""
     """The computer that it is on."""
     cores: int = 0
+    gpus: tuple[GpuFacts, ...] = ()
+    """That its slots drive; none: they compute on CPUs."""
+    gpu_memory_bytes: int = 0
+    """Least memory that a slot has on its GPU; 0: as the offer says."""
+    throttled: str = ""
+    """Why its GPUs are slower than they could be; empty: they are not."""
     used_slots: tuple[int, ...] = ()
     """Slots that were ever part of a generation: their memory may hold sections."""
     reports_received: int = 0
@@ -147,6 +153,11 @@ class VmRecord:
     """Why it is being drained; empty: it is not."""
     retry_at_s: float | None = None
     """When to repeat a command for this VM that failed."""
+
+    @property
+    def slot_memory_bytes(self) -> int:
+        """Memory of a slot: as its driver says, else as its offer does."""
+        return self.gpu_memory_bytes or self.offer.gpu_memory_bytes
 
     @property
     def is_usable(self) -> bool:
@@ -309,7 +320,7 @@ class GenerationSummary:
     """Of its slots, as in ``VmRecord``."""
 
 
-InterruptionKind = Literal["notice", "kill", "silence", "worker_death"]
+InterruptionKind = Literal["notice", "kill", "silence", "worker_death", "sick_gpu"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -402,6 +413,8 @@ class Tally:
     preemptions_unnoticed: int = 0
     silent_losses: int = 0
     worker_deaths: int = 0
+    sick_gpus: int = 0
+    """VMs that were returned because a GPU had failed."""
     price_changes: int = 0
     slow_vms_replaced: int = 0
     vms_launched: int = 0

@@ -26,6 +26,9 @@ from spottrain.varuna_manager.core.model.recent import RecentEvent
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.wire.model import Plan, Profile
 
+MAX_UNFIT = 3
+"""VMs of a type that may be unfit in a row before no more of it are rented."""
+
 
 class JobPhase(StrEnum):
     """The phase of the job."""
@@ -69,6 +72,9 @@ class State:
     """What the deadline or the minimum throughput asks for."""
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     """What refused lately, by scope (``pricing.ranking.cooldowns``): it is not asked."""
+    unfit: Mapping[str, int] = field(default_factory=dict)
+    """VMs that could not do what they were rented for, by ``unfit_scope``, since one of
+    the type could."""
     intents: Mapping[str, records.Intent] = field(default_factory=dict)
     asked_clouds: frozenset[str] = frozenset()
     """Clouds that were ever asked for VMs: they may hold something of the job."""
@@ -151,6 +157,16 @@ class State:
         """The newest checkpoint that is not known to be damaged."""
         good = (c for c in self.checkpoints if c.name not in self.damaged)
         return next(good, None)
+
+
+def unfit_scope(offer: Offer) -> str:
+    """Return the name of what an unfit VM speaks for: its type in its cloud."""
+    return f"{offer.cloud}/{offer.instance_type}"
+
+
+def is_unfit(state: State, offer: Offer) -> bool:
+    """Return whether VMs of an offer's type were unfit too often to rent more."""
+    return state.unfit.get(unfit_scope(offer), 0) >= MAX_UNFIT
 
 
 def rate_usd_per_hour(state: State) -> float:

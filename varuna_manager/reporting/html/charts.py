@@ -203,6 +203,7 @@ SHAPES = {
     "kill": "m-5-5l10 10m0-10l-10 10",
     "silence": "m-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0",
     "worker_death": "m0-6l5 6l-5 6l-5-6z",
+    "sick_gpu": "m-6 0h12m-6-6v12",
     "slow": "m-5 4h10l-5-9z",
     "plan": "m0-6v12",
     "checkpoint": "m0-3v6",

@@ -48,7 +48,8 @@ svg .shape, svg .name { fill: var(--ink); font-weight: 600; }
 .b0 { fill: var(--c0); } .b1 { fill: var(--c1); } .b2 { fill: var(--c2); }
 .b3 { fill: var(--c3); } .b4 { fill: var(--c4); } .b5 { fill: var(--c5); }
 .mark { stroke: var(--ink); stroke-width: 1.6; fill: none; pointer-events: bounding-box; }
-.k-notice { stroke: var(--c4); } .k-kill, .k-silence { stroke: var(--bad); }
+.k-notice { stroke: var(--c4); }
+.k-kill, .k-silence, .k-sick_gpu { stroke: var(--bad); }
 .k-worker_death { stroke: var(--c3); } .k-slow { stroke: var(--c1); }
 .k-plan { stroke: var(--c0); } .k-checkpoint { stroke: var(--soft); stroke-width: 1; }
 .mark:hover, .box:hover { stroke: var(--ink); stroke-width: 2.5; }

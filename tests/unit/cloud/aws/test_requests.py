@@ -146,7 +146,11 @@ def test_quotas_are_those_of_the_families_that_are_rented() -> None:
         ("G and VT", False): "L-DB2E81BA",
     }
     assert ("P", True) in requests.quota_codes(["p4d.24xlarge"])
-    assert requests.quota_codes(["m5.large"]) == {}
+    assert requests.quota_codes(["c7i.large"]) == {
+        ("Standard", True): "L-34B43A08",
+        ("Standard", False): "L-1216C47A",
+    }
+    assert requests.quota_codes(["x9.huge"]) == {}
 
 
 def test_a_vm_of_an_unknown_type_is_still_listed() -> None:

@@ -51,6 +51,7 @@ def test_an_agent_gets_its_settings_in_its_own_folder(cloud: Cloud) -> None:
         "token": "secret",
         "private_address": "127.0.0.1",
         "num_slots": 1,
+        "slot_memory_bytes": vm.offer.gpu_memory_bytes,
         "notices": {
             "kind": "local",
             "socket": str(cloud.folder / "cloud.sock"),

@@ -8,21 +8,55 @@ from pathlib import Path
 import pytest
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.prices.catalogue import CLOUDS, DATA, PRECISIONS, catalogue
+from spottrain.pricing.prices.catalogue import (
+    CLOUDS,
+    DATA,
+    PRECISIONS,
+    InstanceType,
+    catalogue,
+)
 from spottrain.pricing.prices.hazard import BANDS
 
 FACTS = catalogue()
 
 
-@pytest.mark.parametrize("name", [name for _, name in FACTS.types])
-def test_a_machine_has_as_many_gpus_as_machines_have(name: str) -> None:
-    (kind,) = (kind for kind in FACTS.types.values() if kind.name == name)
+WITH_GPUS = FACTS.matching()
+WITHOUT = [kind for kind in FACTS.types.values() if kind.device == "cpu"]
+
+
+@pytest.mark.parametrize("kind", WITH_GPUS, ids=lambda kind: kind.name)
+def test_a_machine_has_as_many_gpus_as_machines_have(kind: InstanceType) -> None:
     assert kind.cloud in CLOUDS
     assert kind.gpus in (1, 2, 4, 8, 16)
     assert kind.vcpus >= kind.gpus
     assert kind.memory_bytes >= kind.gpus * 2**32
     network = kind.network_bytes_per_s
     assert network is None or 5e9 / 8 <= network <= 6400e9 / 8
+
+
+@pytest.mark.parametrize("kind", WITHOUT, ids=lambda kind: kind.name)
+def test_a_machine_without_gpus_has_a_worker_for_each_core(kind: InstanceType) -> None:
+    assert kind.gpus == kind.vcpus // 2 >= 1
+    assert kind.gpu.memory_bytes * kind.gpus <= kind.memory_bytes
+    assert kind.gpu.memory_bytes >= 2 * 2**30
+    assert 50e9 <= kind.gpu.peak_flops["fp32"] <= 500e9
+
+
+def test_machines_without_gpus_are_found_by_their_names_alone() -> None:
+    assert {kind.cloud for kind in WITHOUT} == set(CLOUDS)
+    assert all(kind.device == "gpu" for kind in FACTS.matching(clouds=["aws"]))
+    (kind,) = FACTS.matching(names=["c7i.4xlarge"])
+    assert (kind.gpu.name, kind.gpus) == ("Xeon Platinum 8488C", 8)
+    core = FACTS.gpu_of("Intel(R) Xeon(R) Platinum 8488C, 1 thread")
+    assert core is not None
+    assert core.name == kind.gpu.name
+
+
+def test_compute_capabilities_are_those_of_the_architectures() -> None:
+    known = {name: gpu.compute_capability for name, gpu in FACTS.gpus.items()}
+    assert all(50 <= capability <= 130 for capability in known.values())
+    assert (known["V100"], known["T4"], known["A10G"], known["L4"]) == (70, 75, 86, 89)
+    assert (known["A100"], known["H100"], known["B200"]) == (80, 90, 100)
 
 
 def test_more_precision_is_never_faster() -> None:
@@ -35,7 +69,8 @@ def test_more_precision_is_never_faster() -> None:
 
 def test_every_gpu_is_in_some_machine_and_every_source_backs_something() -> None:
     unrented = {"H100-PCIE"}  # on people's own hosts
-    assert {kind.gpu.name for kind in FACTS.types.values()} == {*FACTS.gpus} - unrented
+    assert {kind.gpu.name for kind in WITH_GPUS} == {*FACTS.gpus} - unrented
+    assert {kind.gpu.name for kind in WITHOUT} == set(FACTS.cpus)
     text = "".join(path.read_text() for path in DATA.glob("[!s]*.csv"))
     assert all(text.count(name) for name in FACTS.sources)
 
@@ -70,7 +105,7 @@ def test_a_gpu_is_found_with_or_without_its_memory() -> None:
     assert {kind.gpu.name for kind in FACTS.matching(gpus=["A10"])} == {"A10"}
     large = FACTS.matching(gpus=["A100-80GB"], clouds=["aws"])
     assert [kind.name for kind in large] == ["p4de.24xlarge"]
-    assert len(FACTS.matching()) == len(FACTS.types)
+    assert len(WITH_GPUS) == len(FACTS.types) - len(WITHOUT)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from tests.fakes.web import serve_web
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.clouds import AnyCloud
-from spottrain.varuna_manager.config.job import load_config, parse_config
+from spottrain.varuna_manager.config.job import JobConfig, load_config, parse_config
 from spottrain.varuna_manager.launch.providers import own_network
 
 WANTED: dict[str, dict[str, Any]] = {
@@ -176,3 +176,48 @@ def test_a_wider_span_takes_a_network_of_the_users_own() -> None:
     section = {"gpus": ["L4"], "subnets": {"us-east-1a": "subnet-1"}}
     data = job("aws", section, resources={"provider": "aws", "span": "cloud"})
     assert parse_config(data, "x").resources.span == "cloud"
+
+
+# --- What VMs are rented for ----------------------------------------------------------------
+
+COMPUTE = {"aws": "c7i.4xlarge", "azure": "Standard_F16s_v2", "gcp": "c3-standard-8"}
+
+
+def on(provider: str, device: str, *types: str, **changes: Any) -> JobConfig:
+    section = {**WANTED[provider], "instance_types": types}
+    resources = {"provider": provider, "device": device}
+    return parse_config(job(provider, section, resources=resources, **changes), "x")
+
+
+@pytest.mark.parametrize("provider", WANTED)
+def test_vms_of_a_cloud_compute_on_gpus_unless_cpus_are_asked_for(
+    provider: str,
+) -> None:
+    (kind,) = WANTED[provider]["instance_types"]
+    for choice in ("auto", "gpu"):
+        config = on(provider, choice, kind)
+        assert config.device == config.job_spec("/c").device == "gpu"
+    config = on(provider, "cpu", COMPUTE[provider])
+    assert config.job_spec("/c").device == "cpu"
+    with pytest.raises(ConfigError, match="rents machines without GPUs"):
+        on(provider, "cpu", COMPUTE[provider], kind)
+    for choice in ("auto", "gpu"):
+        with pytest.raises(ConfigError, match="has no GPU; set resources"):
+            on(provider, choice, kind, COMPUTE[provider])
+
+
+def test_own_machines_compute_on_what_they_have() -> None:
+    data = {"name": "j", "entrypoint": "a:b", "minibatch_size": 1, "steps": 1}
+    assert parse_config(data, "x").device == "auto"
+
+
+def test_types_without_bf16_are_left_out_and_refused_if_nothing_else_is_named() -> None:
+    bf16 = {"runtime": {"precision": "bf16"}}
+    config = on("aws", "auto", "g4dn.xlarge", "g5.xlarge", **bf16)
+    (cloud,) = config.clouds
+    assert cloud.kinds() == ("g5.xlarge",)
+    assert list(config.slow_types) == ["g4dn.xlarge"]
+    assert config.slow_types["g4dn.xlarge"].endswith("has no bf16; use fp16")
+    with pytest.raises(ConfigError, match=r"T4 \(sm_75\) has no bf16; use fp16"):
+        on("aws", "auto", "g4dn.xlarge", **bf16)
+    assert on("aws", "auto", "g4dn.xlarge", runtime={"precision": "fp16"}).clouds

@@ -5,13 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
-from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
+from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 
-from spottrain.cloud.port.provider import VmState
+from spottrain.cloud.port.provider import Offer, VmState
 from spottrain.varuna_manager.core.fleet import BOOT_BOUND_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
+from spottrain.varuna_manager.core.model.state import MAX_UNFIT
 from spottrain.wire import messages
 
 FOUR = ("a", "b", "c", "d")
@@ -352,3 +353,73 @@ def test_growth_that_does_not_pay_is_declined() -> None:
     _grow(story, to=FOUR, step_s=1.99)
     assert story.sent(messages.StopGeneration) == {}
     assert story.generation.phase is GenerationPhase.RUNNING
+
+
+# --- VMs that cannot train -------------------------------------------------------------------
+
+
+def launch(story: Story, vm_id: str) -> Offer:
+    """Let the VM come that the core asks for."""
+    command = story.intend()
+    vm = story.vm(vm_id, command.intent, offer=command.offer)
+    story.tell(e.VmsLaunched, intent=command.intent, vms=(vm,))
+    return command.offer
+
+
+def test_types_whose_vms_are_unfit_are_given_up_and_then_the_job() -> None:
+    other = replace(OFFER, instance_type="other", usd_per_hour=2.0)
+    story = Story(max_vms=1)
+    story.start(OFFER, other)
+    for number in range(2 * MAX_UNFIT):
+        assert story.state.outcome is None
+        offer = launch(story, f"vm-{number}")
+        assert offer.instance_type == ("t" if number < MAX_UNFIT else "other")
+        story.report(f"vm-{number}", messages.VmUnfit(reason="no driver"))
+        vm = story.state.vms[f"vm-{number}"]
+        assert (vm.phase, vm.return_reason) == (VmPhase.RETURNING, "no driver")
+    assert story.state.outcome is not None
+    assert story.state.outcome.reason == "local/other: no driver"
+    assert story.state.outcome.exit_code == 6
+    assert story.state.interruptions == ()
+
+
+def test_a_vm_that_is_fit_absolves_its_type() -> None:
+    story = Story(max_vms=1)
+    story.start(OFFER)
+    for number in range(3 * MAX_UNFIT):
+        vm_id = f"vm-{number}"
+        launch(story, vm_id)
+        if number % MAX_UNFIT == 0:
+            story.ready(vm_id)
+            assert story.state.unfit == {}
+            story.tell(e.VmLost, vm_id=vm_id, reason="gone")
+        else:
+            story.report(vm_id, messages.VmUnfit(reason="no driver"))
+    assert story.state.outcome is None
+
+
+def test_a_vm_with_a_sick_gpu_is_returned_and_replaced_elsewhere() -> None:
+    other = replace(OFFER, zone="y", usd_per_hour=1.5)
+    story = Story().training(*FOUR)
+    story.tell(e.OffersSeen, offers=(OFFER, other))
+    reason = "GPU 0 (NVIDIA A10G): XID 79: the GPU has fallen off the bus"
+    story.report("b", messages.GpuSick(reason=reason))
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("b",))]
+    assert story.emitted(c.IntendLaunch)[0].offer == other
+    assert story.state.tally.sick_gpus == 1
+    assert story.state.interruptions[-1].reason == reason
+    assert story.generation.phase is GenerationPhase.BREAKING
+    story.report("b", messages.GpuSick(reason=reason))
+    assert story.state.tally.sick_gpus == 1
+
+
+def test_clouds_machines_are_rented_only_for_what_the_job_computes_on() -> None:
+    gpu = replace(OFFER, cloud="aws", device="gpu", usd_per_hour=2.0)
+    cpu = replace(OFFER, cloud="aws", device="cpu", instance_type="c7i.large")
+    choices: dict[messages.DeviceChoice, Offer]
+    choices = {"auto": gpu, "gpu": gpu, "cpu": cpu}
+    for choice, wanted in choices.items():
+        story = Story(spec=replace(SPEC, device=choice))
+        story.start(gpu, cpu)
+        (command,) = story.emitted(c.IntendLaunch)
+        assert command.offer == wanted, choice

@@ -19,7 +19,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.machines import MACHINES, Machine
 from spottrain.varuna_manager.core.model.records import RankPhase
 from spottrain.varuna_manager.core.model.settings import Limit
-from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.model.state import MAX_UNFIT, JobPhase, unfit_scope
 from spottrain.wire import messages
 
 DOCS = Path(__file__).parents[4] / "docs/state-machines.md"
@@ -69,6 +69,9 @@ def bases() -> Iterator[Watched]:
     yield fork(booting)
     booting.tell(e.AgentRegistered, vm_id="a", num_slots=1, private_address="10.0.0.1")
     yield fork(booting)
+    unfit = {unfit_scope(OFFER): MAX_UNFIT - 1}
+    booting.state = replace(booting.state, unfit=unfit)
+    yield booting
     story.boot("a", "b", "c", "d")
     yield fork(story)
     yield from preparing(fork(story))
@@ -250,6 +253,9 @@ def reports(story: Watched) -> Iterator[messages.Report]:
     yield messages.InterruptionNoticed(lead_s=30.0)
     yield messages.InterruptionCancelled()
     yield messages.InterruptionLikely()
+    yield messages.VmUnfit(reason="no driver")
+    yield messages.GpuSick(reason="GPU 0 (NVIDIA L4): XID 79")
+    yield messages.GpuThrottled(reason="GPU 0 (NVIDIA L4): thermal slowdown")
 
 
 def variants(story: Watched) -> Iterator[Watched]:

@@ -11,6 +11,7 @@ from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import RankTimings
+from spottrain.varuna_manager.core.stragglers import HOT_WINDOW
 from spottrain.wire import messages
 from spottrain.wire.model import MicrobatchProfile, SectionProfile
 
@@ -239,3 +240,28 @@ def test_a_slow_vm_of_an_interleaved_plan_is_replaced_though_not_rebalanced() ->
     assert slow.replaced_by == "e"
     story.plan("a", "b", "c", "e")
     assert set(story.sent(messages.StopGeneration)) == set(FOUR)
+
+
+def test_a_vm_whose_gpu_is_hot_is_slow_after_a_few_minibatches() -> None:
+    reason = "GPU 0 (NVIDIA A10G): thermal slowdown by hardware"
+    story, cool = training(), training()
+    for one in (story, cool):
+        one.now_s += 100.0
+        one.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
+    story.report("d", messages.GpuThrottled(reason=reason))
+    assert story.state.last_news == f"d: {reason}"
+    for step in range(2, 2 + HOT_WINDOW):
+        for one in (story, cool):
+            sample(one, step, {"d": 3.0})
+    assert story.state.vms["d"].slow is not None
+    assert story.state.vms["d"].slow.evidence == (
+        "d is 3.0x slower than the others of its stage in 5 of 5 mini-batches "
+        f"({reason})"
+    )
+    assert cool.state.vms["d"].slow is None
+    story.report("c", messages.GpuThrottled(reason=reason))
+    for step in range(20, 20 + HOT_WINDOW):
+        sample(story, step, {"d": 3.0})
+    assert story.state.vms["c"].slow is None, "hot, and as fast as the others"
+    story.report("c", messages.GpuThrottled(reason=""))
+    assert story.state.vms["c"].throttled == ""

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 import yaml
+from tests.fakes.gpus import VARIABLE, FakeGpus
+from tests.fakes.nvml import pynvml
 from tests.unit.varuna_manager.story import FACTS, PROFILE
 
 from spottrain import machine
@@ -132,7 +134,7 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Profile]:
     """The profiles that measuring here finds, one after the other."""
     found = [PROFILE]
     monkeypatch.setattr(inspect, "inspect_model", lambda config: FACTS)
-    monkeypatch.setattr(machine, "device", lambda: PROFILE.device)
+    monkeypatch.setattr(machine, "device", lambda gpus, shares: PROFILE.device)
     monkeypatch.setattr(machine, "software", lambda: PROFILE.software)
 
     def measure(
@@ -254,3 +256,19 @@ def test_a_ratio_of_nothing_is_refused(run: Run, tmp_path: Path) -> None:
 
     assert code == 2
     assert "ratio must be above 0: got 0.0" in err
+
+
+def test_two_vms_share_a_gpu_of_this_machine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gpus = FakeGpus(tmp_path / "nvml.json")
+    monkeypatch.setenv(VARIABLE, str(gpus.file))
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    found = calibrate.devices_here(CONFIG)
+    assert found.slots.memory_shares == (0.5,)
+    assert found.name == "NVIDIA A10G, 1/2 each"
+    gpus.change(rows=[0, 1, 0, 1])
+    with pytest.raises(calibrate.MeasuringError, match="this machine: GPU 0"):
+        calibrate.devices_here(CONFIG)
+    gpus.set(error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert len(calibrate.devices_here(CONFIG).slots.devices) in (1, 2)

@@ -20,7 +20,7 @@ from spottrain.varuna_manager.offers.preview import (
     SearchScope,
     check_capacity,
     preview_job,
-    profile_on_known_gpu,
+    profile_on_known_device,
 )
 
 OFFLINE = SearchScope(offline=True)
@@ -173,19 +173,22 @@ def test_a_cloud_s_job_is_planned_at_the_last_known_prices(tmp_path: Path) -> No
 def test_utilisation_is_of_the_gpus_that_would_be_rented(
     tmp_path: Path, device: str, precision: str, peak: float | None
 ) -> None:
+    kind = "p4d.24xlarge" if peak else "c7i.4xlarge"
     with History(tmp_path / "market.sqlite") as history:
-        history.record_prices([spot("us-east-1a", 9.0)])
+        price = replace(spot("us-east-1a", 9.0), instance_type=kind)
+        history.record_prices([price])
     sections = (replace(s, flops_per_example=10**12) for s in FACTS.sections)
     facts = replace(FACTS, sections=tuple(sections))
     config = job(
         resources={"provider": "aws", "max_vms": 2, "device": device},
         runtime={"precision": precision},
         checkpoint={"path": str(tmp_path)},
-        aws={"instance_types": ["p4d.24xlarge"], "regions": ["us-east-1"]},
+        aws={"instance_types": [kind], "regions": ["us-east-1"]},
     )
     profile = replace(PROFILE, device="A100" if peak else "Xeon, 1 thread")
-    scope = replace(OFFLINE, measured_on=None if peak else "A100")
-    document = preview_job(config, facts, profile, scope)
+    document = preview_job(config, facts, profile, OFFLINE)
+    on = "16 x A100 (GPU)" if peak else "CPUs: Xeon Platinum 8488C, 1 thread each"
+    assert document["computes_on"] == f"{on}, {precision}"
     step_s = document["train_s"] / config.steps
     depth, width = map(int, document["plan"].split("x"))
     flops_per_s = 16 * 3 * len(FACTS.sections) * 1e12 / step_s / (depth * width)
@@ -195,12 +198,12 @@ def test_utilisation_is_of_the_gpus_that_would_be_rented(
 
 
 def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> None:
-    assert profile_on_known_gpu(FACTS) is None
+    assert profile_on_known_device(FACTS, False) is None
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     profiles.keep(laptop)
-    assert profile_on_known_gpu(FACTS) is None
+    assert profile_on_known_device(FACTS, False) is None
     profiles.keep(PROFILE)
-    assert profile_on_known_gpu(FACTS) == PROFILE
+    assert profile_on_known_device(FACTS, False) == PROFILE
 
 
 def test_a_laptop_s_profile_predicts_no_cloud(tmp_path: Path) -> None:

@@ -342,7 +342,7 @@ def test_a_job_that_has_just_begun_can_be_shown() -> None:
         tables.live_panel(status, None),
         *tables.summary(documents.report(new, JobHistory(), True, 2.0)),
     )
-    assert "plan        none" in text
+    assert "plan         none" in text
     assert "No interruptions" in text
     assert "step 0/200" in tables.plain_line(status)
 

@@ -36,6 +36,7 @@ def test_the_package_contains_the_runtime() -> None:
     with tarfile.open(fileobj=io.BytesIO(package().archive)) as archive:
         names = archive.getnames()
     assert "spottrain/__init__.py" in names
+    assert "pynvml.py" in names
     assert "spottrain/pipeline/process/supervisor.py" in names
     assert "spottrain/morphing/simulate/loops/play.py" in names
     assert len(names) == len(set(names))

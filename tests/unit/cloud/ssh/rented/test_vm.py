@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from concurrent.futures import Future
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -49,6 +50,12 @@ def test_a_vm_is_a_host_with_the_offered_machine() -> None:
     assert (host.key_file, host.python) == (Path("key"), "python3.12")
     # Where SSH arrives is where other VMs reach it.
     assert host.private_address is None
+
+
+def test_a_vm_must_have_the_gpus_that_it_was_rented_with() -> None:
+    assert ACCESS.host(VM, target()).gpus == 4
+    cores = replace(VM, offer=replace(OFFER, device="cpu"))
+    assert (ACCESS.host(cores, target()).gpus, cores.offer.gpus) == (0, 4)
 
 
 def test_the_connection_is_kept_while_the_address_is_the_same() -> None:

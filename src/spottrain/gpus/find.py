@@ -1,0 +1,107 @@
+"""What the slots of this VM drive, or why it must not train."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from spottrain import machine
+from spottrain.gpus import health, nvml, slots
+from spottrain.gpus.builds import UnfitBuildError, check_precision
+from spottrain.wire.messages import DeviceChoice, GpuSick, VmUnfit
+from spottrain.wire.model import GpuFacts, Precision
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VmDevices:
+    """The devices of a VM's slots, and the GPUs among them."""
+
+    slots: slots.SlotDevices
+    gpus: tuple[GpuFacts, ...]
+
+    @property
+    def name(self) -> str:
+        """What the slots compute on, as in ``Profile``."""
+        return machine.device(self.gpus, self.slots.memory_shares)
+
+    def greeting(self) -> dict[str, Any]:
+        """Return them as a supervisor's first line has them."""
+        return {
+            "devices": self.slots.devices,
+            "memory_shares": self.slots.memory_shares,
+            "threads": self.slots.threads,
+            "gpus": [asdict(gpu) for gpu in self.gpus],
+        }
+
+
+def find_devices(
+    choice: DeviceChoice,
+    vm_id: str,
+    num_slots: int,
+    *,
+    job: str,
+    precision: Precision = "fp32",
+    min_gpus: int = 0,
+    slot_memory_bytes: int = 0,
+) -> VmDevices | VmUnfit | GpuSick:
+    """Return what the slots of this VM drive, or why it must not train.
+
+    Args:
+        choice: As for ``slots.assign``.
+        vm_id: This VM.
+        num_slots: Slots of it.
+        job: Name of the job, whose processes may be on the GPUs.
+        precision: Of the job.
+        min_gpus: GPUs that it was rented with.
+        slot_memory_bytes: Declared memory of a slot; 0: none.
+    """
+    gpus: tuple[GpuFacts, ...] = ()
+    why_none = ""
+    try:
+        if choice != "cpu":
+            with nvml.open_nvml() as driver:
+                visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+                gpus = slots.visible_gpus(driver.gpus(), visible)
+    except nvml.GpuLostError as error:
+        return GpuSick(reason=str(error))
+    except nvml.NoNvmlError as error:
+        if choice == "auto" and nvml.driver_is_loaded():
+            hint = "or set resources.device: cpu"
+            return VmUnfit(reason=f"its GPUs cannot be read: {error}, {hint}")
+        why_none = str(error)
+    try:
+        devices = slots.assign(
+            choice,
+            gpus,
+            num_slots,
+            vm_id=vm_id,
+            cores=machine.cores(),
+            min_gpus=min_gpus,
+            slot_memory_bytes=slot_memory_bytes,
+            why_none=why_none,
+        )
+        used = tuple(gpu for gpu in gpus if slots.device_of(gpu) in devices.devices)
+        for gpu in used:
+            check_precision(precision, gpu.compute_capability, gpu.name)
+    except (slots.UnfitVmError, UnfitBuildError) as error:
+        return VmUnfit(reason=str(error))
+    return _trouble(used, job) or VmDevices(slots=devices, gpus=used)
+
+
+def _trouble(gpus: tuple[GpuFacts, ...], job: str) -> VmUnfit | GpuSick | None:
+    """Return what is wrong with GPUs that are to be used: sick, or in use by others."""
+    if not gpus:
+        return None
+    try:
+        with nvml.open_nvml() as driver:
+            for gpu in gpus:
+                if reason := health.sickness(gpu, driver.health(gpu)):
+                    return GpuSick(reason=reason)
+                if reason := health.conflict(gpu, driver.users(gpu, job)):
+                    return VmUnfit(reason=reason)
+    except nvml.GpuLostError as error:
+        return GpuSick(reason=str(error))
+    except nvml.NoNvmlError as error:
+        return VmUnfit(reason=f"its GPUs cannot be read: {error}")
+    return None

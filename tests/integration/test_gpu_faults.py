@@ -1,0 +1,88 @@
+"""GPUs that fail under a job: real agents and manager, NVML is the fake, no torch."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.gpus import FAKE_NVML, VARIABLE, FakeGpus
+from tests.fakes.nvml import pynvml
+from tests.integration.test_manager_process import (
+    END_S,
+    Job,
+    assert_ended_well,
+    is_training,
+    trainer,
+)
+
+from spottrain.cloud.port.provider import VmState
+from spottrain.varuna_manager.core.model.state import MAX_UNFIT, State
+from spottrain.varuna_manager.reporting.devices import computes_on
+
+
+@pytest.fixture
+def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpus:
+    """The GPUs of this machine, which all VMs of the local provider see."""
+    found = FakeGpus(tmp_path / "nvml.json", count=2)
+    path = f"{FAKE_NVML}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"
+    monkeypatch.setenv("PYTHONPATH", path)
+    monkeypatch.setenv(VARIABLE, str(found.file))
+    return found
+
+
+@pytest.fixture
+def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    changes: dict[str, Any] = getattr(request, "param", {})
+    job = Job(tmp_path / "job", steps=200, max_vms=2, **changes)
+    yield job
+    job.end()
+
+
+def gpu_of_trainer(state: State) -> int:
+    (gpu,) = state.vms[trainer(state)].gpus
+    return gpu.index
+
+
+def test_a_vm_whose_gpu_fails_is_returned_and_replaced(
+    gpus: FakeGpus, job: Job
+) -> None:
+    manager = job.start()
+    state = job.wait_for(is_training)
+    assert "x NVIDIA A10G (GPU), fp32" in computes_on(state)
+    gpus.change(gpu_of_trainer(state), xids=[79])
+    state = job.wait_for(lambda now: now.tally.sick_gpus == 1 and len(now.vms) == 2)
+    (hit,) = state.interruptions
+    assert hit.interruption == "sick_gpu"
+    assert hit.reason.endswith("XID 79: the GPU has fallen off the bus")
+    state = assert_ended_well(job, manager)
+    assert state.tally.vms_launched == 3
+    assert state.tally.preemptions_unnoticed == 0
+
+
+def test_a_kernel_that_fails_costs_a_worker_and_no_vm(gpus: FakeGpus, job: Job) -> None:
+    manager = job.start()
+    state = job.wait_for(is_training)
+    # Neighbours on the same GPU share its events here: the first to look gets this one.
+    gpus.change(gpu_of_trainer(state), xids=[31] * 4)
+    job.wait_for(lambda now: now.tally.worker_deaths >= 1)
+    state = assert_ended_well(job, manager)
+    assert state.tally.vms_launched == 2
+    assert "XID 31" in state.interruptions[0].reason
+
+
+@pytest.mark.parametrize("job", [{"device": "gpu"}], indirect=True)
+def test_a_job_for_gpus_never_trains_on_cpus_and_does_not_rent_for_ever(
+    gpus: FakeGpus, job: Job
+) -> None:
+    gpus.set(error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    manager = job.start()
+    assert manager.wait(END_S) == 6, job.dir.log.read_text()[-2000:]
+    state = job.state()
+    assert state.outcome is not None
+    assert "no NVIDIA driver is installed" in state.outcome.reason
+    assert state.progress.step == 0
+    assert MAX_UNFIT <= len(job.rented()) <= MAX_UNFIT + 1
+    assert all(vm.state is VmState.TERMINATED for vm in job.rented())

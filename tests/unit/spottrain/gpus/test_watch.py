@@ -1,0 +1,113 @@
+"""GPUs that fail or slow down while a VM trains."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from tests.fakes.gpus import FakeGpus
+
+from spottrain.gpus import watch
+from spottrain.gpus.nvml import open_nvml
+from spottrain.wire.messages import GpuSick, GpuThrottled
+
+Put = Callable[..., FakeGpus]
+
+
+class Watched:
+    """What a watch over the machine's GPUs says, until it or the test ends it."""
+
+    def __init__(self, act: Callable[[Watched], None] = lambda watched: None) -> None:
+        self.reports: list[GpuSick | GpuThrottled] = []
+        self.restarted: list[tuple[str, str]] = []
+        self.notes: list[str] = []
+        self.closing = threading.Event()
+        self.act = act
+
+    def report(self, report: GpuSick | GpuThrottled) -> None:
+        self.reports.append(report)
+        self.act(self)
+
+    def restart(self, uuid: str, reason: str) -> None:
+        self.restarted.append((uuid, reason))
+        self.closing.set()
+
+    def run(self) -> None:
+        with open_nvml() as driver:
+            watch.GpuWatch(
+                driver, driver.gpus(), self.report, self.restart, self.notes.append
+            ).run(self.closing)
+
+
+@pytest.fixture(autouse=True)
+def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(watch, "WAIT_MS", 1)
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"xids": [79]}, "XID 79: the GPU has fallen off the bus"),
+        ({"rows": [0, 1, 0, 1]}, "a failed row of memory cannot be replaced"),
+        ({"recovery": 1}, "asks for a reset of the GPU"),
+    ],
+)
+def test_a_failed_gpu_is_reported_once(
+    machine_with: Put, change: dict[str, object], why: str
+) -> None:
+    machine_with(2).change(1, **change)
+    watched = Watched()
+    watched.run()
+    (report,) = watched.reports
+    assert isinstance(report, GpuSick)
+    assert report.reason.startswith("GPU 1 (NVIDIA A10G): ")
+    assert why in report.reason
+
+
+def test_a_lost_gpu_is_reported_even_if_waiting_fails(machine_with: Put) -> None:
+    gpus = machine_with()
+    with open_nvml() as driver:
+        found = driver.gpus()
+        gpus.change(lost=True)
+        watched = Watched()
+        watch.GpuWatch(
+            driver, found, watched.report, watched.restart, watched.notes.append
+        ).run(watched.closing)
+    (report,) = watched.reports
+    assert isinstance(report, GpuSick)
+    assert "fallen off the bus" in report.reason
+
+
+def test_a_kernel_that_failed_restarts_the_workers_of_its_gpu(
+    machine_with: Put,
+) -> None:
+    machine_with(2).change(1, xids=[63, 31])
+    watched = Watched()
+    watched.run()
+    ((uuid, reason),) = watched.restarted
+    assert uuid == "GPU-00000001-aaaa"
+    assert "XID 31" in reason
+    assert watched.reports == []
+    assert len(watched.notes) == 2
+
+
+def test_a_hot_gpu_is_reported_and_so_is_that_it_has_cooled(machine_with: Put) -> None:
+    gpus = machine_with(reasons=0x20 | 0x04)
+
+    def act(watched: Watched) -> None:
+        gpus.change(reasons=0x04)
+        if len(watched.reports) == 2:
+            watched.closing.set()
+
+    watched = Watched(act)
+    watched.run()
+    reason = "GPU 0 (NVIDIA A10G): thermal slowdown by software"
+    assert watched.reports == [GpuThrottled(reason=reason), GpuThrottled(reason="")]
+
+
+def test_gpus_without_events_are_looked_at_all_the_same(machine_with: Put) -> None:
+    machine_with(recovery=2).change(xids=None)
+    watched = Watched()
+    watched.run()
+    assert [type(report) for report in watched.reports] == [GpuSick]

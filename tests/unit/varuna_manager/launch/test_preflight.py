@@ -1,0 +1,156 @@
+"""Checks of devices and of torch before anything is rented."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.fakes.gpus import VARIABLE, FakeGpus
+from tests.fakes.nvml import pynvml
+
+from spottrain.cloud.aws.settings import IMAGE_NAME as AWS_IMAGE
+from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
+from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.ssh.hosts.bootstrap import check_gpus
+from spottrain.cloud.ssh.transport.hosts import UnfitHostError
+from spottrain.errors import ConfigError
+from spottrain.gpus.builds import CU126, PYPI, TorchBuild, driver_major
+from spottrain.varuna_manager.config.job import JobConfig, parse_config
+from spottrain.varuna_manager.launch import preflight
+
+CU126_INDEX = "https://download.pytorch.org/whl/cu126"
+
+
+def config(folder: Path, setup: str, *types: str, **changes: Any) -> JobConfig:
+    data = {
+        "name": "job",
+        "entrypoint": "train:job",
+        "minibatch_size": 8,
+        "steps": 1,
+        "workdir": str(folder),
+        "setup": setup,
+        "resources": {"provider": "aws"},
+        "checkpoint": {"path": "/shared"},
+        "aws": {"instance_types": types or ["g5.xlarge"]},
+        **changes,
+    }
+    return parse_config(data, "x")
+
+
+@pytest.mark.parametrize(
+    ("setup", "requirements", "build"),
+    [
+        ("", "", None),
+        ("pip install einops", "", None),
+        ("pip install torch", "", PYPI),
+        ("pip install -r needs.txt", "torch==2.13.0\neinops", PYPI),
+        ("pip install -r needs.txt", "einops", None),
+        ("pip install -r absent.txt", "", None),
+        (f"pip install torch --index-url {CU126_INDEX}", "", CU126),
+        ("pip install --requirement=needs.txt", "torch==2.13.0+cu126", CU126),
+        (
+            "pip install -r needs.txt",
+            f"--extra-index-url {CU126_INDEX}\ntorch",
+            CU126,
+        ),
+    ],
+)
+def test_the_torch_that_setup_installs_is_seen(
+    tmp_path: Path, setup: str, requirements: str, build: TorchBuild | None
+) -> None:
+    (tmp_path / "needs.txt").write_text(requirements)
+    assert preflight.build_in_setup(config(tmp_path, setup)) == build
+
+
+def test_pypis_torch_on_a_v100_is_refused_before_renting(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"V100: .*sm_70"):
+        preflight.check_build(config(tmp_path, "pip install torch", "p3.2xlarge"))
+    setup = f"pip install torch --index-url {CU126_INDEX}"
+    types = ["p3.2xlarge", "g5.xlarge"]
+    own = {"aws": {"instance_types": types, "image": "ami-12345678"}}
+    lines = preflight.check_build(config(tmp_path, setup, **own))
+    assert lines == ["aws: torch for CUDA 12.6 runs on A10G, V100"]
+    (line,) = preflight.check_build(config(tmp_path, "", **own))
+    assert line == "aws: torch that runs on A10G, V100: torch for CUDA 12.6"
+    with pytest.raises(ConfigError, match=r"driver 595\.91 does not know sm_70"):
+        preflight.check_build(config(tmp_path, setup, *types))
+
+
+def test_nothing_is_said_of_torch_where_no_gpu_is_rented(tmp_path: Path) -> None:
+    resources = {"provider": "aws", "device": "cpu"}
+    only = config(tmp_path, "pip install torch", "c7i.large", resources=resources)
+    assert preflight.check_build(only) == []
+
+
+def test_types_that_are_left_out_are_told(tmp_path: Path) -> None:
+    precision = {"runtime": {"precision": "bf16"}}
+    job = config(tmp_path, "", "g4dn.xlarge", "g5.xlarge", **precision)
+    first, *_ = preflight.check_build(job)
+    assert first.startswith("g4dn.xlarge is left out: runtime.precision: T4 (sm_75)")
+
+
+def test_drivers_of_images_are_known_as_far_as_they_are_published() -> None:
+    for cloud, image in (
+        ("aws", AWS_IMAGE),
+        ("azure", AZURE_IMAGE),
+        ("gcp", GCP_IMAGE),
+    ):
+        driver = preflight.driver_of_image(cloud, image)
+        assert driver_major(driver) >= PYPI.min_driver
+    assert preflight.driver_of_image("aws", "ami-1234") == ""
+    assert preflight.driver_of_image("gcp", "x/family/common-nvidia-550") == "550"
+
+
+def test_a_driver_older_than_torch_is_refused_before_renting(tmp_path: Path) -> None:
+    old = {"gcp": {"project": "p", "instance_types": ["g2-standard-4"]}}
+    old["gcp"]["image"] = "projects/x/global/images/family/common-nvidia-550"
+    resources = {"provider": "gcp"}
+    job = config(tmp_path, "pip install torch", resources=resources, **old)
+    with pytest.raises(ConfigError, match="needs driver 580 or newer: got 550"):
+        preflight.check_build(job)
+
+
+HOST = {"torch": "2.13.0", "cuda": "13.0", "driver": "580.95.05"}
+
+
+@pytest.mark.parametrize(
+    ("found", "device", "why"),
+    [
+        ({}, "auto", ""),
+        ({}, "gpu", ""),
+        ({"driver": ""}, "auto", ""),
+        ({"driver": ""}, "gpu", "no NVIDIA driver is loaded"),
+        ({"driver": ""}, "cpu", ""),
+        ({"driver": "570.1"}, "auto", "needs driver 580 or newer: got 570.1"),
+        ({"driver": "570.1"}, "cpu", ""),
+        ({"cuda": ""}, "auto", "built for CPUs"),
+        ({"torch": "", "cuda": ""}, "gpu", ""),
+    ],
+)
+def test_a_hosts_driver_is_checked_against_its_torch(
+    found: dict[str, str], device: Any, why: str
+) -> None:
+    if not why:
+        check_gpus("host a", HOST | found, device)
+        return
+    with pytest.raises(UnfitHostError, match=f"host a: .*{why}"):
+        check_gpus("host a", HOST | found, device)
+
+
+def test_this_machines_gpus_are_checked_before_a_local_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = {"name": "j", "entrypoint": "a:b", "minibatch_size": 1, "steps": 1}
+    job = parse_config(data, "x")
+    gpus = FakeGpus(tmp_path / "nvml.json")
+    monkeypatch.setenv(VARIABLE, str(gpus.file))
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml)
+    assert preflight.check_here(job) == "computes on: NVIDIA A10G"
+    gpus.change(recovery=1)
+    with pytest.raises(CloudError, match=r"this machine: GPU 0 .* asks for a reset"):
+        preflight.check_here(job)
+    gpus.set(error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
+    assert preflight.check_here(job).endswith(", 1 thread")
