@@ -8,7 +8,7 @@ which makes the files a checkpoint, is ``spottrain.manifest``.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -167,7 +167,11 @@ class SnapshotWriter:
         self.close()
 
     def submit(
-        self, name: str, sections: Mapping[int, Tensors], part: int | None = None
+        self,
+        name: str,
+        sections: Mapping[int, Tensors],
+        part: int | None = None,
+        wait: Callable[[], None] = lambda: None,
     ) -> None:
         """Have ``sections`` written into checkpoint ``name``; returns at once.
 
@@ -175,8 +179,10 @@ class SnapshotWriter:
             name: From ``manifest.new_name``.
             sections: Tensors of each section, owned by the writer from now on.
             part: Which share of the sections, when several replicas write them.
+            wait: Called in the thread, returns once the tensors are there.
         """
-        self._pending.append(self._thread.submit(self._write, name, sections, part))
+        future = self._thread.submit(self._write, name, sections, part, wait)
+        self._pending.append(future)
 
     def poll(self) -> SnapshotOutcome | None:
         """Return the outcome of the oldest snapshot if there is one already."""
@@ -193,8 +199,13 @@ class SnapshotWriter:
         self._thread.shutdown()
 
     def _write(
-        self, name: str, sections: Mapping[int, Tensors], part: int | None
+        self,
+        name: str,
+        sections: Mapping[int, Tensors],
+        part: int | None,
+        wait: Callable[[], None],
     ) -> SnapshotOutcome:
+        wait()
         files = []
         try:
             for section, tensors in sorted(sections.items()):

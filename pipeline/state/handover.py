@@ -235,9 +235,13 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def trained_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return parameters and optimizer state under the names that checkpoints use."""
+    return all_tensors(arena) if arena.numbers.has_state else dict(arena.parameters)
+
+
+def all_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
+    """Return parameters, and optimizer state whether or not there is any yet."""
     tensors = dict(arena.parameters)
-    if arena.numbers.has_state:
-        for name, values in arena.state.items():
-            for key, value in values.items():
-                tensors[state_name(name, key)] = value
+    for name, values in arena.state.items():
+        for key, value in values.items():
+            tensors[state_name(name, key)] = value
     return tensors

@@ -27,10 +27,11 @@ from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.devices.port import Transfer
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import SnapshotOutcome, SnapshotWriter
 from spottrain.pipeline.state.context import WorkerContext
-from spottrain.pipeline.state.handover import trained_tensors
+from spottrain.pipeline.state.handover import all_tensors, trained_tensors
 from spottrain.storage.store import StorageError
 from spottrain.wire import messages
 from spottrain.wire.codec import from_data
@@ -69,6 +70,10 @@ class CheckpointRound:
         width = command.plan.data_parallel_width
         self._share = [section for section in arenas if section % width == replica]
         self._writer = SnapshotWriter(context.checkpoints)
+        self._copying: list[Transfer] = []
+        """Copies under way from the device."""
+        self._rooms = {} if context.device.is_host else self._make_rooms()
+        """Page-locked room for copies, kept: to lock it takes longer than to copy."""
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None
         self._saved = self._step_of(command.checkpoint)
@@ -76,19 +81,50 @@ class CheckpointRound:
             store.set("nonce", new_name(0, 0).rpartition("-")[2])
         self._nonce = store.get("nonce").decode()
 
+    def _make_rooms(self) -> dict[tuple[int, str], torch.Tensor]:
+        return {
+            (section, name): self._context.device.allocate_host(
+                tensor.shape, tensor.dtype
+            )
+            for section in self._share
+            for name, tensor in all_tensors(self._arenas[section]).items()
+        }
+
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is to begin after ``step`` mini-batches."""
         every = self._context.loaded.spec.checkpoint_every_steps
         return self._pending is None and step % every == 0 and step != self._saved
 
     def start(self, step: int) -> None:
-        """Copy this rank's share and have it written."""
+        """Begin to copy this rank's share, and have it written.
+
+        What is on a GPU comes down beside computations, into room that was locked once.
+        """
         copies = {
-            section: {name: tensor.clone() for name, tensor in tensors.items()}
+            section: {
+                name: self._copy(section, name, tensor)
+                for name, tensor in tensors.items()
+            }
             for section, tensors in self._tensors().items()
         }
         self._tracker.adopt_all(copies)
         self._submit(step, copies)
+
+    def _copy(self, section: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        room = self._rooms.get((section, name))
+        if room is None:
+            return tensor.clone()
+        if self._arenas[section].device is None:
+            return room.copy_(tensor)
+        transfer = self._context.device.download(tensor, room)
+        self._copying.append(transfer)
+        return room
+
+    def finish_copying(self) -> None:
+        """Wait until sections may change again."""
+        for transfer in self._copying:
+            self._context.device.finish(transfer)
+        self._copying.clear()
 
     def settled_step(self) -> int:
         """Return the step of the pending checkpoint if this rank's share is settled."""
@@ -132,7 +168,13 @@ class CheckpointRound:
 
     def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
         self._pending = step
-        self._writer.submit(self._name(step), share)
+        device, copying = self._context.device, tuple(self._copying)
+
+        def wait() -> None:
+            for transfer in copying:
+                device.finish(transfer)
+
+        self._writer.submit(self._name(step), share, wait=wait)
 
     def close(self) -> None:
         """End the writing thread, once what it was given is written."""

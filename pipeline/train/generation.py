@@ -389,6 +389,7 @@ class _Training:
         decision = fold(generation, step, all_ranks.contributions, stops)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
+        self._saving.finish_copying()
         with self._tracker.watch():
             for section in self._arenas:
                 self._updating = section
