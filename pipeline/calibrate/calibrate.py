@@ -257,7 +257,7 @@ class _Round:
             links.expect(Direction.ACTIVATION, 1)
             arrival = links.arrival(wait=True)
             assert arrival is not None
-            activation = self._device.wait(arrival.transfer)
+            activation = arrival.on(self._device)
         sent = self._bench.warm_up(batch, activation)
         if after is not None:
             assert sent is not None

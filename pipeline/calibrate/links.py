@@ -145,7 +145,7 @@ def _echo(links: PipelineLinks, device: Device) -> None:
     while True:
         arrival = links.arrival(wait=True)
         assert arrival is not None
-        message = device.wait(arrival.transfer)
+        message = arrival.on(device)
         if message.numel() == 1:
             return
         links.expect(Direction.ACTIVATION, 1)

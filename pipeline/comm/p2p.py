@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from queue import Queue, SimpleQueue
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from spottrain.pipeline.comm.collectives import GATHER_TAG
 from spottrain.pipeline.comm.groups import GenerationBrokenError
 from spottrain.pipeline.devices.port import Device, Transfer
+from spottrain.wire.messages import WireType
 
 _MAX_DIMENSIONS = 8
 _MAX_PENDING_SENDS = 16
@@ -42,6 +44,12 @@ class Arrival:
 
     direction: Direction
     transfer: Transfer
+    dtype: torch.dtype
+    """In which its sender computes; it may travel in another one."""
+
+    def on(self, device: Device) -> torch.Tensor:
+        """Return the tensor, to be computed with from now on."""
+        return device.wait(self.transfer).to(self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +77,19 @@ class _Part(Enum):
 
 
 _Signature = tuple[int, ...]
-"""Of a tensor: the index of its dtype, then its shape; empty if it is not known."""
-
-
-def _signature(tensor: torch.Tensor) -> _Signature:
-    return (_DTYPES.index(tensor.dtype), *tensor.shape)
+"""Of a tensor: the indices of the dtypes in which it travels and in which its sender
+computes, then its shape; empty if it is not known."""
+_WIRE_TYPES: Mapping[WireType, torch.dtype | None] = {
+    "own": None,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+}
 
 
 def _empty(signature: _Signature, device: Device) -> torch.Tensor:
     if not signature:
         return torch.empty(1, dtype=torch.uint8)
-    return device.allocate_host(signature[1:], _DTYPES[signature[0]])
+    return device.allocate_host(signature[2:], _DTYPES[signature[0]])
 
 
 class _Posted:
@@ -96,7 +106,7 @@ class _Posted:
         self._direction = direction
         self._signature = signature
         self._device = device
-        self._header = torch.empty(_MAX_DIMENSIONS + 2, dtype=torch.int64)
+        self._header = torch.empty(_MAX_DIMENSIONS + 3, dtype=torch.int64)
         self._payload = _empty(signature, device)
         self._works = [
             self._post(part, tensor)
@@ -110,8 +120,8 @@ class _Posted:
         """Return the tensor, and its signature."""
         for work in reversed(self._works):  # the header is here before the payload
             work.wait()
-        dtype, dimensions, *shape = self._header.tolist()
-        signature = (dtype, *shape[:dimensions])
+        dtype, own, dimensions, *shape = self._header.tolist()
+        signature = (dtype, own, *shape[:dimensions])
         if signature == self._signature:
             return signature, self._payload
         tensor = _empty(signature, self._device)
@@ -162,7 +172,19 @@ class _Receiver(threading.Thread):
             signature, tensor = posted.popleft().wait()
             self._signatures.append(signature)
             transfer = self._device.upload(tensor)
-            self._arrivals.put(Arrival(self._direction, transfer))
+            own = _DTYPES[signature[1]]
+            self._arrivals.put(Arrival(self._direction, transfer, own))
+
+
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """A tensor to send, on its way from the device."""
+
+    direction: Direction
+    target: int
+    transfer: Transfer
+    dtype: torch.dtype
+    """In which it was computed."""
 
 
 class _Sends:
@@ -175,21 +197,23 @@ class _Sends:
         }
         """Signatures of the latest tensors sent."""
 
-    def post(self, direction: Direction, target: int, tensor: torch.Tensor) -> None:
+    def post(self, message: _Message, tensor: torch.Tensor) -> None:
         """Send a tensor of the host."""
-        signature = _signature(tensor)
-        header = torch.zeros(_MAX_DIMENSIONS + 2, dtype=torch.int64)
-        described = signature[0], tensor.dim(), *tensor.shape
+        direction, target = message.direction, message.target
+        dtypes = _DTYPES.index(tensor.dtype), _DTYPES.index(message.dtype)
+        signature = (*dtypes, *tensor.shape)
+        header = torch.zeros(_MAX_DIMENSIONS + 3, dtype=torch.int64)
+        described = *dtypes, tensor.dim(), *tensor.shape
         header[: len(described)] = torch.tensor(described)
         parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
         if signature != self._sent[direction][0]:
             nothing = torch.empty(1, dtype=torch.uint8)
             parts |= {_Part.PAYLOAD: nothing, _Part.EXTRA: tensor}
         self._sent[direction].append(signature)
-        for part, message in parts.items():
-            work = dist.isend(message, target, tag=part.tag(direction))
+        for part, content in parts.items():
+            work = dist.isend(content, target, tag=part.tag(direction))
             assert work is not None
-            self._works.append((work, message))
+            self._works.append((work, content))
         while len(self._works) > _MAX_PENDING_SENDS:
             self._works.popleft()[0].wait()
 
@@ -209,17 +233,15 @@ class _Sender(threading.Thread):
         self._device = device
         self._sends = sends
         self._arrivals = arrivals
-        self.orders: Queue[tuple[Direction, int, Transfer] | None] = Queue()
+        self.orders: Queue[_Message | None] = Queue()
         """Tensors to send; ``None`` ends the thread."""
 
     def run(self) -> None:
         broken = False
-        while (order := self.orders.get()) is not None:
-            direction, target, transfer = order
+        while (message := self.orders.get()) is not None:
             try:
                 if not broken:
-                    tensor = self._device.finish(transfer)
-                    self._sends.post(direction, target, tensor)
+                    self._sends.post(message, self._device.finish(message.transfer))
             except RuntimeError as error:
                 broken = True
                 self._arrivals.put(_Broken(str(error)))
@@ -236,11 +258,17 @@ class PipelineLinks:
         previous: Rank of the stage before, if there is one.
         following: Rank of the stage after, if there is one.
         device: Where tensors are sent from, and go to.
+        wire: Type in which they travel, where theirs is wider.
     """
 
     def __init__(
-        self, previous: int | None, following: int | None, device: Device
+        self,
+        previous: int | None,
+        following: int | None,
+        device: Device,
+        wire: WireType = "own",
     ) -> None:
+        self._wire = _WIRE_TYPES[wire]
         self._previous = previous
         self._following = following
         self._device = device
@@ -281,11 +309,15 @@ class PipelineLinks:
         forward = direction is Direction.ACTIVATION
         target = self._following if forward else self._previous
         assert target is not None
-        transfer = self._device.download(tensor.contiguous())
+        dtype, tensor = tensor.dtype, tensor.contiguous()
+        if self._wire is not None and dtype.itemsize > self._wire.itemsize:
+            tensor = tensor.to(self._wire)
+        transfer = self._device.download(tensor)
+        message = _Message(direction, target, transfer, dtype)
         if self._sender is None:
-            self._sends.post(direction, target, self._device.finish(transfer))
+            self._sends.post(message, self._device.finish(transfer))
         else:
-            self._sender.orders.put((direction, target, transfer))
+            self._sender.orders.put(message)
 
     def flush(self) -> None:
         """Wait until the neighbours have taken all that was sent."""

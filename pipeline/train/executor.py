@@ -26,8 +26,8 @@ from spottrain.morphing.schedules.schedule import (
 )
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
-from spottrain.pipeline.devices.port import Device, Transfer
+from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
+from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch
@@ -134,7 +134,7 @@ class StageExecutor:
                 if not self._reads_examples(chunk):
                     arrival = links.arrival(wait=True)
                     assert arrival is not None
-                    activation = self.device.wait(arrival.transfer)
+                    activation = arrival.on(self.device)
                     awaited -= 1
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
@@ -235,13 +235,13 @@ class _Minibatch:
             self._links.expect(direction, len(units))
         self._batches: dict[int, Batch] = {}
         """Examples of micro-batches in flight in any chunk."""
-        self._arrived: dict[Unit, Transfer] = {}
+        self._arrived: dict[Unit, Arrival] = {}
         """What has come in, on its way to the device."""
         self._stash: dict[Unit, torch.Tensor] = {}
         """Inputs of what is in flight."""
         self._graphs: dict[Unit, torch.Tensor] = {}
         """Outputs whose graph is kept."""
-        self._gradients: dict[Unit, Transfer] = {}
+        self._gradients: dict[Unit, Arrival] = {}
         """Of outputs, that have come in and wait for their backward."""
         self._losses: list[tuple[torch.Tensor, torch.Tensor | float]] = []
         self.tasks: list[tuple[Any, Any]] = []
@@ -295,10 +295,10 @@ class _Minibatch:
         unit = next(self._awaited[arrival.direction])
         self._stage.tracker.adopt(arrival.transfer.target)
         if arrival.direction is Direction.ACTIVATION:
-            self._arrived[unit] = arrival.transfer
+            self._arrived[unit] = arrival
             self._progress.activation_arrived(unit[1])
         else:
-            self._gradients[unit] = arrival.transfer
+            self._gradients[unit] = arrival
             self._progress.gradient_arrived(unit[1])
         return True
 
@@ -331,7 +331,7 @@ class _Minibatch:
     def _compute(self, task: Task, keep: bool) -> StageOutput:
         unit = j, chunk = _unit(task)
         if (arrived := self._arrived.pop(unit, None)) is not None:
-            self._stash[unit] = self._device.wait(arrived)
+            self._stash[unit] = arrived.on(self._device)
         activation = self._stash.get(unit)
         if activation is not None:
             activation.requires_grad_()
@@ -353,7 +353,7 @@ class _Minibatch:
         self._stage.faults.at(Hook.BACKWARD)
         out = self._graphs.pop(unit)
         if (arrived := self._gradients.pop(unit, None)) is not None:
-            gradient = self._device.wait(arrived)
+            gradient = arrived.on(self._device)
         else:  # none comes for the loss
             gradient = torch.full_like(out, self._scale)
         # Without a graph everything up to here is frozen; of a loss that is an error.

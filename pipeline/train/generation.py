@@ -170,7 +170,7 @@ class _Training:
             context, command, self._arenas, self._replica, store, self._tracker
         )
         # Threads begin last, when no code of the user's can raise any more.
-        self._links = PipelineLinks(*neighbours(plan, rank), context.device)
+        self._links = PipelineLinks(*neighbours(plan, rank), context.device, spec.wire)
         self._executor = self._make_executor()
         self._updating: int | None = None
         """The section whose update is under way."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from tests.integration.fleet import Fleet, Host, Zygote, make_plan, read_weights
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import messages
-from spottrain.wire.messages import JobSpec
+from spottrain.wire.messages import JobSpec, WireType
 from spottrain.wire.model import Plan, Precision, Reduction, StateHome
 
 NUM_SECTIONS = 4
@@ -397,6 +397,31 @@ def test_gradients_that_leave_their_range_are_computed_again_to_the_same_bits(
     )
 
     assert weights == expected
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp16"])
+def test_tensors_that_travel_in_fewer_bits_change_weights_by_rounding_only(
+    zygote: Zygote, tmp_path: Path, wire: WireType
+) -> None:
+    losses = []
+    wires: tuple[WireType, ...] = ("own", wire)
+    for one in wires:
+        (folder := tmp_path / one).mkdir()
+        spec = replace(job_spec(folder, "fast"), wire=one)
+        with Fleet(spec, "ab", folder / "log", zygote) as fleet:
+            fleet.ready()
+            plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS)
+            fleet.train(lambda _, plan=plan: plan, fleet.initialise())  # type: ignore[misc]
+            found = {
+                r.step: r.loss
+                for _, r in fleet.history
+                if isinstance(r, messages.MinibatchCommitted) and r.loss
+            }
+        losses.append([loss for _, loss in sorted(found.items())])
+
+    assert len(losses[0]) == STEPS
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
 @pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)

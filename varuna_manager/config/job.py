@@ -47,7 +47,7 @@ from spottrain.varuna_manager.config.files import explain, read_job_file, to_jso
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
-from spottrain.wire.messages import DeviceChoice, JobSpec, Network
+from spottrain.wire.messages import DeviceChoice, JobSpec, Network, WireType
 from spottrain.wire.model import Precision, Reduction, ScheduleKind, StateHome
 
 MAX_MEASURED_MICROBATCH = 16
@@ -208,6 +208,10 @@ class RuntimeConfig(Section):
     the faster one that fits."""
     network: Network = "auto"
     """Library that sums gradients over GPUs; `auto`: the faster one in calibration."""
+    wire: WireType = "own"
+    """Type in which activations and their gradients travel between stages: `bf16` or
+    `fp16` for half the bytes of fp32, at the price of rounding; `own` with `reduction:
+    exact`."""
 
     @property
     def asked_state(self) -> StateHome | None:
@@ -291,6 +295,15 @@ class JobConfig(Section):
             raise ValueError(
                 f"minibatch_size must be a multiple of microbatch_size: got "
                 f"{self.minibatch_size} and {m}"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _rounds_nothing_more(self) -> Self:
+        if self.reduction == "exact" and self.runtime.wire != "own":
+            raise ValueError(
+                f"runtime.wire must be own with reduction exact: got "
+                f"{self.runtime.wire}; a plan's cuts would change the weights"
             )
         return self
 
@@ -382,6 +395,7 @@ class JobConfig(Section):
             device=self.device,
             precision=self.runtime.precision,
             network=self.runtime.network,
+            wire=self.runtime.wire,
         )
 
     def deadline_s(self, launched_at_s: float) -> float | None:

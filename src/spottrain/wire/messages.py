@@ -23,6 +23,9 @@ from spottrain.wire.model import (
 
 DeviceChoice = Literal["auto", "gpu", "cpu"]
 """What workers compute on; ``auto``: on GPUs where a VM has them."""
+WireType = Literal["own", "bf16", "fp16"]
+"""Type in which activations and their gradients travel between stages; ``own``: that in
+which they are computed."""
 Network = Literal["auto", "nccl", "gloo"]
 """Library of the gradients' all-reduce; ``auto``: the faster one in calibration."""
 
@@ -49,6 +52,7 @@ class JobSpec:
     device: DeviceChoice = "auto"
     precision: Precision = "fp32"
     network: Network = "auto"
+    wire: WireType = "own"
     schema_version: int = SCHEMA_VERSION
 
 

@@ -113,6 +113,10 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
         ({"steps": True}, "steps: must be a valid integer: got True"),
         ({"name": "Not OK"}, "name: must be at most 63 of a-z, 0-9 and -"),
         ({"entrypoint": "train"}, "entrypoint: must be module:function"),
+        (
+            {"reduction": "exact", "runtime": {"wire": "bf16"}},
+            "runtime.wire must be own with reduction exact: got bf16",
+        ),
         ({"reduction": "exct"}, "reduction: must be 'fast' or 'exact': got 'exct'"),
         (
             {"microbatch_size": 3},
