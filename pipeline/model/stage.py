@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NoReturn
@@ -28,6 +29,8 @@ StageOutput = torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]
 Seeds = Callable[[int], int]
 """The seed of a section's random numbers, for the micro-batch at hand."""
 
+CHECK_FINITE = "SPOTTRAIN_CHECK_FINITE"
+"""Environment variable of a job that lets every section's output be checked: slow."""
 AUTOCAST_TYPES: Mapping[Precision, torch.dtype | None] = {
     "fp32": None,
     "bf16": torch.bfloat16,
@@ -80,6 +83,7 @@ class StageModel:
         self._job = job
         self._layout = layout
         self._device = torch.device(device)
+        self._checks_finite = bool(os.environ.get(CHECK_FINITE))
         self._autocast_type = AUTOCAST_TYPES[precision]
         self._model = build_skeleton(job.model).train()
         self._twin = build_skeleton(job.model).to("meta") if sections.start else None
@@ -158,7 +162,16 @@ class StageModel:
             )
         check_loss(result)
         loss, weight = result
+        self._check_finite(reached, loss)
         return loss, weight.detach() if isinstance(weight, torch.Tensor) else weight
+
+    def _check_finite(self, section: int, output: torch.Tensor) -> None:
+        """Name the first section whose output is not finite, if that was asked for."""
+        if self._checks_finite and not bool(torch.isfinite(output.detach()).all()):
+            raise UserCodeError(
+                f"the output of section {section} is not finite, as the first one: its "
+                f"blocks or their parameters make nan or inf ({CHECK_FINITE} is set)"
+            )
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self._autocast_type is None:
@@ -230,6 +243,7 @@ class StageModel:
                 return with_activation(cut, self._received)
             output = forward(*args, **kwargs)
             activation = split_output(cut.module, output)[0]
+            self._check_finite(section, activation)
             if section == last:
                 raise _Unwind(activation.contiguous())
             self._enter(section + 1)

@@ -269,7 +269,7 @@ def add_hook(
 def _add_converted(total: torch.Tensor, parameter: torch.Tensor) -> None:
     gradient, parameter.grad = parameter.grad, None
     assert gradient is not None
-    total.add_(gradient.to(total.dtype))
+    total.add_(gradient)
 
 
 class _SectionSum:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -14,7 +15,7 @@ from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
-from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.stage import CHECK_FINITE, StageModel
 from spottrain.pipeline.model.tracer import trace
 
 
@@ -209,6 +210,21 @@ def test_storage_of_the_wrong_shape_is_refused(layout: ModelLayout) -> None:
     tensors[0]["embed.weight"] = torch.zeros(3)
     with pytest.raises(SpottrainError, match=r"embed\.weight in section 0 must be"):
         StageModel(JOB, layout, range(1), tensors)
+
+
+def test_the_first_section_that_is_not_finite_is_named_if_that_is_asked_for(
+    layout: ModelLayout, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run() -> torch.Tensor:
+        tensors = tensors_of(layout)
+        next(iter(tensors[2].values())).fill_(math.nan)
+        return loss_of(StageModel(JOB, layout, range(4), tensors))
+
+    assert run().isnan()
+    monkeypatch.setenv(CHECK_FINITE, "1")
+
+    with pytest.raises(UserCodeError, match="output of section 2 is not finite"):
+        run()
 
 
 def test_the_first_stage_takes_no_activation_and_later_ones_do(
