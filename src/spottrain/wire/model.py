@@ -192,8 +192,8 @@ class Profile:
     messages included, where ``MicrobatchProfile.overheads`` does not give it by
     kind."""
     upload_bytes_per_s: float = 0.0
-    """From page-locked memory of a VM to its GPU; 0: not measured, as are the next four
-    wherever there is no GPU."""
+    """From page-locked memory of a VM to its GPU; 0: not measured, as for the next four;
+    only workers on GPUs have a bus, a CPU's optimizer beside the device's, a context."""
     download_bytes_per_s: float = 0.0
     """The other way."""
     host_optimizer_s_per_byte: float = 0.0
