@@ -55,6 +55,10 @@ class SectionFacts:
     """The one activation that leaves this section for the next (0 for the last)."""
     gradient_bytes: int | None = None
     """Gradients of the parameters that are trained; ``None``: as many as parameters."""
+    lowered_bytes: int | None = None
+    """Of ``param_bytes`` those of matrices that autocast converts before anything else is
+    done with them: a GPU's copies of them have its type. ``None``: unknown, as in facts
+    written before it was kept."""
     flops_per_example: int | None = None
     """Matrix multiplications of one forward over one example, see
     ``morphing.plan.flops``; ``None``: unknown, as in facts written before it was kept."""

@@ -82,6 +82,16 @@ def test_what_was_not_measured_is_assumed() -> None:
     assert up_s == 400 / BUS_BYTES_PER_S
 
 
+def test_what_autocast_does_not_convert_first_keeps_its_type() -> None:
+    some = [
+        replace(section, lowered_bytes=None if section.index else 200)
+        for section in FACTS.sections[:2]
+    ]
+    half, full = Compute(precision="bf16"), Compute()
+    assert (half.cast_bytes(some), full.cast_bytes(some)) == (100 + 400, 0)
+    assert (half.working_bytes(some), full.working_bytes(some)) == (1100, 1600)
+
+
 def test_only_exact_backwards_quantise() -> None:
     profile = replace(PROFILE, quantise_s_per_byte=0.01)
     assert sections_at(profile, 1, FACTS, "fast") == profile.sections_at(1)
