@@ -207,7 +207,7 @@ def workload_of(model: Published) -> Workload:
         gpu_memory_bytes=16160 << 20,
         usd_per_hour=0.918,
         is_gpu=True,
-        host_memory_bytes=112 * 10**9,
+        host_memory_bytes=112 << 30,
         precision="fp16",
     )
 
@@ -233,6 +233,7 @@ def _facts(
         param_bytes=PARAMETER_BYTES * parameters,
         optimizer_bytes=OPTIMIZER_BYTES * parameters,
         activation_bytes_per_example=0 if last else WIRE_BYTES * LENGTH * model.hidden,
+        lowered_bytes=PARAMETER_BYTES * layers * 12 * model.hidden**2,
         flops_per_example=layers * model.layer_flops
         + heads * 2 * LENGTH * model.hidden * VOCABULARY,
     )
@@ -279,7 +280,7 @@ def _sources(model: Published) -> tuple[str, ...]:
             "to 50304."
         ),
         (
-            "Machines: 1-GPU NC6_v3 VMs, 16 GB V100 (16160 MiB as its driver tells), 112 GB "
+            "Machines: 1-GPU NC6_v3 VMs, 16 GB V100 (16160 MiB as its driver tells), 112 GiB "
             "of CPU RAM, 10 Gbit/s Ethernet (nominal): Varuna section 7."
         ),
         (
@@ -292,8 +293,9 @@ def _sources(model: Published) -> tuple[str, ...]:
         ),
         (
             "param_bytes 4 and optimizer_bytes 8 a parameter: float32 master copy and Adam's "
-            "moments; matrices are computed in float16 (precision). saved_bytes: s b h (34 + "
-            "5 a s / h) a layer (Korthikanti et al. 2022, section 4.1), and 6 bytes a logit. "
+            "moments. Layers' matrices are converted to float16, not the tied embedding, "
+            "which is also looked up. saved_bytes: s b h (34 + 5 a s / h) a layer "
+            "(Korthikanti et al. 2022, section 4.1), and 6 bytes a logit. "
             "Peaks of tasks: the two 4 h activations of the MLP or the scores and their "
             "gradient, whichever is larger; in a backward also the gradient of the largest "
             "matrix. Activations between stages are float16 (Varuna section 3)."

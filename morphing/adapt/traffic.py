@@ -6,24 +6,31 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
-from spottrain.wire.model import ModelFacts, Plan
+from spottrain.morphing.simulate.compute import trained_bytes
+from spottrain.morphing.simulate.reducing import SENT_PER_BYTE
+from spottrain.wire.model import ModelFacts, Plan, Reduction
 
 Place = TypeVar("Place", bound=Hashable)
 
 
 def sent_bytes(
-    plan: Plan, facts: ModelFacts, places: Mapping[str, Place]
+    plan: Plan,
+    facts: ModelFacts,
+    places: Mapping[str, Place],
+    reduction: Reduction,
 ) -> Counter[tuple[Place, Place]]:
     """Return the bytes per mini-batch that a plan sends between places.
 
     Activations and their gradients between stages, and the ring all-reduce of each
-    stage's gradients: ``2 (D - 1) / D`` times their size over every link of the ring.
+    stage's gradients: ``2 (D - 1) / D`` times their size over every link of the ring,
+    twice that for exact sums.
     Hand-overs, tied parameters and messages of a few bytes are left out.
 
     Args:
         plan: Who computes what.
         facts: Of the model.
         places: Where each VM of the plan is.
+        reduction: How gradients are summed up.
 
     Returns:
         Bytes both ways together, by the two places, which are never the same.
@@ -31,7 +38,7 @@ def sent_bytes(
     at = [places[slot.vm_id] for slot in plan.slots]
     num_bytes: Counter[tuple[Place, Place]] = Counter()
     if len(set(at)) > 1:
-        for links in (_activations(plan, facts), _gradients(plan, facts)):
+        for links in (_activations(plan, facts), _gradients(plan, facts, reduction)):
             for here, there, count in links:
                 if at[here] != at[there]:
                     num_bytes[at[here], at[there]] += count
@@ -54,13 +61,11 @@ def _activations(plan: Plan, facts: ModelFacts) -> _Links:
             yield replica * depth + here, replica * depth + there, num_bytes
 
 
-def _gradients(plan: Plan, facts: ModelFacts) -> _Links:
+def _gradients(plan: Plan, facts: ModelFacts, reduction: Reduction) -> _Links:
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     for stage in range(depth if width > 1 else 0):
         size = sum(
-            section.param_bytes
-            if section.gradient_bytes is None
-            else section.gradient_bytes
+            SENT_PER_BYTE[reduction] * trained_bytes(section)
             for run in range(stage, depth * plan.chunks, depth)
             for section in facts.sections[
                 plan.stage_bounds[run] : plan.stage_bounds[run + 1]

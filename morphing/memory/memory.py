@@ -87,8 +87,8 @@ class HostMemory:
     snapshot_bytes: int = 0
     """The worker's share of a periodic checkpoint, wherever it is copied from."""
     staging_bytes: int = 0
-    """Page-locked copies of what is sent, and as much of what arrives; and of sums over
-    replicas where those of the host add them up (gloo)."""
+    """Page-locked copies of what is sent, and as much of what arrives; of sums over
+    replicas where the host adds them up (gloo); of matrices converted on their way."""
     process_bytes: int = 0
 
     @property
@@ -226,22 +226,23 @@ def stage_bytes(
     staging = 2 * (buffers + waiting)
     if width > 1 and (exact or terms.state == "device"):
         staging += (ACCUMULATORS if exact else 1) * gradients
+    casts = terms.compute.cast_bytes(own)
     if terms.state == "host":
-        return _on_host(whole, terms, buffers, staging)
-    return _on_device(whole, terms, PAGE_BYTES * (len(own) + 1), staging)
+        return _on_host(whole, exact, casts, buffers, staging)
+    return _on_device(whole, casts, PAGE_BYTES * (len(own) + 1), staging)
 
 
 def _on_host(
-    whole: StageMemory, terms: WorkerTerms, buffers: int, staging: int
+    whole: StageMemory, exact: bool, casts: int, buffers: int, staging: int
 ) -> StageMemory:
     """Return the memory of a GPU's worker that keeps committed state on the host.
 
     In exact mode the sum is made a gradient again section by section, on its way there.
+    Matrices are converted on the host, into page-locked memory of their own.
     """
-    exact = terms.reduction == "exact"
     return replace(
         whole,
-        parameters_bytes=terms.compute.working_bytes(whole.parameters_bytes),
+        parameters_bytes=whole.parameters_bytes - casts,
         gradients_bytes=0 if exact else whole.gradients_bytes,
         optimizer_bytes=0,
         undo_bytes=0,
@@ -254,25 +255,20 @@ def _on_host(
             update_bytes=whole.update_bytes - buffers,
             undo_bytes=whole.undo_bytes,
             snapshot_bytes=whole.snapshot_bytes,
-            staging_bytes=staging,
+            staging_bytes=staging + casts,
             process_bytes=PROCESS_BYTES,
         ),
     )
 
 
-def _on_device(
-    whole: StageMemory, terms: WorkerTerms, words: int, staging: int
-) -> StageMemory:
+def _on_device(whole: StageMemory, casts: int, words: int, staging: int) -> StageMemory:
     """Return the memory of a GPU's worker that keeps committed state on the device.
 
     Autocast keeps its casts of parameters for a forward and its backward.
     """
-    parameters = whole.parameters_bytes
-    mixed = terms.compute.precision != "fp32"
-    casts = terms.compute.working_bytes(parameters) if mixed else 0
     return replace(
         whole,
-        parameters_bytes=parameters + casts,
+        parameters_bytes=whole.parameters_bytes + casts,
         undo_bytes=whole.undo_bytes - words,
         snapshot_bytes=0,
         host=HostMemory(

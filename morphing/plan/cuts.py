@@ -75,15 +75,14 @@ class Cuts:
         Parameters, gradients and optimizer state, and of these what is computed on.
         """
         inputs = self.inputs
-        parameters = sum(s.param_bytes for s in inputs.facts.sections)
-        gradients = sum(map(trained_bytes, inputs.facts.sections))
-        optimizer = sum(s.optimizer_bytes for s in inputs.facts.sections)
+        sections = inputs.facts.sections
+        parameters = sum(s.param_bytes for s in sections)
+        gradients = sum(map(trained_bytes, sections))
+        optimizer = sum(s.optimizer_bytes for s in sections)
         everything = parameters + gradients + optimizer
         if not self.compute.on_gpu or state == "device":
             return WorkerBytes(everything)
-        return WorkerBytes(
-            self.compute.working_bytes(parameters) + gradients, everything
-        )
+        return WorkerBytes(self.compute.working_bytes(sections) + gradients, everything)
 
     # --- Bounds -----------------------------------------------------------------------
 

@@ -6,7 +6,7 @@ memory (``host``) and computes on working copies, or keeps it on the GPU (``devi
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from spottrain.wire.model import Precision, Profile, SectionFacts, StateHome
@@ -25,13 +25,23 @@ class Compute:
     on_gpu: bool = False
     precision: Precision = "fp32"
 
-    def working_bytes(self, param_bytes: int) -> int:
-        """Return the bytes of parameters in the type of the matrix multiplications.
+    def cast_bytes(self, sections: Iterable[SectionFacts]) -> int:
+        """Return the bytes of matrices as autocast converts them, to 2 bytes an element.
 
-        In mixed precision matrices, which are nearly all of the parameters, are used
-        only through autocast's cast to 2 bytes; the rest is counted like them.
+        Where it is not known which parameters these are, all are counted: matrices are
+        nearly all of them.
         """
-        return param_bytes if self.precision == "fp32" else -(-param_bytes // 2)
+        if self.precision == "fp32":
+            return 0
+        return sum(
+            (s.param_bytes if s.lowered_bytes is None else s.lowered_bytes) // 2
+            for s in sections
+        )
+
+    def working_bytes(self, sections: Iterable[SectionFacts]) -> int:
+        """Return the bytes of a GPU's copies of parameters, matrices converted."""
+        own = tuple(sections)
+        return sum(section.param_bytes for section in own) - self.cast_bytes(own)
 
 
 CPU = Compute()
@@ -93,7 +103,7 @@ def host_update_times_s(
         (
             trained_bytes(section) / down,
             section.param_bytes * update,
-            compute.working_bytes(section.param_bytes) / up,
+            compute.working_bytes((section,)) / up,
         )
         for section in sections
     ]

@@ -80,7 +80,7 @@ def machine_of(
         gpu_memory_bytes=kind.gpu.memory_bytes,
         speed=speed,
         network_bytes_per_s=kind.network_bytes_per_s,
-        is_gpu=True,
+        is_gpu=kind.device == "gpu",
         memory_bytes=kind.memory_bytes,
     )
 
@@ -88,7 +88,7 @@ def machine_of(
 def machine_as_offered(offer: Offer, gpus: int, speed: float) -> MachineShape:
     """Return a machine as its offer describes it.
 
-    Its slots are GPUs, and its own memory is known, where the catalogue has its type.
+    What its slots are, and its own memory, are known where the catalogue has its type.
 
     Args:
         offer: What was or could be rented.
@@ -100,7 +100,7 @@ def machine_as_offered(offer: Offer, gpus: int, speed: float) -> MachineShape:
         gpus=gpus,
         gpu_memory_bytes=offer.gpu_memory_bytes,
         speed=speed,
-        is_gpu=kind is not None and kind.gpus > 0,
+        is_gpu=(offer.device if kind is None else kind.device) == "gpu",
         memory_bytes=0 if kind is None else kind.memory_bytes,
     )
 

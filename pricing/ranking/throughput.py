@@ -152,7 +152,10 @@ class ThroughputCache:
             step_s=plan.predicted_step_s,
             examples_per_s=plan.minibatch_size / plan.predicted_step_s,
             sent_bytes=sent_bytes(
-                plan, self.job.facts, {s.vm_id: s.vm_id for s in plan.slots}
+                plan,
+                self.job.facts,
+                {slot.vm_id: slot.vm_id for slot in plan.slots},
+                self.job.reduction,
             ).total(),
         )
 

@@ -48,7 +48,7 @@ def open_generation(
     """Open the next generation with ``plan``: its store first."""
     state = transition.state
     sites = {vm_id: place_of(vm.offer).site for vm_id, vm in state.vms.items()}
-    sent = sent_bytes(plan, state.job.facts, sites)
+    sent = sent_bytes(plan, state.job.facts, sites, state.job.spec.reduction)
     generation = Generation(
         number=state.next_generation,
         plan=plan,

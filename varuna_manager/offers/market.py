@@ -61,7 +61,12 @@ def machine(offer: Offer) -> MachineShape:
 
 
 def own_market(
-    config: JobConfig, hazards: Hazards, now_s: float, *, is_measured: bool = True
+    config: JobConfig,
+    hazards: Hazards,
+    now_s: float,
+    *,
+    is_measured: bool = True,
+    on_gpus: bool = False,
 ) -> JobMarket:
     """Return the offers of the job file's own machines, spot and on demand.
 
@@ -71,6 +76,7 @@ def own_market(
         now_s: Seconds since the epoch.
         is_measured: Whether the profile was measured; a speed in the file makes an
             estimate in any case.
+        on_gpus: Whether it was measured on a GPU, hence slots are some.
     """
     (provider,) = config.resources.providers
     markets = (True, False) if provider == "local" else (True,)
@@ -92,7 +98,7 @@ def own_market(
             )
             priced = Priced(
                 offer=offer,
-                machine=machine(offer),
+                machine=replace(machine(offer), is_gpu=on_gpus),
                 losses_per_hour=losses_per_hour(offer, hazards),
                 boot_s=zone.boot_s,
                 max_vms=zone.capacity if spot else None,

@@ -387,6 +387,7 @@ def _own(
             hazards_of(history, now_s),
             now_s,
             is_measured=profile.origin == "measured",
+            on_gpus=profile.upload_bytes_per_s > 0,
         )
     base = base_of(
         profile,

@@ -288,8 +288,10 @@ def _peak_rate(offer: Offer, state: State) -> float | None:
     peak = peak_flops(kind.gpu, state.job.facts, state.job.spec.precision)
     if peak is None:
         return None
-    room_bytes = state.job.max_vms * kind.gpus * kind.gpu.memory_bytes
-    fits = checkpoint_bytes(state.job.facts) <= room_bytes
+    homes = {"host": kind.memory_bytes, "device": kind.gpus * kind.gpu.memory_bytes}
+    asked = state.job.state
+    room_bytes = max(homes.values()) if asked is None else homes[asked]
+    fits = checkpoint_bytes(state.job.facts) <= state.job.max_vms * room_bytes
     return kind.gpus * peak / 1e12 if fits else 0.0
 
 

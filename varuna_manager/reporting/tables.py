@@ -349,6 +349,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
         yield f"plan     none: {preview['why_not']}"
         return
     words = f"plan     {preview['plan']}, {execution_line(candidates[0])}"
+    if candidates[0]["host_stage_bytes"]:
+        words += f", state on the {candidates[0]['state']}"
     if "train_s" in preview:
         budget = preview["usd_budget"]
         of = "" if budget is None else f" of {fmt.dollars(budget)}"

@@ -55,6 +55,10 @@ class SectionFacts:
     """The one activation that leaves this section for the next (0 for the last)."""
     gradient_bytes: int | None = None
     """Gradients of the parameters that are trained; ``None``: as many as parameters."""
+    lowered_bytes: int | None = None
+    """Of ``param_bytes`` those of matrices that autocast converts before anything else is
+    done with them: a GPU's copies of them have its type. ``None``: unknown, as in facts
+    written before it was kept."""
     flops_per_example: int | None = None
     """Matrix multiplications of one forward over one example, see
     ``morphing.plan.flops``; ``None``: unknown, as in facts written before it was kept."""
@@ -192,8 +196,8 @@ class Profile:
     messages included, where ``MicrobatchProfile.overheads`` does not give it by
     kind."""
     upload_bytes_per_s: float = 0.0
-    """From page-locked memory of a VM to its GPU; 0: not measured, as are the next four
-    wherever there is no GPU."""
+    """From page-locked memory of a VM to its GPU; 0: not measured, as for the next four;
+    only workers on GPUs have a bus, a CPU's optimizer beside the device's, a context."""
     download_bytes_per_s: float = 0.0
     """The other way."""
     host_optimizer_s_per_byte: float = 0.0

@@ -38,13 +38,19 @@ def test_traffic_between_places_is_counted_in_both_directions(
     plan = plan_over(tuple("1234"))
     plan = replace(plan, replica_bounds=(0, 4, 8))
     where = dict(zip("1234", zones, strict=True))
-    assert sent_bytes(plan, MODEL, where).total() == num_bytes
+    assert sent_bytes(plan, MODEL, where, "fast").total() == num_bytes
+
+
+def test_exact_sums_are_twice_as_large() -> None:
+    plan = replace(plan_over(tuple("1234")), replica_bounds=(0, 4, 8))
+    where = dict(zip("1234", "aabb", strict=True))
+    assert sent_bytes(plan, MODEL, where, "exact").total() == 2 * (2 * 1000 + 2 * 400)
 
 
 def test_traffic_is_counted_between_the_places_of_the_vms() -> None:
     plan = replace(plan_over(tuple("1234")), replica_bounds=(0, 4, 8))
     where = dict(zip("1234", ("a", "a", "b", "c"), strict=True))
-    assert sent_bytes(plan, MODEL, where) == {
+    assert sent_bytes(plan, MODEL, where, "fast") == {
         ("b", "c"): 8 * 10,  # half of the examples, between the stages of a replica
         ("a", "b"): 1000,  # the first stage's ring of two, each way
         ("b", "a"): 1000,
@@ -55,7 +61,9 @@ def test_traffic_is_counted_between_the_places_of_the_vms() -> None:
 
 def test_one_pipeline_reduces_nothing() -> None:
     plan = plan_over(tuple("12"))
-    assert sent_bytes(plan, MODEL, {"1": "a", "2": "b"}) == {("a", "b"): 2 * 8 * 10}
+    assert sent_bytes(plan, MODEL, {"1": "a", "2": "b"}, "fast") == {
+        ("a", "b"): 2 * 8 * 10
+    }
 
 
 def test_an_interleaved_ring_hands_over_between_all_its_runs() -> None:
@@ -68,4 +76,6 @@ def test_an_interleaved_ring_hands_over_between_all_its_runs() -> None:
         chunks=2,
         stage_bounds=(0, 1, 2, 3, 4),
     )
-    assert sent_bytes(plan, model, {"1": "a", "2": "b"}).total() == 3 * 2 * 8 * 10
+    assert (
+        sent_bytes(plan, model, {"1": "a", "2": "b"}, "fast").total() == 3 * 2 * 8 * 10
+    )

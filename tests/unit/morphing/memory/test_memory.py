@@ -352,7 +352,7 @@ def test_with_state_on_the_host_a_gpu_holds_what_it_computes_on() -> None:
         update_bytes=77,
         undo_bytes=300 + 300 + 600 + 3 * PAGE_BYTES,
         snapshot_bytes=500 + 1000,
-        staging_bytes=2 * (PENDING_SENDS * 10 + 10),
+        staging_bytes=2 * (PENDING_SENDS * 10 + 10) + 250,
         process_bytes=PROCESS_BYTES,
     )
     assert memory.needed == (memory.total_bytes, memory.host.total_bytes)

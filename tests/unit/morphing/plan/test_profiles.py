@@ -121,6 +121,9 @@ NUMBERS: list[tuple[list[str | int], str]] = [
     (["between_vms", "jitter"], "between_vms.jitter"),
     (["optimizer_s_per_byte"], "optimizer_s_per_byte"),
     (["task_overhead_s"], "task_overhead_s"),
+    (["upload_bytes_per_s"], "upload_bytes_per_s"),
+    (["host_optimizer_s_per_byte"], "host_optimizer_s_per_byte"),
+    (["quantise_s_per_byte"], "quantise_s_per_byte"),
     (
         ["microbatches", 0, "overheads", "forward_s"],
         "microbatches[0].overheads.forward_s",

@@ -97,6 +97,25 @@ def test_a_model_that_does_not_fit_one_gpu_takes_several() -> None:
     assert Shapes(replace(workload(), gpu_memory_bytes=MIB)).fewest() is None
 
 
+def test_a_gpu_keeps_state_in_the_memory_of_its_vm() -> None:
+    """The first of both homes: shapes have one execution mode."""
+    everything = workload()
+    gpu = replace(everything, is_gpu=True, gpu_memory_bytes=2 * GIB)
+    facts = gpu.facts
+    large = replace(
+        gpu,
+        facts=replace(
+            facts,
+            sections=tuple(
+                replace(section, optimizer_bytes=GIB) for section in facts.sections
+            ),
+        ),
+    )
+    assert Shapes(large).at(1, 1) is not None
+    assert Shapes(replace(large, is_gpu=False)).at(1, 1) is None
+    assert Shapes(replace(large, host_memory_bytes=4 * GIB)).at(1, 1) is None
+
+
 def profile_of(**changes: Any) -> Workload:
     return replace(workload(), profile=replace(workload().profile, **changes))
 

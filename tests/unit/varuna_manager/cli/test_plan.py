@@ -129,6 +129,7 @@ def test_both_homes_of_a_gpu_s_state_are_shown(run: Run) -> None:
     assert best["update_s"] > other["update_s"]
     _, out, _ = run(*asked, "--explain")
     assert "UPDATE" in out
+    assert "plan     18x4, varuna recompute, state on the host" in out
     _, out, _ = run(*asked, "--state", "device", "-o", "json")
     assert {c["state"] for c in json.loads(out)["candidates"]} == {"device"}
     code, _, err = run(*asked, "--state", "host", "--host-memory-gib", "8")

@@ -14,6 +14,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.wire import messages
+from spottrain.wire.model import GpuFacts
 
 MACHINE = f"{OFFER.cloud} {OFFER.instance_type}"
 
@@ -132,3 +133,39 @@ def test_a_job_that_is_resumed_tries_the_whole_memory_again() -> None:
     story.tell(e.ManagerStarted, software_version="1", pid=2)
     assert story.state.phase is JobPhase.ACTIVE
     assert story.state.shortages == {}
+
+
+def test_slots_are_what_their_supervisor_has_found() -> None:
+    story = Story(max_vms=2)
+    story.start()
+    story.intend()
+    (intent,) = story.state.intents
+    vms = tuple(story.vm(vm_id, intent) for vm_id in ("a", "b"))
+    story.tell(e.VmsLaunched, intent=intent, vms=vms)
+    gpu = GpuFacts(
+        index=0,
+        uuid="GPU-0",
+        name="Tesla T4",
+        memory_bytes=16 * 10**9,
+        compute_capability=75,
+        driver="580.95.05",
+        cuda="13.0",
+    )
+    ready = messages.SupervisorReady(
+        num_slots=1,
+        torch_version="2",
+        device="Tesla T4",
+        gpus=(gpu,),
+        slot_memory_bytes=8 * 10**9,
+    )
+    for vm_id in ("a", "b"):
+        story.tell(e.AgentStarting, vm_id=vm_id, token_sha256=vm_id)
+        story.tell(
+            e.AgentRegistered, vm_id=vm_id, num_slots=1, private_address="10.0.0.1"
+        )
+        story.report(vm_id, ready)
+    story.prepare()
+    (asked,) = story.emitted(c.ComputePlan)
+    assert [device.is_gpu for device in asked.inputs.slots] == [True, True]
+    assert {device.memory_bytes for device in asked.inputs.slots} == {8 * 10**9}
+    assert asked.inputs.homes == ("host", "device")

@@ -69,6 +69,9 @@ def job(**changes: object) -> JobConfig:
 
 def test_a_job_file_s_zones_are_offers_on_both_markets() -> None:
     market = own_market(job(), Hazards((), {}), NOW_S)
+    assert not any(p.machine.is_gpu for p in market.offers if p.machine)
+    gpus = own_market(job(), Hazards((), {}), NOW_S, on_gpus=True).offers
+    assert all(p.machine is not None and p.machine.is_gpu for p in gpus)
     found = [(p.offer.zone, p.offer.spot, p.offer.usd_per_hour) for p in market.offers]
     assert found == [
         ("a", True, 1.0),
