@@ -1,9 +1,10 @@
-"""Predicts a worker's peak device memory from facts and a profile.
+"""Predicts a worker's peak memory from facts and a profile.
 
 Parameters, gradients, optimizer state and an undo slot are held throughout, at times
 also a copy for a checkpoint, which is written while training goes on. On top is the
-highest of three peaks: a mini-batch, the optimizer's first step, an evaluation.
-docs/memory.md has the rules and how well they agree with what workers measure.
+highest of three peaks: a mini-batch, the optimizer's first step, an evaluation. A worker
+on a GPU divides that between the device and its VM's memory, by the home of committed
+state. docs/memory.md has the rules and how well they agree with what workers measure.
 """
 
 from __future__ import annotations
@@ -11,11 +12,20 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from functools import cache
+from dataclasses import dataclass, fields, replace
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
-from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction, SectionProfile
+from spottrain.morphing.memory.room import WorkerBytes
+from spottrain.morphing.simulate.compute import CPU, Compute, trained_bytes
+from spottrain.morphing.simulate.reducing import FLOAT32_BYTES
+from spottrain.wire.model import (
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    SectionProfile,
+    StateHome,
+)
 
 PAGE_BYTES = 4096
 """Words about each section and about the undo slot; as ``pipeline.arena``."""
@@ -26,15 +36,80 @@ HELDOUT_FACTOR = 4
 """Examples of an evaluation's micro-batch over those of training; as ``pipeline.data``."""
 HELDOUT_INPUTS, HELDOUT_SENDS = 3, 2
 """Activations that a stage holds during an evaluation; as ``pipeline.executor``."""
+ACCUMULATORS = 2
+"""Bytes of an exact sum, int64, over those of a gradient, fp32."""
+QUANTISED_ELEMENTS = {False: 1 << 18, True: 1 << 24}
+"""Of a gradient that are converted at once, by whether on a GPU; as
+``pipeline.base.fixed_point``."""
+CONVERSION = 4
+"""Bytes of the float64 and the int64 on the way, over those of the gradient."""
+
+# Of workers on GPUs; none of these was measured yet (docs/memory.md).
+CONTEXT_BYTES = 500_000_000
+"""A CUDA context, where calibration has not measured it: 120 to 550 MB by the GPU
+(llama.cpp, pull request 20595)."""
+LIBRARY_BYTES = 64 << 20
+"""Workspaces of cuBLAS: 32 MiB for each of two streams on Hopper, less elsewhere (torch
+documentation, CUBLAS_WORKSPACE_CONFIG)."""
+NCCL_BYTES = 256 << 20
+"""Assumed: buffers of the one communicator of a stage's replicas."""
+FRAGMENTATION = 0.05
+"""Assumed: what torch's allocator keeps beyond the tensors that come and go, as a share
+of them at their peak."""
+PROCESS_BYTES = 3_000_000_000
+"""Assumed: a worker's process itself in its VM's memory, CUDA's libraries included."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTerms:
+    """What the memory of a job's workers depends on, besides their stages."""
+
+    reduction: Reduction = "fast"
+    compute: Compute = CPU
+    state: StateHome = "host"
+    """Of no meaning on a CPU."""
+    context_bytes: int = 0
+    """As in ``Profile``."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """Peak bytes of one worker on a GPU in its VM's memory, by purpose."""
+
+    parameters_bytes: int = 0
+    """The master copy; this and the next four are there with state on the host."""
+    gradients_bytes: int = 0
+    """The mini-batch's prepared sums."""
+    optimizer_bytes: int = 0
+    update_bytes: int = 0
+    undo_bytes: int = 0
+    """As in ``StageMemory``; with state on the device, only the pages of words."""
+    snapshot_bytes: int = 0
+    """The worker's share of a periodic checkpoint, wherever it is copied from."""
+    staging_bytes: int = 0
+    """Page-locked copies of what is sent, and as much of what arrives; and of sums over
+    replicas where those of the host add them up (gloo)."""
+    process_bytes: int = 0
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes that its VM must have for it."""
+        return sum(getattr(self, field.name) for field in fields(self))
+
+
+NO_HOST = HostMemory()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StageMemory:
-    """Peak bytes of one worker of a stage, by purpose."""
+    """Peak bytes of one worker of a stage where it computes, by purpose."""
 
     parameters_bytes: int
+    """With state in another memory: working copies."""
     gradients_bytes: int
     """The mini-batch's sum, later the prepared gradients."""
+    accumulators_bytes: int
+    """In exact mode: the mini-batch's sum as whole numbers."""
     optimizer_bytes: int
     undo_bytes: int
     """Copy of the largest section's parameters, gradients and optimizer state, from
@@ -49,14 +124,18 @@ class StageMemory:
     activations_bytes: int
     """Tensors saved for the backward, of one micro-batch if the stage recomputes, else of
     all in flight; and what the task under way takes for itself."""
-    virtual_node_gradients_bytes: int
-    """In exact mode: gradients kept apart until the running sum arrives."""
     buffers_bytes: int
     """Activations and gradients on their way to neighbours, and gradients that wait."""
     update_bytes: int
     """Extra bytes of the optimizer's first step beyond what is held throughout."""
     evaluation_bytes: int
     """Extra bytes of an evaluation beyond that."""
+    library_bytes: int = 0
+    """On a GPU: its context, and buffers of libraries."""
+    fragmentation: float = 0.0
+    """On a GPU: what the allocator keeps beyond tensors that come and go, as a share."""
+    host: HostMemory = NO_HOST
+    """On a GPU: what it needs beside the device."""
 
     @property
     def static_bytes(self) -> int:
@@ -64,8 +143,10 @@ class StageMemory:
         return (
             self.parameters_bytes
             + self.gradients_bytes
+            + self.accumulators_bytes
             + self.optimizer_bytes
             + self.undo_bytes
+            + self.library_bytes
         )
 
     @property
@@ -75,7 +156,6 @@ class StageMemory:
             self.stash_bytes
             + self.batches_bytes
             + self.activations_bytes
-            + self.virtual_node_gradients_bytes
             + self.buffers_bytes
         )
 
@@ -83,8 +163,13 @@ class StageMemory:
     def total_bytes(self) -> int:
         """Bytes that the device must have."""
         working = max(self.training_bytes, self.update_bytes)
-        working += self.snapshot_bytes
-        return self.static_bytes + max(working, self.evaluation_bytes)
+        moving = max(working + self.snapshot_bytes, self.evaluation_bytes)
+        return self.static_bytes + moving + math.ceil(self.fragmentation * moving)
+
+    @property
+    def needed(self) -> WorkerBytes:
+        """What both memories must have."""
+        return WorkerBytes(self.total_bytes, self.host.total_bytes)
 
 
 def stage_bytes(
@@ -92,8 +177,8 @@ def stage_bytes(
     measured: Sequence[SectionProfile],
     runs: Sequence[range],
     load: StageLoad,
+    terms: WorkerTerms = WorkerTerms(),
     *,
-    virtual_nodes_apart: int = 0,
     width: int = 1,
     replica: int | None = None,
 ) -> StageMemory:
@@ -104,35 +189,98 @@ def stage_bytes(
         measured: Bytes of activations of all sections for one micro-batch.
         runs: The stage's runs of consecutive sections, one per chunk.
         load: Micro-batches at once.
-        virtual_nodes_apart: Virtual nodes whose gradients are kept apart.
+        terms: What holds for all workers.
         width: Replicas, which share the writing of checkpoints.
         replica: Whose worker; ``None``: the one with the largest share.
     """
     own = [facts.sections[k] for run in runs for k in run]
-    chunks = [_Chunk.of(facts, measured, run, virtual_nodes_apart > 0) for run in runs]
-    parameters = sum(s.param_bytes for s in own)
+    chunks = [_Chunk.of(facts, measured, run) for run in runs]
     gradients = sum(chunk.gradients for chunk in chunks)
-    optimizer = sum(s.optimizer_bytes for s in own)
-    undo = max(
-        s.param_bytes + s.optimizer_bytes + gradient_bytes(facts, s.index) for s in own
-    )
+    exact = terms.reduction == "exact"
+    undo = max(s.param_bytes + s.optimizer_bytes + trained_bytes(s) for s in own)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
-    training = _training(chunks, load, virtual_nodes_apart, gradients)
-    update = max(measured[s.index].update_bytes for s in own)
-    return StageMemory(
-        parameters_bytes=parameters,
+    most = max(map(trained_bytes, own))
+    pieces = FLOAT32_BYTES * QUANTISED_ELEMENTS[terms.compute.on_gpu]
+    converted = CONVERSION * min(most, pieces) if exact else 0
+    training = _peak(chunks, load, converted)
+    whole = StageMemory(
+        parameters_bytes=sum(s.param_bytes for s in own),
         gradients_bytes=gradients,
-        optimizer_bytes=optimizer,
+        accumulators_bytes=ACCUMULATORS * gradients if exact else 0,
+        optimizer_bytes=sum(s.optimizer_bytes for s in own),
         undo_bytes=undo + PAGE_BYTES * (len(own) + 1),
         snapshot_bytes=_snapshot(facts, runs, width, replica),
         stash_bytes=training.stash,
         batches_bytes=training.batches,
         activations_bytes=training.activations,
-        virtual_node_gradients_bytes=training.apart,
         buffers_bytes=buffers + waiting,
-        update_bytes=buffers + update,
+        update_bytes=buffers + max(measured[s.index].update_bytes for s in own),
         evaluation_bytes=_evaluation(chunks) if facts.heldout_len else 0,
+    )
+    if not terms.compute.on_gpu:
+        return whole
+    library = (terms.context_bytes or CONTEXT_BYTES) + LIBRARY_BYTES
+    library += NCCL_BYTES if width > 1 else 0
+    whole = replace(whole, library_bytes=library, fragmentation=FRAGMENTATION)
+    staging = 2 * (buffers + waiting)
+    if width > 1 and (exact or terms.state == "device"):
+        staging += (ACCUMULATORS if exact else 1) * gradients
+    if terms.state == "host":
+        return _on_host(whole, terms, buffers, staging)
+    return _on_device(whole, terms, PAGE_BYTES * (len(own) + 1), staging)
+
+
+def _on_host(
+    whole: StageMemory, terms: WorkerTerms, buffers: int, staging: int
+) -> StageMemory:
+    """Return the memory of a GPU's worker that keeps committed state on the host.
+
+    In exact mode the sum is made a gradient again section by section, on its way there.
+    """
+    exact = terms.reduction == "exact"
+    return replace(
+        whole,
+        parameters_bytes=terms.compute.working_bytes(whole.parameters_bytes),
+        gradients_bytes=0 if exact else whole.gradients_bytes,
+        optimizer_bytes=0,
+        undo_bytes=0,
+        snapshot_bytes=0,
+        update_bytes=buffers,
+        host=HostMemory(
+            parameters_bytes=whole.parameters_bytes,
+            gradients_bytes=whole.gradients_bytes,
+            optimizer_bytes=whole.optimizer_bytes,
+            update_bytes=whole.update_bytes - buffers,
+            undo_bytes=whole.undo_bytes,
+            snapshot_bytes=whole.snapshot_bytes,
+            staging_bytes=staging,
+            process_bytes=PROCESS_BYTES,
+        ),
+    )
+
+
+def _on_device(
+    whole: StageMemory, terms: WorkerTerms, words: int, staging: int
+) -> StageMemory:
+    """Return the memory of a GPU's worker that keeps committed state on the device.
+
+    Autocast keeps its casts of parameters for a forward and its backward.
+    """
+    parameters = whole.parameters_bytes
+    mixed = terms.compute.precision != "fp32"
+    casts = terms.compute.working_bytes(parameters) if mixed else 0
+    return replace(
+        whole,
+        parameters_bytes=parameters + casts,
+        undo_bytes=whole.undo_bytes - words,
+        snapshot_bytes=0,
+        host=HostMemory(
+            undo_bytes=words,
+            snapshot_bytes=whole.snapshot_bytes,
+            staging_bytes=staging,
+            process_bytes=PROCESS_BYTES,
+        ),
     )
 
 
@@ -152,8 +300,7 @@ class _Chunk:
     recompute: int
     """Peak of a forward that leaves ``held``."""
     backward: int
-    """Peak of the backward, with the gradient of the output, and in exact mode those of
-    the parameters."""
+    """Peak of the backward, with the gradient of the output."""
 
     @classmethod
     def of(
@@ -161,12 +308,11 @@ class _Chunk:
         facts: ModelFacts,
         measured: Sequence[SectionProfile],
         run: range,
-        exact: bool,
     ) -> _Chunk:
         """Follow one micro-batch through the sections, and back."""
-        gradients = [gradient_bytes(facts, k) for k in run]
+        gradients = [trained_bytes(facts.sections[k]) for k in run]
         entry, end = _ends(facts, measured, run)
-        came, held, later = 0, 0, sum(gradients) if exact else 0
+        came = held = 0
         forward = recompute = backward = 0
         trained = run.start > 0  # a graph begins at what is received, or is trained
         for k, own in zip(run, gradients, strict=True):
@@ -179,11 +325,10 @@ class _Chunk:
                 continue
             recompute = max(recompute, held + section.recompute_bytes)
             # The gradients of this section's parameters are the last to be complete.
-            done = held + later + (came or entry)
+            done = held + (came or entry)
             held += section.saved_bytes + out
-            later -= own if exact else 0
             passed = 0 if k == run[-1] else out
-            here = held + later + passed + section.backward_bytes
+            here = held + passed + section.backward_bytes
             backward = max(backward, done, here)
             came = out
         return cls(
@@ -219,42 +364,23 @@ class _TrainingPeak:
     stash: int
     batches: int
     activations: int
-    apart: int
-
-    @property
-    def total(self) -> int:
-        """All of it."""
-        return self.stash + self.batches + self.activations + self.apart
 
 
-def _training(
-    chunks: Sequence[_Chunk], load: StageLoad, apart: int, gradients: int
-) -> _TrainingPeak:
-    """Return the highest of three peaks.
+def _peak(chunks: Sequence[_Chunk], load: StageLoad, converted: int) -> _TrainingPeak:
+    """Return the peak of a mini-batch.
 
-    Where gradients are kept apart they pile up while fewer and fewer micro-batches are
-    in flight: so the peak is where the pipeline begins to drain, in the last backward,
-    or after it.
+    Args:
+        chunks: The stage's.
+        load: Micro-batches at once.
+        converted: Bytes that a backward takes to quantise a gradient.
     """
-    last = StageLoad(
-        in_flight=1, inputs_held=1, recomputes=load.recomputes, keeps=load.keeps
-    )
-    whole = max(0, apart - load.in_flight) * gradients
-    moments = [_peak(chunks, load, whole)]
-    if apart > 1:
-        moments.append(_peak(chunks, last, (apart - 1) * gradients))
-        moments.append(_TrainingPeak(0, 0, 0, apart * gradients))
-    return max(moments, key=lambda moment: moment.total)
-
-
-def _peak(chunks: Sequence[_Chunk], load: StageLoad, apart: int) -> _TrainingPeak:
     kept = work = stash = 0
     spare = load.inputs_held - load.in_flight
     for chunk, count, keeps in zip(chunks, load.counts, load.keeping, strict=False):
         stash += count * chunk.input
         graphs = count if keeps else 0
         kept += graphs * chunk.held
-        task = max(chunk.recompute, chunk.backward)
+        task = max(chunk.recompute, chunk.backward + converted)
         if not keeps:
             # A forward may come between a recompute and its backward.
             task = max(task, chunk.held + chunk.forward)
@@ -264,7 +390,6 @@ def _peak(chunks: Sequence[_Chunk], load: StageLoad, apart: int) -> _TrainingPea
         # Examples stay from the first chunk's forward to its backward.
         batches=load.counts[0] * max(chunk.batch for chunk in chunks),
         activations=kept + work,
-        apart=apart,
     )
 
 
@@ -306,36 +431,22 @@ def _snapshot(
     return max(shares.values()) if replica is None else shares.get(replica, 0)
 
 
-def gradient_bytes(facts: ModelFacts, section: int) -> int:
-    """Return the bytes of the gradients of a section's parameters."""
-    own = facts.sections[section]
-    return own.param_bytes if own.gradient_bytes is None else own.gradient_bytes
-
-
-def megabytes(num_bytes: int) -> str:
-    """Return bytes as text in megabytes, rounded up."""
-    return f"{math.ceil(num_bytes / 100_000) / 10:,.1f} MB"
-
-
-def virtual_nodes_apart(replica_bounds: Sequence[int], reduction: Reduction) -> int:
-    """Return the maximum virtual nodes whose gradients a replica keeps apart.
-
-    In exact mode gradients are added in the order of the virtual nodes, so every
-    replica but the first keeps its own apart until the sum of those before arrives;
-    the first adds each one's as they come.
-    """
-    if reduction == "fast":
-        return 0
-    shares = [b - a for a, b in itertools.pairwise(replica_bounds)]
-    return max([1, *shares[1:]])
-
-
 def rank_bytes(
-    facts: ModelFacts, profile: Profile, plan: Plan, reduction: Reduction
+    facts: ModelFacts,
+    profile: Profile,
+    plan: Plan,
+    reduction: Reduction,
+    compute: Compute = CPU,
 ) -> tuple[StageMemory, ...]:
     """Return the peak memory of every worker of ``plan``, by rank."""
     measured = profile.sections_at(plan.microbatch_size)
     width = plan.data_parallel_width
+    terms = WorkerTerms(
+        reduction=reduction,
+        compute=compute,
+        state=plan.state,
+        context_bytes=profile.context_bytes,
+    )
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []
     for replica in range(width):
@@ -349,14 +460,13 @@ def rank_bytes(
                 chunks=plan.chunks,
                 in_flight_bound=plan.in_flight_bound,
             )
-        apart = 0 if reduction == "fast" else count if replica else 1
         ranks += [
             stage_bytes(
                 facts,
                 measured,
                 plan.runs_of(p),
                 load,
-                virtual_nodes_apart=apart,
+                terms,
                 width=width,
                 replica=replica,
             )
@@ -366,41 +476,15 @@ def rank_bytes(
 
 
 def plan_bytes(
-    facts: ModelFacts, profile: Profile, plan: Plan, reduction: Reduction
+    facts: ModelFacts,
+    profile: Profile,
+    plan: Plan,
+    reduction: Reduction,
+    compute: Compute = CPU,
 ) -> tuple[StageMemory, ...]:
     """Return the peak memory of the largest worker of each stage of ``plan``."""
-    ranks = rank_bytes(facts, profile, plan, reduction)
+    ranks = rank_bytes(facts, profile, plan, reduction, compute)
     return tuple(
-        max(ranks[p :: plan.pipeline_depth], key=lambda memory: memory.total_bytes)
+        max(ranks[p :: plan.pipeline_depth], key=lambda memory: memory.needed)
         for p in range(plan.pipeline_depth)
-    )
-
-
-def handover_bytes(facts: ModelFacts, plan: Plan, previous: Plan) -> tuple[int, ...]:
-    """Return the bytes that every worker of ``plan`` holds during the handover.
-
-    While sections change their owners, a worker keeps those it had under ``previous``
-    beside those it is to have, and an undo slot for the largest of both.
-    """
-    old_depth = previous.pipeline_depth
-    had = {slot: rank % old_depth for rank, slot in enumerate(previous.slots)}
-    sizes = [
-        section.param_bytes
-        + gradient_bytes(facts, section.index)
-        + section.optimizer_bytes
-        + PAGE_BYTES
-        for section in facts.sections
-    ]
-
-    @cache
-    def held(before: int | None, stage: int) -> int:
-        sections = set(plan.sections_of(stage))
-        if before is not None:
-            sections.update(previous.sections_of(before))
-        own = [sizes[k] for k in sections]
-        return sum(own) + max(own)
-
-    return tuple(
-        held(had.get(slot), rank % plan.pipeline_depth)
-        for rank, slot in enumerate(plan.slots)
     )

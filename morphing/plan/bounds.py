@@ -13,7 +13,6 @@ other placement has more of any speed or above), and virtual nodes are divisible
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -23,9 +22,16 @@ from numpy.typing import NDArray
 from spottrain.morphing.simulate.reducing import (
     CONCURRENT_ALL_REDUCES,
     LOSS_TENSORS,
+    SENT_PER_BYTE,
     fastest_hop,
 )
-from spottrain.wire.model import LinkProfile, Profile, Reduction, SectionProfile
+from spottrain.wire.model import (
+    LinkProfile,
+    Profile,
+    Reduction,
+    SectionProfile,
+    TaskOverheads,
+)
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]
@@ -37,9 +43,12 @@ NANOSECOND = 1e-9
 class SectionTimes:
     """Prefix sums of section times at one micro-batch size: any run is two look-ups."""
 
-    def __init__(self, profile: Profile, microbatch_size: int) -> None:
-        self.sections = profile.sections_at(microbatch_size)
-        self.overheads = profile.overheads_at(microbatch_size)
+    def __init__(
+        self,
+        sections: Sequence[SectionProfile],
+        overheads: TaskOverheads,
+    ) -> None:
+        self.sections, self.overheads = sections, overheads
         self.forward_s = _sums(self.sections, "forward_s")
         self.backward_s = _sums(self.sections, "backward_s")
         self.recompute_s = _sums(self.sections, "recompute_s")
@@ -167,6 +176,7 @@ def min_steps_s(
     *,
     max_in_flight: NDArray[np.int64] | None,
     stage_bytes: Array,
+    update_s: float,
     profile: Profile,
     reduction: Reduction,
     finish_s: Array | None = None,
@@ -179,8 +189,9 @@ def min_steps_s(
             replica.
         widths: Numbers of replicas.
         max_in_flight: Maximum micro-batches in flight on each stage, as far as that is known.
-        stage_bytes: Parameters of each stage, which are reduced and updated.
-        profile: Rings and the optimizer.
+        stage_bytes: Parameters of each stage, which are reduced.
+        update_s: Minimum time of the slowest update.
+        profile: Has the rings.
         reduction: How gradients are summed up.
         finish_s: When the first stage has drained at the earliest, as far as that is
             known, see ``min_finish_s``.
@@ -200,7 +211,6 @@ def min_steps_s(
     latency_s = pipe.link.latency_s
     ranks: list[int] = (widths * pipe.depth).tolist()
     gather_s = [(n - 1).bit_length() * latency_s for n in ranks]
-    update_s = profile.optimizer_s_per_byte * stage_bytes.max() / pipe.speed
     # The simulator counts in whole nanoseconds.
     rounded_s = NANOSECOND * (3 * counts + 8 * pipe.depth)
     least: Array = prepared + np.array(gather_s) + update_s - rounded_s
@@ -215,18 +225,11 @@ def _reduce_s(
     reduction: Reduction,
 ) -> Array:
     """Return the minimum time of reducing, for each width (a column) and each stage."""
-    tensors = pipe.sections + LOSS_TENSORS
-    if reduction == "fast":
-        hop = fastest_hop(profile)
-        turns = np.ceil(tensors / CONCURRENT_ALL_REDUCES)
-        each_s = turns * hop.latency_s + stage_bytes / widths * hop.s_per_byte
-        in_rings: Array = (widths - 1) * each_s
-        return in_rings
-    # The sum comes from the replica before, unless it is the first one's.
-    hops = np.array([[math.ceil(math.log2(width))] for (width,) in widths.tolist()])
-    message_s = stage_bytes / pipe.link.bandwidth_bytes_per_s
-    in_turn: Array = hops * (tensors * pipe.link.latency_s + message_s)
-    return in_turn
+    hop, sent_bytes = fastest_hop(profile), SENT_PER_BYTE[reduction] * stage_bytes
+    turns = np.ceil((pipe.sections + LOSS_TENSORS) / CONCURRENT_ALL_REDUCES)
+    each_s = turns * hop.latency_s + sent_bytes / widths * hop.s_per_byte
+    in_rings: Array = (widths - 1) * each_s
+    return in_rings
 
 
 # --- Devices of several speeds --------------------------------------------------------

@@ -14,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.policy import capped_slowdown
+from spottrain.morphing.memory.room import WorkerBytes
 from spottrain.morphing.plan.inputs import PlanInputs, check_inputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal, choose_layouts
 from spottrain.morphing.plan.modes import (
@@ -24,7 +25,7 @@ from spottrain.morphing.plan.modes import (
 )
 from spottrain.morphing.plan.placement import Device
 from spottrain.units import HOUR_S
-from spottrain.wire.model import Plan, ScheduleKind, Slot
+from spottrain.wire.model import Plan, ScheduleKind, Slot, StateHome
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like the running
@@ -56,6 +57,15 @@ class Candidate:
     """``None`` where prices are not known."""
     why_not: str
     """Empty for the one that was chosen."""
+    state: StateHome = "host"
+    """Home of committed state of workers on GPUs."""
+    host_stage_bytes: int | None = None
+    """Of its largest worker in its VM's memory beside the device's; ``None``: not
+    computed."""
+    host_bytes: int | None = None
+    """Of its smallest slot in its VM's memory; ``None``: not computed, 0: unknown."""
+    update_s: float | None = None
+    """Of the slowest worker, in ``step_s``; ``None``: not simulated."""
 
     @property
     def shape(self) -> str:
@@ -138,6 +148,8 @@ def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
                 -device.speed,
                 -device.memory_bytes,
                 device.usd_per_hour,
+                device.is_gpu,
+                -device.host_memory_bytes,
             )
             for device in vms[vm_id]
         )
@@ -244,12 +256,15 @@ class Search:
                 self._evaluate(scored)
         if self.best is None:
             self._retry_uneven()
+        if self.chosen is not None and len(self.inputs.homes) > 1:
+            self._evaluate_other_home(self.chosen.draft)
 
     def drafts(self) -> Iterator[tuple[float, int, _Scored]]:
         """Yield all drafts, each with the lower bound on its cost."""
         layouts, fleet = self.layouts, self.layouts.cuts.fleet
         max_depth = min(len(self.inputs.facts.sections), len(fleet.devices))
-        for depth in range(1, max_depth + 1):
+        asked = self.inputs.pipeline_depth
+        for depth in range(1, max_depth + 1) if asked is None else (asked,):
             for mode in execution_modes(self.inputs, depth):
                 group = depth if mode.chunks > 1 else 1
                 if layouts.cuts.virtual_nodes % group:
@@ -293,8 +308,8 @@ class Search:
         runs = now is not None and (
             (now.pipeline_depth, now.data_parallel_width, now.schedule)
             == (draft.depth, draft.width, mode.schedule)
-            and (now.recompute, now.chunks, now.in_flight_bound or 0)
-            == (mode.recompute, mode.chunks, mode.in_flight_bound)
+            and (now.recompute, now.chunks, now.in_flight_bound or 0, now.state)
+            == (mode.recompute, mode.chunks, mode.in_flight_bound, mode.state)
         )
         return not runs, mode, draft.depth, draft.width
 
@@ -316,9 +331,9 @@ class Search:
         outcome = scored.outcome = self.layouts.lay_out(draft)
         if isinstance(outcome, PlanLayout):
             self._simulate(scored, outcome)
-        elif outcome.room_bytes is not None:
+        elif outcome.room is not None:
             self._refused[key] = scored
-            self._bound(draft, outcome.room_bytes)
+            self._bound(draft, outcome.room)
 
     def _simulate(self, scored: _Scored, layout: PlanLayout) -> None:
         plan = scored.plan = self.layouts.simulate(layout)
@@ -331,23 +346,37 @@ class Search:
         good = (w for w in self._seen if w.plan is not None and w.cost <= limit)
         self.chosen = min(good, key=lambda w: self._preference(w.draft))
 
-    def _bound(self, draft: Draft, room_bytes: int) -> None:
+    def _bound(self, draft: Draft, room: WorkerBytes) -> None:
         """Where memory binds, add the same draft with fewer micro-batches in flight."""
         if draft.mode.in_flight_bound:
             return
-        bound = self.layouts.cuts.largest_bound(draft, room_bytes)
+        bound = self.layouts.cuts.largest_bound(draft, room)
         if bound is None:
             return
         mode = replace(draft.mode, in_flight_bound=bound)
         for entry in self._bounded(draft.depth, mode, [draft.width]):
             heapq.heappush(self._open, entry)
 
+    def _evaluate_other_home(self, chosen: Draft) -> None:
+        """Work out the chosen plan with state in the other home, to be shown beside it.
+
+        The choice stands: its bound or its preference has ruled that plan out.
+        """
+        mode = replace(chosen.mode, on_device=not chosen.mode.on_device)
+        other = replace(chosen, mode=mode)
+        known = next((scored for scored in self._seen if scored.draft == other), None)
+        if known is None:
+            for *_, known in self._bounded(other.depth, mode, [other.width]):
+                self._seen.append(known)
+        if known is not None and known.outcome is None:
+            self._evaluate(known)
+
     def _retry_uneven(self) -> None:
         """If nothing fits, cut as unevenly as necessary, one micro-batch in flight."""
         refused = [
             scored
             for scored in self._seen
-            if isinstance(scored.outcome, Refusal) and scored.outcome.room_bytes
+            if isinstance(scored.outcome, Refusal) and scored.outcome.room
         ]
         for scored in refused:
             draft = scored.draft
@@ -407,12 +436,13 @@ class Search:
         draft, outcome, plan = scored.draft, scored.outcome, scored.plan
         step_s: float | None = scored.min_s
         usd = self.layouts.cuts.fleet.min_usd_per_hour[draft.depth * draft.width]
-        needed = room = None
+        needed = room = update_s = None
         if isinstance(outcome, Refusal):
-            step_s, needed, room = None, outcome.needed_bytes, outcome.room_bytes
+            step_s, needed, room = None, outcome.needed, outcome.room
         elif outcome is not None and plan is not None:
             step_s, usd = plan.predicted_step_s, outcome.usd_per_hour
-            needed, room = outcome.needed_bytes, outcome.room_bytes
+            needed, room = outcome.needed, outcome.room
+            update_s = self.layouts.update_s(plan, outcome.speeds)
         examples_per_s = None if step_s is None else self.inputs.minibatch_size / step_s
         each = None
         if examples_per_s is not None and usd:
@@ -426,12 +456,16 @@ class Search:
             chunks=draft.mode.chunks,
             in_flight_bound=draft.mode.in_flight_bound or None,
             unused_slots=len(self.inputs.slots) - draft.depth * draft.width,
-            stage_bytes=needed,
-            device_bytes=room,
+            stage_bytes=None if needed is None else needed.device,
+            device_bytes=None if room is None else room.device,
             step_s=step_s,
             examples_per_s=examples_per_s,
             usd_per_million_examples=each,
             why_not=self._why_not(scored),
+            state=draft.mode.state,
+            host_stage_bytes=None if needed is None else needed.host,
+            host_bytes=None if room is None else room.host,
+            update_s=update_s,
         )
 
     def _why_not(self, scored: _Scored) -> str:

@@ -7,13 +7,14 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 
 import numpy as np
 from numpy.typing import NDArray
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
-from spottrain.morphing.memory.memory import megabytes, stage_bytes, virtual_nodes_apart
+from spottrain.morphing.memory.memory import WorkerTerms, stage_bytes
+from spottrain.morphing.memory.room import WorkerBytes, largest, megabytes, times
 from spottrain.morphing.plan import modes
 from spottrain.morphing.plan.bounds import (
     Array,
@@ -28,11 +29,13 @@ from spottrain.morphing.plan.bounds import (
 )
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.partition import join, partition, spread
-from spottrain.morphing.simulate.reducing import tied_bytes, tied_hops
+from spottrain.morphing.simulate.compute import min_update_s, trained_bytes
+from spottrain.morphing.simulate.reducing import sections_at, tied_bytes, tied_hops
+from spottrain.wire.model import StateHome
 
 SHORT_LISTS = 8
 """Micro-batches per stage of a schedule long enough to show what its stages hold."""
-NEVER_BYTES = 1 << 62
+NEVER = WorkerBytes(1 << 62)
 """More than any device has."""
 MAX_UNEVEN = 1.25
 """Factor by which a stage may be slower than in an even cut to save memory, at
@@ -49,7 +52,12 @@ class Cuts:
         self.inputs = inputs
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
         self.fleet = modes.DeviceFleet(inputs)
-        self.times = SectionTimes(inputs.profile, microbatch_size)
+        self.compute = inputs.compute
+        profile, size = inputs.profile, microbatch_size
+        self.times = SectionTimes(
+            sections_at(profile, size, inputs.facts, inputs.reduction),
+            profile.overheads_at(size),
+        )
         param_bytes = [s.param_bytes for s in inputs.facts.sections]
         self.param_sums = np.concatenate(([0.0], np.cumsum(param_bytes)))
         self.cut = cache(self._cut)
@@ -58,13 +66,24 @@ class Cuts:
         self._needed = cache(self._stage_bytes)
         self._loads = cache(self._stage_loads)
         self._tight = cache(self._tight_cut)
+        self._update_s = cache(self._slowest_update_s)
         self._joined = cache(self._joined_cut)
 
-    @cached_property
-    def state_bytes(self) -> int:
-        """Minimum bytes of all stages together: parameters, gradients, optimizer."""
-        sections = self.inputs.facts.sections
-        return sum(2 * s.param_bytes + s.optimizer_bytes for s in sections)
+    def state_bytes(self, state: StateHome) -> WorkerBytes:
+        """Return the minimum bytes of all stages together, by the home of their state.
+
+        Parameters, gradients and optimizer state, and of these what is computed on.
+        """
+        inputs = self.inputs
+        parameters = sum(s.param_bytes for s in inputs.facts.sections)
+        gradients = sum(map(trained_bytes, inputs.facts.sections))
+        optimizer = sum(s.optimizer_bytes for s in inputs.facts.sections)
+        everything = parameters + gradients + optimizer
+        if not self.compute.on_gpu or state == "device":
+            return WorkerBytes(everything)
+        return WorkerBytes(
+            self.compute.working_bytes(parameters) + gradients, everything
+        )
 
     # --- Bounds -----------------------------------------------------------------------
 
@@ -83,6 +102,9 @@ class Cuts:
             ring,
             max_in_flight=self.max_in_flight(depth, mode),
             stage_bytes=self._stage_params(depth, mode),
+            update_s=self._update_s(
+                self.cut(mode.recompute, depth * mode.chunks), depth, mode.state
+            ),
             profile=self.inputs.profile,
             reduction=self.inputs.reduction,
             finish_s=self._finish_s(depth, mode, widths),
@@ -119,6 +141,18 @@ class Cuts:
         cuts = np.array(self.cut(mode.recompute, depth * mode.chunks))
         by_stage: Array = np.diff(self.param_sums[cuts]).reshape(-1, depth).sum(axis=0)
         return by_stage
+
+    def _slowest_update_s(
+        self, cut: tuple[int, ...], depth: int, state: StateHome
+    ) -> float:
+        """Return the minimum time of the slowest stage's update on the fastest device."""
+        inputs, speed = self.inputs, max(self.fleet.speeds, default=1.0)
+        runs = [inputs.facts.sections[a:b] for a, b in itertools.pairwise(cut)]
+        stages = (list(itertools.chain(*runs[p::depth])) for p in range(depth))
+        return max(
+            min_update_s(inputs.profile, own, state, self.compute, speed)
+            for own in stages
+        )
 
     def _pipe(self, depth: int, chunks: int, recompute: bool, speed: float) -> Pipe:
         return make_pipe(
@@ -203,19 +237,23 @@ class Cuts:
         """
         if mode.schedule != "gpipe":
             count = min(count, SHORT_LISTS * depth * mode.chunks)
-        return self._loads(depth, mode, count)
+        # The home of state changes nothing.
+        return self._loads(depth, replace(mode, on_device=False), count)
 
     def _stage_bytes(
-        self, runs: tuple[range, ...], load: StageLoad, apart: int, width: int
-    ) -> int:
+        self, runs: tuple[range, ...], load: StageLoad, state: StateHome, width: int
+    ) -> WorkerBytes:
+        inputs = self.inputs
+        terms = WorkerTerms(
+            reduction=inputs.reduction,
+            compute=self.compute,
+            state=state,
+            context_bytes=inputs.profile.context_bytes,
+        )
+        sections = self.times.sections
         return stage_bytes(
-            self.inputs.facts,
-            self.times.sections,
-            runs,
-            load,
-            virtual_nodes_apart=apart,
-            width=width,
-        ).total_bytes
+            inputs.facts, sections, runs, load, terms, width=width
+        ).needed
 
     def needed_bytes(
         self,
@@ -223,51 +261,49 @@ class Cuts:
         mode: modes.ExecutionMode,
         stage_bounds: Sequence[int],
         replica_bounds: Sequence[int],
-    ) -> list[int]:
+    ) -> list[WorkerBytes]:
         """Return the peak memory of the largest worker of each stage."""
-        count, apart, width = self._replica_load(replica_bounds)
+        count, width = self._replica_load(replica_bounds)
         runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
         loads = self.loads(depth, mode, count)
         return [
-            self._needed(tuple(runs[p::depth]), loads[p], apart, width)
+            self._needed(tuple(runs[p::depth]), loads[p], mode.state, width)
             for p in range(depth)
         ]
 
-    def _replica_load(self, replica_bounds: Sequence[int]) -> tuple[int, int, int]:
+    def _replica_load(self, replica_bounds: Sequence[int]) -> tuple[int, int]:
         """Return the facts about replicas that matter for memory.
 
-        The largest share, the virtual nodes kept apart, and how many share the writing
-        of checkpoints (more than there are sections make no difference).
+        The largest share, and how many share the writing of checkpoints (more than
+        there are sections make no difference).
         """
         count = max(b - a for a, b in itertools.pairwise(replica_bounds))
-        apart = virtual_nodes_apart(replica_bounds, self.inputs.reduction)
-        width = min(len(replica_bounds) - 1, len(self.inputs.facts.sections))
-        return count, apart, width
+        return count, min(len(replica_bounds) - 1, len(self.inputs.facts.sections))
 
     def tight_cut(
         self,
         depth: int,
         mode: modes.ExecutionMode,
         replica_bounds: Sequence[int],
-        room_bytes: int,
+        room: WorkerBytes,
         uneven: float,
     ) -> tuple[int, ...] | None:
-        """Cut into stages that ``room_bytes`` are enough for, as evenly as that permits.
+        """Cut into stages that ``room`` is enough for, as evenly as that permits.
 
         No stage takes longer than ``uneven`` times the slowest one of an even cut.
         """
         replica_load = self._replica_load(replica_bounds)
-        return self._tight(depth, mode, replica_load, room_bytes, uneven)
+        return self._tight(depth, mode, replica_load, room, uneven)
 
     def _tight_cut(
         self,
         depth: int,
         mode: modes.ExecutionMode,
-        replica_load: tuple[int, int, int],
-        room_bytes: int,
+        replica_load: tuple[int, int],
+        room: WorkerBytes,
         uneven: float,
     ) -> tuple[int, ...] | None:
-        count, apart, width = replica_load
+        count, width = replica_load
         loads = self.loads(depth, mode, count)
 
         costs_s, last_s = self.times.costs_s(mode.recompute)
@@ -278,7 +314,7 @@ class Cuts:
 
         def excess(stage: int, start: int, end: int) -> int:
             run = (range(start, end),)
-            return self._needed(run, loads[stage], apart, width) - room_bytes
+            return self._needed(run, loads[stage], mode.state, width).beyond(room)
 
         @cache
         def farthest(stage: int, start: int) -> int:
@@ -297,17 +333,19 @@ class Cuts:
 
         return partition(costs_s, depth, fits, last_s, max_s)
 
-    def largest_bound(self, draft: modes.Draft, room_bytes: int) -> int | None:
+    def largest_bound(self, draft: modes.Draft, room: WorkerBytes) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
         depth, mode = draft.depth, draft.mode
         replicas = self.even_shares(draft)
-        if mode.chunks > 1 or self.state_bytes > depth * room_bytes:
+        least = self.state_bytes(mode.state)
+        if mode.chunks > 1 or least.beyond(times(room, depth)) > 0:
             return None
         even = self.even_cut(draft)
 
         def fits(bound: int) -> bool:
             bounded = replace(mode, in_flight_bound=bound)
-            return max(self.needed_bytes(depth, bounded, even, replicas)) <= room_bytes
+            needed = self.needed_bytes(depth, bounded, even, replicas)
+            return largest(needed).beyond(room) <= 0
 
         loads = self.loads(depth, mode, replicas[1])
         low, high = 0, max(load.in_flight for load in loads)
@@ -329,8 +367,7 @@ class Cuts:
         the checkpoints to write.
         """
         equal = len(self.fleet.orders) == len(self.fleet.speeds) == 1
-        fast = self.inputs.reduction == "fast"
-        return equal and fast and draft.width <= refused.width
+        return equal and draft.width <= refused.width
 
     def fits_somehow(self) -> bool:
         """Return whether there is any plan for the available devices, however slow."""
@@ -339,13 +376,17 @@ class Cuts:
 
     def _fits(self, depth: int) -> bool:
         """Return whether ``depth`` of the largest devices can hold the model at all."""
-        room = self.fleet.max_memory_bytes
-        if self.state_bytes > depth * room:
-            return False
-        replicas = (0, self.virtual_nodes)
-        return self._min_bytes(depth) <= room or any(
-            self.tight_cut(depth, mode, replicas, room, math.inf) is not None
+        room, replicas = self.fleet.max_room, (0, self.virtual_nodes)
+        modes_of = [
+            mode
             for mode in self._leanest_modes(depth)
+            if self.state_bytes(mode.state).beyond(times(room, depth)) <= 0
+        ]
+        return any(
+            self._even_bytes(depth, mode).beyond(room) <= 0 for mode in modes_of
+        ) or any(
+            self.tight_cut(depth, mode, replicas, room, math.inf) is not None
+            for mode in modes_of
             if mode.chunks == 1
         )
 
@@ -357,36 +398,35 @@ class Cuts:
             if mode.chunks == 1 or self.virtual_nodes % depth == 0
         ]
 
-    def _min_bytes(self, depth: int) -> int:
-        """Return the minimum memory of the largest worker of an even cut."""
-        return min(
-            (
-                max(
-                    self.needed_bytes(
-                        depth,
-                        mode,
-                        self.cut(mode.recompute, depth * mode.chunks),
-                        (0, self.virtual_nodes),
-                    )
-                )
-                for mode in self._leanest_modes(depth)
-            ),
-            default=NEVER_BYTES,
-        )
+    def _even_bytes(self, depth: int, mode: modes.ExecutionMode) -> WorkerBytes:
+        """Return the memory of the largest workers of an even cut."""
+        even, alone = self.cut(mode.recompute, depth * mode.chunks), self.virtual_nodes
+        return largest(self.needed_bytes(depth, mode, even, (0, alone)))
 
     def why_nothing_fits(self) -> str:
         """Return one line that says how many devices of which size the model needs."""
-        room = self.fleet.max_memory_bytes
-        have = f"{len(self.fleet.devices)} of at most {megabytes(room)}"
+        room = self.fleet.max_room
+        have = f"{len(self.fleet.devices)} of at most {_text(room)}"
         sections = len(self.inputs.facts.sections)
         for depth in range(1, sections + 1):
             if self._fits(depth):
-                return (
-                    f"the model needs {depth} devices of {megabytes(room)}: got {have}"
-                )
-        least = self._min_bytes(sections)
-        return (
-            f"the model needs {sections} devices of {megabytes(least)} each: got "
-            f"{have}; "
-            "take larger devices or a smaller microbatch_size"
+                return f"the model needs {depth} devices of {_text(room)}: got {have}"
+        least = min(
+            (self._even_bytes(sections, m) for m in self._leanest_modes(sections)),
+            key=lambda needed: needed.beyond(room),
+            default=NEVER,
         )
+        knobs = "take larger devices or a smaller microbatch_size"
+        if least.lacks_host(room):
+            knobs = "take VMs with more memory for each GPU"
+            knobs += "" if self.inputs.state is None else ", or change runtime.state"
+        return (
+            f"the model needs {sections} devices of {_text(least)} each: got {have}; "
+            f"{knobs}"
+        )
+
+
+def _text(memory: WorkerBytes) -> str:
+    """Return both memories as text, as far as they are known."""
+    text = megabytes(memory.device)
+    return f"{text} with {megabytes(memory.host)} of a VM" if memory.host else text

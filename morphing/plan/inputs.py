@@ -10,8 +10,17 @@ from typing import Literal
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.plan.profiles import check_profile
+from spottrain.morphing.simulate.compute import Compute
 from spottrain.wire.codec import SCHEMA_VERSION, encode
-from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction, ScheduleKind
+from spottrain.wire.model import (
+    ModelFacts,
+    Plan,
+    Precision,
+    Profile,
+    Reduction,
+    ScheduleKind,
+    StateHome,
+)
 
 Objective = Literal["throughput", "examples_per_dollar"]
 
@@ -38,7 +47,25 @@ class PlanInputs:
     lag_share: float = 0.0
     """Training time at stake with a loss, see ``policy.lag_share``: of plans nearly as
     fast the one that survives losses is taken."""
+    precision: Precision = "fp32"
+    state: StateHome | None = None
+    """Home of committed state of workers on GPUs; ``None``: whatever is best."""
+    pipeline_depth: int | None = None
+    """``None``: whatever is best."""
     schema_version: int = SCHEMA_VERSION
+
+    @property
+    def compute(self) -> Compute:
+        """What workers compute on: GPUs if all slots are some."""
+        on_gpu = bool(self.slots) and all(device.is_gpu for device in self.slots)
+        return Compute(on_gpu=on_gpu, precision=self.precision)
+
+    @property
+    def homes(self) -> tuple[StateHome, ...]:
+        """Homes of committed state to choose from, the safer one first."""
+        if not self.compute.on_gpu:
+            return ("host",)
+        return ("host", "device") if self.state is None else (self.state,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +87,9 @@ class PlanQuestion:
     recompute: bool | None
     objective: Objective
     lag_share: float
+    precision: Precision = "fp32"
+    state: StateHome | None = None
+    pipeline_depth: int | None = None
 
 
 def question_of(inputs: PlanInputs) -> PlanQuestion:
@@ -76,6 +106,9 @@ def question_of(inputs: PlanInputs) -> PlanQuestion:
         recompute=inputs.recompute,
         objective=inputs.objective,
         lag_share=inputs.lag_share,
+        precision=inputs.precision,
+        state=inputs.state,
+        pipeline_depth=inputs.pipeline_depth,
     )
 
 
@@ -110,6 +143,8 @@ def check_inputs(inputs: PlanInputs) -> None:
         name = f"{device.slot.vm_id}[{device.slot.index}]"
         positive(f"speed of {name}", device.speed)
         positive(f"memory_bytes of {name}", device.memory_bytes)
+        host = device.host_memory_bytes
+        positive(f"host_memory_bytes of {name}", host, or_zero=True)
         positive(f"usd_per_hour of {name}", device.usd_per_hour, or_zero=True)
     if inputs.objective == "examples_per_dollar":
         for device in inputs.slots:

@@ -7,12 +7,20 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
-from spottrain.morphing.memory.memory import handover_bytes, megabytes
+from spottrain.morphing.memory.handover import handover_bytes
+from spottrain.morphing.memory.room import (
+    WorkerBytes,
+    largest,
+    megabytes,
+    smallest,
+    times,
+    total,
+)
 from spottrain.morphing.plan.cuts import MAX_UNEVEN, Cuts
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet, Draft
 from spottrain.morphing.plan.placement import Device, place
-from spottrain.morphing.simulate.simulator import expect_step
+from spottrain.morphing.simulate.simulator import expect_step, slowest_update_s
 from spottrain.wire.model import Plan
 
 NEAR = 0.05
@@ -24,8 +32,8 @@ class Refusal:
     """Reason why a draft cannot become a plan."""
 
     reason: str
-    needed_bytes: int | None = None
-    room_bytes: int | None = None
+    needed: WorkerBytes | None = None
+    room: WorkerBytes | None = None
     in_handover: bool = False
     """It would fit, but not beside the sections of the present plan."""
 
@@ -37,19 +45,29 @@ class PlanLayout:
     plan: Plan
     speeds: tuple[float, ...]
     """Of its devices."""
-    needed_bytes: int
-    """Of its largest worker."""
-    room_bytes: int
-    """Of its smallest device."""
+    needed: WorkerBytes
+    """Of its largest workers."""
+    room: WorkerBytes
+    """Of its smallest devices."""
     usd_per_hour: float
     """Of all VMs that it uses part of."""
 
 
-def _too_small(needed_bytes: int, room_bytes: int) -> Refusal:
-    reason = (
-        f"a stage needs {megabytes(needed_bytes)}, a device has {megabytes(room_bytes)}"
-    )
-    return Refusal(reason, needed_bytes, room_bytes)
+def _shortage(needed: WorkerBytes, room: WorkerBytes) -> str:
+    """Return how much of which memory is needed, of those that are too small."""
+    lacks = []
+    if needed.device > room.device:
+        lacks.append(
+            f"{megabytes(needed.device)}, a device has {megabytes(room.device)}"
+        )
+    if room.host and needed.host > room.host:
+        have = megabytes(room.host)
+        lacks.append(f"{megabytes(needed.host)} of its VM's memory, a slot has {have}")
+    return "; and ".join(lacks)
+
+
+def _too_small(needed: WorkerBytes, room: WorkerBytes) -> Refusal:
+    return Refusal(f"a stage needs {_shortage(needed, room)}", needed, room)
 
 
 class Layouts:
@@ -68,14 +86,14 @@ class Layouts:
         """Choose devices and cut stages that fit into each of them."""
         fleet = fleet or self.cuts.fleet
         refusal = Refusal(f"one VM would hold all {draft.width} replicas of a stage")
-        room = 0
+        tried: set[WorkerBytes] = set()
         for order in fleet.orders:
             devices = fleet.take(order, draft.depth, draft.width)
             if devices is None:
                 return refusal
-            smallest = min(device.memory_bytes for device in devices)
-            if smallest > room:
-                room = smallest
+            room = smallest([device.room for device in devices])
+            if room not in tried:
+                tried.add(room)
                 laid = self._lay_out_on(draft, devices, fleet, room, uneven)
                 if isinstance(laid, PlanLayout):
                     return laid
@@ -87,10 +105,10 @@ class Layouts:
         draft: Draft,
         devices: list[Device],
         fleet: DeviceFleet,
-        room_bytes: int,
+        room: WorkerBytes,
         uneven: float,
     ) -> PlanLayout | Refusal:
-        """Lay out on ``devices``, whose smallest has ``room_bytes``."""
+        """Lay out on ``devices``, whose smallest have ``room``."""
         depth, mode = draft.depth, draft.mode
         even = self.cuts.even_cut(draft)
         replicas = self.cuts.even_shares(draft)
@@ -100,12 +118,12 @@ class Layouts:
             replicas = self._shares(draft, even, placed)
         bounds = even
         needed = self.cuts.needed_bytes(depth, mode, even, replicas)
-        if max(needed) > room_bytes:
+        if largest(needed).beyond(room) > 0:
             tight = None
-            if mode.chunks == 1 and sum(needed) <= depth * room_bytes:
-                tight = self.cuts.tight_cut(depth, mode, replicas, room_bytes, uneven)
+            if mode.chunks == 1 and total(needed).beyond(times(room, depth)) <= 0:
+                tight = self.cuts.tight_cut(depth, mode, replicas, room, uneven)
             if tight is None:
-                return _too_small(max(needed), room_bytes)
+                return _too_small(largest(needed), room)
             bounds = tight
             needed = self.cuts.needed_bytes(depth, mode, bounds, replicas)
         if placed is None or bounds != even:
@@ -118,8 +136,8 @@ class Layouts:
         return PlanLayout(
             plan,
             tuple(device.speed for device in placed),
-            max(needed),
-            room_bytes,
+            largest(needed),
+            room,
             math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms),
         )
 
@@ -128,17 +146,16 @@ class Layouts:
         previous = self.inputs.previous
         if previous is None or self.waives_handover:
             return None
-        held = handover_bytes(self.inputs.facts, plan, previous)
-        most, device = max(
-            zip(held, placed, strict=True), key=lambda at: at[0] - at[1].memory_bytes
+        held = handover_bytes(self.inputs.facts, plan, previous, self.cuts.compute)
+        rooms = [device.room for device in placed]
+        most, room = max(
+            zip(held, rooms, strict=True), key=lambda at: at[0].beyond(at[1])
         )
-        if most <= device.memory_bytes:
+        if most.beyond(room) <= 0:
             return None
-        return Refusal(
-            f"its sections and those of {previous.shape} at once need "
-            f"{megabytes(most)}, a device has {megabytes(device.memory_bytes)}",
-            in_handover=True,
-        )
+        both = f"its sections and those of {previous.shape} at once need"
+        reason = f"{both} {_shortage(most, room)}"
+        return Refusal(reason, in_handover=True)
 
     def _place(
         self, devices: list[Device], draft: Draft, bounds: tuple[int, ...]
@@ -194,6 +211,14 @@ class Layouts:
             predicted_step_s=0.0,
             in_flight_bound=mode.in_flight_bound or None,
             chunks=mode.chunks,
+            state=mode.state,
+        )
+
+    def update_s(self, plan: Plan, speeds: Sequence[float]) -> float:
+        """Return the time of the slowest update under ``plan``."""
+        inputs = self.inputs
+        return slowest_update_s(
+            plan, inputs.profile, inputs.facts, speeds, self.cuts.compute
         )
 
     def simulate(self, layout: PlanLayout) -> Plan:
@@ -204,6 +229,7 @@ class Layouts:
             self.inputs.facts,
             reduction=self.inputs.reduction,
             speeds=layout.speeds,
+            compute=self.cuts.compute,
         )
         return replace(layout.plan, predicted_step_s=step.step_s)
 

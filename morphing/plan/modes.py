@@ -7,10 +7,11 @@ import math
 from collections import Counter, defaultdict
 from dataclasses import dataclass
 
+from spottrain.morphing.memory.room import WorkerBytes, largest
 from spottrain.morphing.plan import placement
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.model import ScheduleKind, StateHome
 
 RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 """Schedules that the runtime supports. Of equals the first is taken."""
@@ -28,6 +29,13 @@ class ExecutionMode:
     in_flight_bound: int
     """0 for none."""
     recompute: bool
+    on_device: bool = False
+    """Whether committed state is kept on GPUs."""
+
+    @property
+    def state(self) -> StateHome:
+        """Home of committed state."""
+        return "device" if self.on_device else "host"
 
     @property
     def schedule(self) -> ScheduleKind:
@@ -50,16 +58,20 @@ def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
         # One stage has nothing to order: it alternates forward and backward.
         asked = inputs.schedule
         alone = asked if asked in RUNNABLE and asked != "interleaved" else RUNNABLE[0]
-        return [ExecutionMode(RUNNABLE.index(alone), 1, 0, inputs.recompute is True)]
+        rank, again = RUNNABLE.index(alone), inputs.recompute is True
+        return [
+            ExecutionMode(rank, 1, 0, again, home == "device") for home in inputs.homes
+        ]
     found = []
     for rank, schedule in enumerate(RUNNABLE):
         if inputs.schedule in (None, schedule):
             for chunks in CHUNKS if schedule == "interleaved" else (1,):
                 if depth * chunks <= len(inputs.facts.sections):
                     found += [
-                        ExecutionMode(rank, chunks, 0, recompute)
+                        ExecutionMode(rank, chunks, 0, recompute, home == "device")
                         for recompute in (False, True)
                         if inputs.recompute in (None, recompute)
+                        for home in inputs.homes
                     ]
     return found
 
@@ -82,11 +94,16 @@ class DeviceFleet:
             ),
         )
         largest_first = sorted(fastest_first, key=lambda d: -d.memory_bytes)
+        roomiest_first = sorted(fastest_first, key=lambda d: -d.room.host)
         self.orders = [fastest_first]
-        if largest_first != fastest_first:
-            self.orders.append(largest_first)
+        for order in (largest_first, roomiest_first):
+            if order not in self.orders:
+                self.orders.append(order)
         self.speeds = sorted({d.speed for d in self.devices}, reverse=True)
-        self.max_memory_bytes = max((d.memory_bytes for d in self.devices), default=0)
+        rooms = [device.room for device in self.devices] or [WorkerBytes(0)]
+        unlimited = any(room.host == 0 for room in rooms)
+        self.max_room = largest(rooms)._replace(**{"host": 0} if unlimited else {})
+        """The largest of each of both memories."""
         self.vm_slots = Counter(d.slot.vm_id for d in self.devices)
         self.vm_usd_per_hour: defaultdict[str, float] = defaultdict(float)
         for device in self.devices:

@@ -12,6 +12,7 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from spottrain.morphing.memory.room import WorkerBytes
 from spottrain.wire.model import ModelFacts, Plan, Slot
 
 EQUAL_WITHIN = 0.05
@@ -32,6 +33,16 @@ class Device:
     """Relative to the device of the profile; 2 computes twice as fast."""
     usd_per_hour: float = 0.0
     """Its share of the VM's price; 0 where prices do not matter."""
+    is_gpu: bool = False
+    """Whether ``memory_bytes`` are its own, beside its VM's memory."""
+    host_memory_bytes: int = 0
+    """Of a GPU: its share of its VM's memory; 0: unknown, then it is no limit."""
+
+    @property
+    def room(self) -> WorkerBytes:
+        """What a worker on it may take."""
+        host = self.host_memory_bytes if self.is_gpu else 0
+        return WorkerBytes(self.memory_bytes, host)
 
 
 def take(devices: Iterable[Device], depth: int, width: int) -> list[Device] | None:

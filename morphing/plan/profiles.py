@@ -32,6 +32,15 @@ MAX_BYTES = 1e18
 
 _TIME = re.compile("(?<!_per)_s$")
 _SECTION_TIMES = ("forward_s", "backward_s", "recompute_s")
+_MAY_BE_ZERO = (
+    "optimizer_s_per_byte",
+    "task_overhead_s",
+    "upload_bytes_per_s",
+    "download_bytes_per_s",
+    "host_optimizer_s_per_byte",
+    "quantise_s_per_byte",
+    "context_bytes",
+)
 
 
 def check_profile(
@@ -102,8 +111,8 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
             for field in fields(one.overheads):
                 value = getattr(one.overheads, field.name)
                 yield f"{place}.overheads.{field.name}", value, 0, False
-    yield "optimizer_s_per_byte", profile.optimizer_s_per_byte, 0, False
-    yield "task_overhead_s", profile.task_overhead_s, 0, False
+    for name in _MAY_BE_ZERO:
+        yield name, getattr(profile, name), 0, False
     links: Mapping[str, LinkProfile | RingProfile] = {
         "within_vm": profile.within_vm,
         "between_vms": profile.between_vms,
@@ -175,8 +184,9 @@ def is_noisy(profile: Profile) -> bool:
 def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
     """Return the profile of a device that is ``ratio`` times as fast.
 
-    Sections and the optimizer, which the device computes, take ``1 / ratio`` of the
-    time. Links, all-reduces and the overhead of tasks, which are the host's, stay.
+    Sections, quantising and the optimizer, which the device computes, take ``1 / ratio``
+    of the time. Links, the bus, all-reduces, the overhead of tasks and the host's own
+    optimizer stay.
 
     Args:
         profile: Measured, usually.
@@ -204,6 +214,7 @@ def derive_profile(profile: Profile, device: str, ratio: float) -> Profile:
             for one in profile.microbatches
         ),
         optimizer_s_per_byte=profile.optimizer_s_per_byte / ratio,
+        quantise_s_per_byte=profile.quantise_s_per_byte / ratio,
         origin="derived",
         sources=(*profile.sources, source),
     )

@@ -10,6 +10,7 @@ from functools import partial
 
 from spottrain.morphing.adapt.policy import CAUTION, capped_slowdown
 from spottrain.morphing.errors import PlanError
+from spottrain.morphing.memory.room import times
 from spottrain.morphing.plan.inputs import PlanInputs, positive
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal
 from spottrain.morphing.plan.modes import DeviceFleet, Draft, execution_modes
@@ -40,7 +41,22 @@ class Workload:
     """Of one VM."""
     precision: Precision | None = "fp32"
     """Of the matrix multiplications, as in ``JobSpec``; ``None``: unknown."""
+    is_gpu: bool = False
+    """Whether workers know the two homes of committed state of a GPU."""
+    host_memory_bytes: int = 0
+    """Of one VM, beside its GPU's; 0: unknown, then it is no limit."""
     schema_version: int = SCHEMA_VERSION
+
+    def device(self, slot: Slot) -> Device:
+        """Return one of its GPUs."""
+        return Device(
+            slot=slot,
+            memory_bytes=self.gpu_memory_bytes,
+            speed=1.0,
+            usd_per_hour=self.usd_per_hour,
+            is_gpu=self.is_gpu,
+            host_memory_bytes=self.host_memory_bytes,
+        )
 
     def plan_inputs(self, slots: Iterable[Device] = ()) -> PlanInputs:
         """Return what the plans of this workload are made from.
@@ -54,6 +70,7 @@ class Workload:
             minibatch_size=self.minibatch_size,
             microbatch_size=None,
             reduction="fast",
+            precision=self.precision or "fp32",
         )
 
 
@@ -107,6 +124,7 @@ class Shapes:
             microbatch_size=workload.profile.microbatch_sizes[0],
             schedule=schedule,
             recompute=recompute,
+            slots=(workload.device(Slot(vm_id="", index=0)),),
         )
         self._layouts = Layouts(self._inputs, self.microbatch_size)
         self._shapes: dict[tuple[int, int], Shape | None] = {}
@@ -179,20 +197,17 @@ class Shapes:
 
     def _make(self, depth: int, width: int) -> Shape | None:
         possible = 1 <= depth <= len(self.workload.facts.sections) and width >= 1
-        memory_bytes = self.workload.gpu_memory_bytes
         # A shape that does not fit does not fit with fewer replicas either.
         if not possible or width <= self._refused.get(depth, 0):
             return None
-        if self._layouts.cuts.state_bytes > depth * memory_bytes:
-            return None
         devices = tuple(
-            Device(
-                slot=Slot(vm_id=f"{i:06}", index=0),
-                memory_bytes=memory_bytes,
-                speed=1.0,
-            )
+            self.workload.device(Slot(vm_id=f"{i:06}", index=0))
             for i in range(depth * width)
         )
+        mode = execution_modes(self._inputs, depth)[0]
+        least = self._layouts.cuts.state_bytes(mode.state)
+        if least.beyond(times(devices[0].room, depth)) > 0:
+            return None
         fleet = DeviceFleet(replace(self._inputs, slots=devices))
         plan = self._plan(depth, width, fleet)
         if plan is None:
@@ -218,8 +233,8 @@ class Shapes:
         found = [self._layouts.lay_out(draft, fleet, uneven=math.inf)]
         even = self._layouts.cuts.even_cut(draft)
         if isinstance(found[0], Refusal) or found[0].plan.stage_bounds != even:
-            room_bytes = self.workload.gpu_memory_bytes
-            bound = self._layouts.cuts.largest_bound(draft, room_bytes)
+            room = fleet.devices[0].room
+            bound = self._layouts.cuts.largest_bound(draft, room)
             if bound is not None:
                 mode = replace(draft.mode, in_flight_bound=bound)
                 tight = replace(draft, mode=mode)
@@ -244,6 +259,7 @@ def check_workload(workload: Workload) -> None:
             f"{profile.microbatch_sizes}; leave the others out"
         )
     positive("gpu_memory_bytes", workload.gpu_memory_bytes)
+    positive("host_memory_bytes", workload.host_memory_bytes, or_zero=True)
     positive("usd_per_hour", workload.usd_per_hour, or_zero=True)
     sizes = workload.minibatch_size, profile.microbatch_sizes[0]
     if min(sizes) < 1 or sizes[0] % sizes[1]:

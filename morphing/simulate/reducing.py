@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
+from spottrain.morphing.simulate.compute import trained_bytes
 from spottrain.wire.model import (
     LinkProfile,
     ModelFacts,
@@ -17,6 +18,7 @@ from spottrain.wire.model import (
     Profile,
     Reduction,
     RingProfile,
+    SectionProfile,
     TiedParameter,
 )
 
@@ -25,6 +27,8 @@ CONCURRENT_ALL_REDUCES = 2
 LOSS_TENSORS = 1
 """Tensors reduced besides the gradients: the loss and its weight."""
 FLOAT32_BYTES = 4
+SENT_PER_BYTE: dict[Reduction, int] = {"fast": 1, "exact": 2}
+"""Bytes that are reduced over those of the gradients: exact sums are of int64."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +88,30 @@ def _measured_hop(ring: RingProfile) -> Hop:
     return Hop(ring.latency_s / hops, ring.ranks / hops / ring.bandwidth_bytes_per_s)
 
 
+def sections_at(
+    profile: Profile, microbatch_size: int, facts: ModelFacts, reduction: Reduction
+) -> tuple[SectionProfile, ...]:
+    """Return all sections at a micro-batch size, for a way to sum gradients up.
+
+    In exact mode a backward also quantises the gradients of its virtual node.
+
+    Raises:
+        WireError: The profile does not know that size.
+    """
+    measured = profile.sections_at(microbatch_size)
+    s_per_byte = profile.quantise_s_per_byte if reduction == "exact" else 0.0
+    if not s_per_byte:
+        return measured
+    return tuple(
+        replace(
+            section,
+            backward_s=section.backward_s
+            + s_per_byte * trained_bytes(facts.sections[section.index]),
+        )
+        for section in measured
+    )
+
+
 def gather_s(profile: Profile, ranks: int, between_vms: bool = True) -> float:
     """Return the time in which every rank hears of all others (``links.gather_rows``)."""
     link = profile.between_vms if between_vms else profile.within_vm
@@ -116,12 +144,11 @@ class Reducer:
     Args:
         plan: Says which ranks are in which VM.
         profile: Rings and links.
-        reduction: ``fast``: ring all-reduces, a tensor per section. ``exact``: the sum goes
-            from replica to replica, then is broadcast by a tree.
+        reduction: What ring all-reduces sum up, a tensor per section.
     """
 
     def __init__(self, plan: Plan, profile: Profile, reduction: Reduction) -> None:
-        self._profile, self._reduction = profile, reduction
+        self._profile, self._sent_per_byte = profile, SENT_PER_BYTE[reduction]
         depth, width = plan.pipeline_depth, plan.data_parallel_width
         self._width = width
         stages = [{slot.vm_id for slot in plan.slots[p::depth]} for p in range(depth)]
@@ -139,13 +166,8 @@ class Reducer:
         """Return when a stage's replicas, drained at ``drained_s``, have their sum."""
         if self._width == 1:
             return drained_s[0]
-        if self._reduction == "fast":
-            return max(drained_s) + self._all_reduce_s(stage, num_bytes)
-        send_s = self._send_s(stage, num_bytes)
-        summed_s = drained_s[0]
-        for own_s in drained_s[1:]:
-            summed_s = max(own_s, summed_s + send_s)
-        return summed_s + math.ceil(math.log2(self._width)) * send_s
+        sent_bytes = self._sent_per_byte * num_bytes
+        return max(drained_s) + self._all_reduce_s(stage, sent_bytes)
 
     def _all_reduce_s(self, stage: int, num_bytes: int) -> float:
         between, rings = self._between[stage], self._rings[stage]
@@ -153,9 +175,3 @@ class Reducer:
         turns = math.ceil(self._tensors[stage] / CONCURRENT_ALL_REDUCES)
         each_s = turns * hop.latency_s + num_bytes / self._width * hop.s_per_byte
         return (self._width - 1) * each_s
-
-    def _send_s(self, stage: int, num_bytes: int) -> float:
-        between = self._between[stage]
-        link = self._profile.between_vms if between else self._profile.within_vm
-        message_s = num_bytes / link.bandwidth_bytes_per_s
-        return self._tensors[stage] * link.latency_s + message_s

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.simulate import reducing
+from spottrain.morphing.simulate.compute import CPU, Compute, update_s
 from spottrain.morphing.simulate.replica import (
     Jitter,
     Link,
@@ -67,6 +68,7 @@ def simulate_step(
     reduction: Reduction,
     speeds: Sequence[float] | None = None,
     seed: int | None = None,
+    compute: Compute = CPU,
 ) -> StepTime:
     """Return the times of one mini-batch under ``plan``.
 
@@ -82,6 +84,7 @@ def simulate_step(
         speeds: Of the devices, in the order of ``plan.slots``; 1 for all if not given.
         seed: If given, tasks and messages vary at random as they did when measured,
             equally for the same seed; see ``expect_step``.
+        compute: What workers compute on: it decides where updates are made.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     speeds = [1.0] * (depth * width) if speeds is None else speeds
@@ -90,8 +93,9 @@ def simulate_step(
             f"a plan of {depth * width} slots needs as many speeds above 0: "
             f"got {list(speeds)}"
         )
-    runs = _run_replicas(plan, profile, speeds, seed)
-    stages = ([facts.sections[k] for k in plan.sections_of(p)] for p in range(depth))
+    measured = reducing.sections_at(profile, plan.microbatch_size, facts, reduction)
+    runs = _run_replicas(plan, profile, measured, speeds, seed)
+    stages = [[facts.sections[k] for k in plan.sections_of(p)] for p in range(depth)]
     stage_bytes = [sum(section.param_bytes for section in own) for own in stages]
     reducer = reducing.Reducer(plan, profile, reduction)
     reduced = [
@@ -100,18 +104,36 @@ def simulate_step(
     ]
     prepared_s = _tied_s(plan, facts, profile, reduced)
     between_vms = len({slot.vm_id for slot in plan.slots}) > 1
-    apply_s = profile.optimizer_s_per_byte * max(
-        stage_bytes[rank % depth] / speed for rank, speed in enumerate(speeds)
-    )
     return StepTime(
         step_s=prepared_s
         + reducing.gather_s(profile, depth * width, between_vms)
-        + apply_s,
+        + slowest_update_s(plan, profile, facts, speeds, compute),
         pipeline_s=max(max(run.finish_s) for run in runs),
         busy_s=tuple(max(run.busy_s[p] for run in runs) for p in range(depth)),
         peak_in_flight=tuple(
             max(run.peak_in_flight[p] for run in runs) for p in range(depth)
         ),
+    )
+
+
+def slowest_update_s(
+    plan: Plan,
+    profile: Profile,
+    facts: ModelFacts,
+    speeds: Sequence[float],
+    compute: Compute = CPU,
+) -> float:
+    """Return the time of the slowest update; arguments as of ``simulate_step``."""
+    depth = plan.pipeline_depth
+    return max(
+        update_s(
+            profile,
+            [facts.sections[k] for k in plan.sections_of(p)],
+            plan.state,
+            compute,
+            min(speeds[p::depth]),
+        )
+        for p in range(depth)
     )
 
 
@@ -122,6 +144,7 @@ def expect_step(
     *,
     reduction: Reduction,
     speeds: Sequence[float] | None = None,
+    compute: Compute = CPU,
 ) -> StepTime:
     """Return the expected times of a mini-batch where links jitter.
 
@@ -133,7 +156,13 @@ def expect_step(
 
     def play(seed: int | None) -> StepTime:
         return simulate_step(
-            plan, profile, facts, reduction=reduction, speeds=speeds, seed=seed
+            plan,
+            profile,
+            facts,
+            reduction=reduction,
+            speeds=speeds,
+            seed=seed,
+            compute=compute,
         )
 
     calm = play(None)
@@ -211,11 +240,14 @@ def stage_times(
 
 
 def _run_replicas(
-    plan: Plan, profile: Profile, speeds: Sequence[float], seed: int | None
+    plan: Plan,
+    profile: Profile,
+    measured: Sequence[SectionProfile],
+    speeds: Sequence[float],
+    seed: int | None,
 ) -> list[PipelineRun]:
     """Simulate every replica, equal ones once (with jitter: a few times)."""
     depth = plan.pipeline_depth
-    measured = profile.sections_at(plan.microbatch_size)
     overheads = profile.overheads_at(plan.microbatch_size)
     known: dict[object, PipelineRun] = {}
     lists: dict[int, Schedule] = {}

@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
+import torch
+
 ENVIRONMENT_VARIABLE = "SPOTTRAIN_FAULTS"
 
 
@@ -67,6 +69,8 @@ class Action(StrEnum):
     """Every process of the supervisor's process group."""
     RAISE = "raise"
     """An exception, as from a broken connection."""
+    OUT_OF_MEMORY = "out_of_memory"
+    """The exception of an allocator that has no memory left on the device."""
 
 
 class InjectedFaultError(RuntimeError):
@@ -98,6 +102,7 @@ class FaultScript:
             Action.KILL_WORKER: lambda: os.kill(os.getpid(), signal.SIGKILL),
             Action.KILL_VM: lambda: os.killpg(0, signal.SIGKILL),
             Action.RAISE: _raise,
+            Action.OUT_OF_MEMORY: _run_out_of_memory,
         }
     )
 
@@ -133,3 +138,10 @@ class FaultScript:
 
 def _raise() -> None:
     raise InjectedFaultError("injected fault")
+
+
+def _run_out_of_memory() -> None:
+    raise torch.OutOfMemoryError(
+        "CUDA out of memory. Tried to allocate 1.50 GiB. GPU 0 has a total capacity of "
+        "15.77 GiB of which 1.12 GiB is free."
+    )

@@ -133,6 +133,18 @@ class _Links:
     assumed: tuple[str, ...]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _DeviceCosts:
+    """Measurements of updates and transfers; see ``Profile``."""
+
+    optimizer_s_per_byte: float
+    host_optimizer_s_per_byte: float
+    upload_bytes_per_s: float
+    download_bytes_per_s: float
+    quantise_s_per_byte: float
+    context_bytes: int
+
+
 class _Round:
     """One rank's part of one round; all ranks do the same steps in the same order."""
 
@@ -163,19 +175,22 @@ class _Round:
         ended = (profiles.SIZES_ENDED,) * (len(microbatches) < len(self._sizes))
         links = self._measure_links(microbatches[-1])
         self._progress("links and all-reduces")
-        update_s = sum(_gather(self._bench.update_s("device")))
+        costs = self._measure_device()
         self._progress("optimizer")
         if self._rank:
             return None
-        layout = self._loaded.layout
-        param_bytes = sum(layout.param_bytes(k) for k in range(layout.num_sections))
         microbatches = _with_posting(microbatches, links.posting_s)
         return Profile(
             fingerprint=self._loaded.fingerprint,
             device=self._device_name,
             software=machine.software(),
             microbatches=tuple(microbatches),
-            optimizer_s_per_byte=update_s / param_bytes,
+            optimizer_s_per_byte=costs.optimizer_s_per_byte,
+            upload_bytes_per_s=costs.upload_bytes_per_s,
+            download_bytes_per_s=costs.download_bytes_per_s,
+            host_optimizer_s_per_byte=costs.host_optimizer_s_per_byte,
+            quantise_s_per_byte=costs.quantise_s_per_byte,
+            context_bytes=costs.context_bytes,
             within_vm=links.within_vm,
             between_vms=links.between_vms,
             rings=links.rings,
@@ -290,6 +305,34 @@ class _Round:
         """Return the bytes that each rank may use for tensors, equal at all ranks."""
         least: int = min(_gather(machine.available_bytes()))
         return least / (2 * len(self._slots))
+
+    # --- updates, and the way between host and device ----------------------------------
+
+    def _measure_device(self) -> _DeviceCosts:
+        layout, bench = self._loaded.layout, self._bench
+        sections = range(layout.num_sections)
+        param_bytes = sum(layout.param_bytes(k) for k in sections)
+        gradient_bytes = sum(layout.gradient_bytes(k) for k in sections)
+        quantise_s = sum(_gather(bench.quantise_s()))
+        host_s = sum(_gather(bench.update_s("host")))
+        upload = download = 0.0
+        device_s, context_bytes = host_s, 0
+        if not self._device.is_host:
+            upload, download = map(
+                min, zip(*_gather(bench.transfer_bytes_per_s()), strict=True)
+            )
+            device_s = sum(_gather(bench.update_s("device")))
+            context_bytes = max(_gather(self._device.context_bytes()))
+        return _DeviceCosts(
+            optimizer_s_per_byte=device_s / param_bytes,
+            host_optimizer_s_per_byte=0.0
+            if self._device.is_host
+            else host_s / param_bytes,
+            upload_bytes_per_s=upload,
+            download_bytes_per_s=download,
+            quantise_s_per_byte=quantise_s / gradient_bytes if gradient_bytes else 0.0,
+            context_bytes=context_bytes,
+        )
 
     # --- links --------------------------------------------------------------------------
 

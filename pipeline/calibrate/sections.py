@@ -20,16 +20,17 @@ import torch
 from torch import nn
 
 from spottrain.manifest import read_manifest
+from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import tune_for_activations
 from spottrain.pipeline.base.tracking import batch_bytes, section_bytes, update_bytes
 from spottrain.pipeline.calibrate.statistics import is_steady, spread
-from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob
-from spottrain.pipeline.model.optimizer import build_optimizer
+from spottrain.pipeline.model.optimizer import build_optimizer, use_fused_kernels
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel, StageOutput
@@ -51,6 +52,7 @@ _MIN_ROUNDS, _MAX_ROUNDS = 3, 60
 _SECTIONS_TOGETHER = 8
 """Sections whose graphs of one micro-batch are held together."""
 _OPTIMIZER_STEPS = 8
+_TRANSFER_BYTES = 64 << 20
 
 
 class PrivateMemory:
@@ -186,6 +188,34 @@ class SectionBench:
             _timed(times, functools.partial(self._update, updater, decision))
         return statistics.median(times[1:])
 
+    def quantise_s(self) -> float:
+        """Return the time in which a virtual node's gradients become integers."""
+        times: list[float] = []
+        for _ in range(1 + _OPTIMIZER_STEPS):
+            _timed(times, self._quantise)
+        return statistics.median(times[1:])
+
+    def _quantise(self) -> None:
+        for run in self._runs:
+            run.quantise()
+        self.device.synchronise()
+
+    def transfer_bytes_per_s(self) -> tuple[float, float]:
+        """Return how fast tensors come up to the device, and down from it."""
+        host = self.device.allocate_host((_TRANSFER_BYTES,), torch.uint8)
+        there = self.device.allocate(_TRANSFER_BYTES)
+
+        def repeat(copy: Callable[[], Transfer]) -> float:
+            times: list[float] = []
+            for _ in range(1 + _OPTIMIZER_STEPS):
+                _timed(times, lambda: self.device.finish(copy()))
+            return _TRANSFER_BYTES / statistics.median(times[1:])
+
+        return (
+            repeat(lambda: self.device.upload(host, there)),
+            repeat(lambda: self.device.download(there, host)),
+        )
+
     def _update(self, updater: Updater, decision: MinibatchDecision) -> None:
         for run in self._runs:
             arena = self.memory.arenas[run.section]
@@ -210,14 +240,15 @@ class _SectionRun:
             loaded.job,
             loaded.layout,
             range(section, section + 1),
-            {section: working.tensors.parameters},
+            {section: working.parameters},
             device.torch_device,
             loaded.spec.precision,
         )
         named = self._stage.parameters_of(section)
         self._update_bytes = _first_update_bytes(loaded.job, named)
         for name, parameter in named:
-            parameter.grad = working.tensors.gradients.get(name)
+            parameter.grad = working.gradients.get(name)
+        self._trained = [p for _, p in named if p.grad is not None]
         self.largest_saved_bytes = 0
 
     def warm_up(self, batch: Batch, activation: Activation) -> Activation:
@@ -254,6 +285,22 @@ class _SectionRun:
             with user_code("backward"):
                 torch.autograd.backward(end, gradient)
         self._pending.append((self._times["b"], began, self._device.mark()))
+
+    def quantise(self) -> None:
+        """Add the gradients that the last backward has left to integers, and their
+        largest values to others."""
+        for parameter in self._trained:
+            gradient = parameter.grad
+            assert gradient is not None
+            fixed_point.peak(gradient)
+            total = self._integers[: gradient.numel()]
+            fixed_point.add_quantised(total, gradient, 0)
+
+    @functools.cached_property
+    def _integers(self) -> torch.Tensor:
+        largest = max(parameter.numel() for parameter in self._trained)
+        where = self._device.torch_device
+        return torch.zeros(largest, dtype=torch.int64, device=where)
 
     def settle(self) -> None:
         """Read all times that were taken, once the device has come so far."""
@@ -339,6 +386,7 @@ def _first_update_bytes(job: TrainingJob, named: NamedParameters) -> int:
     optimizer = build_optimizer(job.optimizer, copies)
     if optimizer is None:
         return 0
+    use_fused_kernels(optimizer)
     for _, parameter in copies:
         parameter.grad = torch.zeros_like(parameter)
     with user_code("step of the optimizer"):

@@ -114,7 +114,7 @@ def time_tasks(
         loaded.job,
         loaded.layout,
         bench.sections,
-        {s.arena.section: s.tensors.parameters for s in sections},
+        {s.arena.section: s.parameters for s in sections},
         bench.device.torch_device,
         spec.precision,
     )

@@ -62,6 +62,7 @@ class CudaDevice:
             ) from error
         if memory_share < 1:
             torch.cuda.set_per_process_memory_fraction(memory_share)
+        self._memory_share = memory_share
         self._up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._down = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._compute = torch.cuda.current_stream()
@@ -157,6 +158,19 @@ class CudaDevice:
     def seed(self, seed: int) -> None:
         """Seed the GPU's generator: sets two numbers on the host."""
         torch.cuda.manual_seed(seed)
+
+    def memory_bytes(self) -> int | None:
+        """Return this worker's share of the GPU's memory."""
+        _, total = torch.cuda.mem_get_info(self.torch_device)
+        return int(total * self._memory_share)
+
+    def context_bytes(self) -> int:
+        """Return what is taken beside torch's allocator.
+
+        The driver counts all processes of a GPU: that of others counts too.
+        """
+        free, total = torch.cuda.mem_get_info(self.torch_device)
+        return total - free - torch.cuda.memory_reserved(self.torch_device)
 
     def peak_bytes(self) -> int | None:
         """Return the maximum that torch's allocator has given out."""

@@ -71,6 +71,14 @@ class HostDevice:
     def seed(self, seed: int) -> None:
         """Do nothing: the CPU's random numbers are seeded with the host's."""
 
+    def memory_bytes(self) -> int | None:
+        """Return ``None``: it is the host's."""
+        return None
+
+    def context_bytes(self) -> int:
+        """Return 0."""
+        return 0
+
     def peak_bytes(self) -> int | None:
         """Return ``None``: ``TensorTracker`` counts."""
         return None

@@ -90,6 +90,12 @@ class Device(Protocol):
     def seed(self, seed: int) -> None:
         """Seed the device's own random numbers."""
 
+    def memory_bytes(self) -> int | None:
+        """Return the memory that this worker may use; ``None``: it is the host's."""
+
+    def context_bytes(self) -> int:
+        """Return the device's memory that is taken by what is no tensor."""
+
     def peak_bytes(self) -> int | None:
         """Return the maximum of allocated memory; ``None``: it is not counted."""
 

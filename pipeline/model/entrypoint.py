@@ -11,6 +11,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import torch
+
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.job import TrainingJob
 
@@ -24,10 +26,11 @@ def user_code(what: str) -> Iterator[None]:
 
     Raises:
         UserCodeError: The code raised; carries the user's traceback.
+        OutOfMemoryError: The device had no memory left: that may be the plan's fault.
     """
     try:
         yield
-    except SpottrainError:
+    except (SpottrainError, torch.OutOfMemoryError):
         raise
     except (Exception, SystemExit) as error:
         reason = (str(error).splitlines() or [""])[0]

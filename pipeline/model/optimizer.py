@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import nn
@@ -11,6 +11,14 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+
+_FUSED: Mapping[type[torch.optim.Optimizer], tuple[str, ...]] = {
+    torch.optim.Adagrad: ("cpu",),
+    torch.optim.Adam: ("cpu", "cuda"),
+    torch.optim.AdamW: ("cpu", "cuda"),
+    torch.optim.SGD: ("cpu", "cuda"),
+}
+"""Optimizers that torch has fused kernels for, and on which devices."""
 
 StateSpec = dict[str, dict[str, TensorSpec]]
 """Parameter name to state key to tensor."""
@@ -91,6 +99,23 @@ def build_optimizer(
             "over the (name, parameter) pairs of its argument"
         )
     return optimizer
+
+
+def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
+    """Let torch's own optimizers take one pass over memory, unless the user chose.
+
+    By default they take several on a CPU, which the update of a whole model, in the
+    host's memory, would wait for.
+    """
+    devices = _FUSED.get(type(optimizer), ())
+    for group in optimizer.param_groups if devices else ():
+        chosen = group["fused"], group["foreach"]
+        special = group.get("capturable") or group.get("differentiable")
+        if chosen == (None, None) and not special:
+            group["fused"] = all(
+                parameter.is_floating_point() and parameter.device.type in devices
+                for parameter in group["params"]
+            )
 
 
 def _step(

@@ -80,6 +80,8 @@ class ModelLayout:
     section that uses it."""
     specs: Mapping[str, TensorSpec]
     """Every parameter of the model, in the model's order."""
+    matrices: frozenset[str]
+    """Parameters that autocast converts before anything else is done with them."""
     tied: tuple[TiedParameter, ...]
     skippable: Mapping[str, int]
     """Modules with parameters that stages after them need not run, and the first
@@ -148,6 +150,30 @@ def _is_block_list(module: nn.Module) -> bool:
 
 ParameterSlots = dict[str, list[tuple[nn.Module, str]]]
 """For every parameter's first name, all (module, attribute) that hold it."""
+
+
+_CONVERTED = (
+    nn.Linear,
+    nn.Conv1d,
+    nn.Conv2d,
+    nn.Conv3d,
+    nn.ConvTranspose1d,
+    nn.ConvTranspose2d,
+    nn.ConvTranspose3d,
+)
+"""Modules whose operation is in autocast's list of lower precision."""
+
+
+def is_matrix(slots: list[tuple[nn.Module, str]]) -> bool:
+    """Return whether autocast converts a parameter before anything is done with it.
+
+    So it is with the weights of linear layers and convolutions of torch's own classes;
+    of subclasses and of other modules nobody knows.
+
+    Args:
+        slots: The modules that hold the parameter.
+    """
+    return all(type(m) in _CONVERTED and name == "weight" for m, name in slots)
 
 
 def parameter_slots(model: nn.Module) -> ParameterSlots:

@@ -28,11 +28,12 @@ StageOutput = torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]
 Seeds = Callable[[int], int]
 """The seed of a section's random numbers, for the micro-batch at hand."""
 
-_AUTOCAST_TYPES: Mapping[Precision, torch.dtype | None] = {
+AUTOCAST_TYPES: Mapping[Precision, torch.dtype | None] = {
     "fp32": None,
     "bf16": torch.bfloat16,
     "fp16": torch.float16,
 }
+"""Type that autocast converts to; ``None``: there is no autocast."""
 _IDLE = -1
 
 
@@ -57,7 +58,7 @@ class StageModel:
         sections: The stage's sections.
         tensors: Section to parameter name to storage. Parameters are built over just
             this storage, nothing is copied. Each section has its own parameter for a
-            tied name.
+            tied name. Those of ``layout.matrices`` may be in the type of ``precision``.
         device: Where the tensors are; buffers are moved there.
         precision: Type that the loss computes matrix multiplications in (autocast).
 
@@ -79,16 +80,22 @@ class StageModel:
         self._job = job
         self._layout = layout
         self._device = torch.device(device)
-        self._autocast_type = _AUTOCAST_TYPES[precision]
+        self._autocast_type = AUTOCAST_TYPES[precision]
         self._model = build_skeleton(job.model).train()
         self._twin = build_skeleton(job.model).to("meta") if sections.start else None
-        self._section = _IDLE
+        self._section = self._reached = _IDLE
         self._seeds: Seeds = int
         self._received: torch.Tensor | None = None
         _move_buffers(self._model, self._device)
         self._parameters = {
             section: {
-                name: _owned_parameter(name, section, layout.specs[name], tensors)
+                name: _owned_parameter(
+                    name,
+                    section,
+                    layout.specs[name],
+                    tensors,
+                    self._autocast_type if name in layout.matrices else None,
+                )
                 for name in layout.parameters[section]
             }
             for section in sections
@@ -99,6 +106,11 @@ class StageModel:
     def parameters_of(self, section: int) -> list[tuple[str, nn.Parameter]]:
         """Return the (name, parameter) pairs of one of the stage's sections."""
         return list(self._parameters[section].items())
+
+    @property
+    def section(self) -> int | None:
+        """The section that runs, or ran when an error left it."""
+        return None if self._reached == _IDLE else self._reached
 
     def train(self, mode: bool = True) -> None:
         """Switch the model to training mode (dropout on) or to evaluation mode."""
@@ -155,7 +167,7 @@ class StageModel:
 
     def _enter(self, section: int) -> None:
         """Begin a section: its random numbers, its copies of tied parameters."""
-        self._section = section
+        self._section = self._reached = section
         if section == 0 or section in self.sections:
             seed = self._seeds(section)
             seed_everything(seed)
@@ -329,14 +341,20 @@ def _owned_parameter(
     section: int,
     spec: TensorSpec,
     tensors: Mapping[int, Mapping[str, torch.Tensor]],
+    lowered: torch.dtype | None,
 ) -> nn.Parameter:
-    """Make a parameter over the storage given for it."""
+    """Make a parameter over the storage given for it.
+
+    Args:
+        name: Of the parameter.
+        section: It belongs to.
+        spec: Of the parameter.
+        tensors: As for ``StageModel``.
+        lowered: Another type that it may have.
+    """
     tensor = tensors.get(section, {}).get(name)
-    if tensor is None or (tuple(tensor.shape), tensor.dtype) != (
-        spec.shape,
-        spec.dtype,
-    ):
-        got = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
+    got = None if tensor is None else (tuple(tensor.shape), tensor.dtype)
+    if tensor is None or got not in ((spec.shape, spec.dtype), (spec.shape, lowered)):
         raise SpottrainError(
             f"tensor of parameter {name} in section {section} must be "
             f"{(spec.shape, spec.dtype)}: got {got}"

@@ -34,6 +34,7 @@ from spottrain.pipeline.model.sections import (
     ParameterSlots,
     TensorSpec,
     find_cuts,
+    is_matrix,
     parameter_slots,
 )
 from spottrain.pipeline.model.skeleton import build_skeleton
@@ -237,6 +238,7 @@ def _layout(
             for k in range(len(cuts) + 1)
         ),
         specs=specs,
+        matrices=frozenset(name for name, own in slots.items() if is_matrix(own)),
         tied=tuple(
             TiedParameter(
                 name=name, sections=tied[name], param_bytes=specs[name].num_bytes

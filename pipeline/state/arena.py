@@ -195,59 +195,7 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
     )
 
 
-class SectionTensors:
-    """Parameters, gradients and optimizer state of one section over a piece of memory.
-
-    Args:
-        payload: The memory, as bytes; gradients or state are left out where it ends
-            before them.
-        layout: Of the section.
-        specs: Its parameters.
-    """
-
-    def __init__(
-        self,
-        payload: torch.Tensor,
-        layout: _Layout,
-        specs: tuple[ParameterSpec, ...],
-    ) -> None:
-        has_gradients = payload.numel() >= layout.state_start
-        has_state = payload.numel() >= layout.end
-        self.parameters = {
-            spec.name: _part(
-                payload, layout.parameters[spec.name], spec.shape, spec.dtype
-            )
-            for spec in specs
-        }
-        self.gradients = {
-            spec.name: _part(
-                payload, layout.gradients[spec.name], spec.shape, spec.dtype
-            )
-            for spec in specs
-            if spec.trainable and has_gradients
-        }
-        self.state = {
-            spec.name: {
-                key: _part(
-                    payload, layout.state[spec.name, key], value.shape, value.dtype
-                )
-                for key, value in spec.state.items()
-            }
-            for spec in specs
-            if has_state
-        }
-        self.gradient_runs = [
-            _part(payload, at, (count,), dtype)
-            for dtype, at, count in layout.runs
-            if has_gradients
-        ]
-        """All gradients of one type as one flat tensor, a tensor per type."""
-        self.parameter_bytes = payload[: layout.gradients_start]
-        self.payload = payload
-        """All tensors as bytes."""
-
-
-class SectionArena(SectionTensors):
+class SectionArena:
     """The committed memory of one section.
 
     Args:
@@ -272,11 +220,12 @@ class SectionArena(SectionTensors):
         on_host = HEADER_BYTES + layout.payload + (0 if device else layout.end)
         piece = _Piece(None if device else holder, section_name(section), on_host)
         memory = piece.after_header()
-        super().__init__(
-            memory[layout.payload :] if device is None else device.allocate(layout.end),
-            layout,
-            specs,
-        )
+        if device is None:
+            payload = memory[layout.payload :]
+        else:
+            payload = device.allocate(layout.end)
+        self.payload = payload
+        """All tensors as bytes."""
         self.section = section
         self.specs = specs
         self.device = device
@@ -285,11 +234,49 @@ class SectionArena(SectionTensors):
         self._layout = layout
         self._words, self._reals = piece.words, piece.reals
 
-    def working_copy(self, device: Device, *, with_gradients: bool) -> SectionTensors:
-        """Return new tensors of the section on ``device``; they hold zeros."""
+        self.parameters = {
+            spec.name: _part(
+                payload, layout.parameters[spec.name], spec.shape, spec.dtype
+            )
+            for spec in specs
+        }
+        self.gradients, self.gradient_runs = self._map_gradients(payload)
+        """Gradients by name, and all of one type as one flat tensor."""
+        self.state = {
+            spec.name: {
+                key: _part(
+                    payload, layout.state[spec.name, key], value.shape, value.dtype
+                )
+                for key, value in spec.state.items()
+            }
+            for spec in specs
+        }
+
+    def _map_gradients(
+        self, payload: torch.Tensor, start: int = 0
+    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Return gradients, and runs of them, over a payload from ``start`` on."""
         layout = self._layout
-        size = layout.state_start if with_gradients else layout.gradients_start
-        return SectionTensors(device.allocate(size), layout, self.specs)
+        gradients = {
+            spec.name: _part(
+                payload, layout.gradients[spec.name] - start, spec.shape, spec.dtype
+            )
+            for spec in self.specs
+            if spec.trainable
+        }
+        runs = [
+            _part(payload, at - start, (count,), dtype)
+            for dtype, at, count in layout.runs
+        ]
+        return gradients, runs
+
+    def gradients_on(
+        self, device: Device
+    ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
+        """Return new gradients of zeros, laid out alike, on ``device``."""
+        start = self._layout.gradients_start
+        memory = device.allocate(self._layout.state_start - start)
+        return self._map_gradients(memory, start)
 
     def copy_from(self, other: SectionArena) -> None:
         """Take over contents, marks and version of the same section elsewhere."""

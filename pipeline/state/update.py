@@ -15,11 +15,12 @@ from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.comm.collectives import gather_rows
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.optimizer import use_fused_kernels
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import ControlBlock, SectionArena, UndoSlot
 from spottrain.wire.model import Plan, TiedParameter
 
-_NORM_ELEMENTS = {"cpu": 1 << 15, "cuda": 1 << 24}
+_NORM_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 24}
 """Elements of a tensor whose norm is computed at a time. On the CPU one thread adds up so
 many, however many threads there are, so that the bits do not depend on their number."""
 
@@ -53,6 +54,7 @@ class SectionOptimizer:
         if self._parameters:
             with user_code("optimizer"):
                 self._optimizer = job.optimizer(self._parameters)
+            use_fused_kernels(self._optimizer)
             self._rates = [group["lr"] for group in self._optimizer.param_groups]
             if arena.numbers.has_state:
                 self._load(self._optimizer)

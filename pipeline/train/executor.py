@@ -84,6 +84,8 @@ class StageExecutor:
     """Time inside the tasks of the newest mini-batch."""
     recomputes: int = 0
     """Recomputes among them."""
+    task: Task | None = None
+    """The one under way, or that an error ended; ``None`` in an evaluation."""
     expected: tuple[tuple[Unit, ...], tuple[Unit, ...]] = field(init=False)
     """Arrivals of a mini-batch by direction, in order."""
 
@@ -118,7 +120,7 @@ class StageExecutor:
         Returns:
             Loss sum and weight of every micro-batch; empty but on the last stage.
         """
-        links, place = self.links, self.place
+        links, place, self.task = self.links, self.place, None
         units = _evaluation_units(microbatches, len(place.lists), len(self.chunks))
         awaited = sum(not self._reads_examples(chunk) for _, chunk in units)
         # No backward holds the senders back here: arrivals must not pile up.
@@ -262,6 +264,7 @@ class _Minibatch:
             if has_neighbours and len(self.tasks) >= _AHEAD:
                 # Else the host would choose long before it matters what has arrived.
                 self._device.reach(self.tasks[-_AHEAD][1])
+            self._stage.task = task
             began = self._device.mark()
             run[task.work](task)
             self.tasks.append((began, self._device.mark()))

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as RendezvousStore
 
-from spottrain.morphing.schedules.schedule import make_schedule
+from spottrain.morphing.schedules.schedule import Work, make_schedule
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
 from spottrain.pipeline.base.heap import tune_for_activations
@@ -19,7 +21,7 @@ from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
-from spottrain.pipeline.model.stage import StageModel
+from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
 from spottrain.pipeline.state import update
 from spottrain.pipeline.state.agreement import MinibatchDecision, fold
 from spottrain.pipeline.state.arena import SectionArena
@@ -38,6 +40,15 @@ from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
 from spottrain.wire.model import TiedParameter
 
+_REQUESTED = re.compile(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
+"""In the message of torch's allocator."""
+_UNITS = {"bytes": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+_USES: Mapping[Work, messages.MemoryUse] = {
+    Work.FORWARD: "forward",
+    Work.RECOMPUTE: "recompute",
+    Work.BACKWARD: "backward",
+}
+
 
 def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> None:
     """Train under ``command.plan`` until stopped or done; report everything.
@@ -54,7 +65,12 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     context.faults.step = max(versions, default=0)
     store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
     sources = (context.memory, context.checkpoints)
-    result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
+    try:
+        result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
+    except torch.OutOfMemoryError as error:
+        report = _out_of_memory(context, command, error, "handover", None)
+        context.supervisor.report(report)
+        raise
     if rank >= len(command.plan.slots):
         context.supervisor.report(
             messages.GenerationStopped(
@@ -73,13 +89,37 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
             connections.seal()
             training.begin(result, pid)
             training.run()
-    except BaseException:
+    except BaseException as error:
         connections.cut()
+        if isinstance(error, torch.OutOfMemoryError):
+            during, section = training.doing() if training else ("start", None)
+            report = _out_of_memory(context, command, error, during, section)
+            context.supervisor.report(report)
         raise
     finally:
         if training is not None:
             training.close()
         leave()
+
+
+def _out_of_memory(
+    context: WorkerContext,
+    command: RunGeneration,
+    error: torch.OutOfMemoryError,
+    during: messages.MemoryUse,
+    section: int | None,
+) -> messages.OutOfMemory:
+    found = _REQUESTED.search(str(error))
+    requested = float(found[1]) * _UNITS[found[2]] if found else 0
+    return messages.OutOfMemory(
+        generation=command.generation,
+        slot=context.slot,
+        section=section,
+        microbatch_size=command.plan.microbatch_size,
+        requested_bytes=int(requested),
+        device_bytes=context.device.memory_bytes() or 0,
+        during=during,
+    )
 
 
 def _rank_of(context: WorkerContext, command: RunGeneration) -> int:
@@ -109,7 +149,11 @@ class _Training:
         self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
         self._sections = [
             WorkingSection(
-                arena, context.device, sums_gradients=spec.reduction == "fast"
+                arena,
+                context.device,
+                sums_gradients=spec.reduction == "fast",
+                lowered=AUTOCAST_TYPES[spec.precision],
+                matrices=context.loaded.layout.matrices,
             )
             for arena in self._arenas.values()
         ]
@@ -139,12 +183,14 @@ class _Training:
         # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank), context.device)
         self._executor = self._make_executor()
+        self._updating: int | None = None
+        """The section whose update is under way."""
         self._share = 0
         """Number of the ``ShareMinibatch`` that the executor follows."""
 
     def _make_chunks(self) -> list[StageModel]:
         loaded, device = self._context.loaded, self._context.device
-        tensors = {s.arena.section: s.tensors.parameters for s in self._sections}
+        tensors = {s.arena.section: s.parameters for s in self._sections}
         return [
             StageModel(
                 loaded.job,
@@ -239,6 +285,14 @@ class _Training:
             )
         )
 
+    def doing(self) -> tuple[messages.MemoryUse, int | None]:
+        """Return what this rank does, or what an error has ended, and the section."""
+        if self._updating is not None:
+            return "update", self._updating
+        if (task := self._executor.task) is None:
+            return "evaluation", None
+        return _USES[task.work], self._chunks[task.chunk].section
+
     def close(self) -> None:
         """End the threads; after an error the connections must have been cut."""
         self._links.close()
@@ -331,7 +385,10 @@ class _Training:
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
         with self._tracker.watch():
-            self._updater.apply(decision, list(self._arenas), self._refresh)
+            for section in self._arenas:
+                self._updating = section
+                self._updater.apply(decision, [section], self._refresh)
+        self._updating = None
         self._step = step + 1
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)

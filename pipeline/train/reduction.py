@@ -17,6 +17,7 @@ from functools import partial
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.base.tracking import TensorTracker
@@ -122,19 +123,46 @@ class GradientReduction:
 class FastReduction(GradientReduction):
     """Backwards add up in place; an all-reduce adds up replicas."""
 
+    def __init__(
+        self,
+        parameters: Mapping[int, NamedParameters],
+        sections: Sequence[WorkingSection],
+        replicas: Replicas,
+        device: Device,
+        tracker: TensorTracker,
+    ) -> None:
+        super().__init__(parameters, sections, replicas, device, tracker)
+        # Autograd adds in place to a gradient of the parameter's own type.
+        self._in_place: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._hooks = []
+        for section in sections:
+            for name, parameter in parameters[section.arena.section]:
+                if (total := section.gradients.get(name)) is None:
+                    continue
+                if total.dtype is parameter.dtype:
+                    self._in_place.append((parameter, total))
+                else:
+                    hook = partial(_add_converted, total)
+                    self._hooks.append(add_hook(parameter, hook))
+
     def begin(self, attempt: int, scale_exponent: int) -> None:
         """Clear the sums of the mini-batch before."""
         self._scale_exponent = scale_exponent
         for section in self._sections:
-            for run in section.tensors.gradient_runs:
+            for run in section.gradient_runs:
                 run.zero_()
-            for name, parameter in self._parameters[section.arena.section]:
-                parameter.grad = section.tensors.gradients.get(name)
+        for parameter, total in self._in_place:
+            parameter.grad = total
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
 
     def reduce(self) -> Mapping[int, GradientFit]:
         """Sum over replicas by all-reduce."""
         device, replicas, sections = self._device, self._replicas, self._sections
-        runs = [r for section in sections for r in section.tensors.gradient_runs]
+        runs = [r for section in sections for r in section.gradient_runs]
         for run in runs if self._scale_exponent else ():
             run.mul_(2.0**-self._scale_exponent)
         replicas.sum(runs, on_device=True)
@@ -229,6 +257,21 @@ class ExactReduction(GradientReduction):
             one.close()
 
 
+def add_hook(
+    parameter: nn.Parameter, take: Callable[[torch.Tensor], None]
+) -> RemovableHandle:
+    """Have ``take`` called whenever a backward has completed a parameter's gradient."""
+    handle: RemovableHandle
+    handle = parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+    return handle
+
+
+def _add_converted(total: torch.Tensor, parameter: torch.Tensor) -> None:
+    gradient, parameter.grad = parameter.grad, None
+    assert gradient is not None
+    total.add_(gradient.to(total.dtype))
+
+
 class _SectionSum:
     """The integers of one section: its gradients one after the other."""
 
@@ -250,7 +293,7 @@ class _SectionSum:
         """Largest absolute value of every gradient, of all virtual nodes so far."""
         self._parts = torch.split(self.total, sizes)
         self._hooks = [
-            trained[name].register_post_accumulate_grad_hook(partial(self._add, number))  # type: ignore[no-untyped-call]
+            add_hook(trained[name], partial(self._add, number))
             for number, name in enumerate(gradients)
         ]
 
@@ -265,7 +308,7 @@ class _SectionSum:
         self.total.zero_()
         self.peaks.zero_()
 
-    def _add(self, number: int, parameter: nn.Parameter | torch.Tensor) -> None:
+    def _add(self, number: int, parameter: torch.Tensor) -> None:
         """Take a virtual node's gradient as soon as it is complete."""
         gradient, parameter.grad = parameter.grad, None
         assert gradient is not None

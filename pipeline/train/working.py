@@ -3,13 +3,18 @@
 Where committed state is in the device's own memory, that is the state itself. Where it
 is in the host's and the device is a GPU, parameters are copied up after every update,
 and sums of gradients down before it (Varuna, section 7.1.1: optimizer state of 200
-billion parameters in the host's memory).
+billion parameters in the host's memory). Copies of matrices have the type that autocast
+would convert them to: the same numbers in half the memory.
 """
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import torch
+
 from spottrain.pipeline.devices.port import Device, Transfer
-from spottrain.pipeline.state.arena import SectionArena, SectionTensors
+from spottrain.pipeline.state.arena import SectionArena
 
 
 class WorkingSection:
@@ -18,29 +23,62 @@ class WorkingSection:
     Args:
         arena: Its committed state.
         device: What the worker computes on.
-        sums_gradients: Whether autograd adds up gradients in the section's memory.
+        sums_gradients: Whether gradients are added up in the section's memory.
+        lowered: Type of copies of ``matrices``; ``None``: that of the parameters.
+        matrices: Names of parameters.
     """
 
     def __init__(
-        self, arena: SectionArena, device: Device, *, sums_gradients: bool
+        self,
+        arena: SectionArena,
+        device: Device,
+        *,
+        sums_gradients: bool,
+        lowered: torch.dtype | None = None,
+        matrices: Collection[str] = (),
     ) -> None:
         self.arena = arena
         self._device = device
         self.is_copy = not device.is_host and arena.device is None
         """True if it is other memory than the arena's."""
-        self.tensors: SectionTensors = arena
+        self.parameters = arena.parameters
+        self.gradients, self.gradient_runs = arena.gradients, arena.gradient_runs
+        """As the arena's; empty copies where gradients are not added up here."""
+        self._staged: dict[str, torch.Tensor] = {}
+        """Page-locked room for parameters that are converted on their way."""
+        self._uploads: list[Transfer] = []
         if self.is_copy:
-            self.tensors = arena.working_copy(device, with_gradients=sums_gradients)
-        self._upload: Transfer | None = None
+            self._make_copies(sums_gradients, lowered, matrices)
+
+    def _make_copies(
+        self,
+        sums_gradients: bool,
+        lowered: torch.dtype | None,
+        matrices: Collection[str],
+    ) -> None:
+        self.gradients, self.gradient_runs = {}, []
+        if sums_gradients:
+            self.gradients, self.gradient_runs = self.arena.gradients_on(self._device)
+        self.parameters = {}
+        for name, source in self.arena.parameters.items():
+            dtype = source.dtype
+            if lowered is not None and name in matrices and dtype is torch.float32:
+                dtype = lowered
+                self._staged[name] = self._device.allocate_host(source.shape, dtype)
+            memory = self._device.allocate(source.numel() * dtype.itemsize)
+            self.parameters[name] = memory.view(dtype).view(source.shape)
 
     def refresh(self) -> None:
         """Begin to copy the arena's parameters up, if this is a copy."""
-        if self.is_copy and self.tensors.parameter_bytes.numel():
-            source, target = self.arena.parameter_bytes, self.tensors.parameter_bytes
-            self._upload = self._device.upload(source, target)
+        for name, target in self.parameters.items() if self.is_copy else ():
+            source = self.arena.parameters[name]
+            if name in self._staged:
+                source = self._staged[name].copy_(source)
+            if source.numel():
+                self._uploads.append(self._device.upload(source, target))
 
     def wait(self) -> None:
         """Compute with these parameters only from now on."""
-        if self._upload is not None:
-            self._device.wait(self._upload)
-            self._upload = None
+        for upload in self._uploads:
+            self._device.wait(upload)
+        self._uploads.clear()

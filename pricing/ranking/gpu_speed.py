@@ -80,6 +80,28 @@ def machine_of(
         gpu_memory_bytes=kind.gpu.memory_bytes,
         speed=speed,
         network_bytes_per_s=kind.network_bytes_per_s,
+        is_gpu=kind.device == "gpu",
+        memory_bytes=kind.memory_bytes,
+    )
+
+
+def machine_as_offered(offer: Offer, gpus: int, speed: float) -> MachineShape:
+    """Return a machine as its offer describes it.
+
+    Its slots are GPUs, and its own memory is known, where the catalogue has its type.
+
+    Args:
+        offer: What was or could be rented.
+        gpus: Its slots.
+        speed: Of each.
+    """
+    kind = catalogue().find(offer.cloud, offer.instance_type)
+    return MachineShape(
+        gpus=gpus,
+        gpu_memory_bytes=offer.gpu_memory_bytes,
+        speed=speed,
+        is_gpu=kind is not None and kind.device == "gpu",
+        memory_bytes=0 if kind is None else kind.memory_bytes,
     )
 
 

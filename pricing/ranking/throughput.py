@@ -29,6 +29,10 @@ class MachineShape:
     """Of its GPUs, relative to the device of the profile."""
     network_bytes_per_s: float | None = None
     """Between machines; None: as in the profile."""
+    is_gpu: bool = False
+    """False: its slots are CPU slots, whose memory is ``gpu_memory_bytes`` each."""
+    memory_bytes: int = 0
+    """Of the machine beside its GPUs'; 0: unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,6 +177,8 @@ def devices_of(
             memory_bytes=machine.gpu_memory_bytes,
             speed=machine.speed,
             usd_per_hour=usd_per_hour / machine.gpus,
+            is_gpu=machine.is_gpu,
+            host_memory_bytes=machine.memory_bytes // machine.gpus,
         )
 
 

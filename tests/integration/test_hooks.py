@@ -344,6 +344,34 @@ def test_an_error_leaves_every_process_alive_and_costs_nothing(
     assert all(len(pids) == 1 for pids in fleet.pids().values())
 
 
+@pytest.mark.parametrize(
+    ("hook", "during"),
+    [
+        (Hook.FORWARD, "forward"),
+        (Hook.RECOMPUTE, "recompute"),
+        (Hook.BACKWARD, "backward"),
+        (Hook.UNDO_SAVED, "update"),
+    ],
+)
+def test_a_device_without_memory_left_is_reported_and_costs_nothing(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    hook: Hook,
+    during: messages.MemoryUse,
+) -> None:
+    weights, fleet = train(
+        zygote, tmp_path, 2, 1, [Blow(hook, 0, Action.OUT_OF_MEMORY, 3)]
+    )
+
+    assert weights == undisturbed
+    assert all(len(pids) == 1 for pids in fleet.pids().values())
+    (found,) = [r for _, r in fleet.history if isinstance(r, messages.OutOfMemory)]
+    assert (found.during, found.microbatch_size) == (during, 2)
+    assert found.requested_bytes == 1.5 * 2**30
+    assert found.section in (0, 1)
+
+
 @pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
 def test_gradients_that_leave_their_range_are_computed_again_to_the_same_bits(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from tests.simulation.market import SimulatedVm
 
 from spottrain.morphing.adapt.stragglers import expected_busy_s
+from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.varuna_manager.core.model.events import CheckpointRef
 from spottrain.wire import messages
 from spottrain.wire.model import (
@@ -66,6 +67,8 @@ class Workers:
         self.noise = random.Random(0)
         self.shared = 0
         """Commands to share a mini-batch anew."""
+        self.memory_factor = 1.0
+        """Real memory of workers over what the planner predicts."""
 
     def vm(self, slot: Slot) -> SimulatedVm:
         return self.world.cloud.vms[slot.vm_id]
@@ -175,6 +178,9 @@ class Workers:
     def begin(self, group: Group) -> None:
         """Begin a mini-batch: all wait for the slowest replica."""
         plan = group.order.plan
+        if (slot := self.full_slot(group)) is not None:
+            self.run_out(group, slot)
+            return
         reports = self.busy(group)
         expected_s = max(
             expected_busy_s(
@@ -293,6 +299,34 @@ class Workers:
                 group.training.discard(slot)
                 self.report(slot, self.death(group, slot))
                 self.break_up(group)
+
+    def full_slot(self, group: Group) -> Slot | None:
+        """The first slot whose device is smaller than its worker really needs."""
+        plan, job = group.order.plan, self.world.settings
+        ranks = rank_bytes(job.facts, self.profile, plan, job.spec.reduction)
+        for slot, memory in zip(plan.slots, ranks, strict=True):
+            needed = self.memory_factor * memory.total_bytes
+            if needed > self.vm(slot).offer.gpu_memory_bytes:
+                return slot
+        return None
+
+    def run_out(self, group: Group, slot: Slot) -> None:
+        """A worker's device has no memory left."""
+        group.training.discard(slot)
+        self.report(
+            slot,
+            messages.OutOfMemory(
+                generation=group.number,
+                slot=slot.index,
+                section=0,
+                microbatch_size=group.order.plan.microbatch_size,
+                requested_bytes=1 << 20,
+                device_bytes=self.vm(slot).offer.gpu_memory_bytes,
+                during="forward",
+            ),
+        )
+        self.leave(group, slot)
+        self.break_up(group)
 
     def break_up(self, group: Group) -> None:
         """Survivors notice at once, late, or hang until they are told to give up."""

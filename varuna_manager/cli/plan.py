@@ -11,6 +11,7 @@ import typer
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.inputs import Objective
+from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.ranking.rank import EXACT
 from spottrain.varuna_manager.cli.console import (
     Output,
@@ -19,7 +20,7 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.simulate.trace import read_workload
+from spottrain.varuna_manager.cli.simulate.trace import read_workload, size_bytes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import data, inspect, submit
 from spottrain.varuna_manager.offers import preview as previews
@@ -27,7 +28,7 @@ from spottrain.varuna_manager.offers.feasibility import predict
 from spottrain.varuna_manager.offers.preview import SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
-from spottrain.wire.model import ScheduleKind
+from spottrain.wire.model import Precision, ScheduleKind, StateHome
 
 FileArgument = Annotated[
     Path,
@@ -93,6 +94,22 @@ RecomputeOption = Annotated[
 ]
 
 
+DepthOption = Annotated[
+    int | None, typer.Option(min=1, help="JSON only: pipeline depth of all plans.")
+]
+HostMemoryOption = Annotated[
+    float | None,
+    typer.Option(help="JSON only: memory of the VM of each GPU, beside the GPU's."),
+]
+PrecisionOption = Annotated[
+    str | None, typer.Option(help="JSON only: fp32, bf16 or fp16; overrides the file.")
+]
+StateOption = Annotated[
+    str | None,
+    typer.Option(help="Home of workers' state, host or device; overrides the file."),
+]
+
+
 def plan(
     file: FileArgument,
     explain: ExplainOption = False,
@@ -104,6 +121,10 @@ def plan(
     objective: ObjectiveOption = None,
     schedule: ScheduleOption = None,
     recompute: RecomputeOption = None,
+    state: StateOption = None,
+    depth: DepthOption = None,
+    host_memory_gib: HostMemoryOption = None,
+    precision: PrecisionOption = None,
     clouds: CloudsOption = None,
     offline: OfflineOption = False,
     measured_on: MeasuredOnOption = None,
@@ -123,9 +144,10 @@ def plan(
         measured_on=measured_on,
         exact=top,
     )
-    changes = _changes(objective, schedule, recompute)
+    changes = _changes(objective, schedule, recompute, state)
     if file.suffix != ".json":
-        if any((gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour)):
+        of_json = (gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
+        if any((*of_json, depth, host_memory_gib, precision)):
             raise ConfigError(
                 "--gpus, --minibatch-size and the like need a profile as JSON: got "
                 f"{file.name}; remove them, the job file has these values"
@@ -137,7 +159,9 @@ def plan(
             f"{file.name}: a profile needs --gpus; give the number of GPUs"
         )
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
-    inputs = replace(previews.workload_inputs(workload, gpus), **changes)
+    workload = _on_gpu(workload, host_memory_gib, precision)
+    inputs = previews.workload_inputs(workload, gpus)
+    inputs = replace(inputs, pipeline_depth=depth, **changes)
     try:
         document = previews.preview_workload(
             file.name, inputs, workload.sources, scope, workload.precision
@@ -147,19 +171,41 @@ def plan(
     _show(document, output, explain)
 
 
+def _on_gpu(
+    workload: Workload, host_memory_gib: float | None, precision: str | None
+) -> Workload:
+    """Return the workload with the command line's changes that only GPUs know."""
+    known = _one_of("--precision", precision, get_args(Precision))
+    changes: dict[str, Any] = {} if known is None else {"precision": known}
+    if host_memory_gib is not None:
+        memory_bytes = size_bytes("--host-memory-gib", host_memory_gib)
+        changes |= {"is_gpu": True, "host_memory_bytes": memory_bytes}
+    return replace(workload, **changes)
+
+
 def _changed(config: JobConfig, changes: dict[str, Any]) -> JobConfig:
-    morphing = config.morphing.model_copy(update=changes)
-    return config.model_copy(update={"morphing": morphing})
+    changes = dict(changes)
+    home = {"state": changes.pop("state")} if "state" in changes else {}
+    return config.model_copy(
+        update={
+            "morphing": config.morphing.model_copy(update=changes),
+            "runtime": config.runtime.model_copy(update=home),
+        }
+    )
 
 
 def _changes(
-    objective: str | None, schedule: str | None, recompute: bool | None
+    objective: str | None,
+    schedule: str | None,
+    recompute: bool | None,
+    state: str | None,
 ) -> dict[str, Any]:
     """Return the options that override the file."""
     asked: dict[str, Any] = {
         "objective": _one_of("--objective", objective, get_args(Objective)),
         "schedule": _one_of("--schedule", schedule, get_args(ScheduleKind)),
         "recompute": recompute,
+        "state": _one_of("--state", state, get_args(StateHome)),
     }
     return {key: value for key, value in asked.items() if value is not None}
 

@@ -36,7 +36,8 @@ STOP_BOUND_S = 900.0
 """Bound on one mini-batch and a checkpoint."""
 MAX_FRUITLESS = 8
 """Generations in a row that may break before a commit. Those that broke because a VM was
-lost do not count: preemptions are no fault of the job."""
+lost do not count: preemptions are no fault of the job. Nor do those that ran out of
+memory: each lets the next plan take less, until there is none."""
 
 _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 
@@ -331,7 +332,8 @@ def close(transition: Transition, ended_by: str) -> None:
     if progress.paused_since_s is None:
         progress = replace(progress, paused_since_s=progress.last_commit_at_s)
     fruitless = 0 if generation.committed else state.fruitless
-    if broke and RankPhase.GONE not in generation.ranks.values():
+    lost = RankPhase.GONE in generation.ranks.values()
+    if broke and not lost and not generation.out_of_memory:
         fruitless += not generation.committed
     saved = generation.checkpoint_asked and not broke
     transition.state = replace(

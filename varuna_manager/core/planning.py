@@ -9,15 +9,13 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from spottrain.morphing.adapt import policy
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
-from spottrain.pricing.ranking.gpu_speed import gpu_speed
-from spottrain.pricing.ranking.throughput import MachineShape, devices_of
-from spottrain.varuna_manager.core import allocation, calibration, fleet
+from spottrain.varuna_manager.core import allocation, calibration, fleet, memory
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import ComputePlan, Outcome
@@ -153,7 +151,7 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
     state = transition.state
     assert state.profile is not None
     vms = usable_vms(state)
-    if _hash(vms, state.profile) == generation.inputs_hash:
+    if _hash(state, vms, state.profile) == generation.inputs_hash:
         _return_unused(transition, generation, vms)
         return
     ids = {slot.vm_id for slot in generation.plan.slots}
@@ -306,9 +304,12 @@ def outlook(state: State) -> policy.FleetOutlook:
 # --- The planner ------------------------------------------------------------------------------
 
 
-def _hash(vms: Sequence[records.VmRecord], profile: Profile) -> str:
-    """Return a hash of what a plan depends on: slots and profile."""
+def _hash(state: State, vms: Sequence[records.VmRecord], profile: Profile) -> str:
+    """Return a hash of what a plan depends on: slots, their memory and the profile."""
     parts = [profile.fingerprint, *(f"{vm.vm_id}:{vm.num_slots}" for vm in vms)]
+    parts += sorted(
+        f"{one.machine}:{one.room_bytes}" for one in state.shortages.values()
+    )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
@@ -317,7 +318,7 @@ def _answer(
 ) -> records.PlanAnswer | None:
     """Return the planner's answer for ``vms``, or ask for it and return None."""
     state = transition.state
-    inputs_hash = _hash(vms, profile)
+    inputs_hash = _hash(state, vms, profile)
     if state.answer is not None and state.answer.inputs_hash == inputs_hash:
         return state.answer
     if state.plan_asked != inputs_hash:
@@ -325,8 +326,9 @@ def _answer(
         inputs = plan_inputs(
             state.job,
             profile,
-            _devices(state, vms, profile),
+            memory.devices(state, vms, profile),
             previous=newest_plan(state),
+            is_settled=bool(state.progress.highest_step) or not state.shortages,
             lag_share=_lag_share(state),
         )
         transition.emit(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
@@ -339,6 +341,7 @@ def plan_inputs(
     slots: Iterable[Device] = (),
     *,
     previous: Plan | None = None,
+    is_settled: bool = True,
     lag_share: float = policy.UNSEEN_SHARE,
 ) -> PlanInputs:
     """Return what the plans of a job are made from.
@@ -349,10 +352,16 @@ def plan_inputs(
         job: What it asks of its plans.
         profile: What was measured of its model.
         slots: The fleet.
-        previous: The plan that runs or ran last: it has settled the micro-batch size.
+        previous: The plan that runs or ran last: it has settled the micro-batch size,
+            and in exact mode the home of committed state.
+        is_settled: False if that plan has trained nothing and needs too much memory.
         lag_share: What interruptions put at stake; by default as before the first one.
     """
-    settled = None if previous is None else previous.microbatch_size
+    known = previous if is_settled else None
+    settled = None if known is None else known.microbatch_size
+    # A CPU and a GPU round differently: in exact mode the first plan settles the home.
+    exact = job.spec.reduction == "exact"
+    home = known.state if exact and known is not None else None
     return PlanInputs(
         facts=job.facts,
         profile=profile,
@@ -365,21 +374,9 @@ def plan_inputs(
         recompute=job.recompute,
         objective=job.plan_objective,
         lag_share=lag_share,
+        precision=job.spec.precision,
+        state=job.state or home,
     )
-
-
-def _devices(
-    state: State, vms: Sequence[records.VmRecord], profile: Profile
-) -> Iterator[Device]:
-    for vm in vms:
-        machine = MachineShape(
-            gpus=vm.num_slots,
-            gpu_memory_bytes=vm.slot_memory_bytes,
-            speed=gpu_speed(
-                vm.offer, profile, state.job.facts, state.job.spec.precision
-            ),
-        )
-        yield from devices_of(vm.vm_id, machine, vm.offer.usd_per_hour)
 
 
 def newest_plan(state: State) -> Plan | None:
@@ -392,6 +389,9 @@ def plan_computed(transition: Transition, event: PlanComputed) -> None:
     if event.inputs_hash != transition.state.plan_asked:
         return
     why_not = "" if event.plan is not None else f"no plan fits: {event.why_not}"
+    shortages = transition.state.shortages.values()
+    if why_not and shortages:
+        why_not += "; " + "; ".join(shortage.reason for shortage in shortages)
     answer = records.PlanAnswer(
         inputs_hash=event.inputs_hash,
         plan=event.plan,

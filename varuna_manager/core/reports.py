@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from spottrain.varuna_manager.core import calibration as calibrations
-from spottrain.varuna_manager.core import fleet, planning, stragglers
+from spottrain.varuna_manager.core import fleet, memory, planning, stragglers
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
@@ -51,6 +51,9 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             _out(transition, number, Slot(vm_id=vm_id, index=index), reason)
         case messages.WorkerDied(generation=number, slot=index, reason=reason):
             _out(transition, number, Slot(vm_id=vm_id, index=index), reason, died=True)
+        case messages.OutOfMemory(generation=number, slot=index):
+            if slot := _rank_of(state, number, vm_id, index):
+                memory.out_of_memory(transition, slot, report)
         case messages.Evaluated():
             counters.evaluated(transition, report)
         case messages.UserCodeFailed(message=message, traceback=traceback):

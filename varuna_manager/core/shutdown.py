@@ -159,6 +159,7 @@ def reopen(transition: Transition) -> None:
         ending_checkpoint=False,
         plan_reason="resumed",
         fruitless=0,
+        shortages={},
         failed_preparations=0,
         no_vms_since_s=None,
     )

@@ -25,6 +25,7 @@ from spottrain.morphing.adapt.stragglers import (
 from spottrain.morphing.memory import memory
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
 from spottrain.units import HOUR_S
+from spottrain.varuna_manager.core import memory as slots
 from spottrain.varuna_manager.core.allocation import next_launch
 from spottrain.varuna_manager.core.model.records import (
     Generation,
@@ -96,7 +97,7 @@ def _max_share(state: State, plan: Plan, profile: Profile) -> int:
     """Return how many virtual nodes a replica can have within its devices' memory."""
     vms = state.vms
     own = (vms[slot.vm_id] for slot in plan.slots if slot.vm_id in vms)
-    have = min((vm.slot_memory_bytes for vm in own), default=0)
+    have = min((slots.room_bytes(state, vm) for vm in own), default=0)
     low, high = 0, plan.replica_bounds[-1] - plan.data_parallel_width + 1
     while low < high:
         share = (low + high + 1) // 2
@@ -108,16 +109,15 @@ def _max_share(state: State, plan: Plan, profile: Profile) -> int:
 
 
 def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
-    """Return the peak memory of a worker if a replica has ``share`` virtual nodes.
-
-    The last replica: unlike the first one it keeps gradients apart in exact mode.
-    """
+    """Return the peak memory of a worker if a replica has ``share`` virtual nodes."""
     width, total = plan.data_parallel_width, plan.replica_bounds[-1]
     left = total - share
     bounds = (*(left * d // (width - 1) for d in range(width)), total)
     skewed = replace(plan, replica_bounds=bounds)
     job = state.job
-    stages = memory.plan_bytes(job.facts, profile, skewed, job.spec.reduction)
+    own = [state.vms[slot.vm_id] for slot in plan.slots if slot.vm_id in state.vms]
+    compute = slots.compute_of(state, own)
+    stages = memory.plan_bytes(job.facts, profile, skewed, job.spec.reduction, compute)
     return max(stage.total_bytes for stage in stages)
 
 

@@ -13,7 +13,7 @@ from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.place import place_of
 from spottrain.pricing.prices.price import fresh, offers
 from spottrain.pricing.prices.refresh import PriceRequest, known
-from spottrain.pricing.ranking.gpu_speed import machine_of
+from spottrain.pricing.ranking.gpu_speed import machine_as_offered, machine_of
 from spottrain.pricing.ranking.rank import Priced
 from spottrain.pricing.ranking.throughput import MachineShape
 from spottrain.units import DAY_S
@@ -57,9 +57,7 @@ def losses_per_hour(offer: Offer, hazards: Hazards) -> float:
 
 def machine(offer: Offer) -> MachineShape:
     """Return the machine as the offer itself describes it."""
-    return MachineShape(
-        gpus=offer.gpus, gpu_memory_bytes=offer.gpu_memory_bytes, speed=offer.gpu_speed
-    )
+    return machine_as_offered(offer, offer.gpus, offer.gpu_speed)
 
 
 def own_market(

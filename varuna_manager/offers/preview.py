@@ -239,7 +239,10 @@ def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
 def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
     """Return what a plan for a workload on so many of its VMs is made from."""
     machine = throughput.MachineShape(
-        gpus=1, gpu_memory_bytes=workload.gpu_memory_bytes
+        gpus=1,
+        gpu_memory_bytes=workload.gpu_memory_bytes,
+        is_gpu=workload.is_gpu,
+        memory_bytes=workload.host_memory_bytes,
     )
     devices = throughput.like_devices(machine, gpus, workload.usd_per_hour)
     return workload.plan_inputs(devices)

@@ -258,14 +258,30 @@ def merged(candidates: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
     """Return a table of candidate plans from ``documents.candidate_view``."""
-    right = {"MICRO", "UNUSED", "STEP", "EX/S", "$/MILLION", "MEMORY"}
-    table = _table(
-        "PLAN", "SCHEDULE", "MICRO", "UNUSED", "STEP", "EX/S", "$/MILLION", "MEMORY", "",
-        right=right,
-    )  # fmt: skip
-    for plan in candidates:
-        needed, room = fmt.size(plan["stage_bytes"]), fmt.size(plan["device_bytes"])
-        known = plan["stage_bytes"] is not None
+    rows = list(candidates)
+    # Columns of GPUs, which have a memory of their own beside their VM's.
+    on_gpus = any(plan.get("host_stage_bytes") for plan in rows)
+    right = {"MICRO", "UNUSED", "STEP", "UPDATE", "EX/S", "$/MILLION", "MEMORY", "HOST"}
+    names = [
+        "PLAN",
+        "SCHEDULE",
+        "MICRO",
+        "UNUSED",
+        "STEP",
+        "EX/S",
+        "$/MILLION",
+        "MEMORY",
+    ]
+    names += ["HOST", "STATE", "UPDATE"] if on_gpus else []
+    table = _table(*names, "", right=right)
+    for plan in rows:
+        there: tuple[str, ...] = ()
+        if on_gpus:
+            there = (
+                _of(plan["host_stage_bytes"], plan["host_bytes"] or None),
+                plan["state"],
+                fmt.step_time(plan["update_s"]),
+            )
         table.add_row(
             plan["shape"],
             execution_line(plan),
@@ -274,10 +290,18 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
             fmt.step_time(plan["step_s"]),
             fmt.number(plan["examples_per_s"], 1),
             fmt.dollars(plan["usd_per_million_examples"]),
-            f"{needed} of {room}" if known else needed,
+            _of(plan["stage_bytes"], plan["device_bytes"]),
+            *there,
             Text(plan["why_not"] or "chosen"),
         )
     return table
+
+
+def _of(needed_bytes: int | None, room_bytes: int | None) -> str:
+    """Return memory as text, with what there is of it where both are known."""
+    needed = fmt.size(needed_bytes)
+    both = needed_bytes is not None and room_bytes is not None
+    return f"{needed} of {fmt.size(room_bytes)}" if both else needed
 
 
 def execution_line(plan: dict[str, Any]) -> str:

@@ -319,6 +319,29 @@ class WorkerDied:
     kind: Literal["worker_died"] = "worker_died"
 
 
+MemoryUse = Literal[
+    "forward", "recompute", "backward", "update", "handover", "evaluation", "start"
+]
+"""What a worker was doing when its device had no memory left."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutOfMemory:
+    """A slot's device had no memory left; that the slot is out is reported besides."""
+
+    generation: int
+    slot: int
+    section: int | None
+    """The one that was computed or updated; None: none in particular."""
+    microbatch_size: int
+    requested_bytes: int
+    """That could not be had; 0: unknown."""
+    device_bytes: int
+    """Memory of the device, or the slot's share of it."""
+    during: MemoryUse
+    kind: Literal["out_of_memory"] = "out_of_memory"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCodeFailed:
     """The user's own code raised: the job cannot go on."""
@@ -413,6 +436,7 @@ Report = (
     | GenerationStopped
     | GenerationBroken
     | WorkerDied
+    | OutOfMemory
     | UserCodeFailed
     | CheckpointSaved
     | CheckpointFailed

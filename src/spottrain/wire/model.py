@@ -191,6 +191,17 @@ class Profile:
     """Overhead of a task beyond its sections' own time, fetching examples and posting
     messages included, where ``MicrobatchProfile.overheads`` does not give it by
     kind."""
+    upload_bytes_per_s: float = 0.0
+    """From page-locked memory of a VM to its GPU; 0: not measured, as are the next four
+    wherever there is no GPU."""
+    download_bytes_per_s: float = 0.0
+    """The other way."""
+    host_optimizer_s_per_byte: float = 0.0
+    """As ``optimizer_s_per_byte``, on the CPU threads of a worker that drives a GPU."""
+    quantise_s_per_byte: float = 0.0
+    """Time of quantising the gradients of a virtual node over their bytes."""
+    context_bytes: int = 0
+    """Device memory that is taken before the first tensor."""
     origin: Literal["measured", "derived", "written"] = "measured"
     """``derived``: from a measured one by a declared ratio; ``written``: by hand."""
     sources: tuple[str, ...] = ()

@@ -148,25 +148,32 @@ def read_workload(
         workload = Workload(
             sources=(str(profile),),
             facts=_decode(ModelFacts, read_text(facts), facts),
-            profile=_decode(Profile, text, profile),
+            profile=(measured := _decode(Profile, text, profile)),
             minibatch_size=0,
             gpu_memory_bytes=0,
             usd_per_hour=0.0,
             precision=None,
+            is_gpu=measured.upload_bytes_per_s > 0,
         )
     changes: dict[str, Any] = {}
     if minibatch_size is not None:
         changes["minibatch_size"] = minibatch_size
     if gpu_memory_gib is not None:
-        if not math.isfinite(gpu_memory_gib):
-            raise ConfigError(
-                f"--gpu-memory-gib must be a number above 0: got {gpu_memory_gib}; "
-                "change it"
-            )
-        changes["gpu_memory_bytes"] = int(gpu_memory_gib * 2**30)
+        changes["gpu_memory_bytes"] = size_bytes("--gpu-memory-gib", gpu_memory_gib)
     if usd_per_hour is not None:
         changes["usd_per_hour"] = usd_per_hour
     return replace(workload, **changes)
+
+
+def size_bytes(option: str, gib: float) -> int:
+    """Return the bytes of an option in GiB.
+
+    Raises:
+        ConfigError: It is not a number.
+    """
+    if not math.isfinite(gib):
+        raise ConfigError(f"{option} must be a number above 0: got {gib}; change it")
+    return int(gib * 2**30)
 
 
 def _decode(cls: Any, text: str, path: Path) -> Any:

@@ -108,6 +108,10 @@ VM: Machine = {
 }
 
 _BREAKS = Entry("a rank is lost, or a timeout expires", (*_LOST, *_LEFT))
+_BREAKS_OR_FULL = Entry(
+    "a rank is lost or out of memory, or a timeout expires",
+    (*_BREAKS.causes, messages.OutOfMemory),
+)
 _OVER = Entry("the job is over", (DECISION,))
 
 GENERATION: Machine = {
@@ -123,11 +127,11 @@ GENERATION: Machine = {
     ),
     (GenerationPhase.OPENING, GenerationPhase.BREAKING): _BREAKS,
     (GenerationPhase.STARTING, GenerationPhase.BREAKING): Entry(
-        "a rank is lost, a timeout expires, or its checkpoint is damaged",
-        (*_BREAKS.causes, messages.CheckpointDamaged),
+        "a rank is lost or out of memory, a timeout expires, or its checkpoint is damaged",
+        (*_BREAKS_OR_FULL.causes, messages.CheckpointDamaged),
     ),
-    (GenerationPhase.RUNNING, GenerationPhase.BREAKING): _BREAKS,
-    (GenerationPhase.STOPPING, GenerationPhase.BREAKING): _BREAKS,
+    (GenerationPhase.RUNNING, GenerationPhase.BREAKING): _BREAKS_OR_FULL,
+    (GenerationPhase.STOPPING, GenerationPhase.BREAKING): _BREAKS_OR_FULL,
     (GenerationPhase.OPENING, None): _OVER,
     (GenerationPhase.STARTING, None): _OVER,
     (GenerationPhase.RUNNING, None): Entry(

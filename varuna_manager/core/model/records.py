@@ -184,6 +184,22 @@ class VmRecord:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shortage:
+    """Memory of slots of one kind of machine that was less than a plan needed."""
+
+    machine: str
+    """Cloud and instance type."""
+    room_bytes: int
+    """What plans may take of a slot's device from then on."""
+    times: int
+    """Generations that it has ended."""
+    generation: int
+    """The last of these."""
+    reason: str
+    """One line for people, of the newest time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Enough:
     """The number of VMs that is best for the money; more would stand idle."""
 
@@ -258,6 +274,8 @@ class Generation:
     checkpoint_asked: bool = False
     """Whether its stop includes a checkpoint."""
     break_reason: str = ""
+    out_of_memory: bool = False
+    """Whether it broke because a device had no memory left."""
     abandoned: bool = False
     """Whether its last ranks were told to give up."""
     step_times_s: tuple[float, ...] = ()

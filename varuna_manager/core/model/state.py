@@ -92,6 +92,8 @@ class State:
     fleet_changed_at_s: float = 0.0
     """When usable slots last came or went."""
     no_vms_since_s: float | None = None
+    shortages: Mapping[str, records.Shortage] = field(default_factory=dict)
+    """By kind of machine, where memory was less than a plan needed."""
     # What training needs
     profile: Profile | None = None
     known_profiles: tuple[KnownProfile, ...] = ()

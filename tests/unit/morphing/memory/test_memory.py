@@ -1,33 +1,43 @@
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from typing import get_args
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.morphing.memory.loads import StageLoad
 from spottrain.morphing.memory.memory import (
+    FRAGMENTATION,
     HELDOUT_FACTOR,
+    LIBRARY_BYTES,
+    NCCL_BYTES,
     PAGE_BYTES,
     PENDING_SENDS,
+    PROCESS_BYTES,
+    QUANTISED_ELEMENTS,
+    HostMemory,
     StageMemory,
+    WorkerTerms,
     plan_bytes,
     rank_bytes,
     stage_bytes,
-    virtual_nodes_apart,
 )
+from spottrain.morphing.simulate.compute import Compute
 from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,
     Plan,
+    Precision,
     Profile,
     Reduction,
     ScheduleKind,
     SectionFacts,
     SectionProfile,
     Slot,
+    StateHome,
 )
 
 FACTS = ModelFacts(
@@ -104,6 +114,7 @@ def plan(
 
 
 def test_constants_are_those_of_the_runtime() -> None:
+    from spottrain.pipeline.base import fixed_point
     from spottrain.pipeline.comm import p2p
     from spottrain.pipeline.model import data
     from spottrain.pipeline.state import arena
@@ -111,6 +122,8 @@ def test_constants_are_those_of_the_runtime() -> None:
     assert PAGE_BYTES == arena.HEADER_BYTES
     assert 2 * PENDING_SENDS == p2p._MAX_PENDING_SENDS  # a header goes before each
     assert HELDOUT_FACTOR == data.HELDOUT_FACTOR
+    pieces = fixed_point._PIECE_ELEMENTS
+    assert {False: pieces["cpu"], True: pieces["cuda"]} == QUANTISED_ELEMENTS
 
 
 def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors() -> (
@@ -128,7 +141,6 @@ def test_a_middle_stage_that_recomputes_holds_its_inputs_and_one_set_of_tensors(
     # The backward of its last section, with the gradient of what goes out.
     held = 1001 + 10 + 1002 + 10
     assert memory.activations_bytes == held + 500 + 10
-    assert memory.virtual_node_gradients_bytes == 0
     assert memory.buffers_bytes == PENDING_SENDS * 10 + 10
     assert memory.update_bytes == PENDING_SENDS * 10 + 77
     assert memory.evaluation_bytes == 0
@@ -209,9 +221,11 @@ def test_an_evaluation_counts_where_there_are_held_out_examples() -> None:
 def test_replicas_take_turns_at_the_copies_for_a_checkpoint() -> None:
     load = StageLoad(in_flight=1, inputs_held=1, recomputes=0)
 
-    def share(**place: int) -> int:
-        runs = (range(4),)
-        return stage_bytes(FACTS, MEASURED, runs, load, **place).snapshot_bytes
+    def share(width: int = 1, replica: int | None = None) -> int:
+        memory = stage_bytes(
+            FACTS, MEASURED, (range(4),), load, width=width, replica=replica
+        )
+        return memory.snapshot_bytes
 
     assert share() == 3 * (100 + 200 + 300 + 400)
     assert share(width=2, replica=0) == 3 * (100 + 300)
@@ -219,42 +233,26 @@ def test_replicas_take_turns_at_the_copies_for_a_checkpoint() -> None:
     assert share(width=9, replica=8) == 0
 
 
-@pytest.mark.parametrize(
-    ("bounds", "reduction", "apart"),
-    [
-        ((0, 4), "exact", 1),
-        ((0, 4, 7), "exact", 3),
-        ((0, 2, 7, 8), "exact", 5),
-        ((0, 4, 8), "fast", 0),
-    ],
-)
-def test_later_replicas_keep_all_gradients_apart_the_first_one_at_a_time(
-    bounds: tuple[int, ...], reduction: Reduction, apart: int
-) -> None:
-    assert virtual_nodes_apart(bounds, reduction) == apart
-
-
-def test_gradients_kept_apart_pile_up_while_the_pipeline_drains() -> None:
+def test_exact_sums_are_whole_numbers_beside_the_gradients() -> None:
     load = StageLoad(in_flight=2, inputs_held=2, recomputes=4)
-
-    def apart(count: int) -> StageMemory:
-        return stage_bytes(
-            FACTS, MEASURED, (range(2, 4),), load, virtual_nodes_apart=count
-        )
-
-    # In the last backward all others are apart; two of this size outweigh a stash.
-    assert apart(9).virtual_node_gradients_bytes == 8 * 700
-    assert apart(9).stash_bytes == 10
-    assert apart(1).virtual_node_gradients_bytes == 0
-    assert apart(1).stash_bytes == 20
+    runs = (range(2, 4),)
+    fast = stage_bytes(FACTS, MEASURED, runs, load)
+    exact = stage_bytes(FACTS, MEASURED, runs, load, WorkerTerms(reduction="exact"))
+    converted = 4 * 400  # the larger section's gradients are one piece at most
+    assert exact == replace(
+        fast,
+        accumulators_bytes=2 * 700,
+        activations_bytes=fast.activations_bytes + converted,
+    )
+    assert exact.total_bytes == fast.total_bytes + 1400 + converted
 
 
 def test_a_plan_is_measured_by_its_busiest_replica() -> None:
-    some = plan((0, 2, 4), (0, 2, 6))
+    some = plan((0, 2, 4), (0, 2, 6), "gpipe")
     ranks = rank_bytes(FACTS, PROFILE, some, "exact")
     assert [m.parameters_bytes for m in ranks] == [300, 700, 300, 700]
-    assert ranks[2].total_bytes > ranks[0].total_bytes
-    assert plan_bytes(FACTS, PROFILE, some, "exact") == ranks[2:]
+    assert ranks[3].total_bytes > ranks[1].total_bytes
+    assert plan_bytes(FACTS, PROFILE, some, "exact")[1] == ranks[3]
     uneven = plan((0, 2, 4), (0, 5, 6), "gpipe", recompute=False)
     busiest = plan_bytes(FACTS, PROFILE, uneven, "fast")
     assert busiest == rank_bytes(FACTS, PROFILE, uneven, "fast")[:2]
@@ -287,28 +285,106 @@ def test_1f1b_never_needs_more_than_gpipe_and_recompute_no_more_than_none(
     assert total("gpipe", recompute=True) <= total("gpipe", recompute=False)
 
 
+terms = st.builds(
+    WorkerTerms,
+    reduction=st.sampled_from(get_args(Reduction)),
+    compute=st.builds(
+        Compute,
+        on_gpu=st.booleans(),
+        precision=st.sampled_from(get_args(Precision)),
+    ),
+    state=st.sampled_from(get_args(StateHome)),
+)
+
+
 @given(
     st.integers(0, 3),
     st.integers(1, 4),
     st.integers(1, 6),
-    st.integers(0, 6),
+    terms,
     st.booleans(),
 )
 def test_more_sections_never_need_less_memory(
-    start: int, length: int, in_flight: int, apart: int, recompute: bool
+    start: int, length: int, in_flight: int, terms: WorkerTerms, recompute: bool
 ) -> None:
     load = StageLoad(
         in_flight=in_flight, inputs_held=in_flight, recomputes=int(recompute)
     )
 
-    def total(end: int) -> int:
+    def total(end: int) -> tuple[int, int]:
         runs = (range(start, end),)
-        memory = stage_bytes(FACTS, EVEN, runs, load, virtual_nodes_apart=apart)
-        return memory.static_bytes + memory.activations_bytes
+        memory = stage_bytes(FACTS, EVEN, runs, load, terms)
+        return memory.static_bytes + memory.activations_bytes, memory.host.total_bytes
 
     end = min(4, start + length)
     if end > start + 1:
-        assert total(end - 1) <= total(end)
+        fewer, more = total(end - 1), total(end)
+        assert fewer[0] <= more[0]
+        assert fewer[1] <= more[1]
+
+
+def on(state: StateHome, reduction: Reduction = "fast", width: int = 1) -> StageMemory:
+    load = StageLoad(in_flight=3, inputs_held=4, gradients_waiting=1, recomputes=8)
+    gpu = Compute(on_gpu=True, precision="bf16")
+    terms = WorkerTerms(
+        reduction=reduction, compute=gpu, state=state, context_bytes=10**6
+    )
+    return stage_bytes(FACTS, MEASURED, (range(1, 3),), load, terms, width=width)
+
+
+def test_with_state_on_the_host_a_gpu_holds_what_it_computes_on() -> None:
+    memory = on("host")
+    assert memory.parameters_bytes == 500 / 2
+    assert memory.gradients_bytes == 500
+    assert (memory.optimizer_bytes, memory.undo_bytes, memory.snapshot_bytes) == (
+        0,
+    ) * 3
+    assert memory.update_bytes == PENDING_SENDS * 10
+    assert memory.library_bytes == 10**6 + LIBRARY_BYTES
+    moving = memory.training_bytes
+    assert memory.total_bytes == (
+        250 + 500 + memory.library_bytes + moving + math.ceil(FRAGMENTATION * moving)
+    )
+    assert memory.host == HostMemory(
+        parameters_bytes=500,
+        gradients_bytes=500,
+        optimizer_bytes=1000,
+        update_bytes=77,
+        undo_bytes=300 + 300 + 600 + 3 * PAGE_BYTES,
+        snapshot_bytes=500 + 1000,
+        staging_bytes=2 * (PENDING_SENDS * 10 + 10),
+        process_bytes=PROCESS_BYTES,
+    )
+    assert memory.needed == (memory.total_bytes, memory.host.total_bytes)
+    exact = on("host", "exact")
+    assert (exact.gradients_bytes, exact.accumulators_bytes) == (0, 1000)
+    assert exact.host == memory.host
+
+
+def test_with_state_on_the_device_the_host_holds_words_and_copies_on_their_way() -> (
+    None
+):
+    memory = on("device", "exact")
+    assert memory.parameters_bytes == 500 + 250
+    assert (memory.gradients_bytes, memory.accumulators_bytes) == (500, 1000)
+    assert (memory.optimizer_bytes, memory.undo_bytes) == (1000, 300 + 300 + 600)
+    assert memory.snapshot_bytes == 0
+    assert memory.host == HostMemory(
+        undo_bytes=3 * PAGE_BYTES,
+        snapshot_bytes=500 + 1000,
+        staging_bytes=2 * (PENDING_SENDS * 10 + 10),
+        process_bytes=PROCESS_BYTES,
+    )
+
+
+def test_replicas_on_gpus_have_buffers_of_a_communicator() -> None:
+    alone, wide = on("device"), on("device", width=2)
+    assert wide.library_bytes == alone.library_bytes + NCCL_BYTES
+    assert wide.host.staging_bytes == alone.host.staging_bytes + 500
+    pair = on("host"), on("host", width=2)
+    assert pair[1].host.staging_bytes == pair[0].host.staging_bytes
+    sums = on("host", "exact", width=2).host.staging_bytes
+    assert sums == pair[0].host.staging_bytes + 2 * 500
 
 
 def test_frozen_sections_before_all_that_is_trained_leave_nothing() -> None:

@@ -19,6 +19,7 @@ from spottrain.morphing.plan.modes import (
 )
 from spottrain.wire.model import (
     LinkProfile,
+    Precision,
     Profile,
     Reduction,
     ScheduleKind,
@@ -72,11 +73,20 @@ def cases(draw: st.DrawFn) -> PlanInputs:
         within_vm=draw(links),
         between_vms=draw(links),
         task_overhead_s=draw(st.sampled_from([0.0, 0.003])),
+        quantise_s_per_byte=draw(st.sampled_from([0.0, 1e-9])),
+        host_optimizer_s_per_byte=draw(st.sampled_from([0.0, 1e-8])),
+        upload_bytes_per_s=draw(st.sampled_from([0.0, 1e8])),
     )
     speeds = st.sampled_from([1.0, 1.0, 0.5, 2.0])
-    slots = tuple(replace(device, speed=draw(speeds)) for device in case.slots)
+    is_gpu = draw(st.booleans())
+    slots = tuple(
+        replace(device, speed=draw(speeds), is_gpu=is_gpu) for device in case.slots
+    )
     reduction: Reduction = draw(st.sampled_from(["fast", "exact"]))
-    return replace(case, profile=profile, slots=slots, reduction=reduction)
+    precision: Precision = draw(st.sampled_from(["fp32", "fp16"]))
+    return replace(
+        case, profile=profile, slots=slots, reduction=reduction, precision=precision
+    )
 
 
 @settings(max_examples=60)

@@ -324,6 +324,20 @@ def test_replicas_that_only_lengthen_the_all_reduce_are_left_out() -> None:
     assert plan.data_parallel_width == 8, "as with 15, some compute two micro-batches"
 
 
+def on_gpus(case: PlanInputs, host_bytes: int) -> PlanInputs:
+    """The same on GPUs, with a GiB more each for a context and libraries."""
+    slots = tuple(
+        replace(
+            device,
+            is_gpu=True,
+            memory_bytes=device.memory_bytes + 2**30,
+            host_memory_bytes=host_bytes,
+        )
+        for device in case.slots
+    )
+    return replace(case, slots=slots)
+
+
 cases = st.builds(
     inputs,
     sections=st.integers(1, 6),
@@ -335,24 +349,34 @@ cases = st.builds(
 
 
 @settings(deadline=None, max_examples=40)
-@given(cases, st.booleans(), st.sampled_from([1e7, 1e9]))
+@given(
+    cases,
+    st.booleans(),
+    st.sampled_from([1e7, 1e9]),
+    st.sampled_from([None, 0, 2**32, 3_400 * MIB]),
+)
 def test_a_chosen_plan_fits_and_takes_the_predicted_time(
-    case: PlanInputs, exact: bool, bandwidth: float
+    case: PlanInputs, exact: bool, bandwidth: float, host_bytes: int | None
 ) -> None:
     profile = linked(case.profile, bandwidth_bytes_per_s=bandwidth)
     case = replace(case, profile=profile, reduction="exact" if exact else "fast")
+    if host_bytes is not None:
+        case = on_gpus(case, host_bytes)
     choice = choose_plan(case)
     plan = choice.plan
     assert choose_plan(case) == choice
     if plan is None:
         assert choice.why_not
         return
-    memory = plan_bytes(case.facts, case.profile, plan, case.reduction)
-    room_bytes = case.slots[0].memory_bytes
-    assert max(stage.total_bytes for stage in memory) <= room_bytes
+    gpu = case.compute
+    memory = plan_bytes(case.facts, case.profile, plan, case.reduction, gpu)
+    room = case.slots[0].room
+    assert all(stage.needed.beyond(room) <= 0 for stage in memory)
     least_s = min(c.step_s for c in choice.candidates if c.step_s is not None)
     assert plan.predicted_step_s <= least_s * (1 + NOISE)
-    step = simulate_step(plan, case.profile, case.facts, reduction=case.reduction)
+    step = simulate_step(
+        plan, case.profile, case.facts, reduction=case.reduction, compute=gpu
+    )
     assert plan.predicted_step_s == step.step_s
     assert [c.why_not for c in choice.candidates].count("") == 1
     follow = choose_plan(replace(case, previous=plan)).plan

@@ -74,7 +74,7 @@ def test_replicas_that_never_wait_are_done_just_then(
     depth: int, virtual_nodes: int
 ) -> None:
     each = {4.0: 2, 1.0: 3}
-    times = SectionTimes(PROFILE, 1)
+    times = SectionTimes(PROFILE.sections_at(1), PROFILE.overheads_at(1))
     pipes = [
         make_pipe(times, even_bounds(depth), depth, False, INSTANT, speed)
         for speed in each
@@ -100,7 +100,7 @@ def test_replicas_that_never_wait_are_done_just_then(
 
 
 def test_more_replicas_are_never_done_later() -> None:
-    times = SectionTimes(PROFILE, 1)
+    times = SectionTimes(PROFILE.sections_at(1), PROFILE.overheads_at(1))
     fleet = [4.0, 2.0, 2.0, 1.0, 1.0, 1.0, 1.0]
     pipes = [
         make_pipe(times, even_bounds(2), 2, True, INSTANT, speed)

@@ -16,6 +16,7 @@ from tests.unit.morphing.steps import (
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.schedule import Task, Work, make_schedule
+from spottrain.morphing.simulate.compute import Compute
 from spottrain.morphing.simulate.replica import (
     Link,
     PipelineRun,
@@ -166,10 +167,34 @@ def test_a_fast_reduction_is_a_ring_after_the_slowest_replica() -> None:
     assert step.step_s == pytest.approx(24.0 + ring_s + 2 * LATENCY_S + 3.2)
 
 
-def test_an_exact_reduction_is_a_chain_and_a_broadcast() -> None:
+def test_an_exact_reduction_is_a_ring_of_twice_the_bytes() -> None:
     step = simulate_step(plan(1, 3, 3), PROFILE, FACTS, reduction="exact")
-    send_s = 5 * LATENCY_S + 3200 / BYTES_PER_S
-    assert step.step_s == pytest.approx(12.0 + 4 * send_s + 2 * LATENCY_S + 3.2)
+    ring_s = 4 * (3 * LATENCY_S + 2 * 3200 / 3 / BYTES_PER_S)
+    assert step.step_s == pytest.approx(12.0 + ring_s + 2 * LATENCY_S + 3.2)
+
+
+def test_an_exact_backward_quantises_the_gradients_of_its_virtual_node() -> None:
+    profile = replace(PROFILE, quantise_s_per_byte=1e-3)
+    fast = simulate_step(plan(1, 1, 3), profile, FACTS, reduction="fast")
+    exact = simulate_step(plan(1, 1, 3), profile, FACTS, reduction="exact")
+    assert exact.pipeline_s - fast.pipeline_s == pytest.approx(3 * 4 * 0.8)
+
+
+def test_an_update_on_the_host_overlaps_with_both_ways_of_the_bus() -> None:
+    profile = replace(
+        PROFILE,
+        download_bytes_per_s=800.0,
+        host_optimizer_s_per_byte=3 / 800,
+        upload_bytes_per_s=200.0,
+    )
+    gpu = Compute(on_gpu=True, precision="fp16")
+    some = plan(1, 1, 3)
+    host = simulate_step(some, profile, FACTS, reduction="fast", compute=gpu)
+    # A section takes 1 s down, 3 s to update, 2 s up: the last one's way up shows.
+    assert host.step_s == pytest.approx(host.pipeline_s + 1 + 4 * 3 + 2)
+    there = replace(some, state="device")
+    device = simulate_step(there, profile, FACTS, reduction="fast", compute=gpu)
+    assert device == simulate_step(some, profile, FACTS, reduction="fast")
 
 
 def test_a_stage_reduces_while_the_one_before_drains() -> None:

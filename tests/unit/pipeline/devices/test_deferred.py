@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.pipeline.devices.deferred import DeferredDevice, EarlyAccessError
@@ -80,6 +80,7 @@ def test_values_that_the_host_reads_are_counted() -> None:
     assert device.host_reads == 1
 
 
+@settings(deadline=None)
 @given(st.integers(0, 99), st.lists(st.booleans(), max_size=20))
 def test_an_order_is_drawn_from_the_seed(seed: int, ways: list[bool]) -> None:
     def run() -> list[bool]:

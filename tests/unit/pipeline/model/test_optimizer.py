@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -10,7 +11,11 @@ from torch import nn
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.optimizer import build_optimizer, optimizer_state_spec
+from spottrain.pipeline.model.optimizer import (
+    build_optimizer,
+    optimizer_state_spec,
+    use_fused_kernels,
+)
 from spottrain.pipeline.model.sections import TensorSpec
 
 NAMED = [
@@ -108,3 +113,34 @@ def test_nothing_to_train_needs_no_optimizer() -> None:
 def test_a_bad_optimizer_factory_is_refused(optimizer: Any, message: str) -> None:
     with pytest.raises(UserCodeError, match=message):
         build_optimizer(optimizer, [("weight", nn.Parameter(torch.ones(2)))])
+
+
+@pytest.mark.parametrize(
+    ("make", "fused"),
+    [
+        (lambda p: torch.optim.AdamW(p, lr=0.1), True),
+        (lambda p: torch.optim.Adam(p, lr=0.1), True),
+        (lambda p: torch.optim.SGD(p, lr=0.1), True),
+        (lambda p: torch.optim.Adagrad(p, lr=0.1), True),
+        (lambda p: torch.optim.AdamW(p, lr=0.1, fused=False), False),
+        (lambda p: torch.optim.AdamW(p, lr=0.1, foreach=False), None),
+        (lambda p: torch.optim.AdamW(p, lr=0.1, foreach=True), None),
+        (lambda p: torch.optim.AdamW(p, lr=0.1, capturable=True), None),
+    ],
+)
+def test_fused_kernels_are_used_unless_the_user_chose(
+    make: Callable[[list[nn.Parameter]], torch.optim.Optimizer], fused: bool | None
+) -> None:
+    optimizer = make([nn.Parameter(torch.zeros(3))])
+
+    use_fused_kernels(optimizer)
+
+    assert optimizer.param_groups[0]["fused"] is fused
+
+
+def test_an_optimizer_of_somebody_elses_is_left_alone() -> None:
+    optimizer = torch.optim.RMSprop([nn.Parameter(torch.zeros(3))])
+
+    use_fused_kernels(optimizer)
+
+    assert "fused" not in optimizer.param_groups[0]

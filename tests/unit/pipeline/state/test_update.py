@@ -20,7 +20,10 @@ from spottrain.pipeline.base.faults import (
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.model.loaded import ParameterSpec
-from spottrain.pipeline.model.optimizer import optimizer_state_spec
+from spottrain.pipeline.model.optimizer import (
+    optimizer_state_spec,
+    use_fused_kernels,
+)
 from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena
@@ -132,6 +135,7 @@ def test_an_optimizer_restored_from_memory_goes_on_as_if_it_had_never_stopped(
     arena.set_version(0, 1)
     plain = {n: nn.Parameter(p.clone()) for n, p in arena.parameters.items()}
     plain_optimizer = job.optimizer(list(plain.items()))
+    use_fused_kernels(plain_optimizer)
 
     for step in range(4):
         memory = open_memory(holder, job)  # as a successor would, before every step
@@ -159,6 +163,7 @@ def test_an_optimizer_whose_first_minibatch_changed_nothing_begins_at_the_next(
     arena.set_version(0, 1)
     plain = {n: nn.Parameter(p.clone()) for n, p in arena.parameters.items()}
     plain_optimizer = job.optimizer(list(plain.items()))
+    use_fused_kernels(plain_optimizer)
 
     open_memory(holder, job).apply(decision(0, weight=0.0), [0], FaultScript())
     for step in (1, 2):

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
@@ -55,8 +55,7 @@ class Stage:
         working.refresh()
         working.wait()
         self.parameters = {
-            name: nn.Parameter(tensor)
-            for name, tensor in working.tensors.parameters.items()
+            name: nn.Parameter(tensor) for name, tensor in working.parameters.items()
         }
         replicas = Replicas(
             virtual_nodes=range(virtual_nodes), num_virtual_nodes=virtual_nodes
@@ -100,6 +99,7 @@ def plain(tensors: list[torch.Tensor], used: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("home", HOMES)
+@settings(deadline=None)
 @given(st.integers(0, 2**20), st.integers(1, 5), st.integers(-30, 8), st.integers(0, 9))
 def test_exact_sums_are_quantise_and_sum(
     home: str, seed: int, nodes: int, magnitude: int, order: int

@@ -115,6 +115,27 @@ def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:
     assert err.startswith("error: gpt2-2.5b-v100.json: no plan: the model needs")
 
 
+def test_both_homes_of_a_gpu_s_state_are_shown(run: Run) -> None:
+    model = PROFILES / "varuna-8.3b.json", "--gpus", "72", "--depth", "18"
+    asked = *model, "--schedule", "varuna", "--recompute"
+    _, out, _ = run(*asked, "-o", "json")
+    document = json.loads(out)
+    best, other = document["candidates"]
+    assert document["plan"] == "18x4"
+    assert (best["state"], other["state"]) == ("host", "device")
+    for row in best, other:
+        assert row["stage_bytes"] <= row["device_bytes"]
+        assert row["host_stage_bytes"] <= row["host_bytes"]
+    assert best["update_s"] > other["update_s"]
+    _, out, _ = run(*asked, "--explain")
+    assert "UPDATE" in out
+    _, out, _ = run(*asked, "--state", "device", "-o", "json")
+    assert {c["state"] for c in json.loads(out)["candidates"]} == {"device"}
+    code, _, err = run(*asked, "--state", "host", "--host-memory-gib", "8")
+    assert code == 5
+    assert "take VMs with more memory for each GPU" in " ".join(err.split())
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -122,6 +143,9 @@ def test_where_no_plan_fits_it_says_what_is_needed(run: Run) -> None:
         (("--gpus", "4", "--schedule", "fifo"), "--schedule must be one of"),
         (("--gpus", "4", "--objective", "fame"), "--objective must be one of"),
         (("--gpus", "4", "--minibatch-size", "6"), "multiple of one of"),
+        (("--gpus", "4", "--state", "disk"), "--state must be one of host, device"),
+        (("--gpus", "4", "--precision", "fp8"), "--precision must be one of"),
+        (("--gpus", "4", "--host-memory-gib", "nan"), "--host-memory-gib must be"),
     ],
 )
 def test_impossible_options_are_refused(

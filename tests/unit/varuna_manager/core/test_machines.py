@@ -199,6 +199,17 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
         yield functools.partial(Watched.wait, seconds=wait_s)
 
 
+OUT_OF_MEMORY = messages.OutOfMemory(
+    generation=1,
+    slot=0,
+    section=0,
+    microbatch_size=1,
+    requested_bytes=1,
+    device_bytes=1,
+    during="backward",
+)
+
+
 def reports(story: Watched) -> Iterator[messages.Report]:
     state = story.state
     numbers = {0}
@@ -233,6 +244,7 @@ def reports(story: Watched) -> Iterator[messages.Report]:
         yield messages.GenerationStopped(generation=number, slot=0, step=4, done=False)
         yield messages.GenerationBroken(generation=number, slot=0, reason="lost a peer")
         yield messages.WorkerDied(generation=number, slot=0, reason="killed")
+        yield replace(OUT_OF_MEMORY, generation=number)
         yield messages.Evaluated(generation=number, step=1, loss=1.0)
     yield messages.UserCodeFailed(message="x", traceback="y")
     yield messages.CheckpointSaved(name="step-25", step=25)

@@ -4,9 +4,17 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tests.unit.varuna_manager.story import PROFILE, SETTINGS, Story, plan_over
+from tests.unit.varuna_manager.story import (
+    OFFER,
+    PROFILE,
+    SETTINGS,
+    Story,
+    plan_over,
+)
 
 from spottrain.morphing.adapt.policy import UNSEEN_SHARE
+from spottrain.pricing.ranking.gpu_speed import machine_as_offered
+from spottrain.pricing.ranking.throughput import devices_of
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.planning import newest_plan, plan_inputs
@@ -55,3 +63,27 @@ def test_a_job_that_runs_asks_with_its_fleet_and_its_plan() -> None:
     assert asked.inputs == own
     assert [device.slot.vm_id for device in asked.inputs.slots] == ["a", "b", "c"]
     assert all(device.usd_per_hour == 1.0 for device in asked.inputs.slots)
+
+
+def test_in_exact_mode_a_plan_that_ran_settles_the_home_of_state() -> None:
+    plan = replace(plan_over(("a", "b")), state="device")
+    fast, exact = (
+        replace(SETTINGS, spec=replace(SETTINGS.spec, reduction=r, precision="bf16"))
+        for r in ("fast", "exact")
+    )
+    assert plan_inputs(fast, PROFILE, previous=plan).state is None
+    assert plan_inputs(exact, PROFILE).state is None
+    settled = plan_inputs(exact, PROFILE, previous=plan)
+    assert (settled.state, settled.precision) == ("device", "bf16")
+    said = replace(fast, state="host")
+    assert plan_inputs(said, PROFILE).state == "host"
+
+
+def test_a_machine_of_the_catalogue_has_gpus_and_a_memory_of_its_own() -> None:
+    offer = replace(OFFER, cloud="aws", instance_type="p3.2xlarge", gpus=1)
+    machine = machine_as_offered(offer, 1, 1.0)
+    assert machine.is_gpu
+    (device,) = devices_of("vm", machine, 1.0)
+    assert device.room == (offer.gpu_memory_bytes, 61 << 30)
+    own = machine_as_offered(replace(OFFER, cloud="local"), 2, 1.0)
+    assert all(d.room == (1 << 30, 0) for d in devices_of("vm", own, 1.0))

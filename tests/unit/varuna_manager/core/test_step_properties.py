@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import get_args
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -64,6 +65,16 @@ REPORTS: st.SearchStrategy[messages.Report] = st.one_of(
         grad_norm=st.just(1.0),
         step_s=st.floats(0.1, 2.0),
         peak_bytes=st.just(1),
+    ),
+    st.builds(
+        messages.OutOfMemory,
+        generation=NUMBERS,
+        slot=SLOTS,
+        section=st.none() | st.integers(0, 1),
+        microbatch_size=st.just(1),
+        requested_bytes=st.integers(0, 10),
+        device_bytes=st.just(1 << 30),
+        during=st.sampled_from(get_args(messages.MemoryUse)),
     ),
     st.builds(messages.Evaluated, generation=NUMBERS, step=STEPS, loss=st.just(1.0)),
     st.builds(

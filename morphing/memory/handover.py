@@ -1,0 +1,54 @@
+"""Memory of workers while sections change their owners."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable
+from functools import cache
+
+from spottrain.morphing.memory.memory import PAGE_BYTES
+from spottrain.morphing.memory.room import WorkerBytes
+from spottrain.morphing.simulate.compute import CPU, Compute, trained_bytes
+from spottrain.wire.model import ModelFacts, Plan
+
+
+def handover_bytes(
+    facts: ModelFacts, plan: Plan, previous: Plan, compute: Compute = CPU
+) -> tuple[WorkerBytes, ...]:
+    """Return what every worker of ``plan`` holds during the handover.
+
+    While sections change their owners, a worker keeps those it had under ``previous``
+    beside those it is to have, and an undo slot for the largest of both; where the
+    plans keep state in different memories, each in its own.
+    """
+    old_depth = previous.pipeline_depth
+    had = {slot: rank % old_depth for rank, slot in enumerate(previous.slots)}
+    sizes = [
+        section.param_bytes
+        + trained_bytes(section)
+        + section.optimizer_bytes
+        + PAGE_BYTES
+        for section in facts.sections
+    ]
+
+    def held(*stages: Iterable[int]) -> int:
+        own = [sizes[k] for k in set(itertools.chain(*stages))]
+        return sum(own) + max(own, default=0)
+
+    @cache
+    def both(before: int | None, stage: int) -> WorkerBytes:
+        new = plan.sections_of(stage)
+        old = () if before is None else previous.sections_of(before)
+        if not compute.on_gpu:
+            return WorkerBytes(held(old, new))
+        homes = {"host": held(), "device": held()}
+        if plan.state == previous.state:
+            homes[plan.state] = held(old, new)
+        else:
+            homes[plan.state], homes[previous.state] = held(new), held(old)
+        return WorkerBytes(homes["device"], homes["host"])
+
+    return tuple(
+        both(had.get(slot), rank % plan.pipeline_depth)
+        for rank, slot in enumerate(plan.slots)
+    )

@@ -1,0 +1,105 @@
+"""What workers compute on, and the time of the update of committed state there.
+
+A worker on a CPU computes on committed state itself. One on a GPU keeps it in its VM's
+memory (``host``) and computes on working copies, or keeps it on the GPU (``device``).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from spottrain.wire.model import Precision, Profile, SectionFacts, StateHome
+
+BUS_BYTES_PER_S = 12e9
+"""Assumed each way where it was not measured: PCIe 3.0 x16 carries 15.75 GB/s nominally."""
+HOST_OPTIMIZER_S_PER_BYTE = 28 / 4 / 20e9
+"""Assumed where it was not measured: Adam on the CPU moves 28 bytes for each parameter of
+4; at 20 GB/s, what a few cores of a VM get of its memory."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compute:
+    """What all workers of a job compute on, and in which type."""
+
+    on_gpu: bool = False
+    precision: Precision = "fp32"
+
+    def working_bytes(self, param_bytes: int) -> int:
+        """Return the bytes of parameters in the type of the matrix multiplications.
+
+        In mixed precision matrices, which are nearly all of the parameters, are used
+        only through autocast's cast to 2 bytes; the rest is counted like them.
+        """
+        return param_bytes if self.precision == "fp32" else -(-param_bytes // 2)
+
+
+CPU = Compute()
+
+
+def update_s(
+    profile: Profile,
+    sections: Sequence[SectionFacts],
+    state: StateHome,
+    compute: Compute = CPU,
+    speed: float = 1.0,
+) -> float:
+    """Return the time from reduced gradients to updated parameters of one worker.
+
+    With state on the host gradients come down, the CPU updates, and parameters in the
+    computing type go up, section by section in three stages that overlap: each works on
+    the sections in turn, a section goes from one to the next.
+
+    Args:
+        profile: Speeds of the device, the bus and the CPU.
+        sections: Those of the worker.
+        state: Where it keeps them.
+        compute: What it computes on.
+        speed: Of its device.
+    """
+    if not compute.on_gpu or state == "device":
+        param_bytes = sum(section.param_bytes for section in sections)
+        return profile.optimizer_s_per_byte * param_bytes / speed
+    done_s = [0.0] * 3
+    for times_s in host_update_times_s(profile, sections, compute):
+        arrives_s = 0.0
+        for stage, own_s in enumerate(times_s):
+            arrives_s = done_s[stage] = max(arrives_s, done_s[stage]) + own_s
+    return done_s[-1]
+
+
+def min_update_s(
+    profile: Profile,
+    sections: Sequence[SectionFacts],
+    state: StateHome,
+    compute: Compute,
+    speed: float,
+) -> float:
+    """Return a lower bound on ``update_s``, whatever the order of the sections."""
+    if not compute.on_gpu or state == "device":
+        return update_s(profile, sections, state, compute, speed)
+    times_s = host_update_times_s(profile, sections, compute)
+    return max(map(sum, zip(*times_s, strict=True)))
+
+
+def host_update_times_s(
+    profile: Profile, sections: Sequence[SectionFacts], compute: Compute
+) -> list[tuple[float, float, float]]:
+    """Return for each section the times of its download, its update and its upload."""
+    down = profile.download_bytes_per_s or BUS_BYTES_PER_S
+    up = profile.upload_bytes_per_s or BUS_BYTES_PER_S
+    update = profile.host_optimizer_s_per_byte or HOST_OPTIMIZER_S_PER_BYTE
+    return [
+        (
+            trained_bytes(section) / down,
+            section.param_bytes * update,
+            compute.working_bytes(section.param_bytes) / up,
+        )
+        for section in sections
+    ]
+
+
+def trained_bytes(section: SectionFacts) -> int:
+    """Return the bytes of the gradients of a section's parameters."""
+    gradients = section.gradient_bytes
+    return section.param_bytes if gradients is None else gradients

@@ -1,0 +1,134 @@
+"""Out of memory: planned around, until no plan is left."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.unit.varuna_manager.story import OFFER, PROFILE, SETTINGS, Story, plan_over
+
+from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.varuna_manager.core.memory import MARGIN, MAX_MARGIN
+from spottrain.varuna_manager.core.model import commands as c
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.records import GenerationPhase
+from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.wire import messages
+
+MACHINE = f"{OFFER.cloud} {OFFER.instance_type}"
+
+
+def run_out(
+    story: Story, vm_id: str, during: messages.MemoryUse = "backward"
+) -> tuple[c.Command, ...]:
+    return story.report(
+        vm_id,
+        messages.OutOfMemory(
+            generation=story.generation.number,
+            slot=0,
+            section=1,
+            microbatch_size=1,
+            requested_bytes=2_000_000,
+            device_bytes=16_000_000_000,
+            during=during,
+        ),
+    )
+
+
+def predicted_bytes(rank: int = 0) -> int:
+    plan = plan_over(("a", "b"))
+    return rank_bytes(SETTINGS.facts, PROFILE, plan, "fast")[rank].total_bytes
+
+
+def test_the_next_plan_may_take_less_than_was_predicted() -> None:
+    story = Story().training("a", "b")
+    run_out(story, "b")
+    assert story.generation.phase is GenerationPhase.BREAKING
+    room = int(predicted_bytes(1) * (1 - MARGIN))
+    assert story.state.shortages[MACHINE].room_bytes == room
+    assert story.state.last_news.startswith("generation 1 broke: b[0]: out of memory")
+    story.broken("a", "b")
+    (asked,) = story.emitted(c.ComputePlan)
+    assert {device.memory_bytes for device in asked.inputs.slots} == {room}
+    story.plan("a", "b")
+    assert story.generation.number == 2
+    assert "out of memory during the backward of section 1" in story.generation.reason
+    assert "micro-batches of 1" in story.generation.reason
+    assert "lower microbatch_size or set morphing.recompute" in story.generation.reason
+
+
+@given(st.integers(2, 5))
+def test_every_further_time_it_may_take_less(times: int) -> None:
+    story = Story().training("a", "b")
+    rooms = []
+    for _ in range(times):
+        run_out(story, "a")
+        run_out(story, "b")
+        rooms.append(story.state.shortages[MACHINE].room_bytes)
+        story.broken("a", "b")
+        story.plan("a", "b")
+        story.open()
+        story.begin(3)
+    assert story.state.phase is JobPhase.ACTIVE, (
+        "no such generation counts as fruitless"
+    )
+    assert rooms == sorted(set(rooms), reverse=True)
+    assert rooms[-1] >= int(min(predicted_bytes(0), predicted_bytes(1)) * MAX_MARGIN)
+    assert story.state.shortages[MACHINE].times == times
+
+
+def test_the_job_ends_only_when_no_plan_is_left_and_says_why() -> None:
+    story = Story(max_vms=2).training("a", "b")
+    run_out(story, "a", "update")
+    story.broken("a", "b")
+    asked = story.state.plan_asked
+    assert asked is not None
+    story.tell(
+        e.PlanComputed, inputs_hash=asked, plan=None, why_not="it needs 3 devices"
+    )
+    outcome = story.state.outcome
+    assert outcome is not None
+    assert (outcome.kind, outcome.exit_code) == ("capacity", 5)
+    assert outcome.reason.startswith("no plan fits: it needs 3 devices; a[0]: out of")
+    assert "set runtime.state: host" in outcome.reason
+
+
+@pytest.mark.parametrize("steps", [0, 3])
+def test_a_micro_batch_size_that_trained_nothing_is_not_settled(steps: int) -> None:
+    story = Story().training("a", "b", steps=steps)
+    run_out(story, "a")
+    story.broken("a", "b")
+    (asked,) = story.emitted(c.ComputePlan)
+    assert asked.inputs.microbatch_size == (1 if steps else None)
+    assert asked.inputs.previous == plan_over(("a", "b"))
+
+
+def test_a_stale_report_changes_nothing() -> None:
+    story = Story().training("a", "b")
+    story.broken("a", "b")
+    assert story.generation.number == 2
+    story.open()
+    story.begin(3)
+    old = messages.OutOfMemory(
+        generation=1,
+        slot=0,
+        section=None,
+        microbatch_size=1,
+        requested_bytes=0,
+        device_bytes=1,
+        during="start",
+    )
+    story.report("a", old)
+    assert story.state.shortages == {}
+    assert story.generation.phase is GenerationPhase.RUNNING
+
+
+def test_a_job_that_is_resumed_tries_the_whole_memory_again() -> None:
+    story = Story(max_vms=2).training("a", "b")
+    run_out(story, "a")
+    story.broken("a", "b")
+    story.plan()
+    assert story.state.outcome is not None
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert story.state.phase is JobPhase.ACTIVE
+    assert story.state.shortages == {}

@@ -1,0 +1,120 @@
+"""Memory of slots: what plans may take of it, and what to do when it was not enough.
+
+A worker whose device has no memory left shows that its plan's prediction was too low on
+that kind of machine. From then on plans may take less there than was predicted, so that
+another one is chosen; with every further time the distance grows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.morphing.memory.memory import rank_bytes
+from spottrain.morphing.memory.room import megabytes
+from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.simulate.compute import Compute
+from spottrain.pricing.ranking.gpu_speed import gpu_speed, machine_as_offered
+from spottrain.pricing.ranking.throughput import MachineShape, devices_of
+from spottrain.varuna_manager.core import generation as generations
+from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.model.transition import Transition
+from spottrain.wire.messages import OutOfMemory
+from spottrain.wire.model import Plan, Profile, Slot
+
+MARGIN = 0.05
+"""Share of a prediction that proved too low by which the next plans stay below it; twice
+as much each time, up to half."""
+MAX_MARGIN = 0.5
+
+
+def devices(
+    state: State, vms: Sequence[records.VmRecord], profile: Profile
+) -> Iterator[Device]:
+    """Yield the slots of ``vms`` as the planner takes them."""
+    for vm in vms:
+        speed = gpu_speed(vm.offer, profile, state.job.facts, state.job.spec.precision)
+        yield from devices_of(
+            vm.vm_id, _machine(state, vm, speed), vm.offer.usd_per_hour
+        )
+
+
+def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineShape:
+    """Return a VM as the planner takes it: with the GPUs that its agent has found."""
+    machine = machine_as_offered(vm.offer, vm.num_slots, speed)
+    is_gpu = bool(vm.gpus) if vm.device else machine.is_gpu
+    return replace(machine, gpu_memory_bytes=room_bytes(state, vm), is_gpu=is_gpu)
+
+
+def room_bytes(state: State, vm: records.VmRecord) -> int:
+    """Return the memory of a slot's device that plans may take."""
+    have = vm.slot_memory_bytes
+    shortage = state.shortages.get(machine_of(vm.offer))
+    return have if shortage is None else min(have, shortage.room_bytes)
+
+
+def machine_of(offer: Offer) -> str:
+    """Return the name of a kind of machine."""
+    return f"{offer.cloud} {offer.instance_type}"
+
+
+def compute_of(state: State, vms: Iterable[records.VmRecord]) -> Compute:
+    """Return what workers on ``vms`` compute on."""
+    on_gpu = all(_machine(state, vm).is_gpu for vm in vms)
+    return Compute(on_gpu=on_gpu, precision=state.job.spec.precision)
+
+
+def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> None:
+    """A rank's device had no memory left: break the generation, and plan below that."""
+    state, generation = transition.state, transition.generation
+    assert state.profile is not None
+    vm = state.vms[slot.vm_id]
+    predicted = _predicted_bytes(state, generation.plan, slot, state.profile)
+    machine = machine_of(vm.offer)
+    before = state.shortages.get(machine)
+    times = before.times if before else 0
+    if before is None or before.generation != generation.number:
+        times += 1
+    margin = min(MAX_MARGIN, MARGIN * 2.0 ** (times - 1))
+    room = min(room_bytes(state, vm), int(predicted * (1 - margin)))
+    reason = _reason(slot, report)
+    shortage = records.Shortage(
+        machine=machine,
+        room_bytes=max(1, room),
+        times=times,
+        generation=generation.number,
+        reason=reason,
+    )
+    transition.state = replace(state, shortages={**state.shortages, machine: shortage})
+    transition.log(
+        f"{reason}; {megabytes(predicted)} were predicted, plans may take "
+        f"{megabytes(room)} of a slot of {machine} from now on"
+    )
+    generations.break_generation(transition, reason)
+    transition.put_generation(replace(transition.generation, out_of_memory=True))
+
+
+def _predicted_bytes(state: State, plan: Plan, slot: Slot, profile: Profile) -> int:
+    """Return what was predicted for the device of a rank."""
+    job = state.job
+    vms = [state.vms[s.vm_id] for s in plan.slots if s.vm_id in state.vms]
+    compute = compute_of(state, vms)
+    ranks = rank_bytes(job.facts, profile, plan, job.spec.reduction, compute)
+    return ranks[plan.slots.index(slot)].total_bytes
+
+
+def _reason(slot: Slot, report: OutOfMemory) -> str:
+    """Return one line: where memory was lacking, how much, and what to change."""
+    where = f"during the {report.during}"
+    if report.section is not None:
+        where += f" of section {report.section}"
+    change = "lower microbatch_size or set morphing.recompute: true"
+    if report.during in ("update", "handover"):
+        change = "set runtime.state: host, or take larger devices"
+    return (
+        f"{slot.vm_id}[{slot.index}]: out of memory {where} with micro-batches of "
+        f"{report.microbatch_size}: {megabytes(report.requested_bytes)} more asked of a "
+        f"device of {megabytes(report.device_bytes)}; to avoid it, {change}"
+    )
