@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 
-from spottrain.errors import SpottrainError
-from spottrain.pipeline.devices.port import Transfer
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,8 @@ class CudaDevice:
         memory_share: Share of its memory that this worker may use.
 
     Raises:
-        SpottrainError: There is no such GPU, or torch cannot use it.
+        UnusableDeviceError: There is no such GPU, or torch cannot use it.
+        UserCodeError: The user's code has used CUDA before.
     """
 
     torch_device = torch.device("cuda", 0)
@@ -45,7 +46,7 @@ class CudaDevice:
         # A fixed workspace: without it cuBLAS may sum in another order with each stream.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-            raise SpottrainError(
+            raise UserCodeError(
                 "CUDA is in use before the worker has chosen its GPU: let no code that "
                 "runs at import, in the job's function or in a dataset's constructor "
                 "call .cuda()"
@@ -55,7 +56,7 @@ class CudaDevice:
             torch.cuda.set_device(self.torch_device)
             torch.zeros(1, device=self.torch_device)
         except (RuntimeError, AssertionError) as error:
-            raise SpottrainError(
+            raise UnusableDeviceError(
                 f"GPU {uuid} cannot be used by torch {torch.__version__}: "
                 f"{str(error).splitlines()[0]}; check driver and torch with "
                 "`spottrain doctor`"
@@ -79,14 +80,14 @@ class CudaDevice:
         """Register memory with the driver (``cudaHostRegister``), for this process.
 
         Raises:
-            SpottrainError: The system refuses to lock so much.
+            UnusableDeviceError: The system refuses to lock so much.
         """
         num_bytes = memory.numel() * memory.element_size()
         if not num_bytes:
             return
         result = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), num_bytes, 0)  # type: ignore[no-untyped-call]
         if int(result) != 0:
-            raise SpottrainError(
+            raise UnusableDeviceError(
                 f"cannot lock {num_bytes / 1e9:.1f} GB of host memory for the GPU (CUDA "
                 f"error {int(result)}): raise the limit of locked memory (ulimit -l), "
                 "or set runtime.state: device"

@@ -17,7 +17,8 @@ def open_device(name: str, memory_share: float = 1.0) -> Device:
         memory_share: Share of a GPU's memory.
 
     Raises:
-        SpottrainError: There is no such GPU, or torch cannot use it.
+        UnusableDeviceError: There is no such GPU, or torch cannot use it.
+        UserCodeError: The user's code has used CUDA before.
     """
     kind, _, which = name.partition(":")
     if kind == "cuda":

@@ -15,6 +15,12 @@ from typing import Any, Protocol
 
 import torch
 
+from spottrain.errors import SpottrainError
+
+
+class UnusableDeviceError(SpottrainError):
+    """A worker cannot compute on the device of its slot."""
+
 
 class Transfer(Protocol):
     """A copy between host and device, under way or done."""
@@ -50,7 +56,7 @@ class Device(Protocol):
             memory: Of the host, mapped until this process ends.
 
         Raises:
-            SpottrainError: The system refuses to lock so much.
+            UnusableDeviceError: The system refuses to lock so much.
         """
 
     def upload(

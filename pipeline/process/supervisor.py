@@ -38,6 +38,7 @@ from spottrain.gpus.builds import (
 from spottrain.gpus.slots import CPU
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.devices.open import open_device
+from spottrain.pipeline.devices.port import UnusableDeviceError
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
 from spottrain.pipeline.process.worker import (
@@ -317,6 +318,8 @@ class Supervisor:
                 task(self._loaded or load(spec, workdir), link)
             except UserCodeError as error:
                 link.report(user_code_failed(error))
+            except UnusableDeviceError as error:
+                link.report(messages.VmUnfit(reason=str(error)))
 
         spec, workdir = self._greeting.spec, self._greeting.workdir
         return self._fork(what, body, None if slot is None else slot.index)

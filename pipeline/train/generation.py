@@ -147,18 +147,7 @@ class _Training:
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
         arenas = context.memory.arenas
         self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
-        self._sections = [
-            WorkingSection(
-                arena,
-                context.device,
-                sums_gradients=spec.reduction == "fast",
-                lowered=AUTOCAST_TYPES[spec.precision],
-                matrices=context.loaded.layout.matrices,
-            )
-            for arena in self._arenas.values()
-        ]
-        for section in self._sections:
-            section.refresh()
+        self._sections = self._make_sections()
         self._chunks = self._make_chunks()
         self._parameters = {
             k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
@@ -187,6 +176,22 @@ class _Training:
         """The section whose update is under way."""
         self._share = 0
         """Number of the ``ShareMinibatch`` that the executor follows."""
+
+    def _make_sections(self) -> list[WorkingSection]:
+        loaded = self._context.loaded
+        sections = [
+            WorkingSection(
+                arena,
+                self._context.device,
+                sums_gradients=loaded.spec.reduction == "fast",
+                lowered=AUTOCAST_TYPES[loaded.spec.precision],
+                matrices=loaded.layout.matrices,
+            )
+            for arena in self._arenas.values()
+        ]
+        for section in sections:
+            section.refresh()
+        return sections
 
     def _make_chunks(self) -> list[StageModel]:
         loaded, device = self._context.loaded, self._context.device

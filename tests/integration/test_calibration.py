@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from tests.integration.fleet import Fleet, Zygote
+from tests.integration.fleet import Fleet, Host, Zygote
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
 from spottrain import machine
@@ -96,6 +96,25 @@ def test_a_process_alone_assumes_links(fleet: Fleet) -> None:
     fleet.machines["a"].send(messages.Calibrate())
 
     assert end(fleet).sources == (LINKS_ASSUMED,)
+
+
+def test_transfers_and_both_updates_are_measured_on_a_device(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    hosts = {name: Host(device="deferred:3") for name in "ab"}
+    spec = job_spec(tmp_path)
+    with Fleet(spec, "ab", tmp_path / "log", zygote, hosts=hosts) as fleet:
+        fleet.ready()
+        begin(fleet, "ab", sizes=(1, 2), checkpoint=fleet.initialise())
+
+        profile = end(fleet)
+
+    check_profile(profile)
+    assert profile.upload_bytes_per_s > 0
+    assert profile.download_bytes_per_s > 0
+    assert profile.host_optimizer_s_per_byte > 0
+    assert profile.optimizer_s_per_byte > 0
+    assert profile.quantise_s_per_byte > 0
 
 
 def test_every_size_sees_the_same_sections(fleet: Fleet) -> None:

@@ -155,13 +155,11 @@ def plan(
         preview(_changed(load_config(file), changes), output, explain, scope)
         return
     if gpus is None:
-        raise ConfigError(
-            f"{file.name}: a profile needs --gpus; give the number of GPUs"
-        )
+        raise ConfigError(f"{file.name}: a profile needs --gpus, the number of GPUs")
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     workload = _on_gpu(workload, host_memory_gib, precision)
-    inputs = previews.workload_inputs(workload, gpus)
-    inputs = replace(inputs, pipeline_depth=depth, **changes)
+    changes["pipeline_depth"] = depth
+    inputs = replace(previews.workload_inputs(workload, gpus), **changes)
     try:
         document = previews.preview_workload(
             file.name, inputs, workload.sources, scope, workload.precision
