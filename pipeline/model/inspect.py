@@ -47,6 +47,7 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
                 layout.cuts[k].num_bytes(1) if k < len(layout.cuts) else 0
             ),
             gradient_bytes=layout.gradient_bytes(k),
+            lowered_bytes=layout.lowered_bytes(k),
             flops_per_example=layout.flops_per_example[k],
         )
         for k, state in enumerate(states)

@@ -100,6 +100,12 @@ class ModelLayout:
         """Return the bytes of a section's parameters, tied ones included."""
         return sum(self.specs[name].num_bytes for name in self.parameters[section])
 
+    def lowered_bytes(self, section: int) -> int:
+        """Return the bytes of those of a section's parameters that autocast converts."""
+        own = set(self.parameters[section]) & self.matrices
+        specs = (self.specs[name] for name in own)
+        return sum(spec.num_bytes for spec in specs if spec.dtype is torch.float32)
+
     def gradient_bytes(self, section: int) -> int:
         """Return the bytes of those of a section's parameters that are trained."""
         specs = (self.specs[name] for name in self.parameters[section])

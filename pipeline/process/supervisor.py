@@ -135,8 +135,6 @@ class _Slot:
     """``cpu`` or ``cuda:<UUID>``."""
     memory_share: float
     """Of the GPU's memory."""
-    threads: int
-    """CPU threads of the worker."""
     pieces: dict[str, int] = field(default_factory=dict)
     worker: _Child | None = None
 
@@ -157,7 +155,7 @@ class Supervisor:
         self._reports = reports
         self._loaded = loaded
         self._slots = [
-            _Slot(index, device, share, greeting.threads)
+            _Slot(index, device, share)
             for index, (device, share) in enumerate(
                 zip(greeting.devices, greeting.memory_shares, strict=True)
             )

@@ -254,7 +254,7 @@ def _show(document: dict[str, Any], output: Output, explain: bool) -> None:
         for warning in document.get("warnings", ()):
             say(warning)
         if "computes_on" in document:
-            show(f"computes on: {document['computes_on']}")
+            show(f"computes on {document['computes_on']}")
         if "offers" in document:
             show(*ranking_parts(document, explain))
         show(*preview_parts(document, explain))

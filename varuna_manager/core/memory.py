@@ -42,6 +42,7 @@ def devices(
 
 
 def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineShape:
+    """Return a VM as the planner takes it: with the GPUs that its agent has found."""
     machine = machine_as_offered(vm.offer, vm.num_slots, speed)
     is_gpu = bool(vm.gpus) if vm.device else machine.is_gpu
     return replace(machine, gpu_memory_bytes=room_bytes(state, vm), is_gpu=is_gpu)

@@ -105,7 +105,7 @@ def check_here(config: JobConfig) -> str:
     )
     if not isinstance(found, VmDevices):
         raise CloudError(f"this machine: {found.reason}")
-    return f"computes on: {found.name}"
+    return f"computes on {found.name}"
 
 
 def check_build(config: JobConfig) -> list[str]:

@@ -156,7 +156,7 @@ def _phase(vm: dict[str, Any]) -> str:
 
 def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
     """Yield the tables of ``spottrain report``, after a line about its devices."""
-    yield Text(f"computes on: {report['computes_on']}")
+    yield Text(f"computes on {report['computes_on']}")
     yield _plans_table(report["plans"])
     hits = report["interruptions"]
     yield _interruptions_table(hits) if hits else "No interruptions"

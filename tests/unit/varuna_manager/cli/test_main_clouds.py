@@ -168,7 +168,7 @@ def test_doctor_takes_a_job_without_a_cloud_too(tmp_path: Path, run: Run) -> Non
     assert code == 6
     assert "FAIL here secrets: secrets: NOBODY_HAS_SET_THIS is not set in the" in out
     assert "FAIL here checkpoints: checkpoint.path: cannot write /proc/nowhere" in out
-    assert "ok   local machines: computes on: " in out
+    assert "ok   local machines: computes on " in out
 
 
 # --- gc -------------------------------------------------------------------------------

@@ -148,7 +148,7 @@ def test_this_machines_gpus_are_checked_before_a_local_job(
     gpus = FakeGpus(tmp_path / "nvml.json")
     monkeypatch.setenv(VARIABLE, str(gpus.file))
     monkeypatch.setitem(sys.modules, "pynvml", pynvml)
-    assert preflight.check_here(job) == "computes on: NVIDIA A10G"
+    assert preflight.check_here(job) == "computes on NVIDIA A10G"
     gpus.change(recovery=1)
     with pytest.raises(CloudError, match=r"this machine: GPU 0 .* asks for a reset"):
         preflight.check_here(job)
