@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -17,6 +18,7 @@ from spottrain.wire.model import GpuFacts
 SUPERVISOR_VARIABLES = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Set before a supervisor imports torch: it must stay safe to fork. Threads of its own
 would forbid that, as would CUDA, which ``torch.cuda.is_available()`` would initialise."""
+_SHARED = re.compile(r", 1/(\d+) each$")
 _CPU_INFO = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY_INFO = Path("/proc/meminfo")
@@ -44,6 +46,12 @@ def device(gpus: Sequence[GpuFacts] = (), shares: Sequence[float] = ()) -> str:
                 name = value.strip()
                 break
     return f"{name}, 1 thread"
+
+
+def gpu_share(device: str) -> float:
+    """Return the share of its GPU that a slot has, by the name of its device."""
+    found = _SHARED.search(device)
+    return 1 / int(found[1]) if found else 1.0
 
 
 def software() -> str:

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from spottrain.machine import gpu_share
 from spottrain.morphing.plan.flops import ComputeUse, training_use
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.ranking.gpu_speed import peak_flops
@@ -44,7 +45,8 @@ def minibatch_use(
     for device in peaks:
         gpu = catalogue().gpu_of(device)
         if gpu is not None and gpu.compute_capability and precision is not None:
-            peaks[device] = peak_flops(gpu, facts, precision)
+            peak = peak_flops(gpu, facts, precision)
+            peaks[device] = None if peak is None else peak * gpu_share(device)
     return training_use(facts, minibatch_size, step_s, [peaks[d] for d in devices])
 
 

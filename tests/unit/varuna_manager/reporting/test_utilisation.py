@@ -65,6 +65,7 @@ def ran(devices: tuple[str, ...], steps: int = 10, **changes: Any) -> Generation
         ("fp16", 4, (A100, T4), 12 / ((312 + 65) / 2)),
         ("fp32", 4, (A100, A100), 12 / 19.5),
         ("fp32", 2, (A100, A100), 12 / 312),  # the user's own cast of the parameters
+        ("bf16", 4, (f"{A100}, 1/2 each",) * 2, 12 / 156),
         ("bf16", 4, (T4, T4), None),
         ("bf16", 4, (A100, CPU), None),
         (None, 4, (A100, A100), None),
