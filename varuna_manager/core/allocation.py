@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing import egress
 from spottrain.pricing.deadline.model import Holdings
+from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns
 from spottrain.pricing.ranking.order import in_order
@@ -183,7 +184,12 @@ def opens_at_s(state: State, offer: Offer) -> float:
 def _has_device(state: State, offer: Offer) -> bool:
     """Return whether the job trains on what a cloud's offer is rented for."""
     wanted = "cpu" if state.job.spec.device == "cpu" else "gpu"
-    return offer.device in ("", wanted)
+    if offer.device not in ("", wanted):
+        return False
+    # In exact mode all VMs have the first one's GPU.
+    kind = catalogue().find(offer.cloud, offer.instance_type)
+    settled = catalogue().gpu_of(state.arithmetic) if state.arithmetic else None
+    return kind is None or settled is None or kind.gpu.name == settled.name
 
 
 def is_open(state: State, offer: Offer) -> bool:

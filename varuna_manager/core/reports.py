@@ -84,7 +84,7 @@ def _supervisor_ready(
     transition: Transition, vm_id: str, report: messages.SupervisorReady
 ) -> None:
     vm = transition.state.vms[vm_id]
-    if vm.phase is VmPhase.READY:
+    if vm.phase is VmPhase.READY or _rounds_differently(transition, vm_id, report):
         return
     vm = replace(
         vm,
@@ -104,6 +104,31 @@ def _supervisor_ready(
     transition.note_fleet_change()
     fleet.vm_fit(transition, vm)
     transition.log(f"{vm_id}: ready with {report.num_slots} slots on {report.device}")
+
+
+def _rounds_differently(
+    transition: Transition, vm_id: str, report: messages.SupervisorReady
+) -> bool:
+    """Return a VM whose GPU or torch would change the bits of a job in exact mode.
+
+    Kernels differ between models of GPUs, and between builds of torch.
+    """
+    state = transition.state
+    if state.job.spec.reduction == "fast" or not report.gpus:
+        return False
+    names = " and ".join(sorted({gpu.name for gpu in report.gpus}))
+    arithmetic = f"{names} with torch {report.torch_version}"
+    if not state.arithmetic:
+        transition.state = replace(state, arithmetic=arithmetic)
+    elif state.arithmetic != arithmetic:
+        reason = (
+            f"computes on {arithmetic}, which rounds differently from "
+            f"{state.arithmetic} that the job began on: name one type of GPU and one "
+            "build of torch, or launch with reduction: fast"
+        )
+        fleet.vm_unfit(transition, vm_id, reason)
+        return True
+    return False
 
 
 def _gpu_throttled(transition: Transition, vm_id: str, reason: str) -> None:

@@ -16,6 +16,7 @@ from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire import messages
 from spottrain.wire.model import (
+    GpuFacts,
     LinkProfile,
     MicrobatchProfile,
     ModelFacts,
@@ -213,7 +214,13 @@ class Story:
         for vm_id in ids:
             self.ready(vm_id)
 
-    def ready(self, vm_id: str, slots: int = 1) -> None:
+    def ready(
+        self,
+        vm_id: str,
+        slots: int = 1,
+        gpus: tuple[GpuFacts, ...] = (),
+        torch_version: str = "2",
+    ) -> None:
         self.tell(e.AgentStarting, vm_id=vm_id, token_sha256=vm_id)
         self.tell(
             e.AgentRegistered,
@@ -225,8 +232,9 @@ class Story:
             vm_id,
             messages.SupervisorReady(
                 num_slots=slots,
-                torch_version="2",
+                torch_version=torch_version,
                 device=self.devices.get(vm_id, ""),
+                gpus=gpus,
             ),
         )
 

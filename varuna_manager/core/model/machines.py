@@ -99,7 +99,9 @@ VM: Machine = {
     },
     (VmPhase.STARTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_RETURNED)),
     (VmPhase.BOOTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_RETURNED)),
-    (VmPhase.REGISTERED, VmPhase.RETURNING): Entry("unwanted", _RETURNED),
+    (VmPhase.REGISTERED, VmPhase.RETURNING): Entry(
+        "unwanted, or rounds differently", (*_RETURNED, messages.SupervisorReady)
+    ),
     (VmPhase.READY, VmPhase.RETURNING): Entry("unwanted, or silent", _RETURNED),
     **{(phase, None): Entry("lost", _TAKEN) for phase in (*_COMING, VmPhase.READY)},
     (VmPhase.RETURNING, None): Entry(

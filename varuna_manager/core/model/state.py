@@ -75,6 +75,9 @@ class State:
     unfit: Mapping[str, int] = field(default_factory=dict)
     """VMs that could not do what they were rented for, by ``unfit_scope``, since one of
     the type could."""
+    arithmetic: str = ""
+    """In exact mode: the GPU and the torch that the job's first VM has. Others would round
+    differently. Empty: none is known, or the job computes on CPUs."""
     intents: Mapping[str, records.Intent] = field(default_factory=dict)
     asked_clouds: frozenset[str] = frozenset()
     """Clouds that were ever asked for VMs: they may hold something of the job."""

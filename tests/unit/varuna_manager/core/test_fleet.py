@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
+from tests.fakes.gpus import facts as gpu_facts
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, SPEC, Story
 
 from spottrain.cloud.port.provider import Offer, VmState
+from spottrain.varuna_manager.core import allocation
 from spottrain.varuna_manager.core.fleet import BOOT_BOUND_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.state import MAX_UNFIT
 from spottrain.wire import messages
+from spottrain.wire.model import Reduction
 
 FOUR = ("a", "b", "c", "d")
 
@@ -396,6 +400,54 @@ def test_a_vm_that_is_fit_absolves_its_type() -> None:
         else:
             story.report(vm_id, messages.VmUnfit(reason="no driver"))
     assert story.state.outcome is None
+
+
+def two_booting(reduction: Reduction = "exact") -> Story:
+    story = Story(max_vms=2, spec=replace(SPEC, reduction=reduction))
+    story.start(OFFER)
+    intent = story.intend().intent
+    vms = tuple(story.vm(vm_id, intent, offer=OFFER) for vm_id in ("a", "b"))
+    story.tell(e.VmsLaunched, intent=intent, vms=vms)
+    return story
+
+
+@pytest.mark.parametrize(
+    ("name", "torch_version"), [("NVIDIA L4", "2.13.0"), ("NVIDIA A10G", "2.14.0")]
+)
+def test_a_vm_that_rounds_differently_is_not_taken_in_exact_mode(
+    name: str, torch_version: str
+) -> None:
+    story = two_booting()
+    story.ready("a", gpus=(gpu_facts(name="NVIDIA A10G"),), torch_version="2.13.0")
+
+    story.ready("b", gpus=(gpu_facts(name=name),), torch_version=torch_version)
+
+    assert story.state.vms["a"].phase is VmPhase.READY
+    assert story.state.vms["b"].return_reason == (
+        f"computes on {name} with torch {torch_version}, which rounds differently from "
+        "NVIDIA A10G with torch 2.13.0 that the job began on: name one type of GPU and "
+        "one build of torch, or launch with reduction: fast"
+    )
+
+
+def test_gpus_may_differ_in_fast_mode() -> None:
+    story = two_booting("fast")
+    for vm_id, name in (("a", "NVIDIA A10G"), ("b", "NVIDIA L4")):
+        story.ready(vm_id, gpus=(gpu_facts(name=name),))
+    assert [vm.phase for vm in story.state.vms.values()] == [VmPhase.READY] * 2
+
+
+def test_only_the_first_vms_gpu_is_rented_in_exact_mode() -> None:
+    l4 = replace(OFFER, cloud="aws", instance_type="g6.xlarge")
+    a10g = replace(OFFER, cloud="aws", instance_type="g5.xlarge")
+    story = two_booting()
+    opens = allocation.opens_at_s
+    assert max(opens(story.state, l4), opens(story.state, a10g)) < math.inf
+
+    story.ready("a", gpus=(gpu_facts(name="NVIDIA A10G"),))
+
+    assert opens(story.state, l4) == math.inf
+    assert opens(story.state, a10g) < math.inf
 
 
 def test_a_vm_with_a_sick_gpu_is_returned_and_replaced_elsewhere() -> None:
