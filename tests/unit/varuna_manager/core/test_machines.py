@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.fakes.gpus import facts as gpu_facts
 from tests.unit.varuna_manager.invariants import KINDS, Change, newest_changes
-from tests.unit.varuna_manager.story import OFFER, PROFILE, SETTINGS, Story
+from tests.unit.varuna_manager.story import OFFER, PROFILE, SETTINGS, SPEC, Story
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model import commands as c
@@ -69,6 +70,10 @@ def bases() -> Iterator[Watched]:
     yield fork(booting)
     booting.tell(e.AgentRegistered, vm_id="a", num_slots=1, private_address="10.0.0.1")
     yield fork(booting)
+    other = fork(booting)
+    exact = replace(other.state.job, spec=replace(SPEC, reduction="exact"))
+    other.state = replace(other.state, settings=exact, arithmetic="another GPU")
+    yield other
     unfit = {unfit_scope(OFFER): MAX_UNFIT - 1}
     booting.state = replace(booting.state, unfit=unfit)
     yield booting
@@ -218,6 +223,7 @@ def reports(story: Watched) -> Iterator[messages.Report]:
     if state.calibration is not None:
         numbers.add(state.calibration.number)
     yield messages.SupervisorReady(num_slots=1, torch_version="2")
+    yield messages.SupervisorReady(num_slots=1, torch_version="2", gpus=(gpu_facts(),))
     for number in numbers:
         yield messages.CalibrationProgress(generation=number, done=1, total=2, what="x")
         yield messages.Calibrated(generation=number, profile=PROFILE)
