@@ -27,8 +27,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from spottrain.errors import SpottrainError
-from spottrain.pipeline.devices.port import Transfer
+from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
 
 _UNDEFINED = 0xFF
 """Byte that fills targets of transfers under way: nan in every type of float."""
@@ -153,7 +152,7 @@ class DeferredDevice:
         begin, end = _begin(memory), _end(memory)
         for other_begin, other_end in self._locked.items():
             if begin < other_end and other_begin < end:
-                raise SpottrainError("pages are locked already")
+                raise UnusableDeviceError("pages are locked already")
         if begin < end:
             self._locked[begin] = end
 

@@ -45,10 +45,9 @@ def parts(loaded: LoadedJob, holder: LocalHolder, say: Say) -> None:
     memory.hold(range(len(loaded.specs)))
     times["locked"] = time.monotonic()
     copies = [
-        device.upload(
-            arena.parameter_bytes, device.allocate(len(arena.parameter_bytes))
-        )
+        device.upload(source)
         for arena in memory.arenas.values()
+        for source in arena.parameters.values()
     ]
     for copy in copies:
         device.wait(copy)
