@@ -103,7 +103,9 @@ class CudaDevice:
         """
         if memory.numel():
             self.synchronise()
-            torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
+            result = torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
+            if int(result) != 0:
+                self._forget_error()
 
     def upload(
         self, source: torch.Tensor, target: torch.Tensor | None = None
