@@ -48,9 +48,10 @@ PARTS = {
     "speed_124m": Part(
         "speed",
         "gpt2_124m --microbatch 16 --minibatch 512 --turns 2 --steps 2 --predict",
-        200,
+        240,
         "small --microbatch 2 --minibatch 8 --turns 1 --steps 1 --predict",
     ),
+    "waits": Part("hidden_syncs", "", 60, ""),
     "bits": Part("exactness", "--job gpt2_124m --seconds 90", 110, "--job small"),
     "survival": Part(
         "memory_survival",
@@ -167,6 +168,7 @@ SHOWN = {
     "recovery": ("parts", "median"),
     "speed_124m": ("predictions", "recompute"),
     "speed_1558m": (),
+    "waits": ("fast host", "fast device", "exact host", "exact device"),
     "bits": ("device_is_exact", "host_is_exact"),
     "survival": (
         "kills",

@@ -5,12 +5,22 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 from tests.gpu.devices import NoGpuError, device_name, is_gpu
-from tests.integration.fleet import Zygote
+
+if TYPE_CHECKING:
+    from tests.integration.fleet import Zygote
 
 ROOT = Path(__file__).parents[2]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no warning of a library on a machine seen for the first time be an error."""
+    here = [Path(arg.partition("::")[0]).resolve() for arg in config.args]
+    if here and all(path.is_relative_to(Path(__file__).parent) for path in here):
+        config.addinivalue_line("filterwarnings", "default")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -24,8 +34,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             continue
         item.add_marker(pytest.mark.gpu)
         item.add_marker(pytest.mark.timeout(300))
-        # A library's warning on a machine seen for the first time is no failure.
-        item.add_marker(pytest.mark.filterwarnings("default"))
         if reason:
             item.add_marker(pytest.mark.skip(reason=reason))
 
@@ -39,6 +47,8 @@ def importable() -> None:
 
 @pytest.fixture(scope="session")
 def zygote(importable: None) -> Iterator[Zygote]:
+    from tests.integration.fleet import Zygote  # imports torch
+
     zygote = Zygote()
     yield zygote
     zygote.close()

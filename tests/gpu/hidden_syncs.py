@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 import tempfile
 import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from itertools import product
@@ -36,7 +37,7 @@ from spottrain.wire import messages
 from spottrain.wire.model import Precision, Reduction, StateHome
 
 STEPS = 4
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).resolve().parents[2]
 Newest = Callable[[], list[str]]
 """Returns the places where the host has waited since the call before."""
 
@@ -80,9 +81,7 @@ def watching(device: Device) -> Iterator[Newest]:
 
         def warned() -> list[str]:
             places = [
-                f"{Path(one.filename).relative_to(ROOT)}:{one.lineno}"
-                if Path(one.filename).is_relative_to(ROOT)
-                else f"{one.filename}:{one.lineno}"
+                f"{_shortened(one.filename)}:{one.lineno}"
                 for one in caught
                 if "synchronizing CUDA operation" in str(one.message)
             ]
@@ -93,6 +92,12 @@ def watching(device: Device) -> Iterator[Newest]:
             yield warned
         finally:
             torch.cuda.set_sync_debug_mode("default")
+
+
+def _shortened(filename: str) -> Path:
+    """Return a path below the root of the repository, links followed; or as it is."""
+    path = Path(filename).resolve()
+    return path.relative_to(ROOT) if path.is_relative_to(ROOT) else path
 
 
 def places_of_minibatches(
@@ -162,7 +167,7 @@ def main() -> None:
             where = Path(folder), ("127.0.0.1", port), device
             try:
                 found = places_of_minibatches(*where, "tiny_fused", *how)  # type: ignore[arg-type]
-                result[f"{reduction} {state}"] = found[1:]
+                result[f"{reduction} {state}"] = [dict(Counter(one)) for one in found]
             except RuntimeError as error:
                 result[f"{reduction} {state}"] = {"error": str(error)[:500]}
         store.close()
