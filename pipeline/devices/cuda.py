@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,8 @@ class CudaDevice:
     Args:
         uuid: Of the GPU, as NVML names it.
         memory_share: Share of its memory that this worker may use.
+        deterministic: Whether the same computation must give the same bits again:
+            operations without such a kernel raise.
 
     Raises:
         UnusableDeviceError: There is no such GPU, or torch cannot use it.
@@ -41,16 +43,16 @@ class CudaDevice:
     torch_device = torch.device("cuda", 0)
     is_host = False
 
-    def __init__(self, uuid: str, memory_share: float) -> None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = uuid
-        # A fixed workspace: without it cuBLAS may sum in another order with each stream.
-        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    def __init__(self, uuid: str, memory_share: float, *, deterministic: bool) -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             raise UserCodeError(
                 "CUDA is in use before the worker has chosen its GPU: let no code that "
                 "runs at import, in the job's function or in a dataset's constructor "
                 "call .cuda()"
             )
+        os.environ["CUDA_VISIBLE_DEVICES"] = uuid
+        if deterministic:
+            _make_deterministic()
         try:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             torch.cuda.set_device(self.torch_device)
@@ -62,6 +64,7 @@ class CudaDevice:
                 "`spottrain doctor`"
             ) from error
         if memory_share < 1:
+            # Of what torch allocates; a context takes some hundred MB more.
             torch.cuda.set_per_process_memory_fraction(memory_share)
         self._memory_share = memory_share
         self._up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
@@ -87,11 +90,22 @@ class CudaDevice:
             return
         result = torch.cuda.cudart().cudaHostRegister(memory.data_ptr(), num_bytes, 0)  # type: ignore[no-untyped-call]
         if int(result) != 0:
+            self._forget_error()
             raise UnusableDeviceError(
                 f"cannot lock {num_bytes / 1e9:.1f} GB of host memory for the GPU (CUDA "
                 f"error {int(result)}): raise the limit of locked memory (ulimit -l), "
                 "or set runtime.state: device"
             )
+
+    def unlock_pages(self, memory: torch.Tensor) -> None:
+        """Unregister memory: what is unmapped before stays locked, and its addresses
+        cannot be registered again.
+        """
+        if memory.numel():
+            self.synchronise()
+            result = torch.cuda.cudart().cudaHostUnregister(memory.data_ptr())  # type: ignore[no-untyped-call]
+            if int(result) != 0:
+                self._forget_error()
 
     def upload(
         self, source: torch.Tensor, target: torch.Tensor | None = None
@@ -107,8 +121,9 @@ class CudaDevice:
                 target.record_stream(self._compute)
             else:
                 self._up.wait_stream(self._compute)
+                target.record_stream(self._up)
             target.copy_(source, non_blocking=True)
-        return _Copy(target, source, self._up.record_event())
+            return _Copy(target, source, _moment(self._up))
 
     def download(
         self, source: torch.Tensor, target: torch.Tensor | None = None
@@ -119,8 +134,8 @@ class CudaDevice:
         self._down.wait_stream(self._compute)
         with torch.cuda.stream(self._down):
             target.copy_(source, non_blocking=True)
-        source.record_stream(self._down)
-        return _Copy(target, source, self._down.record_event())
+            source.record_stream(self._down)
+            return _Copy(target, source, _moment(self._down))
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
         """Let the stream of computations wait; the host goes on."""
@@ -140,9 +155,7 @@ class CudaDevice:
 
     def mark(self) -> torch.cuda.Event:
         """Record an event on the stream of computations."""
-        event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        event.record(self._compute)
-        return event
+        return _moment(self._compute, enable_timing=True)
 
     def reach(self, mark: torch.cuda.Event) -> None:
         """Let the host wait for an event."""
@@ -182,3 +195,34 @@ class CudaDevice:
         """Make the stream of computations current in this thread."""
         with torch.cuda.device(self.torch_device), torch.cuda.stream(self._compute):
             yield
+
+    def _forget_error(self) -> None:
+        """Let the error of a call that was refused not appear again as one of a kernel."""
+        with suppress(RuntimeError):
+            torch.zeros(1, device=self.torch_device)
+
+
+def _moment(
+    stream: torch.cuda.Stream, *, enable_timing: bool = False
+) -> torch.cuda.Event:
+    """Record an event whose waiting host sleeps instead of spinning on a core."""
+    event = torch.cuda.Event(enable_timing, blocking=True)  # type: ignore[no-untyped-call]
+    event.record(stream)
+    return event
+
+
+def _make_deterministic() -> None:
+    """Choose kernels that give the same bits again on the same model of GPU.
+
+    Source: torch's notes on reproducibility and on numerical accuracy.
+    """
+    # A fixed workspace: without it cuBLAS may sum in another order with each stream.
+    os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+    torch.use_deterministic_algorithms(True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.allow_tf32 = False
+    matmul = torch.backends.cuda.matmul
+    matmul.allow_tf32 = False
+    matmul.allow_fp16_reduced_precision_reduction = False
+    matmul.allow_bf16_reduced_precision_reduction = False

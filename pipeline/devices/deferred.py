@@ -3,25 +3,31 @@
 Its tensors are the CPU's. A transfer waits in a queue and is done in an order drawn by
 chance, at the latest when somebody waits for it. Until then its target holds no numbers,
 and an operation that touches it raises: so a missing ``wait`` is found on any machine. It
-cannot show an allocator that reuses memory, nor kernels.
+knows which tensors would be on a GPU, and notes where the host reads their values, each
+of which would make a GPU's host wait. It cannot show an allocator that reuses memory, nor
+kernels.
 """
 
 from __future__ import annotations
 
+import inspect
 import random
 import threading
 import time
+import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_iter
 
-from spottrain.pipeline.devices.port import Transfer
+from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
 
 _UNDEFINED = 0xFF
 """Byte that fills targets of transfers under way: nan in every type of float."""
@@ -59,12 +65,40 @@ class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operation whose operands are all there."""
         changed = _written(operation, args)
-        for operand in tree_iter((args, kwargs)):
-            if isinstance(operand, torch.Tensor):
-                is_written = any(operand is one for one in changed)
-                self._device.check(operation, operand, is_written=is_written)
-        self._device.count(operation)
-        return operation(*args, **(kwargs or {}))
+        operands = _tensors((args, kwargs))
+        for operand in operands:
+            is_written = any(operand is one for one in changed)
+            self._device.check(operation, operand, is_written=is_written)
+        result = operation(*args, **(kwargs or {}))
+        if self._device.hold_any(operands):
+            self._device.hold(_tensors((result, changed)))
+            if operation._schema.name in _HOST_READS:
+                self._device.note_read(operation._schema.name)
+        return result
+
+
+class _Reads(TorchFunctionMode):
+    """Notes reads of many values at once, which are no operations."""
+
+    def __init__(self, device: DeferredDevice) -> None:
+        super().__init__()
+        self._device = device
+
+    def __torch_function__(
+        self,
+        function: Any,
+        types: Any,
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:
+        """Run a function of torch's."""
+        if function in _WHOLE_READS and self._device.hold_any(_tensors(args)):
+            self._device.note_read(function.__name__)
+        return function(*args, **(kwargs or {}))
+
+
+def _tensors(values: object) -> list[torch.Tensor]:
+    return [one for one in tree_iter(values) if isinstance(one, torch.Tensor)]
 
 
 def _written(operation: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:
@@ -94,13 +128,18 @@ class DeferredDevice:
         self._eagerness = _EAGERNESS[seed % len(_EAGERNESS)]
         self._lock = threading.RLock()
         self._queues: dict[bool, deque[_Copy]] = {False: deque(), True: deque()}
-        self.host_reads = 0
-        """Values of tensors that the host has read, each of which would make a GPU's
-        host wait."""
+        self._locked: dict[int, int] = {}
+        """Addresses where locked pages begin and end."""
+        self._held: dict[int, weakref.ref[Any]] = {}
+        """Storages that would be in a GPU's memory."""
+        self.host_reads: list[str] = []
+        """Reads of values of such tensors: the operation, and the function it was in."""
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory."""
-        return torch.zeros(num_bytes, dtype=torch.uint8)
+        memory = torch.zeros(num_bytes, dtype=torch.uint8)
+        self.hold([memory])
+        return memory
 
     def allocate_host(self, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
         """Return memory that holds no numbers."""
@@ -109,7 +148,19 @@ class DeferredDevice:
         return memory
 
     def lock_pages(self, memory: torch.Tensor) -> None:
-        """Do nothing."""
+        """Note the addresses; refuse those that are locked, as a driver does."""
+        begin, end = _begin(memory), _end(memory)
+        for other_begin, other_end in self._locked.items():
+            if begin < other_end and other_begin < end:
+                raise UnusableDeviceError("pages are locked already")
+        if begin < end:
+            self._locked[begin] = end
+
+    def unlock_pages(self, memory: torch.Tensor) -> None:
+        """Forget the addresses."""
+        if memory.numel():
+            self.synchronise()
+            del self._locked[_begin(memory)]
 
     def upload(
         self, source: torch.Tensor, target: torch.Tensor | None = None
@@ -171,7 +222,7 @@ class DeferredDevice:
     @contextmanager
     def using(self) -> Iterator[None]:
         """Check every operation of this thread."""
-        with _Guard(self):
+        with _Guard(self), _Reads(self):
             yield
 
     def check(
@@ -190,24 +241,49 @@ class DeferredDevice:
                 if is_written and _overlap(operand, transfer.source):
                     raise EarlyAccessError(f"{operation} changes a transfer's source")
 
-    def count(self, operation: Any) -> None:
-        """Count an operation that hands a value to the host."""
-        name = operation._schema.name
-        self.host_reads += name in _HOST_READS
+    def hold(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Regard tensors as the device's, and all that is computed from them."""
+        for tensor in tensors:
+            if tensor.layout is torch.strided and not tensor.is_meta:
+                storage = tensor.untyped_storage()
+                forget = partial(_forget, self._held, storage._cdata)
+                if storage._cdata not in self._held:
+                    self._held[storage._cdata] = weakref.ref(storage, forget)
+
+    def hold_any(self, tensors: Iterable[torch.Tensor]) -> bool:
+        """Return whether one of the tensors is the device's."""
+        return any(
+            tensor.untyped_storage()._cdata in self._held
+            for tensor in tensors
+            if tensor.layout is torch.strided and not tensor.is_meta
+        )
+
+    def note_read(self, operation: str) -> None:
+        """Note that the host reads values of the device's."""
+        frame = inspect.currentframe()
+        while frame is not None:
+            name = str(frame.f_globals.get("__name__"))
+            if name != __name__ and name.partition(".")[0] != "torch":
+                break
+            frame = frame.f_back
+        place = "" if frame is None else f"{name}:{frame.f_code.co_name}"
+        self.host_reads.append(f"{operation.removeprefix('aten::')} in {place}")
 
     def _begin(
         self, source: torch.Tensor, target: torch.Tensor | None, *, downward: bool
     ) -> _Copy:
-        if target is None:
-            target = torch.empty_like(source)
-        assert target.shape == source.shape
-        assert target.dtype == source.dtype
         with self._lock, torch.utils._python_dispatch._disable_current_modes():
+            if target is None:
+                target = torch.empty_like(source)
+            assert target.shape == source.shape
+            assert target.dtype == source.dtype
             for queue in self._queues.values():
                 for other in queue:
                     if _overlap(other.target, source) or _overlap(other.target, target):
                         raise EarlyAccessError("a transfer touches another's target")
             _spoil(target)
+            if not downward:
+                self.hold([target])
             copy = _Copy(target, source, downward)
             self._queues[downward].append(copy)
             self._do_some()
@@ -228,9 +304,23 @@ class DeferredDevice:
 
 
 _HOST_READS = frozenset(
-    {"aten::_local_scalar_dense", "aten::equal", "aten::nonzero", "aten::is_nonzero"}
+    {
+        "aten::_local_scalar_dense",
+        "aten::_unique2",
+        "aten::equal",
+        "aten::masked_select",
+        "aten::nonzero",
+    }
 )
 """Operations whose result is, or whose output's shape depends on, values of a tensor."""
+_WHOLE_READS = frozenset(
+    {torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
+)
+
+
+def _forget(held: dict[int, weakref.ref[Any]], key: int, gone: object) -> None:
+    if held.get(key) is gone:
+        del held[key]
 
 
 def _spoil(memory: torch.Tensor) -> None:

@@ -34,6 +34,9 @@ class HostDevice:
     def lock_pages(self, memory: torch.Tensor) -> None:
         """Do nothing."""
 
+    def unlock_pages(self, memory: torch.Tensor) -> None:
+        """Do nothing."""
+
     def upload(
         self, source: torch.Tensor, target: torch.Tensor | None = None
     ) -> Transfer:

@@ -8,13 +8,16 @@ from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.devices.port import Device
 
 
-def open_device(name: str, memory_share: float = 1.0) -> Device:
+def open_device(
+    name: str, memory_share: float = 1.0, *, deterministic: bool = False
+) -> Device:
     """Return a slot's device; called in the worker, which nobody forks.
 
     Args:
         name: ``cpu``, ``cuda:`` and a GPU's UUID, or, in tests, ``deferred:`` and a
             seed.
         memory_share: Share of a GPU's memory.
+        deterministic: Whether the same computation must give the same bits again.
 
     Raises:
         UnusableDeviceError: There is no such GPU, or torch cannot use it.
@@ -22,7 +25,7 @@ def open_device(name: str, memory_share: float = 1.0) -> Device:
     """
     kind, _, which = name.partition(":")
     if kind == "cuda":
-        return CudaDevice(which, memory_share)
+        return CudaDevice(which, memory_share, deterministic=deterministic)
     if kind == "deferred":
         return DeferredDevice(int(which))
     return HostDevice()

@@ -49,15 +49,17 @@ class Device(Protocol):
         computations."""
 
     def lock_pages(self, memory: torch.Tensor) -> None:
-        """Let transfers run beside computations from and to ``memory``, once and for
-        all.
+        """Let transfers run beside computations from and to ``memory``.
 
         Args:
-            memory: Of the host, mapped until this process ends.
+            memory: Of the host; ``unlock_pages`` comes before it is unmapped.
 
         Raises:
             UnusableDeviceError: The system refuses to lock so much.
         """
+
+    def unlock_pages(self, memory: torch.Tensor) -> None:
+        """Undo ``lock_pages`` once the transfers under way have ended."""
 
     def upload(
         self, source: torch.Tensor, target: torch.Tensor | None = None

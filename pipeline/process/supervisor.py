@@ -12,6 +12,7 @@ slots on GPUs ``{"devices", "memory_shares", "threads", "gpus"}``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -56,6 +57,8 @@ _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
 _CALIBRATION = "calibration"
 _PR_SET_PDEATHSIG = 1
+_CUDA_FILE = "/dev/nvidia-uvm"
+"""Open as soon as any library has initialised the driver; NVML does not open it."""
 
 _Body = Callable[[socket.socket], None]
 """Function that a child runs, given its end of the socket to the supervisor."""
@@ -296,7 +299,9 @@ class Supervisor:
 
     def _fork_worker(self, slot: _Slot) -> _Child:
         def work(loaded: LoadedJob, link: SupervisorLink) -> None:
-            device = open_device(slot.device, slot.memory_share)
+            exact = loaded.spec.reduction == "exact"
+            where = slot.device, slot.memory_share
+            device = open_device(*where, deterministic=exact)
             run_worker(link, loaded, self._greeting.vm_id, slot.index, device)
 
         slot.worker = self._fork_with_job(f"worker of slot {slot.index}", work, slot)
@@ -505,6 +510,8 @@ def main() -> None:
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
     if greeting.private_address.startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    # Else torch.cuda.is_available() in the user's code would initialise the driver.
+    os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ["SPOTTRAIN_STEPS"] = str(greeting.spec.steps)
     loaded = None
     failure: messages.Report | None = _unfit(greeting.gpus)
@@ -570,13 +577,21 @@ def _check_no_cuda() -> None:
     Raises:
         UserCodeError: It has.
     """
-    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized() or _CUDA_FILE in _open_files():  # type: ignore[no-untyped-call]
         raise UserCodeError(
             "the user's module or its function initialises CUDA: workers are forked from "
             "the process that loads it, and CUDA does not work in a forked process; use "
             "no GPU there (no .cuda() or .to('cuda'), no torch.cuda.synchronize()): "
             "spottrain moves the model and the batches"
         )
+
+
+def _open_files() -> set[str]:
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
 
 
 def _is_single_threaded() -> bool:

@@ -79,7 +79,8 @@ def measure_and_report(
         UserCodeError: The user's code raised.
     """
     try:
-        opened = open_device(device, memory_share)
+        exact = loaded.spec.reduction == "exact"
+        opened = open_device(device, memory_share, deterministic=exact)
         profile = calibrate(loaded, command, rank, link.report, opened, device_name)
     except (
         GenerationBrokenError,

@@ -94,7 +94,7 @@ class SlotMemory:
             new.copy_from(old)
             self.arenas[section] = new
             if device is not None:
-                self._holder.release(section_name(section))
+                self._release(section, old)
 
     def _new(self, section: int) -> SectionArena:
         arena = SectionArena(self._holder, section, self._specs[section], self._home)
@@ -102,12 +102,18 @@ class SlotMemory:
             self._device.lock_pages(arena.payload)
         return arena
 
+    def _release(self, section: int, arena: SectionArena) -> None:
+        """Give the holder's memory back."""
+        if not self._device.is_host:
+            self._device.unlock_pages(arena.payload)
+        self._holder.release(section_name(section))
+
     def keep_only(self, sections: Iterable[int]) -> None:
         """Release all other sections."""
         for section in set(self.arenas) - set(sections):
-            del self.arenas[section]
+            arena = self.arenas.pop(section)
             if self._home is None:
-                self._holder.release(section_name(section))
+                self._release(section, arena)
 
     def undo_unfinished(self) -> None:
         """Undo an update that a death or an error has interrupted."""

@@ -328,7 +328,8 @@ class _Training:
                 loss=decision.loss_sum / decision.weight if decision.weight else 0.0,
                 grad_norm=update.gradient_norm(decision),
                 step_s=time.monotonic() - began,
-                peak_bytes=self._tracker.peak_bytes,
+                peak_bytes=self._context.device.peak_bytes()
+                or self._tracker.peak_bytes,
                 busy_s=executor.busy_s,
                 microbatches=executor.microbatches,
                 recomputes=executor.recomputes,

@@ -78,6 +78,8 @@ class Machine:
             "workdir": str(workdir),
             "num_slots": host.num_slots,
             "devices": [host.device] * host.num_slots,
+            "memory_shares": [host.memory_share] * host.num_slots,
+            "threads": host.threads,
             "private_address": host.address,
             "vm_id": name,
         }
@@ -134,8 +136,10 @@ class Fleet:
         environment: Mapping[str, str] | None = None,
         workdir: Path = HERE,
         hosts: Mapping[str, Host] | None = None,
+        deadline_s: float = DEADLINE_S,
     ) -> None:
         self.spec = spec
+        self._deadline_s = deadline_s
         self.queue: queue.SimpleQueue[tuple[str, Heard]] = queue.SimpleQueue()
         self.history: list[tuple[str, Heard]] = []
         self.generation = 0
@@ -160,7 +164,7 @@ class Fleet:
 
     def wait_for(self, what: str, found: Callable[[str, Heard], R | None]) -> R:
         """Take reports in until ``found`` returns something."""
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + self._deadline_s
         while True:
             try:
                 left = max(0.0, deadline - time.monotonic())
@@ -257,7 +261,7 @@ class Fleet:
         """Wait until nobody runs the generation any more; return whether it is done."""
         done = broken = False
         running -= {name for name, r in self.history if self._is_end(r)}
-        deadline = time.monotonic() + DEADLINE_S
+        deadline = time.monotonic() + self._deadline_s
         while running:
             patience = GRACE_S if broken else deadline - time.monotonic()
             try:

@@ -25,6 +25,10 @@ class Host:
     num_slots: int = 1
     device: str = "cpu"
     """Of every slot."""
+    memory_share: float = 1.0
+    """Of the device's memory, for each slot."""
+    threads: int = 1
+    """CPU threads of each worker."""
 
 
 class Zygote:

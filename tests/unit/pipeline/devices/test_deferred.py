@@ -6,6 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.pipeline.devices.deferred import DeferredDevice, EarlyAccessError
+from spottrain.pipeline.devices.port import UnusableDeviceError
 
 LATE = 0
 """A seed with which nothing happens before somebody waits."""
@@ -70,14 +71,31 @@ def test_synchronising_ends_all_transfers() -> None:
     assert all(transfer.target.tolist() == [1, 1] for transfer in transfers)
 
 
-def test_values_that_the_host_reads_are_counted() -> None:
+def test_where_the_host_reads_values_of_the_device_is_noted() -> None:
     device = DeferredDevice(LATE)
     with device.using():
-        value = torch.ones(2).sum()
-        assert device.host_reads == 0
+        value = device.wait(device.upload(torch.ones(2))).sum()
+        torch.ones(1).item()
+        device.finish(device.download(value)).item()
+        assert device.host_reads == []
         value.item()
+        value.tolist()
 
-    assert device.host_reads == 1
+    here = test_where_the_host_reads_values_of_the_device_is_noted.__name__
+    operations, places = zip(*(r.split(" in ") for r in device.host_reads), strict=True)
+    assert operations == ("_local_scalar_dense", "tolist")
+    assert all(place.endswith(f":{here}") for place in places)
+
+
+def test_pages_are_locked_once_until_they_are_unlocked() -> None:
+    device, memory = DeferredDevice(LATE), torch.zeros(100)
+    device.lock_pages(memory)
+    with pytest.raises(UnusableDeviceError, match="locked already"):
+        device.lock_pages(memory[50:])
+
+    device.unlock_pages(memory)
+
+    device.lock_pages(memory[50:])
 
 
 @settings(deadline=None)

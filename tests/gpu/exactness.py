@@ -1,0 +1,106 @@
+"""Does exact mode give the same bits on every shape, with a model of real size?
+
+python -m tests.gpu.exactness --job gpt2_124m
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import statistics
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.gpu import runs
+from tests.gpu.devices import print_result
+from tests.gpu.jobs import SIZES
+from tests.integration.fleet import Fleet, Zygote
+
+from spottrain.wire import messages
+from spottrain.wire.model import StateHome
+
+SHAPES = ((1, 1), (2, 1), (1, 2), (2, 2))
+STEPS = 3
+
+
+def digest(weights: Mapping[str, bytes]) -> str:
+    """Return a hash of all tensors."""
+    found = hashlib.blake2b(digest_size=16)
+    for name in sorted(weights):
+        found.update(name.encode())
+        found.update(weights[name])
+    return found.hexdigest()
+
+
+def train(
+    zygote: Zygote, job: str, shape: tuple[int, int], state: StateHome
+) -> dict[str, Any]:
+    """Train a few mini-batches of 8 micro-batches."""
+    with tempfile.TemporaryDirectory() as folder:
+        spec = runs.job_spec(
+            Path(folder),
+            job,
+            steps=STEPS,
+            minibatch_size=16,
+            checkpoint_every_steps=1000,
+            precision="bf16",
+        )
+        vms = runs.VMS[: shape[0] * shape[1]]
+        began = time.monotonic()
+        with runs.start(spec, vms, Path(folder), zygote) as fleet:
+            weights = fleet.train(
+                lambda names: runs.plan_for(
+                    spec, shape, names, SIZES[job].blocks, state=state
+                ),
+                fleet.initialise(),
+            )
+            result = _reported(fleet)
+        taken_s = time.monotonic() - began
+        return {**result, "digest": digest(weights), "taken_s": taken_s}
+
+
+def _reported(fleet: Fleet) -> dict[str, Any]:
+    every = [r for _, r in fleet.history if isinstance(r, messages.MinibatchCommitted)]
+    return {
+        "loss": max(every, key=lambda r: r.step).loss,
+        "step_s": statistics.median(r.step_s for r in every if r.step > 1),
+    }
+
+
+def measure(job: str, seconds: float) -> dict[str, Any]:
+    """Train with every shape and home until the time is over; compare."""
+    end, zygote = time.monotonic() + seconds, Zygote()
+    homes: tuple[StateHome, ...] = ("device", "host")
+    result: dict[str, Any] = {"job": job}
+    try:
+        for state in homes:
+            runs_of_home: dict[str, Any] = {}
+            result[state] = runs_of_home
+            for shape in SHAPES:
+                if time.monotonic() > end:
+                    break
+                name = f"{shape[0]}x{shape[1]}"
+                try:
+                    runs_of_home[name] = train(zygote, job, shape, state)
+                except (AssertionError, RuntimeError) as error:
+                    runs_of_home[name] = {"error": str(error)[-500:]}
+            digests = {one.get("digest") for one in runs_of_home.values()}
+            result[f"{state}_is_exact"] = len(digests) == 1 and None not in digests
+    finally:
+        zygote.close()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--job", choices=SIZES, default="gpt2_124m")
+    parser.add_argument("--seconds", type=float, default=120.0)
+    chosen = parser.parse_args()
+    print_result(measure(chosen.job, chosen.seconds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,186 @@
+"""Models that the tests train, as a user would write them for one GPU."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from spottrain import TrainingJob
+
+
+@dataclass(frozen=True)
+class Size:
+    """Of a GPT."""
+
+    blocks: int
+    width: int
+    heads: int
+    vocabulary: int = 50304
+    """GPT-2's 50257, padded to a multiple of 128."""
+    sequence: int = 1024
+    dropout: float = 0.0
+
+
+TINY = Size(4, 32, 2, vocabulary=64, sequence=16, dropout=0.1)
+SMALL = Size(4, 64, 2, vocabulary=128, sequence=32)
+GPT2_124M = Size(12, 768, 12)
+GPT2_1558M = Size(48, 1600, 25)
+
+
+class Block(nn.Module):
+    """Attention and feed-forward, normalised before (GPT-2)."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        width = size.width
+        self.heads, self.chance = size.heads, size.dropout
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        batch, length, width = x.shape
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, -1)
+        q, k, v = qkv.permute(2, 0, 3, 1, 4)
+        chance = self.chance if self.training else 0.0
+        attended = F.scaled_dot_product_attention(
+            q, k, v, dropout_p=chance, is_causal=True
+        )
+        x = x + self.out(attended.transpose(1, 2).reshape(batch, length, width))
+        hidden = F.gelu(self.up(self.norm2(x)), approximate="tanh")
+        return x + F.dropout(self.down(hidden), self.chance, self.training)
+
+
+class Gpt(nn.Module):
+    """GPT-2, its output tied to its embedding."""
+
+    def __init__(self, size: Size) -> None:
+        super().__init__()
+        self.tokens = nn.Embedding(size.vocabulary, size.width)
+        self.places = nn.Embedding(size.sequence, size.width)
+        self.blocks = nn.ModuleList(Block(size) for _ in range(size.blocks))
+        self.norm = nn.LayerNorm(size.width)
+        for name, parameter in self.named_parameters():
+            if parameter.dim() > 1:
+                deep = name.endswith(("out.weight", "down.weight"))
+                scale = 0.02 / math.sqrt(2 * size.blocks) if deep else 0.02
+                nn.init.normal_(parameter, std=scale)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        places = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.tokens(tokens) + self.places(places)
+        for block in self.blocks:
+            x = block(x)
+        return F.linear(self.norm(x), self.tokens.weight)
+
+
+class Tokens:
+    """Random tokens of a small part of the vocabulary, the same for each index."""
+
+    def __init__(self, length: int, size: Size) -> None:
+        self.length, self.size = length, size
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __getitem__(self, index: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(index)
+        shape = (self.size.sequence + 1,)
+        return torch.randint(0, self.size.vocabulary // 8, shape, generator=generator)
+
+
+def loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+    """Return sum and number of the losses of all tokens."""
+    logits = model(batch[:, :-1])
+    targets = batch[:, 1:].flatten()
+    total = F.cross_entropy(logits.flatten(0, 1), targets, reduction="sum")
+    return total, float(targets.numel())
+
+
+def make(size: Size, *, rate: float = 6e-4, fused: bool = True) -> TrainingJob:
+    """Return the job of a GPT of this size."""
+    return TrainingJob(
+        model=lambda: Gpt(size),
+        dataset=Tokens(100_000, size),
+        loss=loss,
+        optimizer=lambda named: torch.optim.AdamW(named, lr=rate, fused=fused),
+        clip_grad_norm=1.0,
+    )
+
+
+def tiny() -> TrainingJob:
+    """Return a job with all that makes exactness hard: ties, dropout, clipping."""
+    return dataclasses.replace(
+        make(TINY, rate=1e-2, fused=False),
+        dataset=Tokens(50, TINY),
+        lr_schedule=lambda step: min(1.0, (step + 1) / 3),
+        clip_grad_norm=0.5,
+    )
+
+
+def tiny_fused() -> TrainingJob:
+    """Return the same with a fused optimizer."""
+    return dataclasses.replace(tiny(), optimizer=make(TINY, rate=1e-2).optimizer)
+
+
+def exploding() -> TrainingJob:
+    """Return a job whose losses are not finite until their scale has come down."""
+
+    def scaled(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        total, weight = loss(model, batch)
+        return total * 64, weight * 64
+
+    return dataclasses.replace(tiny(), loss=scaled)
+
+
+def endless() -> TrainingJob:
+    """Return a job whose loss is never a number."""
+
+    def broken(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        total, weight = loss(model, batch)
+        return total * math.nan, weight
+
+    return dataclasses.replace(tiny(), loss=broken)
+
+
+def greedy() -> TrainingJob:
+    """Return a job that asks for more memory than any GPU has."""
+
+    def much(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
+        if not batch.is_meta and batch.is_cuda:
+            torch.empty(1 << 42, dtype=torch.uint8, device=batch.device)
+        return loss(model, batch)
+
+    return dataclasses.replace(tiny(), loss=much)
+
+
+def calling_cuda() -> TrainingJob:
+    """Return a job whose model moves itself to a GPU."""
+    return dataclasses.replace(tiny(), model=lambda: Gpt(TINY).cuda())
+
+
+def small() -> TrainingJob:
+    """Return a job like the large ones, for machines without a GPU."""
+    return make(SMALL)
+
+
+def gpt2_124m() -> TrainingJob:
+    """Return GPT-2 with 124 million parameters."""
+    return make(GPT2_124M)
+
+
+def gpt2_1558m() -> TrainingJob:
+    """Return GPT-2 with 1558 million parameters."""
+    return make(GPT2_1558M, rate=2e-4)
+
+
+SIZES = {"small": SMALL, "gpt2_124m": GPT2_124M, "gpt2_1558m": GPT2_1558M}
+"""Of jobs whose speed is measured, by entrypoint."""

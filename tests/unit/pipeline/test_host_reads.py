@@ -1,0 +1,60 @@
+"""A mini-batch on a device holds the host for nothing but its commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tests.gpu.hidden_syncs import STEPS, places_of_minibatches
+
+from spottrain.pipeline.comm.groups import open_rendezvous
+from spottrain.pipeline.devices.deferred import DeferredDevice
+from spottrain.wire.model import Precision, Reduction
+
+NORM = "tolist in spottrain.pipeline.state.update:_square_norm"
+Place = tuple[str, int]
+
+
+@pytest.fixture
+def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
+    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
+    server = open_rendezvous("127.0.0.1", 0, is_server=True, timeout_s=30.0)
+    yield "127.0.0.1", server.port  # type: ignore[attr-defined]
+    del server
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+def test_with_state_on_the_host_nothing_is_read_from_the_device(
+    tmp_path: Path, store: Place, reduction: Reduction, precision: Precision
+) -> None:
+    where = tmp_path, store, DeferredDevice(3)
+    places = places_of_minibatches(*where, "tiny_fused", reduction, "host", precision)
+
+    assert places == [[]] * STEPS
+
+
+@pytest.mark.parametrize("precision", ["fp32", "fp16"])
+@pytest.mark.parametrize("reduction", ["fast", "exact"])
+def test_with_state_on_the_device_a_norm_is_read_for_each_section(
+    tmp_path: Path, store: Place, reduction: Reduction, precision: Precision
+) -> None:
+    where = tmp_path, store, DeferredDevice(3)
+    places = places_of_minibatches(*where, "tiny_fused", reduction, "device", precision)
+
+    assert len(places) == STEPS
+    if precision == "fp32":
+        assert places == [[NORM] * 4] * STEPS
+    else:  # what overflows has no norm
+        assert all(set(one) <= {NORM} and len(one) <= 4 for one in places)
+
+
+def test_an_optimizer_that_is_not_fused_reads_its_own_steps(
+    tmp_path: Path, store: Place
+) -> None:
+    where = tmp_path, store, DeferredDevice(3)
+    places = places_of_minibatches(*where, "tiny", "fast", "device", "fp32")
+
+    others = set(places[-1]) - {NORM}
+    assert others == {"_local_scalar_dense in spottrain.pipeline.state.update:step"}
