@@ -303,8 +303,11 @@ class _Round:
 
     def _room_bytes(self) -> float:
         """Return the bytes that each rank may use for tensors, equal at all ranks."""
-        least: int = min(_gather(machine.available_bytes()))
-        return least / (2 * len(self._slots))
+        own = self._device.memory_bytes()
+        if own is None:
+            own = machine.available_bytes() // len(self._slots)
+        least: int = min(_gather(own))
+        return least / 2
 
     # --- updates, and the way between host and device ----------------------------------
 
