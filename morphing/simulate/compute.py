@@ -56,9 +56,9 @@ def update_s(
 ) -> float:
     """Return the time from reduced gradients to updated parameters of one worker.
 
-    With state on the host gradients come down, the CPU updates, and parameters in the
-    computing type go up, section by section in three stages that overlap: each works on
-    the sections in turn, a section goes from one to the next.
+    With state on the host all gradients come down first: the commit wants them in memory
+    that outlives the worker before anything is decided. Then the CPU updates section by
+    section, and parameters in the computing type go up while it updates the next one.
 
     Args:
         profile: Speeds of the device, the bus and the CPU.
@@ -70,12 +70,12 @@ def update_s(
     if not compute.on_gpu or state == "device":
         param_bytes = sum(section.param_bytes for section in sections)
         return profile.optimizer_s_per_byte * param_bytes / speed
-    done_s = [0.0] * 3
-    for times_s in host_update_times_s(profile, sections, compute):
-        arrives_s = 0.0
-        for stage, own_s in enumerate(times_s):
-            arrives_s = done_s[stage] = max(arrives_s, done_s[stage]) + own_s
-    return done_s[-1]
+    times_s = host_update_times_s(profile, sections, compute)
+    updated_s = there_s = sum(download_s for download_s, _, _ in times_s)
+    for _, own_s, upload_s in times_s:
+        updated_s += own_s
+        there_s = max(there_s, updated_s) + upload_s
+    return there_s
 
 
 def min_update_s(
@@ -89,7 +89,8 @@ def min_update_s(
     if not compute.on_gpu or state == "device":
         return update_s(profile, sections, state, compute, speed)
     times_s = host_update_times_s(profile, sections, compute)
-    return max(map(sum, zip(*times_s, strict=True)))
+    downloads_s, updates_s, uploads_s = map(sum, zip(*times_s, strict=True))
+    return downloads_s + max(updates_s, uploads_s)
 
 
 def host_update_times_s(
