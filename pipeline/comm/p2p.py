@@ -54,9 +54,9 @@ class Arrival:
 
 @dataclass(frozen=True, slots=True)
 class _Broken:
-    """A link broke."""
+    """A link broke, or no memory was left for what came in."""
 
-    error: str
+    error: RuntimeError
 
 
 class _Part(Enum):
@@ -159,7 +159,7 @@ class _Receiver(threading.Thread):
             while count := self.orders.get():
                 self._receive(count)
         except RuntimeError as error:
-            self._arrivals.put(_Broken(str(error)))
+            self._arrivals.put(_Broken(error))
 
     def _receive(self, count: int) -> None:
         posted: deque[_Posted] = deque()
@@ -244,7 +244,7 @@ class _Sender(threading.Thread):
                     self._sends.post(message, self._device.finish(message.transfer))
             except RuntimeError as error:
                 broken = True
-                self._arrivals.put(_Broken(str(error)))
+                self._arrivals.put(_Broken(error))
             finally:
                 self.orders.task_done()
 
@@ -296,12 +296,16 @@ class PipelineLinks:
 
         Raises:
             GenerationBrokenError: A link broke.
+            OutOfMemoryError: The device had no memory left for what came in.
         """
         if not wait and self._arrivals.empty():
             return None
         arrival = self._arrivals.get()
         if isinstance(arrival, _Broken):
-            raise GenerationBrokenError(f"link broke: {arrival.error}")
+            if isinstance(arrival.error, torch.OutOfMemoryError):
+                raise arrival.error
+            reason = f"link broke: {arrival.error}"
+            raise GenerationBrokenError(reason) from arrival.error
         return arrival
 
     def send(self, direction: Direction, tensor: torch.Tensor) -> None:

@@ -169,10 +169,6 @@ class CudaDevice:
             total_ms += begin.elapsed_time(end)
         return total_ms / 1000
 
-    def seed(self, seed: int) -> None:
-        """Seed the GPU's generator: sets two numbers on the host."""
-        torch.cuda.manual_seed(seed)
-
     def memory_bytes(self) -> int | None:
         """Return this worker's share of the GPU's memory."""
         _, total = torch.cuda.mem_get_info(self.torch_device)

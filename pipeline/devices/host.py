@@ -71,9 +71,6 @@ class HostDevice:
         """Return the time between the moments of each pair, added up."""
         return sum(end - begin for begin, end in marks)
 
-    def seed(self, seed: int) -> None:
-        """Do nothing: the CPU's random numbers are seeded with the host's."""
-
     def memory_bytes(self) -> int | None:
         """Return ``None``: it is the host's."""
         return None

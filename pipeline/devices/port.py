@@ -95,9 +95,6 @@ class Device(Protocol):
         Holds the host until the device has come to the last one.
         """
 
-    def seed(self, seed: int) -> None:
-        """Seed the device's own random numbers."""
-
     def memory_bytes(self) -> int | None:
         """Return the memory that this worker may use; ``None``: it is the host's."""
 

@@ -13,7 +13,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Self, TypeVar
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -33,6 +33,7 @@ STATE_SEPARATOR = "//"
 """Separator between a parameter's name and the key of its optimizer state."""
 
 Tensors = Mapping[str, torch.Tensor]
+T = TypeVar("T")
 
 
 def state_name(parameter: str, key: str) -> str:
@@ -165,6 +166,10 @@ class SnapshotWriter:
         traceback: TracebackType | None,
     ) -> None:
         self.close()
+
+    def run(self, task: Callable[[], T]) -> Future[T]:
+        """Run something in the thread."""
+        return self._thread.submit(task)
 
     def submit(
         self,

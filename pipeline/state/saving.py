@@ -72,8 +72,8 @@ class CheckpointRound:
         self._writer = SnapshotWriter(context.checkpoints)
         self._copying: list[Transfer] = []
         """Copies under way from the device."""
-        self._rooms = {} if context.device.is_host else self._make_rooms()
-        """Page-locked room for copies, kept: to lock it takes longer than to copy."""
+        self._rooms = self._writer.run(self._make_rooms)
+        """Room for copies, kept: to get it takes longer than to copy."""
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None
         self._saved = self._step_of(command.checkpoint)
@@ -82,13 +82,20 @@ class CheckpointRound:
         self._nonce = store.get("nonce").decode()
 
     def _make_rooms(self) -> dict[tuple[int, str], torch.Tensor]:
-        return {
-            (section, name): self._context.device.allocate_host(
-                tensor.shape, tensor.dtype
-            )
-            for section in self._share
-            for name, tensor in all_tensors(self._arenas[section]).items()
-        }
+        """Return page-locked room for what is on a device, touched pages for the rest.
+
+        None on CPU slots, which have no memory to spare.
+        """
+        rooms = {}
+        for section in () if self._context.device.is_host else self._share:
+            arena = self._arenas[section]
+            for name, tensor in all_tensors(arena).items():
+                rooms[section, name] = (
+                    torch.zeros_like(tensor)
+                    if arena.device is None
+                    else arena.device.allocate_host(tensor.shape, tensor.dtype)
+                )
+        return rooms
 
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is to begin after ``step`` mini-batches."""
@@ -111,7 +118,7 @@ class CheckpointRound:
         self._submit(step, copies)
 
     def _copy(self, section: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        room = self._rooms.get((section, name))
+        room = self._rooms.result().get((section, name))
         if room is None:
             return tensor.clone()
         if self._arenas[section].device is None:
