@@ -4,8 +4,8 @@ Control stays with gloo on the host; this group has one communicator of its own.
 communicator whose peer is gone waits for ever, and the computations queued behind it do,
 too: NCCL leaves it to the application to notice and to abort ("Fault Tolerance" in
 NCCL's user guide: an operation with an asynchronous error never completes). So a thread
-watches gloo's connections, which end within milliseconds of a peer or of ``cut``, and
-aborts the communicator. If that does not end in time, the worker ends itself.
+watches gloo's connections, which end within milliseconds of a peer or of ``cut``; it cuts
+all others and aborts the communicator. If that does not end in time, the worker ends itself.
 
 What an aborted sum has left is garbage: whoever writes a word about it asks ``check``
 first.
@@ -139,6 +139,7 @@ class DeviceGroups:
         self._group: dist.ProcessGroup | None = None
         self._watcher: threading.Thread | None = None
         self._stop, self._stopped = socket.socketpair()
+        self._finished = False
         self._closed = threading.Event()
         self._aborted = False
 
@@ -207,6 +208,10 @@ class DeviceGroups:
         if self._aborted:
             raise GenerationBrokenError("a peer is gone: the communicator was aborted")
 
+    def finish(self) -> None:
+        """Say that nothing is summed any more: peers may leave."""
+        self._finished = True
+
     def close(self) -> None:
         """End the group, also one in which nothing is under way, in bounded time.
 
@@ -222,6 +227,8 @@ class DeviceGroups:
         """Wait for the end of the generation, or of a connection; then abort."""
         self._connections.wait_for_end(self._stopped)
         self._aborted = True
+        if not self._finished:
+            self._connections.cut()  # nothing here waits for the other peers any more
         until_s = time.monotonic() + LEAVE_BOUND_S
         done = threading.Event()
         # An abort that raises is one that does not end.

@@ -309,6 +309,7 @@ class _Training:
         if done:
             self._evaluate()
         self._links.flush()
+        self._device_groups.finish()
         dist.barrier()
         self._context.supervisor.report(
             messages.GenerationStopped(

@@ -207,7 +207,8 @@ class RuntimeConfig(Section):
     which outlives a worker and is larger, or the `device`'s, which is faster; `auto`:
     the faster one that fits."""
     network: Network = "auto"
-    """Library that sums gradients over GPUs; `auto`: the faster one in calibration."""
+    """Library that sums gradients over GPUs; `auto`: NCCL where replicas have GPUs of
+    their own."""
 
     @property
     def asked_state(self) -> StateHome | None:

@@ -24,7 +24,7 @@ from spottrain.wire.model import (
 DeviceChoice = Literal["auto", "gpu", "cpu"]
 """What workers compute on; ``auto``: on GPUs where a VM has them."""
 Network = Literal["auto", "nccl", "gloo"]
-"""Library of the gradients' all-reduce; ``auto``: the faster one in calibration."""
+"""Library of the gradients' all-reduce; ``auto``: NCCL where replicas have own GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
