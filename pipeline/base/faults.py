@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -69,6 +70,10 @@ class Action(StrEnum):
     """Every process of the supervisor's process group."""
     RAISE = "raise"
     """An exception, as from a broken connection."""
+    HANG = "hang"
+    """The main thread waits for ever, as for a device that waits for a peer."""
+    END_ITSELF = "end_itself"
+    """The worker ends itself, as when a communicator cannot be aborted."""
     OUT_OF_MEMORY = "out_of_memory"
     """The exception of an allocator that has no memory left on the device."""
 
@@ -102,9 +107,14 @@ class FaultScript:
             Action.KILL_WORKER: lambda: os.kill(os.getpid(), signal.SIGKILL),
             Action.KILL_VM: lambda: os.killpg(0, signal.SIGKILL),
             Action.RAISE: _raise,
+            Action.HANG: _hang,
             Action.OUT_OF_MEMORY: _run_out_of_memory,
         }
     )
+
+    def end_with(self, end: Callable[[], None]) -> None:
+        """Let ``END_ITSELF`` call ``end``."""
+        self._actions[Action.END_ITSELF] = end
 
     @classmethod
     def from_environment(cls) -> FaultScript:
@@ -138,6 +148,10 @@ class FaultScript:
 
 def _raise() -> None:
     raise InjectedFaultError("injected fault")
+
+
+def _hang() -> None:
+    threading.Event().wait()
 
 
 def _run_out_of_memory() -> None:

@@ -8,7 +8,9 @@ its peers within milliseconds.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import select
 import signal
 import socket
 from collections.abc import Callable, Sequence
@@ -33,20 +35,50 @@ class Connections:
 
     def seal(self) -> None:
         """Limit ``cut`` to the connections that are open now."""
-        self._ours = _sockets() - self._before
+        with contextlib.ExitStack() as stack:
+            open_now = {
+                (fd, inode)
+                for fd, inode in _sockets() - self._before
+                if _connected(fd, inode, stack)
+            }
+        self._ours = frozenset(open_now)
 
     def cut(self) -> None:
         """Shut them down both ways without closing them: their owner still polls."""
         ours = _sockets() - self._before if self._ours is None else self._ours
         for fd, inode in ours:
-            if _inode(fd) != inode:
-                continue
-            try:
-                with socket.socket(fileno=os.dup(fd)) as connection:
-                    connection.getpeername()
+            with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+                if (connection := _connected(fd, inode, stack)) is not None:
                     connection.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                continue  # a listener, or already closed
+
+    def wait_for_end(self, stop: socket.socket) -> None:
+        """Wait until one of them is cut, here or by its peer, or ``stop`` is readable.
+
+        They must be sealed.
+        """
+        assert self._ours is not None
+        with contextlib.ExitStack() as stack:
+            poll = select.poll()
+            poll.register(stop, select.POLLIN)
+            for fd, inode in self._ours:
+                if (connection := _connected(fd, inode, stack)) is None:
+                    return
+                poll.register(connection, select.POLLRDHUP)
+            poll.poll()
+
+
+def _connected(
+    fd: int, inode: str, stack: contextlib.ExitStack
+) -> socket.socket | None:
+    """Return a further descriptor, which ``stack`` closes, of what is connected."""
+    if _inode(fd) != inode:
+        return None
+    try:
+        connection = stack.enter_context(socket.socket(fileno=os.dup(fd)))
+        connection.getpeername()
+    except OSError:
+        return None  # a listener, or already closed
+    return connection
 
 
 def _sockets() -> frozenset[tuple[int, str]]:

@@ -42,6 +42,7 @@ class CudaDevice:
 
     torch_device = torch.device("cuda", 0)
     is_host = False
+    collective_library = "nccl"
 
     def __init__(self, uuid: str, memory_share: float, *, deterministic: bool) -> None:
         if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
@@ -67,9 +68,12 @@ class CudaDevice:
             # Of what torch allocates; a context takes some hundred MB more.
             torch.cuda.set_per_process_memory_fraction(memory_share)
         self._memory_share = memory_share
+        self.identity = f"cuda:{uuid}"
         self._up = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._down = torch.cuda.Stream()  # type: ignore[no-untyped-call]
         self._compute = torch.cuda.current_stream()
+        # Of another pool than those streams and NCCL's: streams of a pool come again.
+        self._rescue = torch.cuda.Stream(priority=-1)  # type: ignore[no-untyped-call]
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory of the GPU."""
@@ -136,6 +140,23 @@ class CudaDevice:
             target.copy_(source, non_blocking=True)
             source.record_stream(self._down)
             return _Copy(target, source, _moment(self._down))
+
+    def rescue(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy on a stream of its own, which waits for no other.
+
+        To memory that is not page-locked: locking it would wait for the device (CUDA
+        programming guide, implicit synchronisation).
+        """
+        with torch.cuda.device(self.torch_device), torch.cuda.stream(self._rescue):
+            target.copy_(source)
+
+    def is_usable(self) -> bool:
+        """Wait for the device; an error that has ended its context comes up again."""
+        try:
+            torch.cuda.synchronize(self.torch_device)
+        except RuntimeError:
+            return False
+        return True
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
         """Let the stream of computations wait; the host goes on."""

@@ -11,6 +11,7 @@ kernels.
 from __future__ import annotations
 
 import inspect
+import os
 import random
 import threading
 import time
@@ -122,8 +123,11 @@ class DeferredDevice:
 
     torch_device = torch.device("cpu")
     is_host = False
+    collective_library = "gloo"
+    """In the place of NCCL."""
 
     def __init__(self, seed: int = 0) -> None:
+        self.identity = f"deferred:{seed} of process {os.getpid()}"
         self._random = random.Random(seed)
         self._eagerness = _EAGERNESS[seed % len(_EAGERNESS)]
         self._lock = threading.RLock()
@@ -173,6 +177,15 @@ class DeferredDevice:
     ) -> Transfer:
         """Queue a copy."""
         return self._begin(source, target, downward=True)
+
+    def rescue(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy."""
+        with torch.utils._python_dispatch._disable_current_modes(), torch.no_grad():
+            target.copy_(source)
+
+    def is_usable(self) -> bool:
+        """Return true."""
+        return True
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
         """Do the copy, and all before it in its direction."""

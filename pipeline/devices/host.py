@@ -22,6 +22,8 @@ class HostDevice:
 
     torch_device = torch.device("cpu")
     is_host = True
+    collective_library = None
+    identity = "a CPU"
 
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory."""
@@ -48,6 +50,14 @@ class HostDevice:
     ) -> Transfer:
         """Return ``source``, or copy it."""
         return self.upload(source, target)
+
+    def rescue(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy."""
+        target.copy_(source)
+
+    def is_usable(self) -> bool:
+        """Return true."""
+        return True
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
         """Return the target."""

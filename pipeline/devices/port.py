@@ -41,6 +41,14 @@ class Device(Protocol):
     def is_host(self) -> bool:
         """True if its memory is the host's: nothing is transferred, ever."""
 
+    @property
+    def collective_library(self) -> str | None:
+        """torch's name of what can sum this device's tensors over ranks, if any can."""
+
+    @property
+    def identity(self) -> str:
+        """Name that only workers which share this device have, too."""
+
     def allocate(self, num_bytes: int) -> torch.Tensor:
         """Return zeroed memory of the device, as bytes."""
 
@@ -70,6 +78,18 @@ class Device(Protocol):
         self, source: torch.Tensor, target: torch.Tensor | None = None
     ) -> Transfer:
         """Copy to ``target`` in the host's memory, by default to new memory."""
+
+    def rescue(self, source: torch.Tensor, target: torch.Tensor) -> None:
+        """Copy to the host's memory beside all that is queued, even if it hangs.
+
+        May be called in any thread. What is queued must not change ``source``.
+
+        Raises:
+            RuntimeError: The device is not usable any more.
+        """
+
+    def is_usable(self) -> bool:
+        """Return whether the device still works in this process, after an error."""
 
     def wait(self, transfer: Transfer) -> torch.Tensor:
         """Order what is computed from now on after ``transfer``; return its target."""

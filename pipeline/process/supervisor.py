@@ -125,6 +125,8 @@ class _Child:
     running: bool = False
     task_slot: int = 0
     """The slot that the death of a task is reported for."""
+    ending: str = ""
+    """Why a worker ends itself, which takes a while; it is not killed meanwhile."""
     partial_report: str = ""
     """Pieces received of a long report."""
 
@@ -281,7 +283,7 @@ class Supervisor:
                         generation=generation, slot=slot.index, reason=reason
                     )
                 )
-            elif worker.generation <= generation:
+            elif worker.generation <= generation and not worker.ending:
                 os.kill(worker.pid, signal.SIGKILL)
 
     def _end_workers(self, slots: Sequence[int]) -> None:
@@ -404,6 +406,9 @@ class Supervisor:
                 self._stores[report.generation] = text
             self._write(text)
             return
+        if "ending" in message:
+            child.ending = message["ending"]
+            return
         assert child.slot is not None
         pieces = self._slots[child.slot].pieces
         if "release" in message:
@@ -433,6 +438,8 @@ class Supervisor:
             if code < 0
             else f"{child.what} exited with {code}"
         )
+        if child.ending:
+            reason = f"{child.what} ended itself: {child.ending}"
         if child.slot is not None:
             self._slots[child.slot].worker = None
             self.report(

@@ -9,15 +9,19 @@ import re
 import select
 import socket
 import sys
+import threading
 import traceback
 from collections import deque
+from functools import partial
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import trim_heap
+from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
+from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import DamagedCheckpointError
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.generation import run_generation
@@ -52,6 +56,9 @@ class SupervisorLink:
         self._stops: dict[int, int] = {}
         self._shares: dict[int, messages.ShareMinibatch] = {}
         self._generation = 0
+        self._lock = threading.RLock()
+        """Threads take turns, but for ``next_command``: between generations there is
+        one."""
 
     def next_command(self) -> messages.RunGeneration:
         """Wait for the next generation; the worker ends when the supervisor does."""
@@ -63,8 +70,9 @@ class SupervisorLink:
 
     def stop_request(self) -> int:
         """Return the strongest request to stop this generation received so far."""
-        while select.select([self._connection], [], [], 0)[0]:
-            self._receive()
+        with self._lock:
+            while select.select([self._connection], [], [], 0)[0]:
+                self._receive()
         return self._stops.get(self._generation, StopRequest.NONE)
 
     def newest_share(self) -> messages.ShareMinibatch | None:
@@ -74,16 +82,22 @@ class SupervisorLink:
     def report(self, report: messages.Report) -> None:
         """Send a report to the manager; in pieces if it is too long for a message."""
         text = encode(report)
-        while len(text) > _MAX_PIECE_CHARACTERS:
-            self._send({"piece": text[:_MAX_PIECE_CHARACTERS]})
-            text = text[_MAX_PIECE_CHARACTERS:]
-        self._send({"report": text})
+        with self._lock:
+            while len(text) > _MAX_PIECE_CHARACTERS:
+                self._send({"piece": text[:_MAX_PIECE_CHARACTERS]})
+                text = text[_MAX_PIECE_CHARACTERS:]
+            self._send({"report": text})
+
+    def ending(self, reason: str) -> None:
+        """Say that this worker ends itself, and is not to be killed before."""
+        self._send({"ending": reason[:_MAX_REASON_CHARACTERS]})
 
     def open(self, name: str, num_bytes: int) -> int:
         """Return a file descriptor of a piece of memory, at least ``num_bytes`` long."""
-        self._send({"open": name, "bytes": num_bytes})
-        while not (fds := self._receive()):
-            pass
+        with self._lock:
+            self._send({"open": name, "bytes": num_bytes})
+            while not (fds := self._receive()):
+                pass
         self._held.add(name)
         return fds[0]
 
@@ -141,6 +155,7 @@ def run_worker(
         supervisor=link,
         faults=FaultScript.from_environment(),
     )
+    context.faults.end_with(partial(end_worker, context, "injected fault"))
     while True:
         command = link.next_command()
         reason = _run_one(context, link, command)
@@ -168,8 +183,13 @@ def _run_one(
     except DamagedCheckpointError as error:
         link.report(messages.CheckpointDamaged(name=error.name, reason=str(error)))
         return str(error)
+    except NetworkRefusedError as error:
+        link.report(messages.UserCodeFailed(message=str(error), traceback=""))
+        return str(error)
     except Exception as error:  # noqa: BLE001  whatever it is, memory stays as it is
         traceback.print_exc(file=sys.stderr)
+        if not context.device.is_usable():
+            end_worker(context, f"the device is unusable after {reason_of(error)}")
         return reason_of(error)
     return ""
 

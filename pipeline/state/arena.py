@@ -17,7 +17,8 @@ from __future__ import annotations
 import math
 import mmap
 import os
-from collections.abc import Iterable, Mapping
+import threading
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -70,6 +71,10 @@ class _Piece:
         return torch.frombuffer(self._map, dtype=torch.uint8, offset=HEADER_BYTES)
 
 
+def _copy(source: torch.Tensor, target: torch.Tensor) -> None:
+    target.copy_(source)
+
+
 def _part(
     memory: torch.Tensor, offset: int, shape: Iterable[int], dtype: torch.dtype
 ) -> torch.Tensor:
@@ -94,6 +99,9 @@ class ControlBlock:
     def __init__(self, holder: MemoryHolder) -> None:
         piece = _Piece(holder, "control", HEADER_BYTES)
         self._words, self._reals = piece.words, piece.reals
+        self.lock = threading.RLock()
+        """Held while words or contents of sections change once training runs: whoever
+        saves them from another thread (``SlotMemory.evacuate``) waits for it."""
 
     @property
     def undo_section(self) -> int | None:
@@ -278,20 +286,35 @@ class SectionArena:
         memory = device.allocate(self._layout.state_start - start)
         return self._map_gradients(memory, start)
 
-    def copy_from(self, other: SectionArena) -> None:
-        """Take over contents, marks and version of the same section elsewhere."""
+    def copy_from(
+        self,
+        other: SectionArena,
+        copy: Callable[[torch.Tensor, torch.Tensor], object] = _copy,
+        undo: UndoSlot | None = None,
+    ) -> None:
+        """Take over contents, marks and version of the same section elsewhere.
+
+        Args:
+            other: The section.
+            copy: Copies its first argument to its second.
+            undo: Holds what an unfinished update of ``other`` has changed.
+        """
         self.invalidate()
-        self.payload.copy_(other.payload)
+        copy(other.payload, self.payload)
         self.numbers.copy_from(other.numbers)
-        self.synchronise()
         record = other.record()
+        origin = record.origin
+        if undo is not None and undo.version == record.version:
+            undo.copy_to(self, copy)
+            origin = undo.origin
+        self.synchronise()
         if record.contribution is not None:
             assert record.prepared_generation is not None
             assert record.prepared_step is not None
             self.prepare(
                 record.prepared_generation, record.prepared_step, record.contribution
             )
-        self.set_version(record.version, record.origin)
+        self.set_version(record.version, origin)
 
     @property
     def movable(self) -> tuple[torch.Tensor, ...]:
@@ -413,9 +436,27 @@ class UndoSlot:
         for room, contents in zip(self._rooms, arena.undoable, strict=True):
             room[: contents.numel()].copy_(contents)
 
+    @property
+    def version(self) -> int:
+        """Of the contents."""
+        return self._words[0]
+
+    @property
+    def origin(self) -> int:
+        """Of the contents."""
+        return self._words[1]
+
+    def copy_to(
+        self,
+        arena: SectionArena,
+        copy: Callable[[torch.Tensor, torch.Tensor], object] = _copy,
+    ) -> None:
+        """Copy the contents to the section, as ``SectionArena.copy_from`` does."""
+        for room, contents in zip(self._rooms, arena.undoable, strict=True):
+            copy(room[: contents.numel()], contents)
+
     def restore(self, arena: SectionArena) -> None:
         """Copy the section back, unless its update has written the version word."""
-        if arena.version == self._words[0]:
-            for room, contents in zip(self._rooms, arena.undoable, strict=True):
-                contents.copy_(room[: contents.numel()])
-            arena.set_version(self._words[0], self._words[1])
+        if arena.version == self.version:
+            self.copy_to(arena)
+            arena.set_version(self.version, self.origin)

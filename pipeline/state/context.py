@@ -28,6 +28,9 @@ class SupervisorPort(Protocol):
     def stop_request(self) -> int:
         """Return the strongest ``StopRequest`` that has come in; never waits."""
 
+    def ending(self, reason: str) -> None:
+        """Say that this worker ends itself, and is not to be killed before."""
+
     def newest_share(self) -> messages.ShareMinibatch | None:
         """Return the newest share that had come in by the last ``stop_request``."""
 

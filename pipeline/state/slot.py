@@ -19,6 +19,9 @@ from spottrain.pipeline.state.arena import (
 from spottrain.pipeline.state.update import SectionOptimizer, Updater
 from spottrain.wire.model import StateHome
 
+_UPDATE_BOUND_S = 5.0
+"""How long the update of a section may hold up the end of a process."""
+
 
 class SlotMemory:
     """Memory that a worker finds when it is forked, and leaves to its successor.
@@ -95,6 +98,25 @@ class SlotMemory:
             self.arenas[section] = new
             if device is not None:
                 self._release(section, old)
+
+    def evacuate(self) -> None:
+        """Copy sections of the device to the holder's memory, before this process ends.
+
+        Its successor finds them there. For any thread, also while computations hang on
+        the device; no word changes in the other ones any more, for good.
+
+        Raises:
+            RuntimeError: They could not be copied; this copy is lost.
+        """
+        if self._home is None:
+            return
+        if not self.control.lock.acquire(timeout=_UPDATE_BOUND_S):
+            raise RuntimeError("an update hangs")
+        unfinished, self.control.undo_section = self.control.undo_section, None
+        for section, old in self.arenas.items():
+            new = SectionArena(self._holder, section, self._specs[section])
+            undo = self.undo if section == unfinished else None
+            new.copy_from(old, self._home.rescue, undo)
 
     def _new(self, section: int) -> SectionArena:
         arena = SectionArena(self._holder, section, self._specs[section], self._home)

@@ -278,22 +278,25 @@ class Updater:
         scale = gradient_scale(decision, self._clip) if changes else 0.0
         for section in sections:
             arena = self._arenas[section]
-            self._undo.save(arena)
-            arena.synchronise()
-            self._control.undo_section = section
-            self._faults.at(Hook.UNDO_SAVED)
-            if changes:
-                for run in arena.gradient_runs:
-                    run.mul_(scale)
-                self._optimizers[section].step(decision.step)
-            arena.numbers.update(
-                overflow=decision.overflow, changes=changes, scaled=self._scales_loss
-            )
-            self._faults.at(Hook.UPDATED)
-            arena.synchronise()
-            arena.set_version(decision.step + 1, decision.generation)
-            self._faults.at(Hook.FLIPPED)
-            self._control.undo_section = None
+            with self._control.lock:
+                self._undo.save(arena)
+                arena.synchronise()
+                self._control.undo_section = section
+                self._faults.at(Hook.UNDO_SAVED)
+                if changes:
+                    for run in arena.gradient_runs:
+                        run.mul_(scale)
+                    self._optimizers[section].step(decision.step)
+                arena.numbers.update(
+                    overflow=decision.overflow,
+                    changes=changes,
+                    scaled=self._scales_loss,
+                )
+                self._faults.at(Hook.UPDATED)
+                arena.synchronise()
+                arena.set_version(decision.step + 1, decision.generation)
+                self._faults.at(Hook.FLIPPED)
+                self._control.undo_section = None
             updated(arena)
 
 

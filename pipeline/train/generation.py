@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 import torch.distributed as dist
@@ -16,16 +17,24 @@ from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
 from spottrain.pipeline.base.heap import tune_for_activations
 from spottrain.pipeline.base.tracking import TensorTracker
-from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
+from spottrain.pipeline.comm.device_group import DeviceGroups
+from spottrain.pipeline.comm.groups import (
+    Connections,
+    connect_rendezvous,
+    join,
+    leave,
+    new_groups,
+)
 from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
 from spottrain.pipeline.state import update
-from spottrain.pipeline.state.agreement import MinibatchDecision, fold
+from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision, fold
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
+from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
@@ -83,10 +92,12 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         return
     connections = join(store, "training", rank, len(command.plan.slots), timeout_s)
     training = None
+    end = partial(end_worker, context)
+    device_groups = DeviceGroups(context.device, connections, end)
     try:
         with context.device.using():
-            training = _Training(context, command, rank, store)
-            connections.seal()
+            groups = _form_groups(context, command, rank, connections, device_groups)
+            training = _Training(context, command, rank, store, groups, device_groups)
             training.begin(result, pid)
             training.run()
     except BaseException as error:
@@ -97,9 +108,28 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
             context.supervisor.report(report)
         raise
     finally:
+        device_groups.close()
         if training is not None:
             training.close()
         leave()
+
+
+def _form_groups(
+    context: WorkerContext,
+    command: RunGeneration,
+    rank: int,
+    connections: Connections,
+    device_groups: DeviceGroups,
+) -> dict[tuple[int, ...], dist.ProcessGroup]:
+    """Form all groups of a plan; ``connections`` are those of the host's."""
+    plan, spec = command.plan, context.loaded.spec
+    timeout_s = spec.communication_timeout_s
+    ties = context.loaded.layout.tied
+    groups = new_groups(memberships(plan, ties), rank, timeout_s)
+    connections.seal()
+    stages = [stage_ranks(plan, stage) for stage in range(plan.pipeline_depth)]
+    device_groups.form(spec.network, stages, rank, timeout_s)
+    return groups
 
 
 def _out_of_memory(
@@ -140,8 +170,11 @@ class _Training:
         command: RunGeneration,
         rank: int,
         store: RendezvousStore,
+        groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+        device_groups: DeviceGroups,
     ) -> None:
         plan, spec = command.plan, context.loaded.spec
+        self._groups, self._device_groups = groups, device_groups
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
@@ -154,11 +187,6 @@ class _Training:
         }
         self._ties = _trainable_ties(context.loaded.layout)
         self._updater = context.memory.updater(self._arenas, context.faults)
-        self._groups = new_groups(
-            memberships(plan, context.loaded.layout.tied),
-            rank,
-            spec.communication_timeout_s,
-        )
         self._tracker = TensorTracker(context.memory.num_bytes)
         self._reduction = self._make_reduction()
         self._gatherer = update.Gatherer(plan)
@@ -212,6 +240,7 @@ class _Training:
         plan, spec = self._plan, self._context.loaded.spec
         replicas = Replicas(
             group=self._groups.get(stage_ranks(plan, self._stage_index)),
+            device_group=self._device_groups.mine,
             virtual_nodes=plan.virtual_nodes_of(self._replica),
             num_virtual_nodes=plan.replica_bounds[-1],
             has_loss=self._stage_index == plan.pipeline_depth - 1,
@@ -280,6 +309,7 @@ class _Training:
         if done:
             self._evaluate()
         self._links.flush()
+        self._device_groups.finish()
         dist.barrier()
         self._context.supervisor.report(
             messages.GenerationStopped(
@@ -341,8 +371,9 @@ class _Training:
 
     def _compute(self, step: int, attempt: int) -> list[tuple[float, float]]:
         """Run all forwards and backwards; return the losses of the virtual nodes."""
-        for arena in self._arenas.values():
-            arena.unprepare()
+        with self._context.memory.control.lock:
+            for arena in self._arenas.values():
+                arena.unprepare()
         for section in self._sections:
             section.wait()
         scale_exponent = 0
@@ -374,9 +405,7 @@ class _Training:
             for k, arena in self._arenas.items()
         ]
         if all(fit.in_range for fit in fits.values()):
-            for arena, one in zip(self._arenas.values(), mine, strict=True):
-                arena.synchronise()
-                arena.prepare(generation, step, one)
+            self._prepare(step, mine)
         faults.at(Hook.PREPARED)
         stop = self._context.supervisor.stop_request()
         share = self._context.supervisor.newest_share()
@@ -402,6 +431,15 @@ class _Training:
         if share is not None and all_ranks.share > self._share:
             self._follow_share(share)
         return decision, all_ranks.stop
+
+    def _prepare(self, step: int, mine: Sequence[Contribution]) -> None:
+        """Mark gradients as whole, once the device is done with them."""
+        for arena in self._arenas.values():
+            arena.synchronise()
+        self._device_groups.check()
+        with self._context.memory.control.lock:
+            for arena, one in zip(self._arenas.values(), mine, strict=True):
+                arena.prepare(self._command.generation, step, one)
 
     def _refresh(self, arena: SectionArena) -> None:
         next(s for s in self._sections if s.arena is arena).refresh()

@@ -58,6 +58,9 @@ class Watcher:
     def stop_request(self) -> int:
         return StopRequest.NONE
 
+    def ending(self, reason: str) -> None:
+        raise AssertionError(reason)
+
     def newest_share(self) -> messages.ShareMinibatch | None:
         return None
 

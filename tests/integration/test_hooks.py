@@ -17,11 +17,18 @@ from functools import cache
 from pathlib import Path
 
 import pytest
-from tests.integration.fleet import Fleet, Host, Zygote, make_plan, read_weights
+from tests.integration.fleet import (
+    Fleet,
+    FleetError,
+    Host,
+    Zygote,
+    make_plan,
+    read_weights,
+)
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import messages
-from spottrain.wire.messages import JobSpec, WireType
+from spottrain.wire.messages import JobSpec, Network, WireType
 from spottrain.wire.model import Plan, Precision, Reduction, StateHome
 
 NUM_SECTIONS = 4
@@ -46,9 +53,12 @@ class Runtime:
     device: str = "cpu"
     state: StateHome = "host"
     precision: Precision = "fp32"
+    network: Network = "auto"
+    """Without gloo, stand-ins sum on their device."""
 
     def __str__(self) -> str:
-        return f"{self.device.partition(':')[0]}-{self.state}-{self.precision}"
+        name = f"{self.device.partition(':')[0]}-{self.state}-{self.precision}"
+        return name if self.network == "auto" else f"{name}-{self.network}"
 
     @property
     def outlives_workers(self) -> bool:
@@ -57,11 +67,11 @@ class Runtime:
 
 RUNTIMES = (
     Runtime(),
-    Runtime("deferred:3", "host", "bf16"),
-    Runtime("deferred:9", "device", "fp32"),
+    Runtime("deferred:3", "host", "bf16", "nccl"),
+    Runtime("deferred:9", "device", "fp32", "gloo"),
     Runtime("cpu", "host", "fp16"),
-    Runtime("deferred:1", "host", "fp32"),
-    Runtime("deferred:2", "device", "fp16"),
+    Runtime("deferred:1", "host", "fp32", "gloo"),
+    Runtime("deferred:2", "device", "fp16", "nccl"),
 )
 
 
@@ -79,11 +89,13 @@ def job_spec(
     steps: int = STEPS,
     precision: Precision = "fp32",
     entrypoint: str = "tiny_job:job",
+    network: Network = "auto",
 ) -> JobSpec:
     return JobSpec(
         name="tiny",
         entrypoint=entrypoint,
         precision=precision,
+        network=network,
         seed=1,
         steps=steps,
         minibatch_size=8,
@@ -110,7 +122,11 @@ def train(
 ) -> tuple[dict[str, bytes], Fleet]:
     """Train to the end on the given shape, on a smaller one after a VM is lost."""
     spec = job_spec(
-        folder, reduction, precision=runtime.precision, entrypoint=entrypoint
+        folder,
+        reduction,
+        precision=runtime.precision,
+        entrypoint=entrypoint,
+        network=runtime.network,
     )
     script = [
         {
@@ -207,6 +223,106 @@ def test_a_worker_killed_at_any_hook_changes_no_bit(
     assert weights == undisturbed_in(runtime.precision)
     if runtime.outlives_workers or width > 1:
         assert fleet.committed_twice() == []
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2)], ids=["1x1", "1x2"])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        Hook.MOVED,
+        Hook.BACKWARD,
+        Hook.REDUCED,
+        Hook.PREPARED,
+        Hook.GATHERED,
+        Hook.DECIDED,
+        Hook.UNDO_SAVED,
+        Hook.UPDATED,
+        Hook.FLIPPED,
+        Hook.APPLIED,
+    ],
+)
+def test_a_worker_that_ends_itself_brings_the_state_of_its_device_to_safety(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    hook: Hook,
+    shape: tuple[int, int],
+) -> None:
+    """Every worker does, so that there is no other copy."""
+    width = shape[0] * shape[1]
+    step = STEP_OF.get(hook, 3)
+    blows = [Blow(hook, rank, Action.END_ITSELF, step) for rank in range(width)]
+
+    weights, fleet = train(
+        zygote, tmp_path, *shape, blows, runtime=Runtime("deferred:3", "device")
+    )
+
+    assert weights == undisturbed
+    assert fleet.committed_twice() == []
+    deaths = [r for _, r in fleet.history if isinstance(r, messages.WorkerDied)]
+    assert len(deaths) == width
+    assert all("its state is in the VM's memory" in death.reason for death in deaths)
+
+
+@pytest.mark.parametrize(
+    ("hook", "peers", "state", "outcome"),
+    [
+        (Hook.REDUCE, Hook.REDUCE, "host", "its state is in the VM's memory"),
+        (Hook.GATHERED, Hook.GATHERED, "device", "its state is in the VM's memory"),
+        (Hook.UPDATED, Hook.REPORTED, "device", "its copy of the state is lost"),
+    ],
+)
+def test_a_worker_that_hangs_when_a_peer_is_gone_ends_itself_in_time(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    hook: Hook,
+    peers: Hook,
+    state: StateHome,
+    outcome: str,
+) -> None:
+    """In the middle of an update nothing can be copied: the replica has the state."""
+    blows = [Blow(hook, 0, Action.HANG, 3), Blow(peers, 3, Action.RAISE, 3)]
+
+    weights, fleet = train(
+        zygote, tmp_path, 2, 2, blows, runtime=Runtime("deferred:3", state)
+    )
+
+    assert weights == undisturbed
+    assert fleet.committed_twice() == []
+    (death,) = [r for _, r in fleet.history if isinstance(r, messages.WorkerDied)]
+    assert "a communicator could not be left in 2.5 s" in death.reason
+    assert outcome in death.reason
+
+
+def test_a_library_that_cannot_sum_here_is_refused_in_a_line(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    runtime = Runtime(network="nccl")
+
+    with pytest.raises(
+        FleetError, match="nccl is impossible: rank 0 computes on a CPU"
+    ):
+        train(zygote, tmp_path, 1, 2, runtime=runtime)
+
+
+@pytest.mark.parametrize("device", ["deferred:3", "cpu"])
+@pytest.mark.parametrize("hook", [Hook.REDUCE, Hook.GATHERED])
+def test_an_error_aborts_groups_on_devices_and_no_worker_ends(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    hook: Hook,
+    device: str,
+) -> None:
+    runtime = Runtime(device, "host")
+
+    weights, fleet = train(
+        zygote, tmp_path, 1, 3, [Blow(hook, 1, Action.RAISE, 3)], runtime=runtime
+    )
+
+    assert weights == undisturbed
+    assert all(len(pids) == 1 for pids in fleet.pids().values())
 
 
 @pytest.mark.parametrize(

@@ -207,7 +207,8 @@ class RuntimeConfig(Section):
     which outlives a worker and is larger, or the `device`'s, which is faster; `auto`:
     the faster one that fits."""
     network: Network = "auto"
-    """Library that sums gradients over GPUs; `auto`: the faster one in calibration."""
+    """Library that sums gradients over GPUs; `auto`: NCCL where replicas have GPUs of
+    their own."""
     wire: WireType = "own"
     """Type in which activations and their gradients travel between stages: `bf16` or
     `fp16` for half the bytes of fp32, at the price of rounding; `own` with `reduction:

@@ -175,6 +175,14 @@ def survives_any_vm(plan: Plan) -> bool:
     )
 
 
+def survives_any_worker(plan: Plan) -> bool:
+    """Return whether a worker that is killed leaves a copy of its state.
+
+    What is on its device ends with it; what is in its VM's memory does not.
+    """
+    return plan.state == "host" or plan.data_parallel_width > 1
+
+
 def clock_of(state: states.State, at_s: float) -> float:
     """Return the time up to which a job is reported: at most its end."""
     return state.now_s if state.phase is states.JobPhase.ENDED else at_s
@@ -236,6 +244,9 @@ def _safety(state: states.State) -> dict[str, Any]:
     return {
         "survives_any_vm": (
             survives_any_vm(state.generation.plan) if state.generation else False
+        ),
+        "survives_any_worker": (
+            survives_any_worker(state.generation.plan) if state.generation else False
         ),
         "checkpoint_step": newest.step if newest else None,
         "lag_steps": state.progress.step - newest.step if newest else None,

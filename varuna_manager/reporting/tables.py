@@ -103,7 +103,8 @@ def safety_line(status: dict[str, Any]) -> str:
         return ""
     if safety["survives_any_vm"]:
         return "any one VM can be lost without losing progress"
-    return f"losing a VM may cost {safety['lag_steps']} steps"
+    lost = "a VM" if safety["survives_any_worker"] else "a VM or a killed worker"
+    return f"losing {lost} may cost {safety['lag_steps']} steps"
 
 
 def plain_line(status: dict[str, Any]) -> str:

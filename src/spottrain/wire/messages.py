@@ -27,7 +27,7 @@ WireType = Literal["own", "bf16", "fp16"]
 """Type in which activations and their gradients travel between stages; ``own``: that in
 which they are computed."""
 Network = Literal["auto", "nccl", "gloo"]
-"""Library of the gradients' all-reduce; ``auto``: the faster one in calibration."""
+"""Library of the gradients' all-reduce; ``auto``: NCCL where replicas have own GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

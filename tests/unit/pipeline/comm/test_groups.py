@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 
 import pytest
 
@@ -94,3 +95,27 @@ def test_a_descriptor_that_was_used_again_is_not_cut() -> None:
     stranger.sendall(b"x")
     assert end.recv(1) == b"x"
     close(listener, theirs, stranger, end)
+
+
+@pytest.mark.parametrize("how", ["cut", "peer", "closed", "stop"])
+def test_the_end_of_a_connection_or_a_stop_ends_the_wait(how: str) -> None:
+    connections = Connections()
+    pair = connect()
+    connections.seal()
+    stop, stopped = socket.socketpair()
+    waiting = threading.Thread(target=connections.wait_for_end, args=(stopped,))
+    if how == "closed":
+        pair[1].close()
+    waiting.start()
+    assert how == "closed" or waiting.is_alive()
+
+    if how == "cut":
+        connections.cut()
+    elif how == "peer":
+        pair[2].shutdown(socket.SHUT_RDWR)
+    elif how == "stop":
+        stop.close()
+
+    waiting.join(10)
+    assert not waiting.is_alive()
+    close(*pair, stop, stopped)

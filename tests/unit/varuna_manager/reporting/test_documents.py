@@ -296,11 +296,22 @@ def test_the_safety_shows_what_a_loss_would_cost() -> None:
     safety = documents.status(alone, True, 1100.0)["safety"]
     assert safety == {
         "survives_any_vm": False,
+        "survives_any_worker": True,
         "checkpoint_step": 40,
         "lag_steps": 21,
     }
     assert "losing a VM may cost 21 steps" in text_of(
         tables.live_panel(documents.status(alone, True, 1100.0), None)
+    )
+
+
+def test_state_on_gpus_is_lost_with_a_worker() -> None:
+    plan = replace(plan_on("a", "b"), data_parallel_width=1, state="device")
+    on_gpus = replace(RUNNING, generation=generation_of(plan))
+    status = documents.status(on_gpus, True, 1100.0)
+    assert not status["safety"]["survives_any_worker"]
+    assert "losing a VM or a killed worker may cost 21 steps" in text_of(
+        tables.live_panel(status, None)
     )
 
 

@@ -1,0 +1,249 @@
+"""The group that sums device tensors of a stage's replicas, and how it is ended.
+
+Control stays with gloo on the host; this group has one communicator of its own. A
+communicator whose peer is gone waits for ever, and the computations queued behind it do,
+too: NCCL leaves it to the application to notice and to abort ("Fault Tolerance" in
+NCCL's user guide: an operation with an asynchronous error never completes). So a thread
+watches gloo's connections, which end within milliseconds of a peer or of ``cut``; it cuts
+all others and aborts the communicator. If that does not end in time, the worker ends itself.
+
+What an aborted sum has left is garbage: whoever writes a word about it asks ``check``
+first.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+
+import torch
+import torch.distributed as dist
+from torch.distributed.distributed_c10d import _abort_process_group
+
+from spottrain.errors import SpottrainError
+from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.groups import Connections, GenerationBrokenError
+from spottrain.pipeline.devices.port import Device
+from spottrain.wire.messages import Network
+
+LEAVE_BOUND_S = 2.5
+"""From a broken connection to the end of the communicator, and of all that waits for
+it. The manager has workers killed that are still there after three seconds."""
+_NCCL_ENVIRONMENT: Mapping[str, str] = {
+    # 0: torch's watchdog neither aborts communicators nor ends the process, as
+    # ``_abort_process_group`` asks for in its docstring.
+    "TORCH_NCCL_ASYNC_ERROR_HANDLING": "0",
+    # Nor does the thread that watches the watchdog (ProcessGroupNCCL.hpp).
+    "TORCH_NCCL_ENABLE_MONITORING": "0",
+    # Nor an error of CUDA that the watchdog is the first to see.
+    "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+}
+"""The worker decides alone when it ends: its state must be safe before."""
+
+
+class NetworkRefusedError(SpottrainError):
+    """The job file asks for a library that this fleet cannot sum with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """What a rank could sum its device's tensors with."""
+
+    library: str | None
+    """``Device.collective_library``."""
+    identity: str
+    """``Device.identity``."""
+    lacks_library: bool = False
+    """True if torch was built without it."""
+
+    @classmethod
+    def of(cls, device: Device) -> Endpoint:
+        """Return the one of a rank's device."""
+        library = device.collective_library
+        lacks = library == "nccl" and not dist.is_nccl_available()
+        return cls(library, device.identity, lacks)
+
+
+def choose_library(
+    network: Network,
+    endpoints: Sequence[Endpoint],
+    stages: Sequence[tuple[int, ...]],
+) -> str | None:
+    """Return what sums tensors on the devices; ``None``: they are summed on the host.
+
+    Args:
+        network: As in the job file.
+        endpoints: Of every rank.
+        stages: Ranks of every stage.
+
+    Raises:
+        NetworkRefusedError: ``nccl`` is asked for, and impossible.
+    """
+    if network == "gloo":
+        return None
+    reason = _obstacle(endpoints, stages)
+    if reason is None:
+        return endpoints[0].library
+    if network == "nccl":
+        raise NetworkRefusedError(
+            f"runtime.network: nccl is impossible: {reason}; use auto or gloo"
+        )
+    return None
+
+
+def _obstacle(
+    endpoints: Sequence[Endpoint], stages: Sequence[tuple[int, ...]]
+) -> str | None:
+    for rank, endpoint in enumerate(endpoints):
+        if endpoint.library is None:
+            return f"rank {rank} computes on {endpoint.identity}"
+        if endpoint.lacks_library:
+            return f"torch of rank {rank} was built without NCCL"
+    if len({endpoint.library for endpoint in endpoints}) > 1:
+        return "ranks compute on devices of several kinds"
+    for ranks in stages:
+        seen: dict[str, int] = {}
+        for rank in ranks:
+            identity = endpoints[rank].identity
+            if identity in seen:
+                return f"ranks {seen[identity]} and {rank} share {identity}"
+            seen[identity] = rank
+    return None
+
+
+class DeviceGroups:
+    """This rank's group on devices, if there is one, for one generation.
+
+    Args:
+        device: What the worker computes on.
+        connections: Those of gloo's groups; sealed, so that the group's own are none.
+        end_worker: Ends this process, its state safe, with a reason; never returns.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        connections: Connections,
+        end_worker: Callable[[str], object],
+    ) -> None:
+        self._device = device
+        self._connections = connections
+        self._end_worker = end_worker
+        self._own: Connections | None = None
+        """The group's, where it is gloo that stands in for NCCL."""
+        self._group: dist.ProcessGroup | None = None
+        self._watcher: threading.Thread | None = None
+        self._stop, self._stopped = socket.socketpair()
+        self._finished = False
+        self._closed = threading.Event()
+        self._aborted = False
+
+    def form(
+        self,
+        network: Network,
+        stages: Sequence[tuple[int, ...]],
+        rank: int,
+        timeout_s: float,
+    ) -> None:
+        """Form the groups of all stages, and sum once; all ranks call this.
+
+        Args:
+            network: As in the job file.
+            stages: Ranks of every stage.
+            rank: This one.
+            timeout_s: Of one collective.
+
+        Raises:
+            NetworkRefusedError: See ``choose_library``.
+            GenerationBrokenError, RuntimeError: A peer is gone.
+        """
+        mine = Endpoint.of(self._device)
+        rows = gather_json([mine.library, mine.identity, mine.lacks_library])
+        library = choose_library(network, [Endpoint(*row) for row in rows], stages)
+        stages = [ranks for ranks in stages if len(ranks) > 1]
+        if library is None or not stages:
+            return
+        if library == "nccl":
+            os.environ.update(_NCCL_ENVIRONMENT)
+        else:
+            self._own = Connections()
+        self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
+        self._watcher.start()
+        for ranks in stages:
+            group = dist.new_group(
+                list(ranks), timeout=timedelta(seconds=timeout_s), backend=library
+            )
+            if rank in ranks:
+                assert isinstance(group, dist.ProcessGroup)
+                self._group = group
+        if self._own is not None:
+            self._own.seal()
+        self._try(next(len(ranks) for ranks in stages if rank in ranks))
+
+    def _try(self, size: int) -> None:
+        """Sum ones: NCCL connects only now, and a failure shows at the start."""
+        ones = torch.ones(1, device=self._device.torch_device)
+        dist.all_reduce(ones, group=self._group)
+        self._device.synchronise()
+        self.check()
+        if int(ones) != size:
+            raise GenerationBrokenError(f"{size} ranks sum up to {int(ones)}")
+
+    @property
+    def mine(self) -> dist.ProcessGroup | None:
+        """The group of this rank's stage."""
+        return self._group
+
+    def check(self) -> None:
+        """Check that no sum so far was cut short; the device is done with them.
+
+        Raises:
+            GenerationBrokenError: The group was aborted.
+        """
+        if self._aborted:
+            raise GenerationBrokenError("a peer is gone: the communicator was aborted")
+
+    def finish(self) -> None:
+        """Say that nothing is summed any more: peers may leave."""
+        self._finished = True
+
+    def close(self) -> None:
+        """End the group, also one in which nothing is under way, in bounded time.
+
+        By an abort, always: the regular end of a communicator waits for its peers.
+        """
+        self._closed.set()
+        self._stop.close()
+        if self._watcher is not None:
+            self._watcher.join()
+        self._stopped.close()
+
+    def _watch(self) -> None:
+        """Wait for the end of the generation, or of a connection; then abort."""
+        self._connections.wait_for_end(self._stopped)
+        self._aborted = True
+        if not self._finished:
+            self._connections.cut()  # nothing here waits for the other peers any more
+        until_s = time.monotonic() + LEAVE_BOUND_S
+        done = threading.Event()
+        # An abort that raises is one that does not end.
+        threading.Thread(
+            target=self._abort, args=(done,), name="abort", daemon=True
+        ).start()
+        for what, event in (("be aborted", done), ("be left", self._closed)):
+            if not event.wait(until_s - time.monotonic()):
+                self._end_worker(
+                    f"a communicator could not {what} in {LEAVE_BOUND_S} s"
+                )
+
+    def _abort(self, done: threading.Event) -> None:
+        if self._own is not None:
+            self._own.cut()
+        elif self._group is not None:
+            _abort_process_group(self._group)
+        done.set()

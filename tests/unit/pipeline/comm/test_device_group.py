@@ -1,0 +1,65 @@
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.pipeline.comm.device_group import (
+    Endpoint,
+    NetworkRefusedError,
+    choose_library,
+)
+
+ENDPOINTS = st.builds(
+    Endpoint,
+    st.sampled_from([None, "gloo", "nccl", "nccl"]),
+    st.sampled_from(["cuda:GPU-a", "cuda:GPU-b", "cuda:GPU-c", "cuda:GPU-d"]),
+    st.sampled_from([False, False, False, True]),
+)
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> tuple[list[Endpoint], list[tuple[int, ...]]]:
+    depth, width = draw(st.integers(1, 2)), draw(st.integers(1, 3))
+    endpoints = [draw(ENDPOINTS) for _ in range(depth * width)]
+    return endpoints, [tuple(range(p, depth * width, depth)) for p in range(depth)]
+
+
+@given(fleets())
+def test_a_library_sums_only_where_every_rank_has_it_and_a_device_of_its_own(
+    fleet: tuple[list[Endpoint], list[tuple[int, ...]]],
+) -> None:
+    endpoints, stages = fleet
+    possible = (
+        len({e.library for e in endpoints}) == 1
+        and endpoints[0].library is not None
+        and not any(e.lacks_library for e in endpoints)
+        and all(len({endpoints[r].identity for r in s}) == len(s) for s in stages)
+    )
+
+    assert choose_library("gloo", endpoints, stages) is None
+    chosen = choose_library("auto", endpoints, stages)
+    assert chosen == (endpoints[0].library if possible else None)
+    if possible:
+        assert choose_library("nccl", endpoints, stages) == chosen
+    else:
+        with pytest.raises(NetworkRefusedError):
+            choose_library("nccl", endpoints, stages)
+
+
+@pytest.mark.parametrize(
+    ("second", "why"),
+    [
+        (Endpoint("nccl", "cuda:GPU-a"), "ranks 0 and 1 share cuda:GPU-a"),
+        (Endpoint(None, "a CPU"), "rank 1 computes on a CPU"),
+        (
+            Endpoint("nccl", "cuda:GPU-b", lacks_library=True),
+            "torch of rank 1 was built without NCCL",
+        ),
+    ],
+)
+def test_a_refusal_says_why(second: Endpoint, why: str) -> None:
+    first = Endpoint("nccl", "cuda:GPU-a")
+
+    with pytest.raises(NetworkRefusedError, match=why):
+        choose_library("nccl", [first, second], [(0, 1)])
