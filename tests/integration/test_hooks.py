@@ -265,11 +265,18 @@ def test_a_worker_that_ends_itself_brings_the_state_of_its_device_to_safety(
 
 
 @pytest.mark.parametrize(
-    ("hook", "peers", "state", "outcome"),
+    ("hook", "peers", "ranks", "state", "outcome"),
     [
-        (Hook.REDUCE, Hook.REDUCE, "host", "its state is in the VM's memory"),
-        (Hook.GATHERED, Hook.GATHERED, "device", "its state is in the VM's memory"),
-        (Hook.UPDATED, Hook.REPORTED, "device", "its copy of the state is lost"),
+        # The first stage is the last to come to its reductions.
+        (Hook.REDUCE, Hook.REDUCE, (1, 0), "host", "its state is in the VM's memory"),
+        (Hook.GATHERED, Hook.REPORTED, (0, 3), "device", "in the VM's memory"),
+        (
+            Hook.UPDATED,
+            Hook.REPORTED,
+            (0, 3),
+            "device",
+            "its copy of the state is lost",
+        ),
     ],
 )
 def test_a_worker_that_hangs_when_a_peer_is_gone_ends_itself_in_time(
@@ -278,11 +285,13 @@ def test_a_worker_that_hangs_when_a_peer_is_gone_ends_itself_in_time(
     tmp_path: Path,
     hook: Hook,
     peers: Hook,
+    ranks: tuple[int, int],
     state: StateHome,
     outcome: str,
 ) -> None:
     """In the middle of an update nothing can be copied: the replica has the state."""
-    blows = [Blow(hook, 0, Action.HANG, 3), Blow(peers, 3, Action.RAISE, 3)]
+    hangs, raises = ranks
+    blows = [Blow(hook, hangs, Action.HANG, 3), Blow(peers, raises, Action.RAISE, 3)]
 
     weights, fleet = train(
         zygote, tmp_path, 2, 2, blows, runtime=Runtime("deferred:3", state)
