@@ -11,7 +11,7 @@ from spottrain.cloud.port.provider import VmState
 
 pytestmark = pytest.mark.timeout(400)
 
-STEPS = 250
+STEPS = 500
 
 
 def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
@@ -19,7 +19,8 @@ def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
     resources, local = {"max_vms": 2}, {"zones": [zone]}
     settings = {"resources": resources, "local": local, "profile": None}
     with Job(tmp_path, "slow", steps=STEPS, **settings) as job:
-        job.pace(0.05)
+        # Short enough for the slowed processor to be most of the time.
+        job.pace(0.02)
         assert job.launch("--detach").code == 0
         job.until_trains(5)
         (slow,) = job.market("slow", machine=1, factor=20.0)
