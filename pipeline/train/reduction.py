@@ -98,6 +98,11 @@ class GradientReduction:
         self._replicas = replicas
         self._device = device
         self._tracker = tracker
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Hook into the parameters."""
+        raise NotImplementedError
 
     def begin(self, attempt: int, scale_exponent: int) -> None:
         """Prepare for the backwards of a mini-batch.
@@ -123,20 +128,12 @@ class GradientReduction:
 class FastReduction(GradientReduction):
     """Backwards add up in place; an all-reduce adds up replicas."""
 
-    def __init__(
-        self,
-        parameters: Mapping[int, NamedParameters],
-        sections: Sequence[WorkingSection],
-        replicas: Replicas,
-        device: Device,
-        tracker: TensorTracker,
-    ) -> None:
-        super().__init__(parameters, sections, replicas, device, tracker)
+    def _set_up(self) -> None:
         # Autograd adds in place to a gradient of the parameter's own type.
         self._in_place: list[tuple[nn.Parameter, torch.Tensor]] = []
         self._hooks = []
-        for section in sections:
-            for name, parameter in parameters[section.arena.section]:
+        for section in self._sections:
+            for name, parameter in self._parameters[section.arena.section]:
                 if (total := section.gradients.get(name)) is None:
                     continue
                 if total.dtype is parameter.dtype:
@@ -196,18 +193,13 @@ class FastReduction(GradientReduction):
 class ExactReduction(GradientReduction):
     """Sums integers, which any order of additions leaves the same."""
 
-    def __init__(
-        self,
-        parameters: Mapping[int, NamedParameters],
-        sections: Sequence[WorkingSection],
-        replicas: Replicas,
-        device: Device,
-        tracker: TensorTracker,
-    ) -> None:
-        super().__init__(parameters, sections, replicas, device, tracker)
-        self._sums = [_SectionSum(parameters, section, device) for section in sections]
+    def _set_up(self) -> None:
+        self._sums = [
+            _SectionSum(self._parameters, section, self._device)
+            for section in self._sections
+        ]
         for one in self._sums:
-            tracker.adopt(one.total)
+            self._tracker.adopt(one.total)
 
     def begin(self, attempt: int, scale_exponent: int) -> None:
         """Clear the sums, and choose the exponents of this attempt."""
