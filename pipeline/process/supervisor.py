@@ -12,6 +12,7 @@ slots on GPUs ``{"devices", "memory_shares", "threads", "gpus"}``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import json
@@ -29,16 +30,17 @@ import torch
 
 from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.gpus.builds import (
+    UnfitBuildError,
+    build_of,
+    capabilities_of,
+    check_driver,
+)
 from spottrain.gpus.slots import CPU
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.devices.port import UnusableDeviceError
 from spottrain.pipeline.model.loaded import LoadedJob, load
-from spottrain.pipeline.process.checks import (
-    check_no_cuda,
-    is_single_threaded,
-    unfit,
-)
 from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
 from spottrain.pipeline.process.worker import (
     MAX_MESSAGE_BYTES,
@@ -55,6 +57,9 @@ _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
 _CALIBRATION = "calibration"
 _PR_SET_PDEATHSIG = 1
+_CUDA_FILE = "/dev/nvidia-uvm"
+"""Open as soon as any library has initialised the driver; NVML does not open it."""
+
 _Body = Callable[[socket.socket], None]
 """Function that a child runs, given its end of the socket to the supervisor."""
 
@@ -516,16 +521,16 @@ def main() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ["SPOTTRAIN_STEPS"] = str(greeting.spec.steps)
     loaded = None
-    failure: messages.Report | None = unfit(greeting.gpus)
+    failure: messages.Report | None = _unfit(greeting.gpus)
     if failure is None and not load_in_workers:
         try:
             loaded = load(greeting.spec, greeting.workdir)
-            check_no_cuda()
+            _check_no_cuda()
         except UserCodeError as error:
             failure = user_code_failed(error)
         except SpottrainError as error:
             failure = messages.UserCodeFailed(message=str(error), traceback="")
-        if failure is None and not is_single_threaded():
+        if failure is None and not _is_single_threaded():
             # Forking would now be unsafe: restart, and load in workers only.
             os.dup2(reports, 1)
             module = "spottrain.pipeline.process.supervisor"
@@ -554,6 +559,51 @@ def _first_line() -> str:
     while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
         line += byte
     return line.decode()
+
+
+def _unfit(gpus: Sequence[GpuFacts]) -> messages.VmUnfit | None:
+    """Return why this torch does not run on the GPUs, if it does not.
+
+    ``torch.cuda.get_arch_list`` asks NVML whether there are GPUs, which is no CUDA call,
+    as the agent sets PYTORCH_NVML_BASED_CUDA_CHECK.
+    """
+    if not gpus:
+        return None
+    flags = " ".join(torch.cuda.get_arch_list()) if torch.version.cuda else ""
+    build = build_of(torch.version.cuda or "", capabilities_of(flags))
+    try:
+        check_driver(build, gpus[0].driver, (gpu.compute_capability for gpu in gpus))
+    except UnfitBuildError as error:
+        return messages.VmUnfit(reason=str(error))
+    return None
+
+
+def _check_no_cuda() -> None:
+    """Check that the user's code has not initialised CUDA, which no fork survives.
+
+    Raises:
+        UserCodeError: It has.
+    """
+    if torch.cuda.is_initialized() or _CUDA_FILE in _open_files():  # type: ignore[no-untyped-call]
+        raise UserCodeError(
+            "the user's module or its function initialises CUDA: workers are forked from "
+            "the process that loads it, and CUDA does not work in a forked process; use "
+            "no GPU there (no .cuda() or .to('cuda'), no torch.cuda.synchronize()): "
+            "spottrain moves the model and the batches"
+        )
+
+
+def _open_files() -> set[str]:
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
+
+
+def _is_single_threaded() -> bool:
+    """Return whether this process can be forked safely after loading the user's job."""
+    return len(os.listdir("/proc/self/task")) == 1
 
 
 if __name__ == "__main__":
