@@ -54,6 +54,8 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
         case messages.OutOfMemory(generation=number, slot=index):
             if slot := _rank_of(state, number, vm_id, index):
                 memory.out_of_memory(transition, slot, report)
+        case messages.MinibatchAdopted():
+            pass  # progress counts it since its generation started; it is a measurement
         case messages.Evaluated():
             counters.evaluated(transition, report)
         case messages.UserCodeFailed(message=message, traceback=traceback):

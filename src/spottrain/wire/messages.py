@@ -31,6 +31,23 @@ Network = Literal["auto", "nccl", "gloo"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class EvaluationSpec:
+    """When held-out sets are evaluated, and what follows from it."""
+
+    every_steps: int = 0
+    """0: only before the first and after the last step."""
+    metric: str = ""
+    """Decides which checkpoint is the best one, as ``set/metric``; empty: the loss of
+    the first set."""
+    goal: Literal["min", "max"] = "min"
+    """Whether the least or the largest value is the best."""
+    patience: int = 0
+    """Evaluations in a row without improvement after which training stops; 0: never."""
+    min_delta: float = 0.0
+    """Least change that is an improvement."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Settings of the job that a VM needs; the same for its whole life."""
 
@@ -53,6 +70,7 @@ class JobSpec:
     precision: Precision = "fp32"
     network: Network = "auto"
     wire: WireType = "own"
+    evaluation: EvaluationSpec = EvaluationSpec()
     schema_version: int = SCHEMA_VERSION
 
 
@@ -251,6 +269,20 @@ class GenerationStarted:
     kind: Literal["generation_started"] = "generation_started"
 
 
+SkipReason = Literal["", "loss", "gradients", "scale"]
+"""Why a mini-batch changed no parameter: its loss or its gradients were not finite, or
+fp16's loss scale was too large and backs off, which is no sign of trouble. Empty: it
+changed them."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Metric:
+    """The weighted mean of something that the user's loss returns besides the loss."""
+
+    name: str
+    value: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MinibatchCommitted:
     """A slot has applied a mini-batch to all its sections."""
@@ -273,16 +305,47 @@ class MinibatchCommitted:
     """Recomputes among its tasks: those whose graph was kept are left out."""
     tasks_s: float = 0.0
     """From the beginning of the mini-batch until the slot's last task was done."""
+    weight: float = 0.0
+    """Sum of the loss's weights, such as the number of tokens; 0: not reported."""
+    learning_rate: float | None = None
+    """Of the optimizer's first group; ``None``: the slot trains nothing."""
+    metrics: tuple[Metric, ...] = ()
+    """In the order of their names."""
+    skipped: SkipReason = ""
     kind: Literal["minibatch_committed"] = "minibatch_committed"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluated:
-    """Held-out loss of the weights after ``step`` mini-batches."""
+class MinibatchAdopted:
+    """A mini-batch of an earlier generation that survivors have brought to its end.
+
+    Whoever committed it may have died before reporting it; fields are those of
+    ``MinibatchCommitted``.
+    """
 
     generation: int
     step: int
     loss: float
+    grad_norm: float
+    weight: float = 0.0
+    learning_rate: float | None = None
+    metrics: tuple[Metric, ...] = ()
+    skipped: SkipReason = ""
+    kind: Literal["minibatch_adopted"] = "minibatch_adopted"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluated:
+    """Loss and metrics of a held-out set, of the weights after ``step`` mini-batches."""
+
+    generation: int
+    step: int
+    loss: float
+    name: str = "heldout"
+    """Of the set."""
+    metrics: tuple[Metric, ...] = ()
+    is_best: bool = False
+    """The set's metric that the job file names is the best one so far."""
     kind: Literal["evaluated"] = "evaluated"
 
 
@@ -295,7 +358,9 @@ class GenerationStopped:
     slot: int
     step: int
     done: bool
-    """True if all steps of the job are committed."""
+    """True if all steps of the job are committed, or training has stopped early."""
+    early: str = ""
+    """Why training stopped before the job's last step; empty: it did not."""
     kind: Literal["generation_stopped"] = "generation_stopped"
 
 
@@ -436,6 +501,7 @@ Report = (
     | StoreOpened
     | GenerationStarted
     | MinibatchCommitted
+    | MinibatchAdopted
     | Evaluated
     | GenerationStopped
     | GenerationBroken

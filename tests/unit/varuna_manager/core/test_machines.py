@@ -252,6 +252,9 @@ def reports(story: Watched) -> Iterator[messages.Report]:
         yield messages.WorkerDied(generation=number, slot=0, reason="killed")
         yield replace(OUT_OF_MEMORY, generation=number)
         yield messages.Evaluated(generation=number, step=1, loss=1.0)
+        yield messages.MinibatchAdopted(
+            generation=number, step=1, loss=1.0, grad_norm=1.0
+        )
     yield messages.UserCodeFailed(message="x", traceback="y")
     yield messages.CheckpointSaved(name="step-25", step=25)
     yield messages.CheckpointFailed(step=25, reason="full")
