@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_iter
 from spottrain.morphing.schedules.schedule import Unit
 
 T = TypeVar("T")
-Output = torch.Tensor | tuple[torch.Tensor, Any]
+Output = torch.Tensor | tuple[torch.Tensor, *tuple[Any, ...]]
 """Result of a forward: an activation, or a loss and its weight."""
 
 WATCHED_TASKS = 4

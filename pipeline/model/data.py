@@ -69,6 +69,7 @@ class MicrobatchSource:
         self._seed = seed
         self._minibatch_size = minibatch_size
         self._size = microbatch_size
+        self._heldout = job.heldout_sets
         self._heldout_size = HELDOUT_FACTOR * microbatch_size
 
     def training(self, step: int, virtual_node: int) -> Batch:
@@ -85,18 +86,17 @@ class MicrobatchSource:
             examples.append(dataset[example_index(self._seed, len(dataset), position)])
         return self._job.collate(examples)
 
-    def num_heldout(self) -> int:
-        """Return how many micro-batches the held-out examples make."""
-        heldout = self._job.heldout
-        return 0 if heldout is None else -(-len(heldout) // self._heldout_size)
+    def num_heldout(self, name: str) -> int:
+        """Return how many micro-batches the examples of a held-out set make."""
+        return -(-len(self._heldout[name]) // self._heldout_size)
 
-    def heldout(self, microbatch: int) -> Batch:
-        """Return a micro-batch of held-out examples; the last may be smaller."""
-        assert self._job.heldout is not None
+    def heldout(self, name: str, microbatch: int) -> Batch:
+        """Return a micro-batch of a held-out set; the last may be smaller."""
+        heldout = self._heldout[name]
         start = microbatch * self._heldout_size
-        end = min(start + self._heldout_size, len(self._job.heldout))
+        end = min(start + self._heldout_size, len(heldout))
         examples = []
         for index in range(start, end):
             seed_everything(random_seed(self._seed, _HELDOUT, index))
-            examples.append(self._job.heldout[index])
+            examples.append(heldout[index])
         return self._job.collate(examples)

@@ -53,7 +53,7 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
         for k, state in enumerate(states)
     )
     with user_code("length of the data set"):
-        lengths = len(job.dataset), 0 if job.heldout is None else len(job.heldout)
+        lengths = len(job.dataset), sum(map(len, job.heldout_sets.values()))
     return ModelFacts(
         fingerprint=fingerprint(layout, optimizer_class(job, layout), states),
         num_parameters=sum(
@@ -64,6 +64,8 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
         tied=layout.tied,
         dataset_len=lengths[0],
         heldout_len=lengths[1],
+        heldout_sets=tuple(job.heldout_sets),
+        metrics=layout.metrics,
     )
 
 

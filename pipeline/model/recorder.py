@@ -65,6 +65,8 @@ class TraceFacts:
     """In the order in which they were passed."""
     flops: Counter[int] = field(default_factory=Counter)
     """Of each section's matrix multiplications, as ``morphing.plan.flops`` counts."""
+    metrics: tuple[str, ...] = ()
+    """Names of what the loss has measured."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -90,6 +90,8 @@ class ModelLayout:
     """The tensors of a micro-batch of one example."""
     flops_per_example: tuple[int, ...]
     """Of each section's forward, see ``morphing.plan.flops``."""
+    metrics: tuple[str, ...] = ()
+    """What the loss measures besides the loss, sorted."""
 
     @property
     def num_sections(self) -> int:

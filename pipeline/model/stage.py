@@ -15,6 +15,7 @@ from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.data import seed_everything
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.loss import LossSums, loss_sums
 from spottrain.pipeline.model.sections import (
     Cut,
     ModelLayout,
@@ -24,8 +25,8 @@ from spottrain.pipeline.model.sections import (
 from spottrain.pipeline.model.skeleton import build_skeleton
 from spottrain.wire.model import Precision
 
-StageOutput = torch.Tensor | tuple[torch.Tensor, torch.Tensor | float]
-"""The activation for the next stage; on the last one, sums of losses and of weights."""
+StageOutput = torch.Tensor | LossSums
+"""The activation for the next stage; on the last one, what the loss has returned."""
 Seeds = Callable[[int], int]
 """The seed of a section's random numbers, for the micro-batch at hand."""
 
@@ -136,8 +137,8 @@ class StageModel:
                 numbers; section 0's also covers all that runs before the blocks.
 
         Returns:
-            The activation for the next stage, or on the last stage (sum of losses,
-            sum of weights).
+            The activation for the next stage, or on the last stage what the loss has
+            returned.
 
         Raises:
             UserCodeError: The user's code raised, swallowed the exception that leaves
@@ -160,10 +161,9 @@ class StageModel:
                 f"{self.sections[-1]} ended; let BaseException pass through the model "
                 "and run all blocks in every forward pass"
             )
-        check_loss(result)
-        loss, weight = result
-        self._check_finite(reached, loss)
-        return loss, weight.detach() if isinstance(weight, torch.Tensor) else weight
+        sums = loss_sums(result)
+        self._check_finite(reached, sums.loss)
+        return sums
 
     def _check_finite(self, section: int, output: torch.Tensor) -> None:
         """Name the first section whose output is not finite, if that was asked for."""
@@ -308,35 +308,6 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tens
     """Return a call's first tensor argument; an empty tensor if there is none."""
     values = (v for v in (*args, *kwargs.values()) if isinstance(v, torch.Tensor))
     return next(values, torch.empty(0))
-
-
-def check_loss(result: Any) -> None:
-    """Check the result of the user's loss.
-
-    Raises:
-        UserCodeError: It is not (scalar tensor, number or scalar tensor).
-    """
-    pair = result if isinstance(result, tuple) and len(result) == 2 else (None, None)
-    loss, weight = pair
-    good = isinstance(loss, torch.Tensor) and loss.dim() == 0
-    if isinstance(weight, torch.Tensor):
-        good = good and weight.dim() == 0
-    elif not isinstance(weight, int | float):
-        good = False
-    if not good:
-        raise UserCodeError(
-            "loss must return (sum of losses as a scalar tensor, sum of weights): got "
-            f"{_describe(result)}"
-        )
-
-
-def _describe(result: Any) -> str:
-    """Name the type of a value, of a tuple's parts and of a tensor's shape."""
-    if isinstance(result, tuple):
-        return f"({', '.join(map(_describe, result))})"
-    if isinstance(result, torch.Tensor):
-        return f"tensor of shape {tuple(result.shape)}"
-    return type(result).__name__
 
 
 def _as_if_sent(activation: torch.Tensor) -> torch.Tensor:

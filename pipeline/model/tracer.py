@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.loss import loss_sums
 from spottrain.pipeline.model.recorder import (
     CutFacts,
     Recorder,
@@ -38,7 +39,7 @@ from spottrain.pipeline.model.sections import (
     parameter_slots,
 )
 from spottrain.pipeline.model.skeleton import build_skeleton
-from spottrain.pipeline.model.stage import check_loss, first_tensor, split_output
+from spottrain.pipeline.model.stage import first_tensor, split_output
 from spottrain.wire.model import TiedParameter
 
 
@@ -67,8 +68,8 @@ class _DryRun:
         self._model.train()
         with torch.random.fork_rng(devices=[]), self._recorder, user_code("loss"):
             result = self._job.loss(self._model, batch)
-        check_loss(result)
         facts, number = self._recorder.facts, len(self._cut_names)
+        facts.metrics = tuple(sorted(loss_sums(result).metrics))
         if len(facts.cuts) != number:
             raise UserCodeError(
                 f"model ran {len(facts.cuts)} of the {number} modules that end a "
@@ -252,6 +253,7 @@ def _layout(
             for t in strided_tensors(batch)
         ),
         flops_per_example=tuple(first.flops[k] for k in range(len(cuts) + 1)),
+        metrics=tuple(sorted({*first.metrics, *second.metrics})),
     )
 
 

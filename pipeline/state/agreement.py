@@ -27,6 +27,7 @@ What the runtime owes to this rule:
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -47,10 +48,14 @@ class Contribution:
     square_norm: float
     """Squared norm of the reduced gradients, a tied parameter in its first section."""
     overflow: bool
-    """Gradients are not finite: the mini-batch changes no parameter."""
+    """Gradients are not finite: the mini-batch changes no parameter. In a decision: or
+    its loss is not."""
     out_of_range: bool = False
     """Gradients do not fit into their fixed point: there is no decision, the mini-batch
     is computed again. Such a section is never marked as prepared."""
+    metrics: tuple[float, ...] = ()
+    """Sum and weight of every metric, summed over replicas; none but in the last
+    section."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +72,8 @@ class MinibatchDecision:
     overflow: bool
     stop: bool
     """All stop after this mini-batch; False when it was folded again by survivors."""
+    metrics: tuple[float, ...] = ()
+    """As in ``Contribution``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,15 +136,17 @@ def fold(
         stop: Whether any rank asks to stop.
     """
     loss_sum = weight = square_norm = 0.0
-    overflow = False
+    overflow, metrics = False, tuple[float, ...]()
     # Not sum(): from Python 3.12 on it compensates, which gives other bits.
     for contribution in sorted(contributions, key=lambda c: c.section):
         loss_sum += contribution.loss_sum
         weight += contribution.weight
         square_norm += contribution.square_norm
         overflow |= contribution.overflow
+        metrics = contribution.metrics or metrics
+    overflow |= not (math.isfinite(loss_sum) and math.isfinite(weight))
     return MinibatchDecision(
-        generation, step, loss_sum, weight, square_norm, overflow, stop
+        generation, step, loss_sum, weight, square_norm, overflow, stop, metrics
     )
 
 

@@ -18,7 +18,7 @@ import math
 import mmap
 import os
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -36,6 +36,8 @@ from spottrain.pipeline.state.numbers import SectionNumbers
 HEADER_BYTES = 4096
 ALIGNMENT_BYTES = 512
 """As torch's allocator aligns on GPUs: kernels may choose their way by it."""
+_METRICS = 32
+"""First word of a page's sums of metrics, which go up to its end."""
 UNUSABLE = -1
 """Version of a section that is not whole."""
 
@@ -93,7 +95,7 @@ class ControlBlock:
     """State of a slot beside its sections: the decision, and the undo slot in use."""
 
     # Places of the words.
-    _UNDO, _STEP, _GENERATION, _OVERFLOW, _STOP = range(5)
+    _UNDO, _STEP, _GENERATION, _OVERFLOW, _STOP, _NUM_METRICS = range(6)
     _LOSS_SUM, _WEIGHT, _SQUARE_NORM = range(16, 19)
 
     def __init__(self, holder: MemoryHolder) -> None:
@@ -126,6 +128,7 @@ class ControlBlock:
             square_norm=self._reals[self._SQUARE_NORM],
             overflow=bool(self._words[self._OVERFLOW]),
             stop=bool(self._words[self._STOP]),
+            metrics=_read_metrics(self._reals, self._words[self._NUM_METRICS]),
         )
 
     @decision.setter
@@ -139,7 +142,19 @@ class ControlBlock:
         self._reals[self._LOSS_SUM] = decision.loss_sum
         self._reals[self._WEIGHT] = decision.weight
         self._reals[self._SQUARE_NORM] = decision.square_norm
+        self._words[self._NUM_METRICS] = _write_metrics(self._reals, decision.metrics)
         self._words[self._STEP] = decision.step + 1
+
+
+def _read_metrics(reals: memoryview[float], count: int) -> tuple[float, ...]:
+    return tuple(reals[_METRICS : _METRICS + count])
+
+
+def _write_metrics(reals: memoryview[float], metrics: Sequence[float]) -> int:
+    """Write sums and weights of metrics; return how many they are."""
+    for place, value in enumerate(metrics, _METRICS):
+        reals[place] = value
+    return len(metrics)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,7 +229,8 @@ class SectionArena:
             section begins and ends with this process.
     """
 
-    _VERSION, _ORIGIN, _PREPARED_STEP, _PREPARED_GENERATION, _OVERFLOW = range(5)
+    _VERSION, _ORIGIN, _PREPARED_STEP, _PREPARED_GENERATION = range(4)
+    _OVERFLOW, _NUM_METRICS = range(4, 6)
     _LOSS_SUM, _WEIGHT, _SQUARE_NORM = range(16, 19)
 
     def __init__(
@@ -362,6 +378,7 @@ class SectionArena:
         self._reals[self._LOSS_SUM] = mine.loss_sum
         self._reals[self._WEIGHT] = mine.weight
         self._reals[self._SQUARE_NORM] = mine.square_norm
+        self._words[self._NUM_METRICS] = _write_metrics(self._reals, mine.metrics)
         self._words[self._PREPARED_STEP] = step + 1
 
     def unprepare(self) -> None:
@@ -392,6 +409,7 @@ class SectionArena:
                 weight=self._reals[self._WEIGHT],
                 square_norm=self._reals[self._SQUARE_NORM],
                 overflow=bool(self._words[self._OVERFLOW]),
+                metrics=_read_metrics(self._reals, self._words[self._NUM_METRICS]),
             ),
         )
 

@@ -3,13 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 
 from spottrain.pipeline.base.loss_scale import FIRST, LossScale
 
 EXPONENTS, LOSS_SCALE = "//exponents", "//loss_scale"
+EVALUATION = "//evaluation"
 """Their names in checkpoints: of no single parameter."""
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationRecord:
+    """What is remembered from one evaluation of held-out sets to the next."""
+
+    step: int = 0
+    """Of the newest one; 0: there was none yet."""
+    best: float = 0.0
+    """Best value of the decisive metric."""
+    best_step: int = 0
+    """Step of its weights; 0: none yet."""
+    without_improvement: int = 0
+    """Evaluations since then."""
 
 
 class SectionNumbers:
@@ -23,7 +39,8 @@ class SectionNumbers:
         num_gradients: Parameters of the section that are trained.
     """
 
-    _HAS_STATE, _SCALE, _GOOD_STEPS, _EXPONENTS = range(4)
+    _HAS_STATE, _SCALE, _GOOD_STEPS, _EVALUATION = range(4)
+    _EXPONENTS = 7
     _BIAS = 1 << 12
     """Added to exponents, so that they are above zero."""
 
@@ -53,7 +70,7 @@ class SectionNumbers:
     @property
     def loss_scale(self) -> LossScale:
         """The loss scale after the last update, where losses are scaled."""
-        exponent, good_steps = self._flags[self._SCALE :].tolist()
+        exponent, good_steps = self._flags[self._SCALE : self._EVALUATION].tolist()
         if not exponent:
             return FIRST
         return LossScale(exponent - self._BIAS, good_steps)
@@ -61,7 +78,21 @@ class SectionNumbers:
     @loss_scale.setter
     def loss_scale(self, scale: LossScale) -> None:
         values = scale.exponent + self._BIAS, scale.good_steps
-        self._flags[self._SCALE :] = torch.tensor(values)
+        self._flags[self._SCALE : self._EVALUATION] = torch.tensor(values)
+
+    @property
+    def evaluation(self) -> EvaluationRecord:
+        """What the evaluations up to here have shown."""
+        values = self._flags[self._EVALUATION :]
+        step, _, best_step, without = values.tolist()
+        best = float(values[1:2].view(torch.float64))
+        return EvaluationRecord(step, best, best_step, without)
+
+    @evaluation.setter
+    def evaluation(self, record: EvaluationRecord) -> None:
+        best = torch.tensor([record.best], dtype=torch.float64).view(torch.int64)
+        values = record.step, int(best), record.best_step, record.without_improvement
+        self._flags[self._EVALUATION :] = torch.tensor(values)
 
     @property
     def exponents(self) -> list[int | None]:
@@ -92,8 +123,14 @@ class SectionNumbers:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the numbers that a checkpoint must hold, by name."""
-        kept = {EXPONENTS: self._committed, LOSS_SCALE: self._flags[self._SCALE :]}
-        return {name: values for name, values in kept.items() if values.any()}
+        return {name: values for name, values in self._kept().items() if values.any()}
+
+    def _kept(self) -> dict[str, torch.Tensor]:
+        return {
+            EXPONENTS: self._committed,
+            LOSS_SCALE: self._flags[self._SCALE : self._EVALUATION],
+            EVALUATION: self._flags[self._EVALUATION :],
+        }
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
         """Set all numbers to those of a checkpoint; without any they are as if new.
@@ -102,8 +139,7 @@ class SectionNumbers:
             ValueError: There are more or fewer of them.
         """
         self.contents.zero_()
-        kept = {EXPONENTS: self._committed, LOSS_SCALE: self._flags[self._SCALE :]}
-        for name, values in kept.items():
+        for name, values in self._kept().items():
             if (given := tensors.get(name)) is not None:
                 if given.shape != values.shape or given.dtype != values.dtype:
                     raise ValueError(name)

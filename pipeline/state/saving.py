@@ -74,6 +74,8 @@ class CheckpointRound:
         """Copies under way from the device."""
         self._rooms = self._writer.run(self._make_rooms)
         """Room for copies, kept: to get it takes longer than to copy."""
+        self.best_step = 0
+        """Step of the best weights by evaluation, whose checkpoint is kept; 0: none."""
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None
         self._saved = self._step_of(command.checkpoint)
@@ -100,7 +102,11 @@ class CheckpointRound:
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is to begin after ``step`` mini-batches."""
         every = self._context.loaded.spec.checkpoint_every_steps
-        return self._pending is None and step % every == 0 and step != self._saved
+        return step % every == 0 and self.can_start(step)
+
+    def can_start(self, step: int) -> bool:
+        """Return whether none is being written, and ``step`` is not saved yet."""
+        return self._pending is None and step != self._saved
 
     def start(self, step: int) -> None:
         """Begin to copy this rank's share, and have it written.
@@ -224,18 +230,23 @@ class CheckpointRound:
         spec = dataclasses.replace(self._context.loaded.spec, microbatch_size=size)
         checkpoints, name = self._context.checkpoints, self._name(step)
         fingerprint = self._context.loaded.fingerprint
-        manifest = make_manifest(spec, fingerprint, name, step, files)
+        manifest = make_manifest(spec, fingerprint, name, step, files, self.best_step)
         try:
             write_manifest(checkpoints, manifest)
             # Reported first: it exists, even if an old one cannot be deleted.
             report(messages.CheckpointSaved(name=name, step=step))
-            retain(checkpoints, spec.checkpoint_keep, protect={name})
+            retain(checkpoints, spec.checkpoint_keep, {name}, manifest.best_step)
         except (CheckpointError, StorageError) as error:
             report(messages.CheckpointFailed(step=step, reason=str(error)))
 
 
 def make_manifest(
-    spec: JobSpec, model_fingerprint: str, name: str, step: int, files: list[FileRecord]
+    spec: JobSpec,
+    model_fingerprint: str,
+    name: str,
+    step: int,
+    files: list[FileRecord],
+    best_step: int = 0,
 ) -> Manifest:
     """Return the manifest of a checkpoint whose files are all written."""
     ordered = sorted(files, key=lambda file: (file.section, file.file))
@@ -249,6 +260,7 @@ def make_manifest(
         minibatch_size=spec.minibatch_size,
         microbatch_size=spec.microbatch_size,
         files=tuple(ordered),
+        best_step=best_step,
     )
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import nn
@@ -12,12 +12,14 @@ from torch import nn
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.heap import trim_heap
+from spottrain.pipeline.base.loss_scale import MIN_EXPONENT, LossScale
 from spottrain.pipeline.comm.collectives import gather_rows
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import use_fused_kernels
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import ControlBlock, SectionArena, UndoSlot
+from spottrain.wire.messages import SkipReason
 from spottrain.wire.model import Plan, TiedParameter
 
 _NORM_ELEMENTS = {"cpu": 1 << 14, "cuda": 1 << 24}
@@ -59,12 +61,22 @@ class SectionOptimizer:
             if arena.numbers.has_state:
                 self._load(self._optimizer)
 
+    def learning_rate(self, step: int) -> float | None:
+        """Return the first group's rate in a mini-batch; ``None``: nothing is trained."""
+        if self._optimizer is None:
+            return None
+        with user_code("lr_schedule"):
+            return float(self._rates[0] * self._factor(step))
+
+    def _factor(self, step: int) -> float:
+        return 1.0 if self._schedule is None else self._schedule(step)
+
     def step(self, step: int) -> None:
         """Update the parameters from their ``grad`` as mini-batch ``step`` does."""
         if self._optimizer is None:
             return
         with user_code(f"optimizer in mini-batch {step}"):
-            factor = 1.0 if self._schedule is None else self._schedule(step)
+            factor = self._factor(step)
             groups = self._optimizer.param_groups
             for group, rate in zip(groups, self._rates, strict=True):
                 group["lr"] = rate * factor
@@ -107,7 +119,7 @@ class SectionOptimizer:
 def contribution(
     arena: SectionArena,
     ties: Sequence[TiedParameter],
-    loss: tuple[float, float],
+    sums: Sequence[float],
     fit: GradientFit = GradientFit(),
 ) -> Contribution:
     """Return the contribution of a section with reduced gradients to the decision.
@@ -115,7 +127,8 @@ def contribution(
     Args:
         arena: Holds the gradients.
         ties: A tied parameter counts in the norm of its first section only.
-        loss: Loss sum and weight of the mini-batch, for the last section, or zeros.
+        sums: Loss sum and weight of the mini-batch, then sum and weight of each metric,
+            for the last section, or zeros.
         fit: What the reduction found.
     """
     counted_elsewhere = {tie.name for tie in ties if tie.sections[0] != arena.section}
@@ -126,11 +139,12 @@ def contribution(
         )
     return Contribution(
         section=arena.section,
-        loss_sum=loss[0],
-        weight=loss[1],
+        loss_sum=sums[0],
+        weight=sums[1],
         square_norm=square_norm,
         overflow=not math.isfinite(square_norm),
         out_of_range=not fit.in_range,
+        metrics=tuple(sums[2:]),
     )
 
 
@@ -174,14 +188,17 @@ class Gatherer:
 
     Args:
         plan: Says which ranks hold each section; the first replica's count.
+        num_metrics: What the loss measures besides the loss.
     """
 
     _FIELDS = 5
     _EXTRAS = 3
 
-    def __init__(self, plan: Plan) -> None:
+    def __init__(self, plan: Plan, num_metrics: int = 0) -> None:
         self._owners = [plan.stage_of(k) for k in range(plan.num_sections)]
-        self._length = plan.num_sections * self._FIELDS + self._EXTRAS
+        self._metrics_at = plan.num_sections * self._FIELDS
+        self._extras_at = self._metrics_at + 2 * num_metrics
+        self._length = self._extras_at + self._EXTRAS
 
     def exchange(
         self, mine: Sequence[Contribution], stop: int, checkpoint: int, share: int
@@ -199,6 +216,9 @@ class Gatherer:
             at = c.section * self._FIELDS
             fields = c.loss_sum, c.weight, c.square_norm, c.overflow, c.out_of_range
             row[at : at + self._FIELDS] = torch.tensor(fields, dtype=torch.float64)
+            if c.metrics:
+                metrics = torch.tensor(c.metrics, dtype=torch.float64)
+                row[self._metrics_at : self._extras_at] = metrics
         row[-3], row[-2], row[-1] = share, stop, checkpoint
         everything = gather_rows(row)
         contributions = []
@@ -217,6 +237,8 @@ class Gatherer:
                     out_of_range=bool(out_of_range),
                 )
             )
+        last = everything[owner, self._metrics_at : self._extras_at]
+        contributions[-1] = replace(contributions[-1], metrics=tuple(last.tolist()))
         shares = everything[:, -3]
         return ExchangeResult(
             contributions=contributions,
@@ -258,6 +280,12 @@ class Updater:
         self._faults = faults
         self._scales_loss = scales_loss
 
+    def learning_rate(self, step: int) -> float | None:
+        """Return the first group's learning rate in a mini-batch; ``None`` where nothing
+        is trained."""
+        rates = (one.learning_rate(step) for one in self._optimizers.values())
+        return next((rate for rate in rates if rate is not None), None)
+
     def apply(
         self,
         decision: MinibatchDecision,
@@ -298,6 +326,25 @@ class Updater:
                 self._faults.at(Hook.FLIPPED)
                 self._control.undo_section = None
             updated(arena)
+
+
+NOT_FINITE: tuple[SkipReason, ...] = ("loss", "gradients")
+"""What is a sign of trouble: no smaller loss scale would have helped."""
+
+
+def skip_reason(decision: MinibatchDecision, scale: LossScale | None) -> SkipReason:
+    """Return why a mini-batch changes no parameter.
+
+    Args:
+        decision: About it.
+        scale: Its loss scale; ``None``: losses are not scaled.
+    """
+    if not decision.overflow:
+        return ""
+    if not (math.isfinite(decision.loss_sum) and math.isfinite(decision.weight)):
+        return "loss"
+    backs_off = scale is not None and scale.exponent > MIN_EXPONENT
+    return "scale" if backs_off else "gradients"
 
 
 def gradient_norm(decision: MinibatchDecision) -> float:

@@ -30,7 +30,8 @@ from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
-from spottrain.pipeline.model.job import Batch
+from spottrain.pipeline.model.job import Batch, Real
+from spottrain.pipeline.model.loss import LossSums
 from spottrain.pipeline.model.stage import StageModel, StageOutput
 
 _AHEAD = 2
@@ -80,6 +81,8 @@ class StageExecutor:
     """Counts tensor bytes."""
     device: Device
     """What computes."""
+    metrics: tuple[str, ...] = ()
+    """What the loss measures besides the loss in training."""
     busy_s: float = 0.0
     """Time inside the tasks of the newest mini-batch."""
     recomputes: int = 0
@@ -97,7 +100,7 @@ class StageExecutor:
         """Micro-batches of every mini-batch."""
         return len(self.place.virtual_nodes)
 
-    def train(self, step: int, scale_exponent: int = 0) -> list[tuple[float, float]]:
+    def train(self, step: int, scale_exponent: int = 0) -> list[list[float]]:
         """Run forwards and backwards of mini-batch ``step``.
 
         Args:
@@ -105,7 +108,7 @@ class StageExecutor:
             scale_exponent: Losses are multiplied by two to it before they go backward.
 
         Returns:
-            Loss sum and weight of every virtual node, in order; empty on every stage
+            ``LossSums.values`` of every virtual node, in order; empty on every stage
             but the last.
         """
         self.recomputes = 0
@@ -114,11 +117,11 @@ class StageExecutor:
         self.busy_s = self.device.elapsed_s(minibatch.tasks)
         return losses
 
-    def evaluate(self, microbatches: range) -> list[tuple[float, float]]:
-        """Run the forward over held-out micro-batches, in evaluation mode.
+    def evaluate(self, name: str, microbatches: range) -> list[LossSums]:
+        """Run the forward over micro-batches of a held-out set, in evaluation mode.
 
         Returns:
-            Loss sum and weight of every micro-batch; empty but on the last stage.
+            What the loss has returned for each; empty but on the last stage.
         """
         links, place, self.task = self.links, self.place, None
         units = _evaluation_units(microbatches, len(place.lists), len(self.chunks))
@@ -140,21 +143,23 @@ class StageExecutor:
                         links.expect(Direction.ACTIVATION, 1)
                     self.tracker.adopt(activation)
                 with user_code("evaluation"), torch.no_grad():
-                    out = self._evaluate((microbatch, chunk), activation)
+                    out = self._evaluate(name, (microbatch, chunk), activation)
                 if isinstance(out, torch.Tensor):
                     # One is in flight at a time: they are large.
                     links.flush()
                     links.send(Direction.ACTIVATION, out)
                 else:
-                    losses.append((float(out[0]), float(out[1])))
+                    losses.append(out)
         finally:
             for model in self.chunks:
                 model.train()
         return losses
 
-    def _evaluate(self, unit: Unit, activation: torch.Tensor | None) -> StageOutput:
+    def _evaluate(
+        self, name: str, unit: Unit, activation: torch.Tensor | None
+    ) -> StageOutput:
         microbatch, chunk = unit
-        batch = on_device(self.source.heldout(microbatch), self.device)
+        batch = on_device(self.source.heldout(name, microbatch), self.device)
         self.tracker.adopt_all(batch)
         return self.tracker.forward(
             "evaluation",
@@ -214,6 +219,22 @@ def on_device(batch: Batch, device: Device) -> Batch:
     return tree_unflatten(leaves, structure)
 
 
+def read_reals(rows: Sequence[Sequence[Real]], device: Device) -> list[list[float]]:
+    """Bring rows of the same length to the host at once: each number would hold it."""
+    if not rows:
+        return []
+    where = device.torch_device
+
+    def real(value: Real) -> torch.Tensor:
+        if isinstance(value, torch.Tensor):
+            return value.double().to(where)
+        return torch.full((), value, dtype=torch.float64, device=where)
+
+    table = torch.stack([torch.stack([real(x) for x in row]) for row in rows])
+    values: list[list[float]] = device.finish(device.download(table)).tolist()
+    return values
+
+
 class _Minibatch:
     """One mini-batch in flight: what has arrived, what is kept for the backward."""
 
@@ -243,11 +264,11 @@ class _Minibatch:
         """Outputs whose graph is kept."""
         self._gradients: dict[Unit, Arrival] = {}
         """Of outputs, that have come in and wait for their backward."""
-        self._losses: list[tuple[torch.Tensor, torch.Tensor | float]] = []
+        self._losses: list[list[Real]] = []
         self.tasks: list[tuple[Any, Any]] = []
         """When each task began and ended, on the device."""
 
-    def run(self) -> list[tuple[float, float]]:
+    def run(self) -> list[list[float]]:
         run = {
             Work.FORWARD: self._forward,
             Work.RECOMPUTE: self._recompute,
@@ -272,21 +293,7 @@ class _Minibatch:
             self._progress.completed(task)
         kept = self._arrived, self._stash, self._graphs, self._gradients, self._batches
         assert not any(kept)
-        return self._read_losses()
-
-    def _read_losses(self) -> list[tuple[float, float]]:
-        """Bring all losses to the host at once: each one would hold it."""
-        if not self._losses:
-            return []
-        rows = [torch.stack([self._real(x) for x in pair]) for pair in self._losses]
-        table = self._device.finish(self._device.download(torch.stack(rows)))
-        return [(loss_sum, weight) for loss_sum, weight in table.tolist()]
-
-    def _real(self, value: torch.Tensor | float) -> torch.Tensor:
-        if isinstance(value, torch.Tensor):
-            return value.double().to(self._device.torch_device)
-        where = self._device.torch_device
-        return torch.full((), value, dtype=torch.float64, device=where)
+        return read_reals(self._losses, self._device)
 
     def _take_arrival(self, *, wait: bool) -> bool:
         arrival = self._links.arrival(wait=wait)
@@ -314,9 +321,8 @@ class _Minibatch:
         keep = self._progress.keeps_graph(task)
         out = self._compute(task, keep)
         if not isinstance(out, torch.Tensor):
-            loss_sum, weight = out
-            self._losses.append((loss_sum.detach(), weight))
-            self._graphs[_unit(task)] = loss_sum
+            self._losses.append(out.values(self._stage.metrics))
+            self._graphs[_unit(task)] = out.loss
             return
         self._links.send(Direction.ACTIVATION, out.detach())
         if keep:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -37,6 +38,7 @@ from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
+from spottrain.pipeline.train.evaluation import LOSS, Evaluation, weighted_means
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import (
     REDUCTIONS,
@@ -189,7 +191,8 @@ class _Training:
         self._updater = context.memory.updater(self._arenas, context.faults)
         self._tracker = TensorTracker(context.memory.num_bytes)
         self._reduction = self._make_reduction()
-        self._gatherer = update.Gatherer(plan)
+        layout = context.loaded.layout
+        self._gatherer = update.Gatherer(plan, len(layout.metrics))
         self._step = next(iter(self._arenas.values())).version
         self._source = MicrobatchSource(
             context.loaded.job, spec.seed, plan.minibatch_size, plan.microbatch_size
@@ -200,6 +203,12 @@ class _Training:
         # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank), context.device, spec.wire)
         self._executor = self._make_executor()
+        self._evaluation = Evaluation(
+            context, command, rank, self._arenas, self._source
+        )
+        self._skipped: messages.SkipReason = ""
+        """Why the newest mini-batch changed no parameter."""
+        self._owes_checkpoint = False
         self._updating: int | None = None
         """The section whose update is under way."""
         self._share = 0
@@ -244,6 +253,7 @@ class _Training:
             virtual_nodes=plan.virtual_nodes_of(self._replica),
             num_virtual_nodes=plan.replica_bounds[-1],
             has_loss=self._stage_index == plan.pipeline_depth - 1,
+            num_metrics=len(self._context.loaded.layout.metrics),
         )
         return REDUCTIONS[spec.reduction](
             self._parameters,
@@ -273,6 +283,7 @@ class _Training:
             self._context.faults,
             self._tracker,
             self._context.device,
+            self._context.loaded.layout.metrics,
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
@@ -288,26 +299,33 @@ class _Training:
                 sections_loaded=result.loaded,
             )
         )
+        decision = result.agreement.decision
+        if self._rank == 0 and decision is not None:
+            self._context.supervisor.report(
+                messages.MinibatchAdopted(
+                    generation=self._command.generation,
+                    step=self._step,
+                    skipped=self._skip_reason(decision),
+                    **self._measured(decision),
+                )
+            )
 
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
         spec = self._context.loaded.spec
         tune_for_activations(0)  # until the first mini-batch has shown their size
-        if self._command.evaluate_first and self._step == 0:
-            self._evaluate()
-        stop = StopRequest.NONE
-        while self._step < spec.steps and stop == StopRequest.NONE:
+        self._evaluate_if_due()
+        stop, early = StopRequest.NONE, self._evaluation.stops_early()
+        while self._step < spec.steps and stop == StopRequest.NONE and not early:
             stop = self._minibatch()
-            if self._saving.is_due(self._step) and self._step < spec.steps:
-                self._context.faults.at(Hook.SNAPSHOT)
-                self._saving.start(self._step)
-        done = self._step >= spec.steps
+            self._evaluate_if_due()
+            early = self._evaluation.stops_early()
+            self._save_if_due()
+        done = self._step >= spec.steps or bool(early)
         if done or stop == StopRequest.STOP_AND_CHECKPOINT:
             self._saving.save_now(self._step)
         else:
             self._saving.finish()
-        if done:
-            self._evaluate()
         self._links.flush()
         self._device_groups.finish()
         dist.barrier()
@@ -317,8 +335,39 @@ class _Training:
                 slot=self._context.slot,
                 step=self._step,
                 done=done,
+                early=early,
             )
         )
+
+    def _evaluate_if_due(self) -> None:
+        """Measure held-out sets; keep the weights if they are the best so far."""
+        step = self._step
+        if not self._evaluation.is_due(step):
+            return
+        for section in self._sections:
+            section.wait()
+        record = self._evaluation.run(step, self._executor)
+        self._saving.best_step = record.best_step
+        if (
+            self._context.loaded.spec.evaluation.every_steps
+            and record.best_step == step
+        ):
+            self._saving.finish()
+            self._start_saving()
+
+    def _save_if_due(self) -> None:
+        """Begin a checkpoint, or put it off until a mini-batch is finite again: one of
+        weights that make losses which are not finite must not push out a good one."""
+        due = self._owes_checkpoint or self._saving.is_due(self._step)
+        self._owes_checkpoint = due and self._skipped in update.NOT_FINITE
+        is_last = self._step == self._context.loaded.spec.steps
+        if due and not self._owes_checkpoint and not is_last:
+            self._start_saving()
+
+    def _start_saving(self) -> None:
+        if self._saving.can_start(self._step):
+            self._context.faults.at(Hook.SNAPSHOT)
+            self._saving.start(self._step)
 
     def doing(self) -> tuple[messages.MemoryUse, int | None]:
         """Return what this rank does, or what an error has ended, and the section."""
@@ -355,8 +404,6 @@ class _Training:
                 slot=self._context.slot,
                 step=self._step,
                 sections=tuple(self._arenas),
-                loss=decision.loss_sum / decision.weight if decision.weight else 0.0,
-                grad_norm=update.gradient_norm(decision),
                 step_s=time.monotonic() - began,
                 peak_bytes=self._context.device.peak_bytes()
                 or self._tracker.peak_bytes,
@@ -364,13 +411,30 @@ class _Training:
                 microbatches=executor.microbatches,
                 recomputes=executor.recomputes,
                 tasks_s=tasks_s,
+                skipped=self._skipped,
+                **self._measured(decision),
             )
         )
         faults.at(Hook.REPORTED)
         return stop
 
-    def _compute(self, step: int, attempt: int) -> list[tuple[float, float]]:
-        """Run all forwards and backwards; return the losses of the virtual nodes."""
+    def _measured(self, decision: MinibatchDecision) -> dict[str, Any]:
+        """Return what a decision says of its mini-batch, as reports name it."""
+        names = (LOSS, *self._context.loaded.layout.metrics)
+        sums = decision.loss_sum, decision.weight, *decision.metrics
+        means = weighted_means(names, sums)
+        return {
+            "loss": means.pop(LOSS, 0.0),
+            "grad_norm": update.gradient_norm(decision),
+            "weight": decision.weight,
+            "learning_rate": self._updater.learning_rate(decision.step),
+            "metrics": tuple(
+                messages.Metric(name=name, value=value) for name, value in means.items()
+            ),
+        }
+
+    def _compute(self, step: int, attempt: int) -> list[list[float]]:
+        """Run all forwards and backwards; return the sums of the virtual nodes."""
         with self._context.memory.control.lock:
             for arena in self._arenas.values():
                 arena.unprepare()
@@ -384,7 +448,7 @@ class _Training:
         return self._executor.train(step, scale_exponent)
 
     def _commit(
-        self, step: int, losses: list[tuple[float, float]]
+        self, step: int, losses: list[list[float]]
     ) -> tuple[MinibatchDecision, int] | None:
         """Reduce, prepare, gather, decide, apply (design: Commit, a to c).
 
@@ -417,6 +481,7 @@ class _Training:
             return None
         stops = all_ranks.stop != StopRequest.NONE
         decision = fold(generation, step, all_ranks.contributions, stops)
+        self._skipped = self._skip_reason(decision)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
         self._saving.finish_copying()
@@ -431,6 +496,13 @@ class _Training:
         if share is not None and all_ranks.share > self._share:
             self._follow_share(share)
         return decision, all_ranks.stop
+
+    def _skip_reason(self, decision: MinibatchDecision) -> messages.SkipReason:
+        """Return why a mini-batch will change no parameter."""
+        scale = None
+        if self._context.loaded.spec.precision == "fp16":
+            scale = next(iter(self._arenas.values())).numbers.loss_scale
+        return update.skip_reason(decision, scale)
 
     def _prepare(self, step: int, mine: Sequence[Contribution]) -> None:
         """Mark gradients as whole, once the device is done with them."""
@@ -451,35 +523,6 @@ class _Training:
         self._reduction.close()
         self._reduction = self._make_reduction()
         self._executor = self._make_executor()
-
-    def _evaluate(self) -> None:
-        """Measure the held-out loss of the current weights, if there are examples."""
-        count = self._source.num_heldout()
-        if not count:
-            return
-        width = self._plan.data_parallel_width
-        share = [count * d // width for d in range(width + 1)]
-        mine = range(share[self._replica], share[self._replica + 1])
-        for section in self._sections:
-            section.wait()
-        losses = self._executor.evaluate(mine)
-        self._context.faults.at(Hook.EVALUATED)
-        table = torch.zeros(count, 2, dtype=torch.float64)
-        if losses:
-            table[mine.start : mine.stop] = torch.tensor(losses, dtype=torch.float64)
-        dist.all_reduce(table)
-        loss_sum = weight = 0.0
-        for one, its_weight in table.tolist():
-            loss_sum += one
-            weight += its_weight
-        if self._rank == 0 and weight:
-            self._context.supervisor.report(
-                messages.Evaluated(
-                    generation=self._command.generation,
-                    step=self._step,
-                    loss=loss_sum / weight,
-                )
-            )
 
 
 def _trainable_ties(layout: ModelLayout) -> list[TiedParameter]:

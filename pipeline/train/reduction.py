@@ -29,8 +29,8 @@ from spottrain.pipeline.state.update import GradientFit
 from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire.model import Plan, Reduction, TiedParameter
 
-Losses = Sequence[tuple[float, float]]
-"""Loss sum and weight of every virtual node of a replica; empty but on the last stage."""
+Losses = Sequence[Sequence[float]]
+"""``LossSums.values`` of every virtual node of a replica; empty but on the last stage."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +47,13 @@ class Replicas:
     """Of a mini-batch."""
     has_loss: bool = True
     """True on the last stage."""
+    num_metrics: int = 0
+    """What the loss measures besides the loss."""
+
+    @property
+    def num_sums(self) -> int:
+        """How many sums ``LossSums.values`` has."""
+        return 2 + 2 * self.num_metrics
 
     def sum(self, tensors: Iterable[torch.Tensor], *, on_device: bool = False) -> None:
         """Sum every tensor over all ranks, in place."""
@@ -117,8 +124,8 @@ class GradientReduction:
         """Sum over replicas; afterwards the arenas hold the whole mini-batch's sum."""
         raise NotImplementedError
 
-    def total_loss(self, losses: Losses) -> tuple[float, float]:
-        """Return loss sum and weight of the mini-batch; zeros but on the last stage."""
+    def total_loss(self, losses: Losses) -> list[float]:
+        """Return the sums of the mini-batch; zeros but on the last stage."""
         raise NotImplementedError
 
     def close(self) -> None:
@@ -178,12 +185,14 @@ class FastReduction(GradientReduction):
                     device.wait(device.upload(source, run))
         return {section.arena.section: GradientFit() for section in sections}
 
-    def total_loss(self, losses: Losses) -> tuple[float, float]:
+    def total_loss(self, losses: Losses) -> list[float]:
         """Add up in the order of virtual nodes here, then over replicas."""
-        totals = _fold(losses)
+        totals = torch.tensor(
+            add_up(losses, self._replicas.num_sums), dtype=torch.float64
+        )
         if self._replicas.has_loss:
             self._replicas.sum([totals])
-        return float(totals[0]), float(totals[1])
+        return list(totals.tolist())
 
     @staticmethod
     def _on_host(sections: Iterable[WorkingSection]) -> bool:
@@ -231,17 +240,16 @@ class ExactReduction(GradientReduction):
             one.write(total, on_host=staged or device.is_host)
         return fits
 
-    def total_loss(self, losses: Losses) -> tuple[float, float]:
+    def total_loss(self, losses: Losses) -> list[float]:
         """Add up in the order of virtual nodes, whoever computed them."""
-        replicas = self._replicas
+        replicas, width = self._replicas, self._replicas.num_sums
         if not replicas.has_loss:
-            return 0.0, 0.0
-        table = torch.zeros(replicas.num_virtual_nodes, 2, dtype=torch.float64)
+            return [0.0] * width
+        table = torch.zeros(replicas.num_virtual_nodes, width, dtype=torch.float64)
         mine = replicas.virtual_nodes
         table[mine.start : mine.stop] = torch.tensor(losses, dtype=torch.float64)
         replicas.sum([table])
-        totals = _fold(table.tolist())
-        return float(totals[0]), float(totals[1])
+        return add_up(table.tolist(), width)
 
     def close(self) -> None:
         """Take the hooks away."""
@@ -367,13 +375,12 @@ REDUCTIONS: Mapping[Reduction, Callable[..., GradientReduction]] = {
 }
 
 
-def _fold(losses: Iterable[Sequence[float]]) -> torch.Tensor:
-    """Add up losses and weights, one virtual node after the other."""
-    loss_sum = weight = 0.0
-    for one, its_weight in losses:
-        loss_sum += one
-        weight += its_weight
-    return torch.tensor([loss_sum, weight], dtype=torch.float64)
+def add_up(rows: Iterable[Sequence[float]], width: int) -> list[float]:
+    """Return the sums of ``width`` columns, one row added after the other."""
+    totals = [0.0] * width
+    for row in rows:
+        totals = [total + one for total, one in zip(totals, row, strict=True)]
+    return totals
 
 
 def sum_tied(

@@ -79,6 +79,8 @@ class Manifest:
     microbatch_size: int
     files: tuple[FileRecord, ...]
     """In the order of sections, then parts."""
+    best_step: int = 0
+    """Step of the best weights up to here, by evaluation; 0: unknown."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -210,16 +212,19 @@ def _compare(path: Path, record: FileRecord, where: str) -> None:
         )
 
 
-def retain(store: Store, keep: int, protect: Collection[str] = ()) -> tuple[str, ...]:
+def retain(
+    store: Store, keep: int, protect: Collection[str] = (), best_step: int = 0
+) -> tuple[str, ...]:
     """Delete checkpoints that are no longer needed and return their names.
 
-    That is: complete checkpoints beyond the newest ``keep``, and folders without a
-    manifest that are of an earlier step than the newest complete one.
+    That is: complete checkpoints beyond the newest ``keep``, but for the best, and
+    folders without a manifest that are of an earlier step than the newest complete one.
 
     Args:
         store: Where the job's checkpoints are.
         keep: Complete checkpoints to keep, at least 1.
         protect: Names never to delete: in use, or being written.
+        best_step: Step of the best one; 0: none is.
 
     Raises:
         StorageError: The store cannot be asked, or does not let it be deleted.
@@ -228,6 +233,7 @@ def retain(store: Store, keep: int, protect: Collection[str] = ()) -> tuple[str,
     if not complete:
         return ()
     newest, kept = complete[0], {entry.name for entry in complete[: max(keep, 1)]}
+    kept |= {entry.name for entry in complete if best_step and entry.step == best_step}
     is_complete = {entry.name for entry in complete}
     doomed = tuple(
         entry.name

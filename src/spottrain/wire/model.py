@@ -89,6 +89,11 @@ class ModelFacts:
     tied: tuple[TiedParameter, ...]
     dataset_len: int
     heldout_len: int
+    """Examples of all held-out sets."""
+    heldout_sets: tuple[str, ...] = ()
+    """Their names."""
+    metrics: tuple[str, ...] = ()
+    """What the loss measures besides the loss, sorted."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -80,14 +80,17 @@ def test_a_minibatch_holds_the_same_examples_however_it_is_cut(
 def test_held_out_examples_are_each_seen_once_in_order(length: int, size: int) -> None:
     source = MicrobatchSource(a_job(5, heldout=length), 0, size, size)
 
-    seen = [source.heldout(number) for number in range(source.num_heldout())]
+    seen = [
+        source.heldout("heldout", number)
+        for number in range(source.num_heldout("heldout"))
+    ]
 
     assert [int(x) for part in seen for x in part] == list(range(length))
     assert all(len(part) <= HELDOUT_FACTOR * size for part in seen)
 
 
 def test_without_held_out_examples_there_are_no_microbatches_of_them() -> None:
-    assert MicrobatchSource(a_job(5), 0, 1, 1).num_heldout() == 0
+    assert a_job(5).heldout_sets == {}
 
 
 @given(parts=st.lists(st.integers(0, 1000), min_size=1, max_size=4))
@@ -119,4 +122,4 @@ def test_examples_drawn_at_random_are_the_same_whoever_draws_them() -> None:
     torch.manual_seed(5)
     assert whole.training(3, 0) == nodes
     assert whole.training(4, 0) != nodes
-    assert whole.heldout(0) == halves.heldout(0)
+    assert whole.heldout("heldout", 0) == halves.heldout("heldout", 0)

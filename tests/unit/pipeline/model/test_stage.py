@@ -272,7 +272,7 @@ def test_blocks_that_run_again_in_backward_are_refused() -> None:
     job = make_job(model=Checkpointed)
     layout = trace(job)
     stage = StageModel(job, layout, range(4), tensors_of(layout))
-    loss, _ = stage.forward(BATCH, None, seeds)
+    loss, *_ = stage.forward(BATCH, None, seeds)
     with pytest.raises(UserCodeError, match="turn activation checkpointing off"):
         loss.backward()
 
