@@ -47,7 +47,13 @@ from spottrain.varuna_manager.config.files import explain, read_job_file, to_jso
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
-from spottrain.wire.messages import DeviceChoice, JobSpec, Network, WireType
+from spottrain.wire.messages import (
+    DeviceChoice,
+    EvaluationSpec,
+    JobSpec,
+    Network,
+    WireType,
+)
 from spottrain.wire.model import Precision, Reduction, ScheduleKind, StateHome
 
 MAX_MEASURED_MICROBATCH = 16
@@ -171,6 +177,40 @@ class CheckpointConfig(Section):
     """Number of newest complete checkpoints to keep."""
 
 
+class EvaluationConfig(Section):
+    """Evaluation of the held-out sets that the `TrainingJob` names. See
+    docs/training.md."""
+
+    every_steps: NonNegativeInt = 0
+    """Number of mini-batches between evaluations; 0: only before the first and after
+    the last one."""
+    metric: Annotated[str, Field(pattern=r"^([^/]+/[^/]+)?$")] = ""
+    """What decides which weights are the best, as `set/metric`, such as
+    `heldout/loss`; by default the loss on the first set. The best checkpoint is kept
+    beside the newest ones."""
+    goal: Literal["min", "max"] = "min"
+    """Whether the least or the largest value is the best."""
+    patience: NonNegativeInt = 0
+    """Stop training after this number of evaluations in a row without improvement; 0:
+    never."""
+    min_delta: NonNegativeFloat = 0.0
+    """Smallest change of the metric that counts as an improvement."""
+
+    @model_validator(mode="after")
+    def _evaluates(self) -> Self:
+        if self.patience and not self.every_steps:
+            raise ValueError("patience needs every_steps: how often to evaluate")
+        return self
+
+
+class NonFiniteConfig(Section):
+    """What to do about losses and gradients that are not finite."""
+
+    stop_after: PositiveInt = 10
+    """End the job, with exit code 3, after this number of mini-batches in a row whose
+    loss or gradients are not finite. None of them changes the weights."""
+
+
 class MorphingConfig(Section):
     """How the job changes its plan."""
 
@@ -279,6 +319,8 @@ class JobConfig(Section):
     budget: BudgetConfig = BudgetConfig()
     slo: SloConfig = SloConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
+    evaluation: EvaluationConfig = EvaluationConfig()
+    on_nonfinite: NonFiniteConfig = NonFiniteConfig()
     morphing: MorphingConfig = MorphingConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     manager: ManagerConfig = ManagerConfig()
@@ -397,6 +439,13 @@ class JobConfig(Section):
             precision=self.runtime.precision,
             network=self.runtime.network,
             wire=self.runtime.wire,
+            evaluation=EvaluationSpec(
+                every_steps=self.evaluation.every_steps,
+                metric=self.evaluation.metric,
+                goal=self.evaluation.goal,
+                patience=self.evaluation.patience,
+                min_delta=self.evaluation.min_delta,
+            ),
         )
 
     def deadline_s(self, launched_at_s: float) -> float | None:

@@ -243,12 +243,15 @@ def lose_vm(transition: Transition, vm_id: str, reason: str) -> None:
                 leave(transition, slot, RankPhase.GONE, reason)
 
 
-def stopped(transition: Transition, slot: Slot, *, done: bool) -> None:
+def stopped(
+    transition: Transition, slot: Slot, report: messages.GenerationStopped
+) -> None:
     """A rank stopped after the mini-batch that all stop after."""
     generation = transition.generation
     if generation.ranks[slot] in (RankPhase.INVITED, RankPhase.STARTED):
         generation = transition.put_rank(slot, RankPhase.STOPPED)
-        transition.put_generation(replace(generation, done=generation.done or done))
+        done, early = generation.done or report.done, generation.early or report.early
+        transition.put_generation(replace(generation, done=done, early=early))
 
 
 def advance(transition: Transition) -> None:
@@ -348,17 +351,20 @@ def close(transition: Transition, ended_by: str) -> None:
     transition.note_phase(generation.phase, None)
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
     if generation.done and finished and not broke:
-        transition.end(_outcome_of_done(state))
+        transition.end(_outcome_of_done(state, generation.early))
     elif fruitless >= MAX_FRUITLESS:
         reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
         transition.end(Outcome(kind="failed", exit_code=1, reason=reason))
 
 
-def _outcome_of_done(state: State) -> Outcome:
-    """Return the outcome once all steps are done: a success if the weights are stored."""
+def _outcome_of_done(state: State, early: str) -> Outcome:
+    """Return the outcome once training is over: a success if the weights are stored."""
     steps, newest = state.job.spec.steps, state.newest_checkpoint
+    if early:
+        steps = state.progress.step
+    what = f"{steps} steps done" + (f", stopped early: {early}" if early else "")
     if newest is not None and newest.step >= steps:
-        return Outcome(kind="succeeded", exit_code=0, reason=f"{steps} steps done")
+        return Outcome(kind="succeeded", exit_code=0, reason=what)
     trouble = state.checkpoint_error or "the last checkpoint was not written"
-    reason = f"{steps} steps done, but {trouble}; fix that, then resume the job"
+    reason = f"{what}, but {trouble}; fix that, then resume the job"
     return Outcome(kind="failed", exit_code=1, reason=reason)

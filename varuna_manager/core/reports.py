@@ -44,9 +44,9 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             if slot := _rank_of(state, number, vm_id, index):
                 counters.committed(transition, report)
                 stragglers.committed(transition, slot, report)
-        case messages.GenerationStopped(generation=number, slot=index, done=done):
+        case messages.GenerationStopped(generation=number, slot=index):
             if slot := _rank_of(state, number, vm_id, index):
-                generations.stopped(transition, slot, done=done)
+                generations.stopped(transition, slot, report)
         case messages.GenerationBroken(generation=number, slot=index, reason=reason):
             _out(transition, number, Slot(vm_id=vm_id, index=index), reason)
         case messages.WorkerDied(generation=number, slot=index, reason=reason):

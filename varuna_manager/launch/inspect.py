@@ -16,9 +16,9 @@ from pathlib import Path
 
 import spottrain
 from spottrain import machine
-from spottrain.errors import SpottrainError, UserCodeError, WireError
+from spottrain.errors import ConfigError, SpottrainError, UserCodeError, WireError
 from spottrain.morphing.plan.profiles import is_noisy
-from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.config.job import EvaluationConfig, JobConfig
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.jobs.folder import home
 from spottrain.varuna_manager.launch import data
@@ -47,8 +47,34 @@ def inspect_model(config: JobConfig) -> ModelFacts:
 
     Raises:
         UserCodeError: The user's code is missing, raises or misfits.
+        ConfigError: The job file names a held-out set or a metric that there is not.
         ToolError: The process that inspects it failed.
     """
+    facts = _facts(config)
+    _check_evaluation(config.evaluation, facts)
+    return facts
+
+
+def _check_evaluation(asked: EvaluationConfig, facts: ModelFacts) -> None:
+    if asked.every_steps and not facts.heldout_sets:
+        raise ConfigError(
+            "evaluation.every_steps: there is no held-out set to evaluate: give your "
+            "TrainingJob heldout="
+        )
+    name, _, metric = asked.metric.partition("/")
+    if name and name not in facts.heldout_sets:
+        raise ConfigError(
+            f"evaluation.metric: there is no held-out set {name}: got {asked.metric}; "
+            f"the sets are {', '.join(facts.heldout_sets) or 'none'}"
+        )
+    if metric and metric not in ("loss", *facts.metrics):
+        raise ConfigError(
+            f"evaluation.metric: loss returns no metric {metric}: got {asked.metric}; "
+            f"it returns {', '.join(('loss', *facts.metrics))}"
+        )
+
+
+def _facts(config: JobConfig) -> ModelFacts:
     key = _key(config.entrypoint, Path(config.workdir))
     kept = home() / "cache" / "inspect" / f"{key}.json"
     facts: ModelFacts

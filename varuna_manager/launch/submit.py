@@ -202,6 +202,7 @@ def job_settings(
         recompute=config.morphing.asked_recompute,
         state=config.runtime.asked_state,
         objective=config.morphing.objective,
+        stop_after_nonfinite=config.on_nonfinite.stop_after,
         suspect_s=config.manager.suspect_s,
         microbatch_sizes=config.microbatch_sizes,
         profile=given_profile(config, facts),

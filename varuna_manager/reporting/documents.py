@@ -81,6 +81,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "step": progress.step,
         "steps": job.spec.steps,
         "loss": progress.loss_last,
+        "nonfinite": _nonfinite(progress),
         "examples_per_s": _recent_examples_per_s(state),
         **use_view(_recent_use(state)),
         "time_left_s": _time_left_s(state),
@@ -130,6 +131,9 @@ def report(
         "loss_last": progress.loss_last,
         "heldout_loss_first": progress.heldout_first,
         "heldout_loss": progress.heldout_last,
+        "heldout_set": progress.heldout_set,
+        "best_step": progress.best_step,
+        "nonfinite": _nonfinite(progress),
         **{name: getattr(state.tally, name) for name in _COUNTS},
         "plans": [_plan_run(job, plan, at_s) for plan in plans(state)],
         "interruptions": [_interruption(state, hit) for hit in state.interruptions],
@@ -148,6 +152,17 @@ def report(
         "wall_s": at_s - state.submitted_at_s,
         "cost": costs.cost(state, history, at_s),
         "timeline": timeline(state, history, plans(state)),
+    }
+
+
+def _nonfinite(progress: records.Progress) -> dict[str, int] | None:
+    """Return what is known of mini-batches that were not finite, if there were any."""
+    if progress.nonfinite_last is None:
+        return None
+    return {
+        "steps": progress.nonfinite_steps,
+        "in_row": progress.nonfinite_in_row,
+        "last": progress.nonfinite_last,
     }
 
 

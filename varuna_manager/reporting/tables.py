@@ -47,7 +47,7 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_column(ratio=1)
     grid.add_row("computes on", Text(status["computes_on"]))
     grid.add_row("step", _progress(status))
-    grid.add_row("loss", fmt.number(status["loss"]))
+    grid.add_row("loss", fmt.number(status["loss"]) + nonfinite_words(status))
     compute = use_line(status)
     speed = _speed(status["examples_per_s"])
     grid.add_row("speed", speed + (f" · {compute}" if compute else ""))
@@ -174,7 +174,8 @@ def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
 def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "job", f"{report['name']}: {report['state']} after {_wall(report)}"
     yield "steps", f"{report['steps_done']} of {report['steps']}"
-    yield "loss", _arrow(report["loss_first"], report["loss_last"])
+    loss = _arrow(report["loss_first"], report["loss_last"])
+    yield "loss", loss + nonfinite_words(report)
     if report["heldout_loss_first"] is not None:
         first, last = report["heldout_loss_first"], report["heldout_loss"]
         yield "held-out loss", _arrow(first, last)
@@ -203,6 +204,14 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "slow VMs", f"{report['slow_vms_replaced']} replaced"
     if report["checkpoint_error"]:
         yield "checkpoints", f"the last save failed: {report['checkpoint_error']}"
+
+
+def nonfinite_words(document: dict[str, Any]) -> str:
+    """Return a mark beside the loss of a job with steps that were not finite."""
+    if (found := document["nonfinite"]) is None:
+        return ""
+    steps = "step was" if found["steps"] == 1 else "steps were"
+    return f" (!) {found['steps']} {steps} not finite, last {found['last']}"
 
 
 def _wall(report: dict[str, Any]) -> str:

@@ -123,10 +123,36 @@ def committed(transition: Transition, report: MinibatchCommitted) -> None:
         tally, news = transition.state.tally, step - progress.step
         egress = tally.egress + generation.egress * news
         progress = _progress(transition, progress, step, report)
+        progress = _follow_nonfinite(transition, progress, report)
         tally = replace(tally, egress=egress)
         transition.state = replace(transition.state, tally=tally)
     state = transition.state
     transition.state = replace(state, generation=generation, progress=progress)
+    limit = state.job.stop_after_nonfinite
+    if progress.nonfinite_in_row >= limit:
+        transition.fail(
+            f"{progress.nonfinite_in_row} mini-batches in a row, up to step "
+            f"{progress.step}, were not finite and changed nothing: look at data and "
+            "learning rate, or at loss with SPOTTRAIN_CHECK_FINITE=1 in env",
+            exit_code=3,
+        )
+
+
+def _follow_nonfinite(
+    transition: Transition, progress: records.Progress, report: MinibatchCommitted
+) -> records.Progress:
+    """Count mini-batches that changed nothing because something was not finite."""
+    if report.skipped not in ("loss", "gradients"):
+        return replace(progress, nonfinite_in_row=0)
+    if not progress.nonfinite_in_row:
+        what = "loss is" if report.skipped == "loss" else "gradients are"
+        transition.log(f"step {progress.step} changed nothing: its {what} not finite")
+    return replace(
+        progress,
+        nonfinite_steps=progress.nonfinite_steps + 1,
+        nonfinite_in_row=progress.nonfinite_in_row + 1,
+        nonfinite_last=progress.step,
+    )
 
 
 def _progress(
@@ -167,18 +193,23 @@ def _settle_interruptions(transition: Transition, cost_s: float) -> None:
 
 
 def evaluated(transition: Transition, report: Evaluated) -> None:
-    """Fold a held-out loss."""
+    """Fold an evaluation; the first set's loss stands for the job's."""
     progress = transition.state.progress
-    first = progress.heldout_first
-    if first is None and report.step == 0:
-        first = report.loss
-    transition.state = replace(
-        transition.state,
-        progress=replace(
+    if report.is_best:
+        progress = replace(progress, best_step=report.step)
+    name = progress.heldout_set or report.name
+    if report.name == name:
+        first = progress.heldout_first
+        if first is None and report.step == 0:
+            first = report.loss
+        progress = replace(
             progress,
             heldout_first=first,
             heldout_last=report.loss,
             heldout_step=report.step,
-        ),
-    )
-    transition.log(f"held-out loss {report.loss:.3f} after {report.step} steps")
+            heldout_set=name,
+        )
+    transition.state = replace(transition.state, progress=progress)
+    what = "held-out loss" if report.name == "heldout" else f"loss on {report.name}"
+    best = ", the best so far" if report.is_best else ""
+    transition.log(f"{what} {report.loss:.3f} after {report.step} steps{best}")

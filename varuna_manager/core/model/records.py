@@ -270,7 +270,9 @@ class Generation:
     committed: bool = False
     """Whether it has committed a mini-batch."""
     done: bool = False
-    """Whether a rank has reported that all steps are done."""
+    """Whether a rank has reported that all steps are done, or training stopped early."""
+    early: str = ""
+    """Why training stopped before the last step."""
     checkpoint_asked: bool = False
     """Whether its stop includes a checkpoint."""
     break_reason: str = ""
@@ -388,6 +390,16 @@ class Progress:
     heldout_first: float | None = None
     heldout_last: float | None = None
     heldout_step: int | None = None
+    heldout_set: str = ""
+    """Which held-out set these losses are of: the first one."""
+    best_step: int | None = None
+    """Step of the best weights, by the job's decisive metric."""
+    nonfinite_steps: int = 0
+    """Mini-batches whose loss or gradients were not finite: they changed nothing."""
+    nonfinite_in_row: int = 0
+    """Those since the last finite one."""
+    nonfinite_last: int | None = None
+    """The newest of them."""
     minibatches_recomputed: int = 0
     """Committed mini-batches that were computed again after a restore."""
     first_commit_at_s: float | None = None

@@ -60,6 +60,8 @@ class JobSettings:
     """Where every plan keeps committed state; None: the planner chooses."""
     objective: Objective = "throughput"
     """What plans are compared by, see ``plan_objective``."""
+    stop_after_nonfinite: int = 10
+    """The job fails after so many mini-batches in a row that are not finite."""
     suspect_s: float = 5.0
     """A VM without heartbeats for so long is suspected to be lost."""
     debounce_s: float = 2.0
