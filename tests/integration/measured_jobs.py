@@ -54,8 +54,7 @@ def stuck_job() -> TrainingJob:
 
 
 def exploding_job() -> TrainingJob:
-    """Losses that are not finite in the mini-batches that the environment names."""
-    bad = {int(word) for word in os.environ.get("TINY_NAN_STEPS", "").split()}
+    """Losses that are nan for the examples that the environment names."""
 
     class Numbered(tiny.Tokens):
         def __getitem__(self, index: int) -> torch.Tensor:
@@ -63,9 +62,9 @@ def exploding_job() -> TrainingJob:
 
     def loss(model: nn.Module, batch: torch.Tensor) -> tuple[torch.Tensor, float]:
         total, weight = tiny.loss(model, batch[:, :-1])
-        # Poison is looked up by example: steps see one shuffled epoch of 64.
-        poisoned = torch.isin(batch[:, -1], torch.tensor(sorted(bad)))
-        return total * torch.where(poisoned.any(), torch.nan, 1.0), weight
+        poisoned = [int(word) for word in os.environ.get("TINY_POISONED", "").split()]
+        is_bad = torch.isin(batch[:, -1], torch.tensor(poisoned)).any()
+        return total * torch.where(is_bad, torch.nan, 1.0), weight
 
     return dataclasses.replace(
         tiny.job(), dataset=Numbered(50), heldout=Numbered(7), loss=loss

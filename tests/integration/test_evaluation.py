@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.fleet import Fleet, Zygote, make_plan
+from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.test_hooks import NUM_SECTIONS, job_spec
 
 from spottrain.manifest import list_checkpoints, read_manifest
@@ -160,3 +161,43 @@ def test_training_stops_early_without_improvement(
     assert {r.step for r in stopped} == {max(found) + 2}
     assert all("near/loss has not improved in 2" in r.early for r in stopped)
     assert list_checkpoints(open_store(spec.checkpoint_path))[0].step == max(found) + 2
+
+
+# --- Losses that are not finite ---------------------------------------------------------------
+
+
+def test_what_is_not_finite_is_skipped_by_all_stages_alike(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    poisoned = " ".join(map(str, range(0, 50, 17)))  # 3 of 50 examples
+    seen = []
+    for shape in ((1, 1), (2, 2)):
+        folder = tmp_path / f"{shape[0]}x{shape[1]}"
+        spec = spec_of(
+            folder,
+            "measured_jobs:exploding_job",
+            evaluation=EvaluationSpec(),
+            checkpoint_every_steps=1,
+            checkpoint_keep=20,
+        )
+        fleet = train(
+            zygote, folder, spec, shape, environment={"TINY_POISONED": poisoned}
+        )
+        steps = steps_of(fleet)
+        saved = {
+            r.step for _, r in fleet.history if isinstance(r, messages.CheckpointSaved)
+        }
+        seen.append(
+            (
+                {k: (repr(v[0]), v[5]) for k, v in steps.items()},
+                read_weights(Path(spec.checkpoint_path)),
+            )
+        )
+        bad = {step for step, (loss, *_, skipped) in steps.items() if skipped}
+        assert {steps[step][5] for step in bad} == {"loss"}
+        assert all(math.isnan(steps[step][0]) == (step in bad) for step in steps)
+        assert bad
+        assert bad < set(steps)
+        # The last one is saved whatever it is.
+        assert saved.isdisjoint(bad - {6})
+    assert seen[0] == seen[1]

@@ -296,7 +296,13 @@ class Story:
             sections_loaded=0,
         )
 
-    def commit(self, step: int, *, only: tuple[str, ...] | None = None) -> None:
+    def commit(
+        self,
+        step: int,
+        *,
+        only: tuple[str, ...] | None = None,
+        skipped: messages.SkipReason = "",
+    ) -> None:
         """Ranks report one mini-batch of a second."""
         plan = self.generation.plan
         for rank, slot in enumerate(plan.slots):
@@ -312,14 +318,15 @@ class Story:
                         grad_norm=1.0,
                         step_s=1.0,
                         peak_bytes=step,
+                        skipped=skipped,
                     ),
                 )
 
-    def stopped(self, step: int, *, done: bool = False) -> None:
+    def stopped(self, step: int, *, done: bool = False, early: str = "") -> None:
         number = self.generation.number
         for slot in self.generation.plan.slots:
             report = messages.GenerationStopped(
-                generation=number, slot=0, step=step, done=done
+                generation=number, slot=0, step=step, done=done, early=early
             )
             self.report(slot.vm_id, report)
 

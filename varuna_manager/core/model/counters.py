@@ -130,6 +130,7 @@ def committed(transition: Transition, report: MinibatchCommitted) -> None:
     transition.state = replace(state, generation=generation, progress=progress)
     limit = state.job.stop_after_nonfinite
     if progress.nonfinite_in_row >= limit:
+        transition.decides = True
         transition.fail(
             f"{progress.nonfinite_in_row} mini-batches in a row, up to step "
             f"{progress.step}, were not finite and changed nothing: look at data and "

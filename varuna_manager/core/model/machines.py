@@ -67,6 +67,7 @@ JOB: Machine = {
             e.LaunchRefused,
             e.CommandFailed,
             messages.UserCodeFailed,
+            messages.MinibatchCommitted,
             messages.CheckpointFailed,
             messages.VmUnfit,
             *_LEFT,

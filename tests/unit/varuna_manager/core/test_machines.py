@@ -32,7 +32,7 @@ class Watched(Story):
     def __init__(self) -> None:
         self.seen: set[Change] = set()
         self.told: set[type] = set()
-        super().__init__()
+        super().__init__(stop_after_nonfinite=1)
 
     def tell(self, cls: type[e.Event], **fields: Any) -> tuple[c.Command, ...]:
         commands = super().tell(cls, **fields)
@@ -237,7 +237,7 @@ def reports(story: Watched) -> Iterator[messages.Report]:
             sections_moved=0,
             sections_loaded=0,
         )
-        yield messages.MinibatchCommitted(
+        committed = messages.MinibatchCommitted(
             generation=number,
             slot=0,
             step=4,
@@ -247,6 +247,8 @@ def reports(story: Watched) -> Iterator[messages.Report]:
             step_s=1.0,
             peak_bytes=1,
         )
+        yield committed
+        yield replace(committed, sections=(0, 1, 2, 3), skipped="loss")
         yield messages.GenerationStopped(generation=number, slot=0, step=4, done=False)
         yield messages.GenerationBroken(generation=number, slot=0, reason="lost a peer")
         yield messages.WorkerDied(generation=number, slot=0, reason="killed")

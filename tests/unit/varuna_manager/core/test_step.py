@@ -172,6 +172,60 @@ def test_success_returns_all_vms_and_finishes_once_they_are_gone() -> None:
     assert story.state.progress.heldout_last == 2.5
 
 
+def test_training_that_stops_early_is_a_success_once_its_weights_are_saved() -> None:
+    story = Story().training(*FOUR)
+    for step in range(4, 41):
+        story.commit(step)
+    story.report("a", messages.CheckpointSaved(name="step-40", step=40))
+    story.stopped(40, done=True, early="val/loss has not improved in 3 evaluations")
+    outcome = story.state.outcome
+    assert outcome is not None
+    assert (outcome.kind, outcome.exit_code) == ("succeeded", 0)
+    assert outcome.reason == (
+        "40 steps done, stopped early: val/loss has not improved in 3 evaluations"
+    )
+
+
+def test_evaluations_of_several_sets_are_told_by_the_first_one() -> None:
+    story = Story().training(*FOUR, steps=4)
+    for name, loss in (("near", 3.0), ("far", 2.0)):
+        report = messages.Evaluated(
+            generation=1, step=4, loss=loss, name=name, is_best=name == "far"
+        )
+        story.report("a", report)
+    progress = story.state.progress
+    assert (progress.heldout_set, progress.heldout_last) == ("near", 3.0)
+    assert progress.best_step == 4
+    assert "loss on far 2.000 after 4 steps, the best so far" in story.state.last_news
+
+
+# --- Steps that are not finite ----------------------------------------------------------------
+
+
+def test_a_job_ends_after_steps_in_a_row_that_are_not_finite() -> None:
+    story = Story(stop_after_nonfinite=3).training(*FOUR)
+    reasons: list[messages.SkipReason]
+    reasons = ["loss", "gradients", "", "loss", "loss"]
+    for step, reason in enumerate(reasons, 4):
+        story.commit(step, skipped=reason)
+        assert story.state.phase is JobPhase.ACTIVE
+    assert "step 7 changed nothing: its loss is not finite" in story.state.last_news
+    story.commit(9, only=("a", "b"), skipped="gradients")
+    outcome, progress = story.state.outcome, story.state.progress
+    assert outcome is not None
+    assert (outcome.kind, outcome.exit_code) == ("failed", 3)
+    assert "3 mini-batches in a row, up to step 9, were not finite" in outcome.reason
+    assert (progress.nonfinite_steps, progress.nonfinite_last) == (5, 9)
+
+
+def test_a_loss_scale_that_backs_off_is_no_trouble() -> None:
+    story = Story(stop_after_nonfinite=2).training(*FOUR)
+    for step in range(4, 20):
+        story.commit(step, skipped="scale")
+    assert story.state.phase is JobPhase.ACTIVE
+    assert story.state.progress.nonfinite_last is None
+
+
 # --- Breaks -----------------------------------------------------------------------------------
 
 
