@@ -215,6 +215,18 @@ OUT_OF_MEMORY = messages.OutOfMemory(
 )
 
 
+COMMITTED = messages.MinibatchCommitted(
+    generation=1,
+    slot=0,
+    step=4,
+    sections=(0,),
+    loss=1.0,
+    grad_norm=1.0,
+    step_s=1.0,
+    peak_bytes=1,
+)
+
+
 def reports(story: Watched) -> Iterator[messages.Report]:
     state = story.state
     numbers = {0}
@@ -237,16 +249,7 @@ def reports(story: Watched) -> Iterator[messages.Report]:
             sections_moved=0,
             sections_loaded=0,
         )
-        committed = messages.MinibatchCommitted(
-            generation=number,
-            slot=0,
-            step=4,
-            sections=(0,),
-            loss=1.0,
-            grad_norm=1.0,
-            step_s=1.0,
-            peak_bytes=1,
-        )
+        committed = replace(COMMITTED, generation=number)
         yield committed
         yield replace(committed, sections=(0, 1, 2, 3), skipped="loss")
         yield messages.GenerationStopped(generation=number, slot=0, step=4, done=False)
