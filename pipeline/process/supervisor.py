@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import gc
 import json
 import os
 import selectors
@@ -128,6 +129,9 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until stdin ends or the VM is retired."""
+        # Workers collect garbage between generations: what they share with this process
+        # is none, and to look at it would copy it.
+        gc.freeze()
         try:
             while True:
                 for key, _ in self._selector.select():
