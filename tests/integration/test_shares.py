@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import messages

@@ -22,7 +22,7 @@ from tests.integration.fleet import (
     Zygote,
     make_plan,
 )
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.machine import SUPERVISOR_VARIABLES
 from spottrain.pipeline.process.greeting import Greeting
