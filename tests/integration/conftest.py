@@ -24,10 +24,12 @@ def undisturbed_in(
     """Return the weights of an undisturbed run on one CPU, in a precision."""
 
     @cache
-    def weights(precision: Precision) -> dict[str, bytes]:
+    def weights(
+        precision: Precision, entrypoint: str = "tiny_job:job"
+    ) -> dict[str, bytes]:
         folder = tmp_path_factory.mktemp(f"undisturbed-{precision}")
         runtime = Runtime(precision=precision)
-        return train(zygote, folder, 1, 1, runtime=runtime)[0]
+        return train(zygote, folder, 1, 1, runtime=runtime, entrypoint=entrypoint)[0]
 
     return weights
 

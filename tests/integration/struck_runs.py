@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Protocol
 
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan
 
@@ -145,4 +146,9 @@ def can_reach(hook: Hook, depth: int) -> bool:
     return hook is not Hook.RECOMPUTE or depth > 1
 
 
-Undisturbed = Callable[[Precision], dict[str, bytes]]
+class Undisturbed(Protocol):
+    """Trains on one CPU, undisturbed and once; returns the weights at the end."""
+
+    def __call__(
+        self, precision: Precision, entrypoint: str = ...
+    ) -> dict[str, bytes]: ...

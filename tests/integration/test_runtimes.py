@@ -18,6 +18,7 @@ from tests.integration.struck_runs import (
     STEPS,
     Blow,
     Runtime,
+    Undisturbed,
     job_spec,
     train,
 )
@@ -42,28 +43,22 @@ def test_a_library_that_cannot_sum_here_is_refused_in_a_line(
 @pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
 def test_gradients_that_leave_their_range_are_computed_again_to_the_same_bits(
-    zygote: Zygote, tmp_path: Path, shape: tuple[int, int], runtime: Runtime
+    zygote: Zygote,
+    undisturbed_in: Undisturbed,
+    tmp_path: Path,
+    shape: tuple[int, int],
+    runtime: Runtime,
 ) -> None:
     """One example in nine weighs a billion times as much as the others."""
-    (alone := tmp_path / "alone").mkdir()
-    (together := tmp_path / "together").mkdir()
-    plain = Runtime(precision=runtime.precision)
-    expected, _ = train(
-        zygote, alone, 1, 1, runtime=plain, entrypoint="tiny_job:jumping_job"
-    )
+    jumping = "tiny_job:jumping_job"
     rank = shape[0] * shape[1] - 1
     blows = [Blow(Hook.GATHERED, rank, Action.KILL_WORKER, 2)]
 
     weights, _ = train(
-        zygote,
-        together,
-        *shape,
-        blows,
-        runtime=runtime,
-        entrypoint="tiny_job:jumping_job",
+        zygote, tmp_path, *shape, blows, runtime=runtime, entrypoint=jumping
     )
 
-    assert weights == expected
+    assert weights == undisturbed_in(runtime.precision, jumping)
 
 
 @pytest.mark.parametrize("wire", ["bf16", "fp16"])
