@@ -96,10 +96,8 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operation and count the storages that it has made."""
         result = operation(*args, **(kwargs or {}))
-        made = [x for x in tree_iter(result) if isinstance(x, torch.Tensor)]
-        if made:
-            leaves = tree_iter((args, kwargs))
-            given = {_name(x) for x in leaves if isinstance(x, torch.Tensor)}
+        if made := tensors_in(result):
+            given = {_name(x) for x in tensors_in((args, kwargs))}
             for tensor in made:
                 if _name(tensor) not in given:
                     self.adopt(tensor)
@@ -109,6 +107,21 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def ignore_compile_internals(cls) -> bool:
         """Let what torch.compile compiles be compiled as if this were not there."""
         return True
+
+
+def tensors_in(values: object) -> list[torch.Tensor]:
+    """Return the tensors among an operation's operands or results.
+
+    They are in tuples, lists and dicts; ``tree_iter``, which also knows what users have
+    registered, takes longer than a small operation.
+    """
+    if isinstance(values, torch.Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, tuple | list):
+        return []
+    return [tensor for value in values for tensor in tensors_in(value)]
 
 
 def _name(tensor: torch.Tensor) -> int:

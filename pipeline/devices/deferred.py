@@ -26,8 +26,8 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_iter
 
+from spottrain.pipeline.base.tracking import tensors_in
 from spottrain.pipeline.devices.port import Transfer, UnusableDeviceError
 
 _UNDEFINED = 0xFF
@@ -66,13 +66,13 @@ class _Guard(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> Any:
         """Run an operation whose operands are all there."""
         changed = _written(operation, args)
-        operands = _tensors((args, kwargs))
+        operands = tensors_in((args, kwargs))
         for operand in operands:
             is_written = any(operand is one for one in changed)
             self._device.check(operation, operand, is_written=is_written)
         result = operation(*args, **(kwargs or {}))
         if self._device.hold_any(operands):
-            self._device.hold(_tensors((result, changed)))
+            self._device.hold(tensors_in((result, changed)))
             if operation._schema.name in _HOST_READS:
                 self._device.note_read(operation._schema.name)
         return result
@@ -93,13 +93,9 @@ class _Reads(TorchFunctionMode):
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
         """Run a function of torch's."""
-        if function in _WHOLE_READS and self._device.hold_any(_tensors(args)):
+        if function in _WHOLE_READS and self._device.hold_any(tensors_in(args)):
             self._device.note_read(function.__name__)
         return function(*args, **(kwargs or {}))
-
-
-def _tensors(values: object) -> list[torch.Tensor]:
-    return [one for one in tree_iter(values) if isinstance(one, torch.Tensor)]
 
 
 def _written(operation: Any, args: tuple[Any, ...]) -> list[torch.Tensor]:

@@ -12,9 +12,9 @@ slots on GPUs ``{"devices", "memory_shares", "threads", "gpus"}``.
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import functools
+import gc
 import json
 import os
 import selectors
@@ -23,24 +23,22 @@ import socket
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
 
-from spottrain import machine
 from spottrain.errors import SpottrainError, UserCodeError
-from spottrain.gpus.builds import (
-    UnfitBuildError,
-    build_of,
-    capabilities_of,
-    check_driver,
-)
-from spottrain.gpus.slots import CPU
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.devices.port import UnusableDeviceError
 from spottrain.pipeline.model.loaded import LoadedJob, load
+from spottrain.pipeline.process.greeting import (
+    Greeting,
+    check_no_cuda,
+    first_line,
+    is_single_threaded,
+    unfit,
+)
 from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
 from spottrain.pipeline.process.worker import (
     MAX_MESSAGE_BYTES,
@@ -49,66 +47,15 @@ from spottrain.pipeline.process.worker import (
     user_code_failed,
 )
 from spottrain.wire import messages
-from spottrain.wire.codec import decode, encode, from_data
-from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import GpuFacts
+from spottrain.wire.codec import decode, encode
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
 _CALIBRATION = "calibration"
 _PR_SET_PDEATHSIG = 1
-_CUDA_FILE = "/dev/nvidia-uvm"
-"""Open as soon as any library has initialised the driver; NVML does not open it."""
 
 _Body = Callable[[socket.socket], None]
 """Function that a child runs, given its end of the socket to the supervisor."""
-
-
-@dataclass(frozen=True, slots=True)
-class Greeting:
-    """First line of stdin, from the agent."""
-
-    spec: JobSpec
-    workdir: Path
-    num_slots: int
-    private_address: str
-    vm_id: str
-    devices: tuple[str, ...]
-    """Of each slot: ``cpu`` or ``cuda:<UUID>``."""
-    memory_shares: tuple[float, ...]
-    """Of each slot: its share of its GPU's memory; 1 on CPUs."""
-    threads: int
-    """CPU threads of a worker."""
-    gpus: tuple[GpuFacts, ...]
-    """The GPUs that slots drive."""
-
-    @classmethod
-    def parse(cls, line: str) -> Greeting:
-        """Read the first line of stdin."""
-        data: dict[str, Any] = json.loads(line)
-        num_slots: int = data["num_slots"]
-        return cls(
-            spec=from_data(JobSpec, data["spec"]),
-            workdir=Path(data["workdir"]),
-            num_slots=num_slots,
-            private_address=data["private_address"],
-            vm_id=data["vm_id"],
-            devices=tuple(data.get("devices", (CPU,) * num_slots)),
-            memory_shares=tuple(data.get("memory_shares", (1.0,) * num_slots)),
-            threads=data.get("threads", 1),
-            gpus=tuple(from_data(GpuFacts, gpu) for gpu in data.get("gpus", ())),
-        )
-
-    def device_name(self) -> str:
-        """Return what the slots compute on, as in ``Profile``."""
-        return machine.device(self.gpus, self.memory_shares)
-
-    def slot_memory_bytes(self) -> int:
-        """Return the least memory that a slot has on its GPU; 0: on CPUs."""
-        sizes = {f"cuda:{gpu.uuid}": gpu.memory_bytes for gpu in self.gpus}
-        pairs = zip(self.devices, self.memory_shares, strict=True)
-        each = (int(sizes[name] * share) for name, share in pairs if name in sizes)
-        return min(each, default=0)
 
 
 @dataclass(slots=True)
@@ -182,6 +129,9 @@ class Supervisor:
 
     def run(self) -> None:
         """Serve until stdin ends or the VM is retired."""
+        # Workers collect garbage between generations: what they share with this process
+        # is none, and to look at it would copy it.
+        gc.freeze()
         try:
             while True:
                 for key, _ in self._selector.select():
@@ -511,7 +461,7 @@ def main() -> None:
     reports = os.dup(sys.stdout.fileno())
     os.dup2(_STDERR_FD, sys.stdout.fileno())  # the user's code prints to the log
     load_in_workers = _LOAD_IN_WORKERS in sys.argv
-    line = sys.argv[-1] if load_in_workers else _first_line()
+    line = sys.argv[-1] if load_in_workers else first_line()
     greeting = Greeting.parse(line)
     # A lost DNS query must not stall a connection to a store for 5 s.
     os.environ.setdefault("RES_OPTIONS", "timeout:1 attempts:1")
@@ -521,89 +471,24 @@ def main() -> None:
     os.environ.setdefault("PYTORCH_NVML_BASED_CUDA_CHECK", "1")
     os.environ["SPOTTRAIN_STEPS"] = str(greeting.spec.steps)
     loaded = None
-    failure: messages.Report | None = _unfit(greeting.gpus)
+    failure: messages.Report | None = unfit(greeting.gpus)
     if failure is None and not load_in_workers:
         try:
             loaded = load(greeting.spec, greeting.workdir)
-            _check_no_cuda()
+            check_no_cuda()
         except UserCodeError as error:
             failure = user_code_failed(error)
         except SpottrainError as error:
             failure = messages.UserCodeFailed(message=str(error), traceback="")
-        if failure is None and not _is_single_threaded():
+        if failure is None and not is_single_threaded():
             # Forking would now be unsafe: restart, and load in workers only.
             os.dup2(reports, 1)
             module = "spottrain.pipeline.process.supervisor"
             argv = [sys.executable, "-m", module, _LOAD_IN_WORKERS, line]
             os.execv(sys.executable, argv)
     supervisor = Supervisor(greeting, reports, loaded)
-    supervisor.report(
-        failure
-        or messages.SupervisorReady(
-            num_slots=greeting.num_slots,
-            torch_version=torch.__version__,
-            device=greeting.device_name(),
-            software=machine.software(),
-            machine=machine.machine_id(),
-            cores=machine.cores(),
-            gpus=greeting.gpus,
-            slot_memory_bytes=greeting.slot_memory_bytes(),
-        )
-    )
+    supervisor.report(failure or greeting.ready())
     supervisor.run()
-
-
-def _first_line() -> str:
-    """Read stdin up to the first newline, leaving what follows in the pipe."""
-    line = bytearray()
-    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
-        line += byte
-    return line.decode()
-
-
-def _unfit(gpus: Sequence[GpuFacts]) -> messages.VmUnfit | None:
-    """Return why this torch does not run on the GPUs, if it does not.
-
-    ``torch.cuda.get_arch_list`` asks NVML whether there are GPUs, which is no CUDA call,
-    as the agent sets PYTORCH_NVML_BASED_CUDA_CHECK.
-    """
-    if not gpus:
-        return None
-    flags = " ".join(torch.cuda.get_arch_list()) if torch.version.cuda else ""
-    build = build_of(torch.version.cuda or "", capabilities_of(flags))
-    try:
-        check_driver(build, gpus[0].driver, (gpu.compute_capability for gpu in gpus))
-    except UnfitBuildError as error:
-        return messages.VmUnfit(reason=str(error))
-    return None
-
-
-def _check_no_cuda() -> None:
-    """Check that the user's code has not initialised CUDA, which no fork survives.
-
-    Raises:
-        UserCodeError: It has.
-    """
-    if torch.cuda.is_initialized() or _CUDA_FILE in _open_files():  # type: ignore[no-untyped-call]
-        raise UserCodeError(
-            "the user's module or its function initialises CUDA: workers are forked from "
-            "the process that loads it, and CUDA does not work in a forked process; use "
-            "no GPU there (no .cuda() or .to('cuda'), no torch.cuda.synchronize()): "
-            "spottrain moves the model and the batches"
-        )
-
-
-def _open_files() -> set[str]:
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself is closed
-            found.add(os.readlink(f"/proc/self/fd/{fd}"))
-    return found
-
-
-def _is_single_threaded() -> bool:
-    """Return whether this process can be forked safely after loading the user's job."""
-    return len(os.listdir("/proc/self/task")) == 1
 
 
 if __name__ == "__main__":

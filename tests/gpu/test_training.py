@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from tests.gpu import runs
 from tests.integration.fleet import Fleet, Zygote
-from tests.integration.test_hooks import STEP_OF, can_reach
+from tests.integration.struck_runs import STEP_OF, can_reach
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import messages

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.fleet import Fleet, Host, Zygote
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain import machine
 from spottrain.morphing.plan.profiles import (

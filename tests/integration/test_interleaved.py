@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 from tests.integration.test_odd_models import weights
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.wire import messages
 from spottrain.wire.model import Reduction, Slot

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.wire import messages
 from spottrain.wire.model import Reduction

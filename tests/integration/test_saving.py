@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.integration.fleet import Fleet, Zygote, make_plan
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.wire import messages
 
@@ -24,6 +24,6 @@ def test_a_checkpoint_is_saved_though_an_old_one_cannot_be_deleted(
     reports = [r for _, r in fleet.history]
     saved = [r.step for r in reports if isinstance(r, messages.CheckpointSaved)]
     failed = [r.reason for r in reports if isinstance(r, messages.CheckpointFailed)]
-    assert (saved[0], saved[-1]) == (0, 6)
+    assert (saved[0], saved[-1]) == (0, spec.steps)
     assert len(failed) == len(saved) - 1
     assert "cannot delete" in failed[0]

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import messages
@@ -21,9 +21,10 @@ SLOWLY = {"TINY_SLEEP_S": "0.03"}
 
 
 @pytest.fixture(scope="module")
-def undisturbed(
+def longer(
     zygote: Zygote, tmp_path_factory: pytest.TempPathFactory
 ) -> dict[str, bytes]:
+    """Return the weights of an undisturbed run of ``STEPS`` mini-batches."""
     folder = tmp_path_factory.mktemp("undisturbed")
     spec = job_spec(folder, steps=STEPS)
     with Fleet(spec, "a", folder / "log", zygote) as fleet:
@@ -80,7 +81,7 @@ class SharingFleet(Fleet):
 
 @pytest.mark.parametrize("schedule", ["varuna", "1f1b", "gpipe"])
 def test_shares_change_in_the_middle_for_all_ranks_at_once(
-    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path, schedule: str
+    zygote: Zygote, longer: dict[str, bytes], tmp_path: Path, schedule: str
 ) -> None:
     spec = job_spec(tmp_path, steps=STEPS)
     with SharingFleet(spec, "abcd", tmp_path / "log", zygote, SLOWLY) as fleet:
@@ -95,7 +96,7 @@ def test_shares_change_in_the_middle_for_all_ranks_at_once(
         assert fleet.wait_for_end(set("abcd"))
         rows = fleet.computed()
 
-    assert read_weights(tmp_path / "checkpoints") == undisturbed
+    assert read_weights(tmp_path / "checkpoints") == longer
     assert len(rows) == STEPS
     assert rows == sorted(rows)
     assert set(rows) == {(2, 2, 2, 2), (3, 3, 1, 1)}
@@ -144,7 +145,7 @@ def test_a_rank_that_is_killed_around_the_change_over_costs_nothing(
     step: int,
     action: Action,
 ) -> None:
-    spec = job_spec(tmp_path, steps=STEPS)
+    spec = job_spec(tmp_path)
     mark = tmp_path / "mark"
     blow = {"hook": hook, "rank": 2, "action": action, "step": step, "mark": str(mark)}
     environment = {ENVIRONMENT_VARIABLE: json.dumps([blow])}

@@ -22,10 +22,10 @@ from tests.integration.fleet import (
     Zygote,
     make_plan,
 )
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.machine import SUPERVISOR_VARIABLES
-from spottrain.pipeline.process.supervisor import Greeting
+from spottrain.pipeline.process.greeting import Greeting
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
 
@@ -144,7 +144,8 @@ def greeting_of(spec: messages.JobSpec, **more: object) -> str:
 
 SPEAKING_AND_DYING = """
 import json, os, select, signal, sys
-from spottrain.pipeline.process.supervisor import Greeting, Supervisor
+from spottrain.pipeline.process.greeting import Greeting
+from spottrain.pipeline.process.supervisor import Supervisor
 from spottrain.wire import messages
 from spottrain.wire.codec import encode
 

@@ -18,7 +18,8 @@ from pathlib import Path
 import torch
 
 from spottrain.pipeline.model.loaded import LoadedJob, load
-from spottrain.pipeline.process.supervisor import Greeting, Supervisor
+from spottrain.pipeline.process.greeting import Greeting
+from spottrain.pipeline.process.supervisor import Supervisor
 from spottrain.wire import messages
 
 _CLONE_NEWNET = 0x40000000

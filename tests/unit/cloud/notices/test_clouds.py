@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 import threading
 import time
 from collections.abc import Iterator
@@ -145,17 +146,17 @@ def test_requests_to_an_absent_service_back_off(
 
 
 def test_listening_uses_less_than_one_percent_of_a_core(vms: Vms) -> None:
-    source, questions = vms.source("cost_optimal"), 40
+    source, spent_s = vms.source("cost_optimal"), []
     source.ask()
-    began_s = time.thread_time()  # without the waiting
-    for _ in range(questions):
+    for _ in range(40):
         if vms.cloud == "gcp":
-            vms.fake.ask("nudge", vm="cost_optimal")
+            vms.fake.ask("nudge", vm="cost_optimal")  # ends the long poll
+        began_s = time.thread_time()  # without the waiting
         source.ask()
-    spent_s = (time.thread_time() - began_s) / questions
+        spent_s.append(time.thread_time() - began_s)
     every_s = hear.open_source({"kind": vms.cloud}).every_s
     assert every_s >= 1.0
-    assert spent_s < SHARE * every_s
+    assert statistics.median(spent_s) < SHARE * every_s
 
 
 def test_every_request_is_valid(vms: Vms) -> None:

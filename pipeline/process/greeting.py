@@ -1,0 +1,144 @@
+"""The first line that a supervisor reads, and what it checks before it forks."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from spottrain import machine
+from spottrain.errors import UserCodeError
+from spottrain.gpus.builds import (
+    UnfitBuildError,
+    build_of,
+    capabilities_of,
+    check_driver,
+)
+from spottrain.gpus.slots import CPU
+from spottrain.wire import messages
+from spottrain.wire.codec import from_data
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import GpuFacts
+
+_CUDA_FILE = "/dev/nvidia-uvm"
+"""Open as soon as any library has initialised the driver; NVML does not open it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Greeting:
+    """First line of stdin, from the agent."""
+
+    spec: JobSpec
+    workdir: Path
+    num_slots: int
+    private_address: str
+    vm_id: str
+    devices: tuple[str, ...]
+    """Of each slot: ``cpu`` or ``cuda:<UUID>``."""
+    memory_shares: tuple[float, ...]
+    """Of each slot: its share of its GPU's memory; 1 on CPUs."""
+    threads: int
+    """CPU threads of a worker."""
+    gpus: tuple[GpuFacts, ...]
+    """The GPUs that slots drive."""
+
+    @classmethod
+    def parse(cls, line: str) -> Greeting:
+        """Read the first line of stdin."""
+        data: dict[str, Any] = json.loads(line)
+        num_slots: int = data["num_slots"]
+        return cls(
+            spec=from_data(JobSpec, data["spec"]),
+            workdir=Path(data["workdir"]),
+            num_slots=num_slots,
+            private_address=data["private_address"],
+            vm_id=data["vm_id"],
+            devices=tuple(data.get("devices", (CPU,) * num_slots)),
+            memory_shares=tuple(data.get("memory_shares", (1.0,) * num_slots)),
+            threads=data.get("threads", 1),
+            gpus=tuple(from_data(GpuFacts, gpu) for gpu in data.get("gpus", ())),
+        )
+
+    def device_name(self) -> str:
+        """Return what the slots compute on, as in ``Profile``."""
+        return machine.device(self.gpus, self.memory_shares)
+
+    def ready(self) -> messages.SupervisorReady:
+        """Return the answer: what this VM is and has."""
+        return messages.SupervisorReady(
+            num_slots=self.num_slots,
+            torch_version=torch.__version__,
+            device=self.device_name(),
+            software=machine.software(),
+            machine=machine.machine_id(),
+            cores=machine.cores(),
+            gpus=self.gpus,
+            slot_memory_bytes=self.slot_memory_bytes(),
+        )
+
+    def slot_memory_bytes(self) -> int:
+        """Return the least memory that a slot has on its GPU; 0: on CPUs."""
+        sizes = {f"cuda:{gpu.uuid}": gpu.memory_bytes for gpu in self.gpus}
+        pairs = zip(self.devices, self.memory_shares, strict=True)
+        each = (int(sizes[name] * share) for name, share in pairs if name in sizes)
+        return min(each, default=0)
+
+
+def first_line() -> str:
+    """Read stdin up to the first newline, leaving what follows in the pipe."""
+    line = bytearray()
+    while (byte := os.read(sys.stdin.fileno(), 1)) not in (b"", b"\n"):
+        line += byte
+    return line.decode()
+
+
+def unfit(gpus: Sequence[GpuFacts]) -> messages.VmUnfit | None:
+    """Return why this torch does not run on the GPUs, if it does not.
+
+    ``torch.cuda.get_arch_list`` asks NVML whether there are GPUs, which is no CUDA call,
+    as the agent sets PYTORCH_NVML_BASED_CUDA_CHECK.
+    """
+    if not gpus:
+        return None
+    flags = " ".join(torch.cuda.get_arch_list()) if torch.version.cuda else ""
+    build = build_of(torch.version.cuda or "", capabilities_of(flags))
+    try:
+        check_driver(build, gpus[0].driver, (gpu.compute_capability for gpu in gpus))
+    except UnfitBuildError as error:
+        return messages.VmUnfit(reason=str(error))
+    return None
+
+
+def check_no_cuda() -> None:
+    """Check that the user's code has not initialised CUDA, which no fork survives.
+
+    Raises:
+        UserCodeError: It has.
+    """
+    if torch.cuda.is_initialized() or _CUDA_FILE in _open_files():  # type: ignore[no-untyped-call]
+        raise UserCodeError(
+            "the user's module or its function initialises CUDA: workers are forked from "
+            "the process that loads it, and CUDA does not work in a forked process; use "
+            "no GPU there (no .cuda() or .to('cuda'), no torch.cuda.synchronize()): "
+            "spottrain moves the model and the batches"
+        )
+
+
+def _open_files() -> set[str]:
+    found = set()
+    for fd in os.listdir("/proc/self/fd"):
+        with contextlib.suppress(OSError):  # that of the listing itself is closed
+            found.add(os.readlink(f"/proc/self/fd/{fd}"))
+    return found
+
+
+def is_single_threaded() -> bool:
+    """Return whether this process can be forked safely after loading the user's job."""
+    return len(os.listdir("/proc/self/task")) == 1

@@ -1,0 +1,167 @@
+"""A rank raises, hangs or ends itself at a named place; no state is lost."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.integration.fleet import (
+    Zygote,
+)
+from tests.integration.struck_runs import (
+    STEP_OF,
+    Blow,
+    Runtime,
+    train,
+)
+
+from spottrain.pipeline.base.faults import Action, Hook
+from spottrain.wire import messages
+from spottrain.wire.model import StateHome
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (1, 2)], ids=["1x1", "1x2"])
+@pytest.mark.parametrize(
+    "hook",
+    [
+        Hook.MOVED,
+        Hook.BACKWARD,
+        Hook.REDUCED,
+        Hook.PREPARED,
+        Hook.GATHERED,
+        Hook.DECIDED,
+        Hook.UNDO_SAVED,
+        Hook.UPDATED,
+        Hook.FLIPPED,
+        Hook.APPLIED,
+    ],
+)
+def test_a_worker_that_ends_itself_brings_the_state_of_its_device_to_safety(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    hook: Hook,
+    shape: tuple[int, int],
+) -> None:
+    """Every worker does, so that there is no other copy."""
+    width = shape[0] * shape[1]
+    step = STEP_OF.get(hook, 3)
+    blows = [Blow(hook, rank, Action.END_ITSELF, step) for rank in range(width)]
+
+    weights, fleet = train(
+        zygote, tmp_path, *shape, blows, runtime=Runtime("deferred:3", "device")
+    )
+
+    assert weights == undisturbed
+    assert fleet.committed_twice() == []
+    deaths = [r for _, r in fleet.history if isinstance(r, messages.WorkerDied)]
+    assert len(deaths) == width
+    assert all("its state is in the VM's memory" in death.reason for death in deaths)
+
+
+@pytest.mark.parametrize(
+    ("hook", "peers", "ranks", "state", "outcome"),
+    [
+        # The first stage is the last to come to its reductions.
+        (Hook.REDUCE, Hook.REDUCE, (1, 0), "host", "its state is in the VM's memory"),
+        (Hook.GATHERED, Hook.REPORTED, (0, 3), "device", "in the VM's memory"),
+        (
+            Hook.UPDATED,
+            Hook.REPORTED,
+            (0, 3),
+            "device",
+            "its copy of the state is lost",
+        ),
+    ],
+)
+def test_a_worker_that_hangs_when_a_peer_is_gone_ends_itself_in_time(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    hook: Hook,
+    peers: Hook,
+    ranks: tuple[int, int],
+    state: StateHome,
+    outcome: str,
+) -> None:
+    """In the middle of an update nothing can be copied: the replica has the state."""
+    hangs, raises = ranks
+    blows = [Blow(hook, hangs, Action.HANG, 3), Blow(peers, raises, Action.RAISE, 3)]
+
+    weights, fleet = train(
+        zygote, tmp_path, 2, 2, blows, runtime=Runtime("deferred:3", state)
+    )
+
+    assert weights == undisturbed
+    assert fleet.committed_twice() == []
+    (death,) = [r for _, r in fleet.history if isinstance(r, messages.WorkerDied)]
+    assert "a communicator could not be left in 2.5 s" in death.reason
+    assert outcome in death.reason
+
+
+@pytest.mark.parametrize("device", ["deferred:3", "cpu"])
+@pytest.mark.parametrize("hook", [Hook.REDUCE, Hook.GATHERED])
+def test_an_error_aborts_groups_on_devices_and_no_worker_ends(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    hook: Hook,
+    device: str,
+) -> None:
+    runtime = Runtime(device, "host")
+
+    weights, fleet = train(
+        zygote, tmp_path, 1, 3, [Blow(hook, 1, Action.RAISE, 3)], runtime=runtime
+    )
+
+    assert weights == undisturbed
+    assert all(len(pids) == 1 for pids in fleet.pids().values())
+
+
+@pytest.mark.parametrize(
+    "hook",
+    [
+        Hook.FORWARD,
+        Hook.REDUCED,
+        Hook.GATHERED,
+        Hook.UNDO_SAVED,
+        Hook.UPDATED,
+        Hook.FLIPPED,
+        Hook.CHECKPOINT_WRITTEN,
+    ],
+)
+def test_an_error_leaves_every_process_alive_and_costs_nothing(
+    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path, hook: Hook
+) -> None:
+    weights, fleet = train(zygote, tmp_path, 2, 2, [Blow(hook, 1, Action.RAISE, 3)])
+
+    assert weights == undisturbed
+    assert all(len(pids) == 1 for pids in fleet.pids().values())
+
+
+@pytest.mark.parametrize(
+    ("hook", "during"),
+    [
+        (Hook.FORWARD, "forward"),
+        (Hook.RECOMPUTE, "recompute"),
+        (Hook.BACKWARD, "backward"),
+        (Hook.UNDO_SAVED, "update"),
+    ],
+)
+def test_a_device_without_memory_left_is_reported_and_costs_nothing(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    hook: Hook,
+    during: messages.MemoryUse,
+) -> None:
+    weights, fleet = train(
+        zygote, tmp_path, 2, 1, [Blow(hook, 0, Action.OUT_OF_MEMORY, 3)]
+    )
+
+    assert weights == undisturbed
+    assert all(len(pids) == 1 for pids in fleet.pids().values())
+    (found,) = [r for _, r in fleet.history if isinstance(r, messages.OutOfMemory)]
+    assert (found.during, found.microbatch_size) == (during, 2)
+    assert found.requested_bytes == 1.5 * 2**30
+    assert found.section in (0, 1)

@@ -1,0 +1,105 @@
+"""Precisions, devices and wires: which bits they change, and which they do not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from tests.integration.fleet import (
+    Fleet,
+    FleetError,
+    Zygote,
+    make_plan,
+)
+from tests.integration.struck_runs import (
+    NUM_SECTIONS,
+    RUNTIMES,
+    STEPS,
+    Blow,
+    Runtime,
+    Undisturbed,
+    job_spec,
+    train,
+)
+
+from spottrain.pipeline.base.faults import Action, Hook
+from spottrain.wire import messages
+from spottrain.wire.messages import WireType
+from spottrain.wire.model import Precision
+
+
+def test_a_library_that_cannot_sum_here_is_refused_in_a_line(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    runtime = Runtime(network="nccl")
+
+    with pytest.raises(
+        FleetError, match="nccl is impossible: rank 0 computes on a CPU"
+    ):
+        train(zygote, tmp_path, 1, 2, runtime=runtime)
+
+
+@pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
+@pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
+def test_gradients_that_leave_their_range_are_computed_again_to_the_same_bits(
+    zygote: Zygote,
+    undisturbed_in: Undisturbed,
+    tmp_path: Path,
+    shape: tuple[int, int],
+    runtime: Runtime,
+) -> None:
+    """One example in nine weighs a billion times as much as the others."""
+    jumping = "tiny_job:jumping_job"
+    rank = shape[0] * shape[1] - 1
+    blows = [Blow(Hook.GATHERED, rank, Action.KILL_WORKER, 2)]
+
+    weights, _ = train(
+        zygote, tmp_path, *shape, blows, runtime=runtime, entrypoint=jumping
+    )
+
+    assert weights == undisturbed_in(runtime.precision, jumping)
+
+
+@pytest.mark.parametrize("wire", ["bf16", "fp16"])
+def test_tensors_that_travel_in_fewer_bits_change_weights_by_rounding_only(
+    zygote: Zygote, tmp_path: Path, wire: WireType
+) -> None:
+    losses = []
+    wires: tuple[WireType, ...] = ("own", wire)
+    for one in wires:
+        (folder := tmp_path / one).mkdir()
+        spec = replace(job_spec(folder, "fast"), wire=one)
+        with Fleet(spec, "ab", folder / "log", zygote) as fleet:
+            fleet.ready()
+            plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS)
+            fleet.train(lambda _, plan=plan: plan, fleet.initialise())  # type: ignore[misc]
+            found = {
+                r.step: r.loss
+                for _, r in fleet.history
+                if isinstance(r, messages.MinibatchCommitted) and r.loss
+            }
+        losses.append([loss for _, loss in sorted(found.items())])
+
+    assert len(losses[0]) == STEPS
+    assert losses[0] != losses[1]
+    assert losses[1] == pytest.approx(losses[0], rel=2e-2)
+
+
+@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_fast_mode_has_the_same_bits_on_every_device(
+    zygote: Zygote, tmp_path: Path, shape: tuple[int, int], precision: Precision
+) -> None:
+    """Two replicas at most: the sum of two gradients has no order."""
+    found = []
+    for runtime in (
+        Runtime("cpu", "host", precision),
+        Runtime("deferred:3", "host", precision),
+        Runtime("deferred:3", "device", precision),
+    ):
+        (folder := tmp_path / str(runtime)).mkdir()
+        weights, _ = train(zygote, folder, *shape, runtime=runtime, reduction="fast")
+        found.append(weights)
+
+    assert found[0] == found[1] == found[2]
