@@ -70,12 +70,11 @@ class Evaluation:
         """Return whether the weights after ``step`` mini-batches are to be evaluated."""
         if not self._sets or step == self._evaluated:
             return False
+        if step == self._context.loaded.spec.steps:
+            return True
         if step == 0:
             return self._command.evaluate_first
-        every = self._spec.every_steps
-        return step == self._context.loaded.spec.steps or (
-            every > 0 and step % every == 0
-        )
+        return self._spec.every_steps > 0 and step % self._spec.every_steps == 0
 
     def run(self, step: int, executor: StageExecutor) -> EvaluationRecord:
         """Evaluate all sets; report and remember the outcome.
