@@ -57,6 +57,7 @@ class Cuts:
         self.times = SectionTimes(
             sections_at(profile, size, inputs.facts, inputs.reduction),
             profile.overheads_at(size),
+            self.compute,
         )
         param_bytes = [s.param_bytes for s in inputs.facts.sections]
         self.param_sums = np.concatenate(([0.0], np.cumsum(param_bytes)))

@@ -28,8 +28,15 @@ from tests.integration.fleet import (
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import messages
-from spottrain.wire.messages import JobSpec, Network, WireType
-from spottrain.wire.model import Plan, Precision, Reduction, StateHome
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import (
+    Network,
+    Plan,
+    Precision,
+    Reduction,
+    StateHome,
+    WireType,
+)
 
 NUM_SECTIONS = 4
 STEPS = 6

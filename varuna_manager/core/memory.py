@@ -63,7 +63,10 @@ def machine_of(offer: Offer) -> str:
 def compute_of(state: State, vms: Iterable[records.VmRecord]) -> Compute:
     """Return what workers on ``vms`` compute on."""
     on_gpu = all(_machine(state, vm).is_gpu for vm in vms)
-    return Compute(on_gpu=on_gpu, precision=state.job.spec.precision)
+    spec = state.job.spec
+    return Compute(
+        on_gpu=on_gpu, precision=spec.precision, wire=spec.wire, network=spec.network
+    )
 
 
 def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> None:
