@@ -156,6 +156,7 @@ class ThroughputCache:
                 self.job.facts,
                 {slot.vm_id: slot.vm_id for slot in plan.slots},
                 self.job.reduction,
+                self.job.wire,
             ).total(),
         )
 
