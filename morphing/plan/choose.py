@@ -156,6 +156,7 @@ def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
                 device.usd_per_hour,
                 device.is_gpu,
                 -device.host_memory_bytes,
+                -device.locked_memory_bytes,
             )
             for device in vms[vm_id]
         )

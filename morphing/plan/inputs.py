@@ -160,6 +160,8 @@ def check_inputs(inputs: PlanInputs) -> None:
         positive(f"memory_bytes of {name}", device.memory_bytes)
         host = device.host_memory_bytes
         positive(f"host_memory_bytes of {name}", host, or_zero=True)
+        locked = device.locked_memory_bytes
+        positive(f"locked_memory_bytes of {name}", locked, or_zero=True)
         positive(f"usd_per_hour of {name}", device.usd_per_hour, or_zero=True)
     if inputs.objective == "examples_per_dollar":
         for device in inputs.slots:

@@ -67,6 +67,11 @@ def _shortage(needed: WorkerBytes, room: WorkerBytes) -> str:
     if room.host and needed.host > room.host:
         have = megabytes(room.host)
         lacks.append(f"{megabytes(needed.host)} of its VM's memory, a slot has {have}")
+    if needed.lacks_lock(room):
+        lacks.append(
+            f"{megabytes(needed.locked)} page-locked, its VM allows "
+            f"{megabytes(room.locked)} (ulimit -l)"
+        )
     return "; and ".join(lacks)
 
 

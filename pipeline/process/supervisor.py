@@ -548,6 +548,8 @@ def main() -> None:
             cores=machine.cores(),
             gpus=greeting.gpus,
             slot_memory_bytes=greeting.slot_memory_bytes(),
+            memory_bytes=machine.memory_bytes(),
+            locked_memory_bytes=machine.locked_memory_bytes(),
         )
     )
     supervisor.run()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from spottrain import machine
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.job import TrainingJob
@@ -53,6 +54,8 @@ class SlotMemory:
         self._home: Device | None = None
         """Where sections are held; ``None``: in the holder's memory."""
         self._undo: UndoSlot | None = None
+        self._locked_bytes: dict[int, int] = {}
+        """Of sections whose pages are locked."""
         self.arenas: dict[int, SectionArena] = {}
         held = holder.names()
         self.control = ControlBlock(holder)
@@ -121,12 +124,25 @@ class SlotMemory:
     def _new(self, section: int) -> SectionArena:
         arena = SectionArena(self._holder, section, self._specs[section], self._home)
         if self._home is None and not self._device.is_host:
-            self._device.lock_pages(arena.payload)
+            self._lock(section, arena)
         return arena
+
+    def _lock(self, section: int, arena: SectionArena) -> None:
+        """Lock a section's pages, if the system lets this process lock so much.
+
+        Plans keep no more on the host than that. Sections that a predecessor brought
+        there from the device, to which they go back, and those that are measured only, can
+        do without.
+        """
+        limit_bytes, num_bytes = machine.locked_memory_bytes(), arena.payload.numel()
+        locked_bytes = sum(self._locked_bytes.values()) + num_bytes
+        if not limit_bytes or locked_bytes <= limit_bytes:
+            self._device.lock_pages(arena.payload)
+            self._locked_bytes[section] = num_bytes
 
     def _release(self, section: int, arena: SectionArena) -> None:
         """Give the holder's memory back."""
-        if not self._device.is_host:
+        if self._locked_bytes.pop(section, None) is not None:
             self._device.unlock_pages(arena.payload)
         self._holder.release(section_name(section))
 

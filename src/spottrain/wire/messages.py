@@ -214,6 +214,10 @@ class SupervisorReady:
     """The GPUs that its slots drive; none: slots compute on CPUs."""
     slot_memory_bytes: int = 0
     """Least memory that a slot has on its GPU; 0: as the offer says."""
+    memory_bytes: int = 0
+    """Of the machine, beside GPUs'; 0: as the offer says."""
+    locked_memory_bytes: int = 0
+    """What each process may page-lock of it; 0: there is no limit, or it is unknown."""
     kind: Literal["supervisor_ready"] = "supervisor_ready"
 
 
