@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from spottrain import machine
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.devices.port import Device, UnusableDeviceError
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision, SectionRecord
@@ -128,16 +128,21 @@ class SlotMemory:
         return arena
 
     def _lock(self, section: int, arena: SectionArena) -> None:
-        """Lock a section's pages, if the system lets this process lock so much.
+        """Lock a section's pages.
 
-        Plans keep no more on the host than that. Sections that a predecessor brought
-        there from the device, to which they go back, and those that are measured only, can
-        do without.
+        A refusal above this process's limit is borne: plans keep no more on the host, so
+        that these are sections which are only measured, or which a predecessor brought
+        there from the device, to which they go back.
         """
-        limit_bytes, num_bytes = machine.locked_memory_bytes(), arena.payload.numel()
-        locked_bytes = sum(self._locked_bytes.values()) + num_bytes
-        if not limit_bytes or locked_bytes <= limit_bytes:
+        num_bytes = arena.payload.numel()
+        try:
             self._device.lock_pages(arena.payload)
+        except UnusableDeviceError:
+            limit_bytes = machine.locked_memory_bytes()
+            locked_bytes = sum(self._locked_bytes.values()) + num_bytes
+            if not 0 < limit_bytes < locked_bytes:
+                raise
+        else:
             self._locked_bytes[section] = num_bytes
 
     def _release(self, section: int, arena: SectionArena) -> None:
