@@ -41,6 +41,9 @@ Restart=always
 [Install]
 WantedBy=multi-user.target
 END
+# Agents are started over SSH: sessions take their limits from here (limits.conf(5)).
+mkdir -p /etc/security/limits.d
+echo '* - memlock unlimited' > /etc/security/limits.d/spottrain.conf
 touch -d '+{boot_s} seconds' {file}
 chmod 777 {folder}
 chmod 666 {file}

@@ -52,6 +52,8 @@ class Offer:
     """Family whose quota applies, as the cloud names it; empty: the type itself."""
     device: Literal["", "gpu", "cpu"] = ""
     """What it is rented for; empty: a machine of the user's, of which nothing is known."""
+    gpu: str = ""
+    """Name of the GPUs of a machine of the user's; empty: there are none, or unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping
 from typing import TypeVar
 
-from spottrain.morphing.simulate.compute import trained_bytes
-from spottrain.morphing.simulate.reducing import SENT_PER_BYTE
-from spottrain.wire.model import ModelFacts, Plan, Reduction
+from spottrain.morphing.simulate.compute import NARROW_BYTES, trained_bytes
+from spottrain.morphing.simulate.reducing import FLOAT32_BYTES, SENT_PER_BYTE
+from spottrain.wire.model import ModelFacts, Plan, Reduction, WireType
 
 Place = TypeVar("Place", bound=Hashable)
 
@@ -18,6 +18,7 @@ def sent_bytes(
     facts: ModelFacts,
     places: Mapping[str, Place],
     reduction: Reduction,
+    wire: WireType = "own",
 ) -> Counter[tuple[Place, Place]]:
     """Return the bytes per mini-batch that a plan sends between places.
 
@@ -31,6 +32,7 @@ def sent_bytes(
         facts: Of the model.
         places: Where each VM of the plan is.
         reduction: How gradients are summed up.
+        wire: In which activations travel; facts count those of fp32.
 
     Returns:
         Bytes both ways together, by the two places, which are never the same.
@@ -38,7 +40,8 @@ def sent_bytes(
     at = [places[slot.vm_id] for slot in plan.slots]
     num_bytes: Counter[tuple[Place, Place]] = Counter()
     if len(set(at)) > 1:
-        for links in (_activations(plan, facts), _gradients(plan, facts, reduction)):
+        every = _activations(plan, facts, wire), _gradients(plan, facts, reduction)
+        for links in every:
             for here, there, count in links:
                 if at[here] != at[there]:
                     num_bytes[at[here], at[there]] += count
@@ -49,7 +52,8 @@ _Links = Iterator[tuple[int, int, int]]
 """Two ranks, and the bytes between them."""
 
 
-def _activations(plan: Plan, facts: ModelFacts) -> _Links:
+def _activations(plan: Plan, facts: ModelFacts, wire: WireType) -> _Links:
+    narrower = 1 if wire == "own" else FLOAT32_BYTES // NARROW_BYTES
     depth, runs = plan.pipeline_depth, plan.pipeline_depth * plan.chunks
     for replica in range(plan.data_parallel_width):
         nodes = plan.replica_bounds[replica + 1] - plan.replica_bounds[replica]
@@ -57,7 +61,7 @@ def _activations(plan: Plan, facts: ModelFacts) -> _Links:
         for run in range(runs - 1):
             here, there = run % depth, (run + 1) % depth
             last = facts.sections[plan.stage_bounds[run + 1] - 1]
-            num_bytes = 2 * examples * last.activation_bytes_per_example
+            num_bytes = 2 * examples * last.activation_bytes_per_example // narrower
             yield replica * depth + here, replica * depth + there, num_bytes
 
 

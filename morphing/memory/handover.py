@@ -42,11 +42,15 @@ def handover_bytes(
         if not compute.on_gpu:
             return WorkerBytes(held(old, new))
         homes = {"host": held(), "device": held()}
+        locked: set[int] = set()
+        for state, sections in ((plan.state, new), (previous.state, old)):
+            locked.update(sections if state == "host" else ())
         if plan.state == previous.state:
             homes[plan.state] = held(old, new)
         else:
             homes[plan.state], homes[previous.state] = held(new), held(old)
-        return WorkerBytes(homes["device"], homes["host"])
+        locked_bytes = sum(sizes[k] - PAGE_BYTES for k in locked)
+        return WorkerBytes(homes["device"], homes["host"], locked_bytes)
 
     return tuple(
         both(had.get(slot), rank % plan.pipeline_depth)

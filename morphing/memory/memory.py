@@ -96,6 +96,14 @@ class HostMemory:
         """Bytes that its VM must have for it."""
         return sum(getattr(self, field.name) for field in fields(self))
 
+    @property
+    def locked_bytes(self) -> int:
+        """Bytes of these that it page-locks, as ``SlotMemory`` does.
+
+        What the driver allocates itself, such as staging, counts against no limit.
+        """
+        return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
+
 
 NO_HOST = HostMemory()
 
@@ -169,7 +177,8 @@ class StageMemory:
     @property
     def needed(self) -> WorkerBytes:
         """What both memories must have."""
-        return WorkerBytes(self.total_bytes, self.host.total_bytes)
+        host = self.host
+        return WorkerBytes(self.total_bytes, host.total_bytes, host.locked_bytes)
 
 
 def stage_bytes(

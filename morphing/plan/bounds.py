@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from spottrain.morphing.simulate.compute import CPU, Compute
 from spottrain.morphing.simulate.reducing import (
     CONCURRENT_ALL_REDUCES,
     LOSS_TENSORS,
@@ -47,12 +48,14 @@ class SectionTimes:
         self,
         sections: Sequence[SectionProfile],
         overheads: TaskOverheads,
+        compute: Compute = CPU,
     ) -> None:
         self.sections, self.overheads = sections, overheads
         self.forward_s = _sums(self.sections, "forward_s")
         self.backward_s = _sums(self.sections, "backward_s")
         self.recompute_s = _sums(self.sections, "recompute_s")
-        self.output_bytes = np.array([s.output_bytes for s in self.sections], float)
+        self.sent_bytes = np.array([compute.sent_bytes(s) for s in self.sections])
+        """As they travel, from each section to the next."""
 
     def costs_s(self, recompute: bool) -> tuple[list[float], list[float]]:
         """Return the costs of sections before the last stage, and in the last stage."""
@@ -145,7 +148,7 @@ def make_pipe(
     spare = again.reshape(by_stage).sum(axis=0)
     once = (forward + backward).reshape(by_stage).sum(axis=0)
     hops = np.zeros(depth)
-    hops[:-1] = times.output_bytes[cuts[1:depth] - 1] / link.bandwidth_bytes_per_s
+    hops[:-1] = times.sent_bytes[cuts[1:depth] - 1] / link.bandwidth_bytes_per_s
     hops[:-1] += link.latency_s
     arrival = _prefix_sums(forward[:depth] + hops)
     returned = _prefix_sums(backward[:depth] + hops)

@@ -25,7 +25,7 @@ from spottrain.morphing.plan.modes import (
 )
 from spottrain.morphing.plan.placement import Device
 from spottrain.units import HOUR_S
-from spottrain.wire.model import Plan, ScheduleKind, Slot, StateHome
+from spottrain.wire.model import Network, Plan, ScheduleKind, Slot, StateHome
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like the running
@@ -66,6 +66,12 @@ class Candidate:
     """Of its smallest slot in its VM's memory; ``None``: not computed, 0: unknown."""
     update_s: float | None = None
     """Of the slowest worker, in ``step_s``; ``None``: not simulated."""
+    network: Network = "auto"
+    """What sums gradients over replicas of workers on GPUs, where that was chosen."""
+    nccl_s: float | None = None
+    """Time of the slowest stage's sum by NCCL; ``None``: it is no choice, or not
+    simulated. So is the next one."""
+    gloo_s: float | None = None
 
     @property
     def shape(self) -> str:
@@ -150,6 +156,7 @@ def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
                 device.usd_per_hour,
                 device.is_gpu,
                 -device.host_memory_bytes,
+                -device.locked_memory_bytes,
             )
             for device in vms[vm_id]
         )
@@ -434,6 +441,7 @@ class Search:
 
     def _candidate(self, scored: _Scored) -> Candidate:
         draft, outcome, plan = scored.draft, scored.outcome, scored.plan
+        sums_s: dict[Network, float] = {}
         step_s: float | None = scored.min_s
         usd = self.layouts.cuts.fleet.min_usd_per_hour[draft.depth * draft.width]
         needed = room = update_s = None
@@ -443,6 +451,7 @@ class Search:
             step_s, usd = plan.predicted_step_s, outcome.usd_per_hour
             needed, room = outcome.needed, outcome.room
             update_s = self.layouts.update_s(plan, outcome.speeds)
+            sums_s = self.layouts.sums_s(plan)
         examples_per_s = None if step_s is None else self.inputs.minibatch_size / step_s
         each = None
         if examples_per_s is not None and usd:
@@ -466,6 +475,9 @@ class Search:
             host_stage_bytes=None if needed is None else needed.host,
             host_bytes=None if room is None else room.host,
             update_s=update_s,
+            network="auto" if plan is None else plan.network,
+            nccl_s=sums_s.get("nccl"),
+            gloo_s=sums_s.get("gloo"),
         )
 
     def _why_not(self, scored: _Scored) -> str:

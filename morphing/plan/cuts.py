@@ -57,6 +57,7 @@ class Cuts:
         self.times = SectionTimes(
             sections_at(profile, size, inputs.facts, inputs.reduction),
             profile.overheads_at(size),
+            self.compute,
         )
         param_bytes = [s.param_bytes for s in inputs.facts.sections]
         self.param_sums = np.concatenate(([0.0], np.cumsum(param_bytes)))
@@ -82,7 +83,8 @@ class Cuts:
         everything = parameters + gradients + optimizer
         if not self.compute.on_gpu or state == "device":
             return WorkerBytes(everything)
-        return WorkerBytes(self.compute.working_bytes(sections) + gradients, everything)
+        working = self.compute.working_bytes(sections)
+        return WorkerBytes(working + gradients, everything, everything)
 
     # --- Bounds -----------------------------------------------------------------------
 
@@ -418,6 +420,8 @@ class Cuts:
         knobs = "take larger devices or a smaller microbatch_size"
         if least.lacks_host(room):
             knobs = "take VMs with more memory for each GPU"
+            if least.lacks_lock(room):
+                knobs = "raise the limit of locked memory there (ulimit -l)"
             knobs += "" if self.inputs.state is None else ", or change runtime.state"
         return (
             f"the model needs {sections} devices of {_text(least)} each: got {have}; "
@@ -428,4 +432,5 @@ class Cuts:
 def _text(memory: WorkerBytes) -> str:
     """Return both memories as text, as far as they are known."""
     text = megabytes(memory.device)
-    return f"{text} with {megabytes(memory.host)} of a VM" if memory.host else text
+    text += f" with {megabytes(memory.host)} of a VM" if memory.host else ""
+    return f"{text}, {megabytes(memory.locked)} of it locked" if memory.locked else text

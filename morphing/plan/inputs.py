@@ -14,12 +14,14 @@ from spottrain.morphing.simulate.compute import Compute
 from spottrain.wire.codec import SCHEMA_VERSION, encode
 from spottrain.wire.model import (
     ModelFacts,
+    Network,
     Plan,
     Precision,
     Profile,
     Reduction,
     ScheduleKind,
     StateHome,
+    WireType,
 )
 
 Objective = Literal["throughput", "examples_per_dollar"]
@@ -52,13 +54,22 @@ class PlanInputs:
     """Home of committed state of workers on GPUs; ``None``: whatever is best."""
     pipeline_depth: int | None = None
     """``None``: whatever is best."""
+    wire: WireType = "own"
+    """In which activations and their gradients travel between stages."""
+    network: Network = "auto"
+    """What sums gradients of GPUs; ``auto``: the faster one of those that were measured."""
     schema_version: int = SCHEMA_VERSION
 
     @property
     def compute(self) -> Compute:
         """What workers compute on: GPUs if all slots are some."""
         on_gpu = bool(self.slots) and all(device.is_gpu for device in self.slots)
-        return Compute(on_gpu=on_gpu, precision=self.precision)
+        return Compute(
+            on_gpu=on_gpu,
+            precision=self.precision,
+            wire=self.wire,
+            network=self.network,
+        )
 
     @property
     def homes(self) -> tuple[StateHome, ...]:
@@ -90,6 +101,8 @@ class PlanQuestion:
     precision: Precision = "fp32"
     state: StateHome | None = None
     pipeline_depth: int | None = None
+    wire: WireType = "own"
+    network: Network = "auto"
 
 
 def question_of(inputs: PlanInputs) -> PlanQuestion:
@@ -109,6 +122,8 @@ def question_of(inputs: PlanInputs) -> PlanQuestion:
         precision=inputs.precision,
         state=inputs.state,
         pipeline_depth=inputs.pipeline_depth,
+        wire=inputs.wire,
+        network=inputs.network,
     )
 
 
@@ -145,6 +160,8 @@ def check_inputs(inputs: PlanInputs) -> None:
         positive(f"memory_bytes of {name}", device.memory_bytes)
         host = device.host_memory_bytes
         positive(f"host_memory_bytes of {name}", host, or_zero=True)
+        locked = device.locked_memory_bytes
+        positive(f"locked_memory_bytes of {name}", locked, or_zero=True)
         positive(f"usd_per_hour of {name}", device.usd_per_hour, or_zero=True)
     if inputs.objective == "examples_per_dollar":
         for device in inputs.slots:

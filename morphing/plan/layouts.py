@@ -20,8 +20,12 @@ from spottrain.morphing.plan.cuts import MAX_UNEVEN, Cuts
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet, Draft
 from spottrain.morphing.plan.placement import Device, place
-from spottrain.morphing.simulate.simulator import expect_step, slowest_update_s
-from spottrain.wire.model import Plan
+from spottrain.morphing.simulate.simulator import (
+    expect_step,
+    slowest_sums_s,
+    slowest_update_s,
+)
+from spottrain.wire.model import Network, Plan
 
 NEAR = 0.05
 """Share by which a micro-batch size may be slower per example than the best one."""
@@ -63,6 +67,11 @@ def _shortage(needed: WorkerBytes, room: WorkerBytes) -> str:
     if room.host and needed.host > room.host:
         have = megabytes(room.host)
         lacks.append(f"{megabytes(needed.host)} of its VM's memory, a slot has {have}")
+    if needed.lacks_lock(room):
+        lacks.append(
+            f"{megabytes(needed.locked)} page-locked, its VM allows "
+            f"{megabytes(room.locked)} (ulimit -l)"
+        )
     return "; and ".join(lacks)
 
 
@@ -221,6 +230,13 @@ class Layouts:
             plan, inputs.profile, inputs.facts, speeds, self.cuts.compute
         )
 
+    def sums_s(self, plan: Plan) -> dict[Network, float]:
+        """Return the time of the slowest sum under ``plan`` by each possible library."""
+        inputs = self.inputs
+        return slowest_sums_s(
+            plan, inputs.profile, inputs.facts, inputs.reduction, self.cuts.compute
+        )
+
     def simulate(self, layout: PlanLayout) -> Plan:
         """Return the plan of ``layout`` with its predicted time."""
         step = expect_step(
@@ -231,7 +247,7 @@ class Layouts:
             speeds=layout.speeds,
             compute=self.cuts.compute,
         )
-        return replace(layout.plan, predicted_step_s=step.step_s)
+        return replace(layout.plan, predicted_step_s=step.step_s, network=step.network)
 
 
 def choose_layouts(inputs: PlanInputs) -> Layouts:

@@ -101,9 +101,13 @@ class DeviceFleet:
                 self.orders.append(order)
         self.speeds = sorted({d.speed for d in self.devices}, reverse=True)
         rooms = [device.room for device in self.devices] or [WorkerBytes(0)]
-        unlimited = any(room.host == 0 for room in rooms)
-        self.max_room = largest(rooms)._replace(**{"host": 0} if unlimited else {})
-        """The largest of each of both memories."""
+        unlimited = {
+            kind: 0
+            for kind in ("host", "locked")
+            if any(getattr(room, kind) == 0 for room in rooms)
+        }
+        self.max_room = largest(rooms)._replace(**unlimited)
+        """The largest of each memory."""
         self.vm_slots = Counter(d.slot.vm_id for d in self.devices)
         self.vm_usd_per_hour: defaultdict[str, float] = defaultdict(float)
         for device in self.devices:

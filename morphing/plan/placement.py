@@ -37,12 +37,17 @@ class Device:
     """Whether ``memory_bytes`` are its own, beside its VM's memory."""
     host_memory_bytes: int = 0
     """Of a GPU: its share of its VM's memory; 0: unknown, then it is no limit."""
+    locked_memory_bytes: int = 0
+    """Of a GPU: what its worker may page-lock of that; 0: there is no limit."""
 
     @property
     def room(self) -> WorkerBytes:
         """What a worker on it may take."""
-        host = self.host_memory_bytes if self.is_gpu else 0
-        return WorkerBytes(self.memory_bytes, host)
+        if not self.is_gpu:
+            return WorkerBytes(self.memory_bytes)
+        return WorkerBytes(
+            self.memory_bytes, self.host_memory_bytes, self.locked_memory_bytes
+        )
 
 
 def take(devices: Iterable[Device], depth: int, width: int) -> list[Device] | None:

@@ -9,8 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from spottrain.wire.model import Precision, Profile, SectionFacts, StateHome
+from spottrain.wire.model import (
+    Network,
+    Precision,
+    Profile,
+    SectionFacts,
+    SectionProfile,
+    StateHome,
+    WireType,
+)
 
+NARROW_BYTES = 2
+"""Of an element in any ``WireType`` but its own."""
 BUS_BYTES_PER_S = 12e9
 """Assumed each way where it was not measured: PCIe 3.0 x16 carries 15.75 GB/s nominally."""
 HOST_OPTIMIZER_S_PER_BYTE = 28 / 4 / 20e9
@@ -20,10 +30,24 @@ HOST_OPTIMIZER_S_PER_BYTE = 28 / 4 / 20e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Compute:
-    """What all workers of a job compute on, and in which type."""
+    """What all workers of a job compute on, in which type, and how they exchange it."""
 
     on_gpu: bool = False
     precision: Precision = "fp32"
+    wire: WireType = "own"
+    """In which activations and their gradients travel."""
+    network: Network = "auto"
+    """What sums gradients of GPUs; ``auto``: the faster one of those that were measured."""
+
+    def sent_bytes(self, section: SectionProfile) -> float:
+        """Return the bytes that leave a section for one micro-batch, as they travel.
+
+        An activation is never widened; of one whose type is not known, its own counts.
+        """
+        own_bytes = section.output_element_bytes
+        if self.wire == "own" or own_bytes <= NARROW_BYTES:
+            return section.output_bytes
+        return section.output_bytes * NARROW_BYTES / own_bytes
 
     def cast_bytes(self, sections: Iterable[SectionFacts]) -> int:
         """Return the bytes of matrices as autocast converts them, to 2 bytes an element.

@@ -10,10 +10,16 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from spottrain.morphing.simulate.compute import trained_bytes
+from spottrain.morphing.simulate.compute import (
+    BUS_BYTES_PER_S,
+    CPU,
+    Compute,
+    trained_bytes,
+)
 from spottrain.wire.model import (
     LinkProfile,
     ModelFacts,
+    Network,
     Plan,
     Profile,
     Reduction,
@@ -27,6 +33,8 @@ CONCURRENT_ALL_REDUCES = 2
 LOSS_TENSORS = 1
 """Tensors reduced besides the gradients: the loss and its weight."""
 FLOAT32_BYTES = 4
+NCCL_FAILED = "rings: NCCL failed, gloo sums gradients: "
+"""Begins a profile's source where sums on GPUs were tried; their error follows."""
 SENT_PER_BYTE: dict[Reduction, int] = {"fast": 1, "exact": 2}
 """Bytes that are reduced over those of the gradients: exact sums are of int64."""
 
@@ -42,13 +50,21 @@ class Hop:
     s_per_byte: float
 
 
-def hop_of(profile: Profile, ranks: int, between_vms: bool, rings: int) -> Hop:
+def hop_of(
+    profile: Profile,
+    ranks: int,
+    between_vms: bool,
+    rings: int,
+    on_device: bool = False,
+) -> Hop:
     """Return the hop of ``rings`` rings of ``ranks`` ranks at once, over the same VMs.
 
     The measured ring nearest in size, then in number, is taken. More or fewer rings
-    share what a VM's NIC can send.
+    share what a VM's NIC can send. Sums on devices, where none of these was measured, take
+    as long as those in the VMs' memory, and the other way round.
     """
-    measured = [ring for ring in profile.rings if ring.between_vms == between_vms]
+    there = [ring for ring in profile.rings if ring.between_vms == between_vms]
+    measured = [ring for ring in there if ring.on_device == on_device] or there
     if not measured:
         return _hop_over(profile.between_vms if between_vms else profile.within_vm)
     nearest = min(
@@ -138,6 +154,23 @@ def tied_hops(tied: TiedParameter, stages: Collection[int]) -> int:
     return len(tied.sections) * math.ceil(math.log2(len(stages)))
 
 
+def networks_of(plan: Plan, profile: Profile, compute: Compute) -> tuple[Network, ...]:
+    """Return what may sum the gradients of a plan, the preferred one first.
+
+    That is what the plan or the job says. On GPUs otherwise both libraries where both were
+    measured, and gloo where NCCL failed; else whatever is possible (``auto``).
+    """
+    for told in (plan.network, compute.network):
+        if told != "auto":
+            return (told,)
+    if not compute.on_gpu or plan.data_parallel_width == 1:
+        return ("auto",)
+    if any(ring.on_device for ring in profile.rings):
+        return ("nccl", "gloo")
+    failed = any(source.startswith(NCCL_FAILED) for source in profile.sources)
+    return ("gloo",) if failed else ("auto",)
+
+
 class Reducer:
     """Times of sums over the replicas of a plan.
 
@@ -145,10 +178,31 @@ class Reducer:
         plan: Says which ranks are in which VM.
         profile: Rings and links.
         reduction: What ring all-reduces sum up, a tensor per section.
+        compute: Where gradients are.
+        network: What sums them, of ``networks_of``.
     """
 
-    def __init__(self, plan: Plan, profile: Profile, reduction: Reduction) -> None:
+    def __init__(
+        self,
+        plan: Plan,
+        profile: Profile,
+        reduction: Reduction,
+        compute: Compute = CPU,
+        network: Network = "auto",
+    ) -> None:
         self._profile, self._sent_per_byte = profile, SENT_PER_BYTE[reduction]
+        self._on_device = compute.on_gpu and network != "gloo"
+        self._staged_s_per_byte = 0.0
+        if compute.on_gpu and network == "gloo":
+            # Sums come down instead of gradients, which the update counts, or with state
+            # on the device beside them; then the results go up again.
+            down = profile.download_bytes_per_s or BUS_BYTES_PER_S
+            up = profile.upload_bytes_per_s or BUS_BYTES_PER_S
+            self._staged_s_per_byte = (
+                self._sent_per_byte / down + 1 / up
+                if plan.state == "device"
+                else (self._sent_per_byte - 1) / down
+            )
         depth, width = plan.pipeline_depth, plan.data_parallel_width
         self._width = width
         stages = [{slot.vm_id for slot in plan.slots[p::depth]} for p in range(depth)]
@@ -164,14 +218,15 @@ class Reducer:
         self, stage: int, drained_s: Sequence[float], num_bytes: int
     ) -> float:
         """Return when a stage's replicas, drained at ``drained_s``, have their sum."""
-        if self._width == 1:
-            return drained_s[0]
-        sent_bytes = self._sent_per_byte * num_bytes
-        return max(drained_s) + self._all_reduce_s(stage, sent_bytes)
+        return max(drained_s) + self.sum_s(stage, num_bytes)
 
-    def _all_reduce_s(self, stage: int, num_bytes: int) -> float:
+    def sum_s(self, stage: int, num_bytes: int) -> float:
+        """Return how long a stage's replicas take to sum ``num_bytes`` of gradients."""
+        if self._width == 1:
+            return 0.0
         between, rings = self._between[stage], self._rings[stage]
-        hop = hop_of(self._profile, self._width, between, rings)
+        hop = hop_of(self._profile, self._width, between, rings, self._on_device)
         turns = math.ceil(self._tensors[stage] / CONCURRENT_ALL_REDUCES)
-        each_s = turns * hop.latency_s + num_bytes / self._width * hop.s_per_byte
-        return (self._width - 1) * each_s
+        sent_bytes = self._sent_per_byte * num_bytes
+        each_s = turns * hop.latency_s + sent_bytes / self._width * hop.s_per_byte
+        return (self._width - 1) * each_s + num_bytes * self._staged_s_per_byte

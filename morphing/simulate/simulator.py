@@ -10,8 +10,8 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
@@ -27,6 +27,7 @@ from spottrain.morphing.simulate.replica import (
 from spottrain.morphing.simulate.wiring import wire_replicas
 from spottrain.wire.model import (
     ModelFacts,
+    Network,
     Plan,
     Profile,
     Reduction,
@@ -58,6 +59,8 @@ class StepTime:
     busy_s: tuple[float, ...]
     """For each stage, of its busiest replica: time in forward, recompute, backward."""
     peak_in_flight: tuple[int, ...]
+    network: Network = "auto"
+    """What sums gradients, the fastest of those that may."""
 
 
 def simulate_step(
@@ -72,7 +75,7 @@ def simulate_step(
 ) -> StepTime:
     """Return the times of one mini-batch under ``plan``.
 
-    A stage's replicas reduce as soon as they have drained; tied parameters are summed
+    If the plan leaves open what sums gradients, the fastest of what may do so. A stage's replicas reduce as soon as they have drained; tied parameters are summed
     once their stages have reduced. When all ranks are prepared they gather, then
     apply (design: Commit).
 
@@ -94,18 +97,15 @@ def simulate_step(
             f"got {list(speeds)}"
         )
     measured = reducing.sections_at(profile, plan.microbatch_size, facts, reduction)
-    runs = _run_replicas(plan, profile, measured, speeds, seed)
-    stages = [[facts.sections[k] for k in plan.sections_of(p)] for p in range(depth)]
-    stage_bytes = [sum(section.param_bytes for section in own) for own in stages]
-    reducer = reducing.Reducer(plan, profile, reduction)
-    reduced = [
-        reducer.reduced_s(p, [run.finish_s[p] for run in runs], stage_bytes[p])
-        for p in range(depth)
-    ]
-    prepared_s = _tied_s(plan, facts, profile, reduced)
+    runs = _run_replicas(plan, profile, compute, measured, speeds, seed)
+    prepared_s: dict[Network, float] = {
+        network: _prepared_s(plan, facts, profile, reducer, runs)
+        for network, reducer in _reducers(plan, profile, reduction, compute)
+    }
+    network = min(prepared_s, key=prepared_s.__getitem__)
     between_vms = len({slot.vm_id for slot in plan.slots}) > 1
     return StepTime(
-        step_s=prepared_s
+        step_s=prepared_s[network]
         + reducing.gather_s(profile, depth * width, between_vms)
         + slowest_update_s(plan, profile, facts, speeds, compute),
         pipeline_s=max(max(run.finish_s) for run in runs),
@@ -113,7 +113,61 @@ def simulate_step(
         peak_in_flight=tuple(
             max(run.peak_in_flight[p] for run in runs) for p in range(depth)
         ),
+        network=network,
     )
+
+
+def _reducers(
+    plan: Plan, profile: Profile, reduction: Reduction, compute: Compute
+) -> Iterator[tuple[Network, reducing.Reducer]]:
+    """Yield all that may sum gradients under ``plan``, the preferred one first."""
+    for network in reducing.networks_of(plan, profile, compute):
+        yield (
+            network,
+            reducing.Reducer(plan, profile, reduction, compute, network),
+        )
+
+
+def _stage_bytes(plan: Plan, facts: ModelFacts) -> list[int]:
+    """Return the bytes of every stage's parameters."""
+    return [
+        sum(facts.sections[k].param_bytes for k in plan.sections_of(p))
+        for p in range(plan.pipeline_depth)
+    ]
+
+
+def _prepared_s(
+    plan: Plan,
+    facts: ModelFacts,
+    profile: Profile,
+    reducer: reducing.Reducer,
+    runs: Sequence[PipelineRun],
+) -> float:
+    """Return when all stages have their sums after ``runs``."""
+    reduced = [
+        reducer.reduced_s(p, [run.finish_s[p] for run in runs], num_bytes)
+        for p, num_bytes in enumerate(_stage_bytes(plan, facts))
+    ]
+    return _tied_s(plan, facts, profile, reduced)
+
+
+def slowest_sums_s(
+    plan: Plan,
+    profile: Profile,
+    facts: ModelFacts,
+    reduction: Reduction,
+    compute: Compute,
+) -> dict[Network, float]:
+    """Return the time of the slowest stage's sum, by all that the plan could have chosen.
+
+    Arguments are those of ``simulate_step``.
+    """
+    stage_bytes = _stage_bytes(plan, facts)
+    undecided = replace(plan, network="auto")
+    return {
+        network: max(reducer.sum_s(p, size) for p, size in enumerate(stage_bytes))
+        for network, reducer in _reducers(undecided, profile, reduction, compute)
+    }
 
 
 def slowest_update_s(
@@ -154,7 +208,7 @@ def expect_step(
     less.
     """
 
-    def play(seed: int | None) -> StepTime:
+    def play(plan: Plan, seed: int | None) -> StepTime:
         return simulate_step(
             plan,
             profile,
@@ -165,28 +219,32 @@ def expect_step(
             compute=compute,
         )
 
-    calm = play(None)
-    if _is_calm(plan, profile, speeds):
+    calm = play(plan, None)
+    if _is_calm(plan, profile, speeds, compute):
         return calm
-    steps = [play(seed) for seed in SEEDS]
+    settled = replace(plan, network=calm.network)
+    steps = [play(settled, seed) for seed in SEEDS]
     mean_s = statistics.fmean(step.step_s for step in steps)
     drained_s = statistics.fmean(step.pipeline_s for step in steps)
-    return StepTime(
+    return replace(
+        calm,
         step_s=max(calm.step_s, mean_s),
         pipeline_s=max(calm.pipeline_s, drained_s),
-        busy_s=calm.busy_s,
         peak_in_flight=tuple(
             map(max, zip(*(step.peak_in_flight for step in steps), strict=True))
         ),
     )
 
 
-def _is_calm(plan: Plan, profile: Profile, speeds: Sequence[float] | None) -> bool:
+def _is_calm(
+    plan: Plan, profile: Profile, speeds: Sequence[float] | None, compute: Compute
+) -> bool:
     """Return whether messages hardly vary compared with tasks."""
+    rows = wire_replicas(plan, profile, compute)
     deviation_s = max(
         (
             link.jitter * (link.latency_s + link.transfer_s)
-            for links in {id(row): row for row in wire_replicas(plan, profile)}.values()
+            for links in {id(row): row for row in rows}.values()
             for link in links
         ),
         default=0.0,
@@ -242,6 +300,7 @@ def stage_times(
 def _run_replicas(
     plan: Plan,
     profile: Profile,
+    compute: Compute,
     measured: Sequence[SectionProfile],
     speeds: Sequence[float],
     seed: int | None,
@@ -252,7 +311,7 @@ def _run_replicas(
     known: dict[object, PipelineRun] = {}
     lists: dict[int, Schedule] = {}
     runs = []
-    for replica, links in enumerate(wire_replicas(plan, profile)):
+    for replica, links in enumerate(wire_replicas(plan, profile, compute)):
         count = len(plan.virtual_nodes_of(replica))
         own = tuple(speeds[replica * depth : (replica + 1) * depth])
         chance = seed

@@ -13,18 +13,21 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from spottrain.morphing.simulate.compute import CPU, Compute
 from spottrain.morphing.simulate.replica import Link
 from spottrain.wire.model import Plan, Profile
 
 
-def wire_replicas(plan: Plan, profile: Profile) -> list[tuple[Link, ...]]:
+def wire_replicas(
+    plan: Plan, profile: Profile, compute: Compute = CPU
+) -> list[tuple[Link, ...]]:
     """Return the links of every replica, from each stage to the next.
 
     An interleaved plan has one more, from the last stage to the first. VMs are numbered
     within a replica; replicas with equal links share one tuple.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
-    sent = _output_bytes(plan, profile)
+    sent = _sent_bytes(plan, profile, compute)
     names = [slot.vm_id for slot in plan.slots]
     if len(set(names)) == len(names):
         row = _wire(profile, sent, _Ends(tuple(range(depth)), (1,) * len(sent)))
@@ -86,12 +89,15 @@ def _wire(profile: Profile, sent: Sequence[float], ends: _Ends) -> tuple[Link, .
     )
 
 
-def _output_bytes(plan: Plan, profile: Profile) -> list[float]:
+def _sent_bytes(plan: Plan, profile: Profile, compute: Compute) -> list[float]:
     """Return what a micro-batch sends over each link; a mean over chunks."""
     measured = profile.sections_at(plan.microbatch_size)
     cuts = plan.stage_bounds[1:-1]
     sent = [
-        [measured[cut - 1].output_bytes for cut in cuts[p :: plan.pipeline_depth]]
+        [
+            compute.sent_bytes(measured[cut - 1])
+            for cut in cuts[p :: plan.pipeline_depth]
+        ]
         for p in range(plan.pipeline_depth)
     ]
     return [sum(own) / len(own) for own in sent if own]

@@ -270,6 +270,7 @@ class SectionBytes:
 
     saved_bytes: int
     output_bytes: int
+    output_element_bytes: int
     forward_bytes: int
     recompute_bytes: int
     backward_bytes: int
@@ -304,6 +305,7 @@ def section_bytes(
     kept, output_bytes = live.now_bytes - start, _output_bytes(out)
     made = [size for name, size in live.storages().items() if name not in before]
     end = out if isinstance(out, torch.Tensor) else out[0]
+    element_bytes = end.element_size()
     backward_bytes = 0
     if end.requires_grad:  # else all so far is frozen
         gradient = torch.ones_like(end)
@@ -314,6 +316,7 @@ def section_bytes(
     found = SectionBytes(
         saved_bytes=max(0, kept - output_bytes),
         output_bytes=output_bytes,
+        output_element_bytes=element_bytes if output_bytes else 0,
         forward_bytes=forward_bytes,
         recompute_bytes=recompute_bytes,
         backward_bytes=backward_bytes,

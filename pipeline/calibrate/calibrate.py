@@ -16,11 +16,14 @@ import torch.distributed as dist
 
 from spottrain import machine
 from spottrain.morphing.plan import profiles
+from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.pipeline.calibrate import tasks
 from spottrain.pipeline.calibrate.links import (
     MessageTimes,
     measure_rings,
+    memberships_of,
     message_sizes,
+    rings_to_measure,
     time_messages,
 )
 from spottrain.pipeline.calibrate.sections import (
@@ -29,7 +32,8 @@ from spottrain.pipeline.calibrate.sections import (
     SectionBench,
 )
 from spottrain.pipeline.comm.collectives import gather_json
-from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave
+from spottrain.pipeline.comm.device_group import NetworkRefusedError, TrialGroups
+from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
@@ -51,6 +55,8 @@ MIN_SECTIONS_BUDGET_S = 0.7
 one."""
 LINK_BUDGET_S = 0.6
 RINGS_BUDGET_S = 0.6
+"""For all-reduces in the VMs' memory, and again for those on GPUs."""
+_GROUP_TIMEOUT_S = 300.0
 MAX_ROUND_S = 5.0
 """A micro-batch size is left out if one repetition would take longer."""
 LOOPBACK = LinkProfile(latency_s=3e-4, bandwidth_bytes_per_s=1e9)
@@ -85,6 +91,7 @@ def calibrate(
     Raises:
         UserCodeError: The user's code raised.
         CheckpointError: The checkpoint cannot be read.
+        NetworkRefusedError: The job file asks for NCCL, which cannot start.
         GenerationBrokenError, RuntimeError: Another participant is gone.
     """
     if len(command.participants) < 2:
@@ -105,7 +112,8 @@ def calibrate(
     finally:
         if measuring is not None:
             measuring.close()
-        leave()
+        if measuring is None or measuring.is_free:
+            leave()  # else it would wait, too; the process ends now
 
 
 def section_shares(slots: Sequence[Slot], num_sections: int) -> list[range]:
@@ -167,6 +175,8 @@ class _Round:
         self._bench = SectionBench(loaded, shares[rank], command.checkpoint, device)
         self._links: PipelineLinks | None = None
         """The open links."""
+        self.is_free = True
+        """False if something is under way on the device that could not be ended."""
         self._done = 0
 
     def run(self) -> Profile | None:
@@ -350,10 +360,10 @@ class _Round:
         count = layout.num_sections
         mean = sum(layout.param_bytes(k) for k in range(count)) // count
         tensor = min(max(mean, _RING_BYTES.start), _RING_BYTES.stop)
-        rings = measure_rings(vms, (1 << 12, tensor // 4, tensor), RINGS_BUDGET_S)
+        rings, failed = self._measure_rings(vms, (1 << 12, tensor // 4, tensor))
         known = within or between
         assert known is not None
-        unmeasured: list[str] = []
+        unmeasured = list(failed)
         if between is None:
             unmeasured.append(profiles.BETWEEN_AS_WITHIN)
         elif within is None:
@@ -361,6 +371,36 @@ class _Round:
         within_vm, _ = within or known
         between_vms, posting_s = between or known
         return _Links(within_vm, between_vms, rings, posting_s, tuple(unmeasured))
+
+    def _measure_rings(
+        self, vms: Sequence[str], sizes: Sequence[int]
+    ) -> tuple[tuple[RingProfile, ...], tuple[str, ...]]:
+        """Measure all-reduces in VMs' memory and, where possible, on GPUs.
+
+        Returns:
+            The rings, and what a profile says of those that failed.
+        """
+        plans = rings_to_measure(vms)
+        memberships = memberships_of(plans)
+        groups = new_groups(memberships, self._rank, _GROUP_TIMEOUT_S)
+        rings = measure_rings(plans, groups, sizes, RINGS_BUDGET_S)
+        network = self._loaded.spec.network
+        if network == "gloo":
+            return rings, ()
+        trial = TrialGroups(self._device)
+        try:
+            if trial.form(memberships, self._rank, _GROUP_TIMEOUT_S):
+                rings += measure_rings(
+                    plans, trial.groups, sizes, RINGS_BUDGET_S, self._device
+                )
+        finally:
+            self.is_free = trial.close()
+        if trial.failure and network == "nccl":
+            raise NetworkRefusedError(
+                f"runtime.network: nccl does not start: {trial.failure}; "
+                "use auto or gloo"
+            )
+        return rings, (f"{NCCL_FAILED}{trial.failure}",) if trial.failure else ()
 
     def _time_pairs(
         self, pairs: Sequence[tuple[int, int]], activation_bytes: int

@@ -17,7 +17,6 @@ import torch.distributed as dist
 
 from spottrain.pipeline.calibrate.statistics import fit_line, is_steady, spread
 from spottrain.pipeline.comm.collectives import gather_json
-from spottrain.pipeline.comm.groups import new_groups
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
 from spottrain.wire.model import LinkProfile, RingProfile
@@ -30,7 +29,6 @@ _PAUSE_S = 2e-3
 those that did something else before, as they do while a model is trained."""
 _MAX_SAMPLES = 200
 _RING_REPETITIONS = range(5, 30)
-_GROUP_TIMEOUT_S = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -197,15 +195,26 @@ def _doublings(least: int, most: int) -> list[int]:
     return [*found, most] if least <= most or found else []
 
 
+def memberships_of(plans: Sequence[Rings]) -> list[tuple[int, ...]]:
+    """Return the ranks of every ring once."""
+    return list(dict.fromkeys(ring for plan in plans for ring in plan.members))
+
+
 def measure_rings(
-    vms: Sequence[str], sizes: Sequence[int], budget_s: float = 2.0
+    plans: Sequence[Rings],
+    groups: Mapping[tuple[int, ...], dist.ProcessGroup],
+    sizes: Sequence[int],
+    budget_s: float = 2.0,
+    device: Device | None = None,
 ) -> tuple[RingProfile, ...]:
     """Measure all-reduces; every rank of the default group makes the same call.
 
     Args:
-        vms: The VM of every rank.
+        plans: See ``rings_to_measure``.
+        groups: This rank's, by their members.
         sizes: Bytes of the tensors.
-        budget_s: About how long it may take, apart from forming groups.
+        budget_s: About how long it may take.
+        device: Where the tensors are; by default in the host's memory.
 
     Returns:
         The same at every rank.
@@ -213,12 +222,8 @@ def measure_rings(
     Raises:
         RuntimeError: A rank is gone.
     """
-    plans = rings_to_measure(vms)
-    rank = dist.get_rank()
-    memberships = [ring for plan in plans for ring in plan.members]
-    groups = new_groups(memberships, rank, _GROUP_TIMEOUT_S)
     share_s = budget_s / max(1, len(plans) * len(sizes))
-    return tuple(_measure_ring(plan, groups, sizes, share_s) for plan in plans)
+    return tuple(_measure_ring(plan, groups, sizes, share_s, device) for plan in plans)
 
 
 def _measure_ring(
@@ -226,17 +231,19 @@ def _measure_ring(
     groups: Mapping[tuple[int, ...], dist.ProcessGroup],
     sizes: Sequence[int],
     budget_s: float,
+    device: Device | None,
 ) -> RingProfile:
     rank = dist.get_rank()
     mine = next((ring for ring in plan.members if rank in ring), None)
     group = None if mine is None else groups[mine]
     seconds: dict[int, list[float]] = {}
     for size in sizes:
-        tensor = torch.zeros(size // _ELEMENT_BYTES)
-        pilot_s = max(gather_json(_all_reduces(tensor, group, _WARM_UPS)[-1]))
+        where = None if device is None else device.torch_device
+        tensor = torch.zeros(size // _ELEMENT_BYTES, device=where)
+        pilot_s = max(gather_json(_all_reduces(tensor, group, _WARM_UPS, device)[-1]))
         most = int(budget_s / pilot_s) if pilot_s else _RING_REPETITIONS.start
         count = max(_RING_REPETITIONS.start, min(_RING_REPETITIONS.stop, most))
-        times = _all_reduces(tensor, group, count)
+        times = _all_reduces(tensor, group, count, device)
         num_bytes = tensor.numel() * _ELEMENT_BYTES
         seconds[num_bytes] = [max(gather_json(statistics.median(times)))]
     latency_s, s_per_byte = fit_line(seconds)
@@ -246,11 +253,15 @@ def _measure_ring(
         between_vms=plan.between_vms,
         latency_s=latency_s,
         bandwidth_bytes_per_s=1 / s_per_byte,
+        on_device=device is not None,
     )
 
 
 def _all_reduces(
-    tensor: torch.Tensor, group: dist.ProcessGroup | None, count: int
+    tensor: torch.Tensor,
+    group: dist.ProcessGroup | None,
+    count: int,
+    device: Device | None,
 ) -> list[float]:
     """Return the times of ``count`` all-reduces after a common start."""
     dist.barrier()
@@ -260,5 +271,7 @@ def _all_reduces(
     for _ in range(count):
         began = time.perf_counter()
         dist.all_reduce(tensor, group=group)
+        if device is not None:
+            device.synchronise()
         times.append(time.perf_counter() - began)
     return times

@@ -329,6 +329,7 @@ class _SectionRun:
             recompute_s=median["r"],
             saved_bytes=self._bytes.saved_bytes,
             output_bytes=self._bytes.output_bytes,
+            output_element_bytes=self._bytes.output_element_bytes,
             forward_spread=around["f"],
             backward_spread=around["b"],
             recompute_spread=around["r"],

@@ -17,7 +17,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -29,11 +29,14 @@ from spottrain.errors import SpottrainError
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.groups import Connections, GenerationBrokenError
 from spottrain.pipeline.devices.port import Device
-from spottrain.wire.messages import Network
+from spottrain.wire.model import Network
 
 LEAVE_BOUND_S = 2.5
 """From a broken connection to the end of the communicator, and of all that waits for
 it. The manager has workers killed that are still there after three seconds."""
+TRIAL_BOUND_S = 20.0
+"""For all communicators of a calibration to connect and sum once. NCCL has no bound of its
+own: it waits for a rank whose start has failed."""
 _NCCL_ENVIRONMENT: Mapping[str, str] = {
     # 0: torch's watchdog neither aborts communicators nor ends the process, as
     # ``_abort_process_group`` asks for in its docstring.
@@ -73,6 +76,7 @@ def choose_library(
     network: Network,
     endpoints: Sequence[Endpoint],
     stages: Sequence[tuple[int, ...]],
+    planned: Network = "auto",
 ) -> str | None:
     """Return what sums tensors on the devices; ``None``: they are summed on the host.
 
@@ -80,11 +84,13 @@ def choose_library(
         network: As in the job file.
         endpoints: Of every rank.
         stages: Ranks of every stage.
+        planned: As in the plan, which counts where the job file leaves it open. Its
+            ``nccl`` is no demand: slots may share GPUs, unlike those that measured.
 
     Raises:
         NetworkRefusedError: ``nccl`` is asked for, and impossible.
     """
-    if network == "gloo":
+    if (planned if network == "auto" else network) == "gloo":
         return None
     reason = _obstacle(endpoints, stages)
     if reason is None:
@@ -114,6 +120,19 @@ def _obstacle(
                 return f"ranks {seen[identity]} and {rank} share {identity}"
             seen[identity] = rank
     return None
+
+
+def _sum_ones(device: Device, group: dist.ProcessGroup | None, size: int) -> None:
+    """Sum ones over ``size`` ranks: NCCL connects only now.
+
+    Raises:
+        GenerationBrokenError: The sum is another.
+    """
+    ones = torch.ones(1, device=device.torch_device)
+    dist.all_reduce(ones, group=group)
+    device.synchronise()
+    if int(ones) != size:
+        raise GenerationBrokenError(f"{size} ranks sum up to {int(ones)}")
 
 
 class DeviceGroups:
@@ -146,6 +165,7 @@ class DeviceGroups:
     def form(
         self,
         network: Network,
+        planned: Network,
         stages: Sequence[tuple[int, ...]],
         rank: int,
         timeout_s: float,
@@ -154,6 +174,7 @@ class DeviceGroups:
 
         Args:
             network: As in the job file.
+            planned: As in the plan.
             stages: Ranks of every stage.
             rank: This one.
             timeout_s: Of one collective.
@@ -164,7 +185,8 @@ class DeviceGroups:
         """
         mine = Endpoint.of(self._device)
         rows = gather_json([mine.library, mine.identity, mine.lacks_library])
-        library = choose_library(network, [Endpoint(*row) for row in rows], stages)
+        endpoints = [Endpoint(*row) for row in rows]
+        library = choose_library(network, endpoints, stages, planned)
         stages = [ranks for ranks in stages if len(ranks) > 1]
         if library is None or not stages:
             return
@@ -183,16 +205,9 @@ class DeviceGroups:
                 self._group = group
         if self._own is not None:
             self._own.seal()
-        self._try(next(len(ranks) for ranks in stages if rank in ranks))
-
-    def _try(self, size: int) -> None:
-        """Sum ones: NCCL connects only now, and a failure shows at the start."""
-        ones = torch.ones(1, device=self._device.torch_device)
-        dist.all_reduce(ones, group=self._group)
-        self._device.synchronise()
+        size = next(len(ranks) for ranks in stages if rank in ranks)
+        _sum_ones(self._device, self._group, size)  # a failure shows at the start
         self.check()
-        if int(ones) != size:
-            raise GenerationBrokenError(f"{size} ranks sum up to {int(ones)}")
 
     @property
     def mine(self) -> dist.ProcessGroup | None:
@@ -247,3 +262,94 @@ class DeviceGroups:
         elif self._group is not None:
             _abort_process_group(self._group)
         done.set()
+
+
+class TrialGroups:
+    """Groups on devices to be measured; all ranks of the default group use it alike.
+
+    That they cannot start is a result, not an error.
+
+    Args:
+        device: What this rank computes on.
+    """
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._library: str | None = None
+        self._own: Connections | None = None
+        """The groups', where it is gloo that stands in for NCCL."""
+        self._error = ""
+        self.groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+        """Those of this rank."""
+        self.failure = ""
+        """The first error of any rank, in one line, the same at all of them."""
+
+    def form(
+        self, memberships: Sequence[tuple[int, ...]], rank: int, timeout_s: float
+    ) -> bool:
+        """Form groups and sum once in each, in bounded time.
+
+        Args:
+            memberships: Ranks of every group, the same at all ranks.
+            rank: This one.
+            timeout_s: Of one collective.
+
+        Returns:
+            Whether they can be used, the same at all ranks. If not and there is no
+            ``failure``, ranks have nothing to sum with, or share devices.
+        """
+        mine = Endpoint.of(self._device)
+        rows = gather_json([mine.library, mine.identity, mine.lacks_library])
+        endpoints = [Endpoint(*row) for row in rows]
+        self._library = choose_library("auto", endpoints, [tuple(range(len(rows)))])
+        if self._library is None or not memberships:
+            return False
+        if self._library == "nccl":
+            os.environ.update(_NCCL_ENVIRONMENT)
+        else:
+            self._own = Connections()
+        starting = threading.Thread(
+            target=self._start,
+            args=(dict.fromkeys(memberships), rank, timeout_s),
+            name="start",
+            daemon=True,
+        )
+        starting.start()
+        starting.join(TRIAL_BOUND_S)
+        late = f"no answer in {TRIAL_BOUND_S:g} s" if starting.is_alive() else ""
+        found = gather_json([self._error, late])
+        errors = [error for error, _ in found] + [late for _, late in found]
+        self.failure = next(filter(None, errors), "")
+        return not self.failure
+
+    def _start(
+        self, memberships: Iterable[tuple[int, ...]], rank: int, timeout_s: float
+    ) -> None:
+        timeout = timedelta(seconds=timeout_s)
+        try:
+            with self._device.using():
+                for members in memberships:
+                    group = dist.new_group(
+                        list(members), timeout=timeout, backend=self._library
+                    )
+                    if rank in members:
+                        assert isinstance(group, dist.ProcessGroup)
+                        self.groups[members] = group
+                        _sum_ones(self._device, group, len(members))
+        except (RuntimeError, ValueError, GenerationBrokenError) as error:
+            line = (str(error).splitlines() or [""])[0]
+            self._error = f"{type(error).__name__}: {line}"
+
+    def close(self) -> bool:
+        """Abort the groups in bounded time; return whether that has ended."""
+        aborting = threading.Thread(target=self._abort, name="abort", daemon=True)
+        aborting.start()
+        aborting.join(LEAVE_BOUND_S)
+        return not aborting.is_alive()
+
+    def _abort(self) -> None:
+        if self._own is not None:
+            self._own.cut()
+        elif self._library is not None:
+            for group in self.groups.values():
+                _abort_process_group(group)

@@ -21,7 +21,7 @@ import torch.distributed as dist
 from spottrain.pipeline.comm.collectives import GATHER_TAG
 from spottrain.pipeline.comm.groups import GenerationBrokenError
 from spottrain.pipeline.devices.port import Device, Transfer
-from spottrain.wire.messages import WireType
+from spottrain.wire.model import WireType
 
 _MAX_DIMENSIONS = 8
 _MAX_PENDING_SENDS = 16

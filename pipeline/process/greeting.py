@@ -81,6 +81,8 @@ class Greeting:
             cores=machine.cores(),
             gpus=self.gpus,
             slot_memory_bytes=self.slot_memory_bytes(),
+            memory_bytes=machine.memory_bytes(),
+            locked_memory_bytes=machine.locked_memory_bytes(),
         )
 
     def slot_memory_bytes(self) -> int:

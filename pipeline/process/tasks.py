@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from spottrain.manifest import CheckpointError, new_name, write_manifest
 from spottrain.pipeline.calibrate.calibrate import calibrate
+from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.comm.groups import GenerationBrokenError
 from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.model.loaded import LoadedJob
@@ -82,6 +83,8 @@ def measure_and_report(
         exact = loaded.spec.reduction == "exact"
         opened = open_device(device, memory_share, deterministic=exact)
         profile = calibrate(loaded, command, rank, link.report, opened, device_name)
+    except NetworkRefusedError as error:
+        link.report(messages.UserCodeFailed(message=str(error), traceback=""))
     except (
         GenerationBrokenError,
         CheckpointError,

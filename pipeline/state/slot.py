@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from spottrain import machine
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.devices.port import Device, UnusableDeviceError
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision, SectionRecord
@@ -53,6 +54,8 @@ class SlotMemory:
         self._home: Device | None = None
         """Where sections are held; ``None``: in the holder's memory."""
         self._undo: UndoSlot | None = None
+        self._locked_bytes: dict[int, int] = {}
+        """Of sections whose pages are locked."""
         self.arenas: dict[int, SectionArena] = {}
         held = holder.names()
         self.control = ControlBlock(holder)
@@ -121,12 +124,30 @@ class SlotMemory:
     def _new(self, section: int) -> SectionArena:
         arena = SectionArena(self._holder, section, self._specs[section], self._home)
         if self._home is None and not self._device.is_host:
-            self._device.lock_pages(arena.payload)
+            self._lock(section, arena)
         return arena
+
+    def _lock(self, section: int, arena: SectionArena) -> None:
+        """Lock a section's pages.
+
+        A refusal above this process's limit is borne: plans keep no more on the host, so
+        that these are sections which are only measured, or which a predecessor brought
+        there from the device, to which they go back.
+        """
+        num_bytes = arena.payload.numel()
+        try:
+            self._device.lock_pages(arena.payload)
+        except UnusableDeviceError:
+            limit_bytes = machine.locked_memory_bytes()
+            locked_bytes = sum(self._locked_bytes.values()) + num_bytes
+            if not 0 < limit_bytes < locked_bytes:
+                raise
+        else:
+            self._locked_bytes[section] = num_bytes
 
     def _release(self, section: int, arena: SectionArena) -> None:
         """Give the holder's memory back."""
-        if not self._device.is_host:
+        if self._locked_bytes.pop(section, None) is not None:
             self._device.unlock_pages(arena.payload)
         self._holder.release(section_name(section))
 

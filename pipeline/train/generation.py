@@ -130,7 +130,7 @@ def _form_groups(
     groups = new_groups(memberships(plan, ties), rank, timeout_s)
     connections.seal()
     stages = [stage_ranks(plan, stage) for stage in range(plan.pipeline_depth)]
-    device_groups.form(spec.network, stages, rank, timeout_s)
+    device_groups.form(spec.network, plan.network, stages, rank, timeout_s)
     return groups
 
 

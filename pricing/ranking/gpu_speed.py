@@ -85,10 +85,22 @@ def machine_of(
     )
 
 
+def gpu_of(offer: Offer) -> GpuType | None:
+    """Return what the slots of an offer compute on, None if it is not known.
+
+    By the catalogue's machine, or by the name of the GPUs of a machine of the user's.
+    """
+    kind = catalogue().find(offer.cloud, offer.instance_type)
+    if kind is not None:
+        return kind.gpu
+    return catalogue().gpu_of(offer.gpu) if offer.gpu else None
+
+
 def machine_as_offered(offer: Offer, gpus: int, speed: float) -> MachineShape:
     """Return a machine as its offer describes it.
 
-    What its slots are, and its own memory, are known where the catalogue has its type.
+    What its slots are, and its own memory, are known where the catalogue has its type. Of
+    a machine of the user's with GPUs that are known, each slot is taken for one of them.
 
     Args:
         offer: What was or could be rented.
@@ -96,11 +108,13 @@ def machine_as_offered(offer: Offer, gpus: int, speed: float) -> MachineShape:
         speed: Of each.
     """
     kind = catalogue().find(offer.cloud, offer.instance_type)
+    device = kind.device if kind else "gpu" if offer.gpu else offer.device
+    own = gpu_of(offer) if kind is None else None
     return MachineShape(
         gpus=gpus,
-        gpu_memory_bytes=offer.gpu_memory_bytes,
+        gpu_memory_bytes=own.memory_bytes if own else offer.gpu_memory_bytes,
         speed=speed,
-        is_gpu=(offer.device if kind is None else kind.device) == "gpu",
+        is_gpu=device == "gpu",
         memory_bytes=0 if kind is None else kind.memory_bytes,
     )
 
@@ -110,8 +124,8 @@ def gpu_speed(
 ) -> float:
     """Return the assumed speed of an offer's GPUs, relative to the profile's device.
 
-    As the offer declares. A cloud's offers declare nothing: an estimate from the ratio of
-    published peaks, or 1 where no such ratio is known.
+    As the offer declares. Where it declares nothing, as those of clouds: an estimate from
+    the ratio of published peaks, or 1 where no such ratio is known.
 
     Args:
         offer: What is or could be rented.
@@ -122,15 +136,14 @@ def gpu_speed(
     if offer.gpu_speed != 1.0:
         return offer.gpu_speed
     known = precisions(facts, precision)
-    return _ratio(offer.cloud, offer.instance_type, profile.device, known)
+    gpu = gpu_of(offer)
+    return 1.0 if gpu is None else _ratio(gpu.name, profile.device, known)
 
 
 @functools.cache
-def _ratio(
-    cloud: str, instance_type: str, device: str, known: tuple[str, ...]
-) -> float:
-    """Return a machine's speed relative to a device, 1 if it is not known."""
-    kind, base = catalogue().find(cloud, instance_type), catalogue().gpu_of(device)
-    if kind is None or base is None:
+def _ratio(name: str, device: str, known: tuple[str, ...]) -> float:
+    """Return the speed of a GPU of the catalogue relative to a device, 1 if not known."""
+    gpu, base = catalogue().gpu_of(name), catalogue().gpu_of(device)
+    if gpu is None or base is None:
         return 1.0
-    return speed_ratio(kind.gpu, base, known) or 1.0
+    return speed_ratio(gpu, base, known) or 1.0

@@ -33,6 +33,8 @@ class MachineShape:
     """False: its slots are CPU slots, whose memory is ``gpu_memory_bytes`` each."""
     memory_bytes: int = 0
     """Of the machine beside its GPUs'; 0: unknown."""
+    locked_memory_bytes: int = 0
+    """What each of its workers may page-lock; 0: there is no limit."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,6 +158,7 @@ class ThroughputCache:
                 self.job.facts,
                 {slot.vm_id: slot.vm_id for slot in plan.slots},
                 self.job.reduction,
+                self.job.wire,
             ).total(),
         )
 
@@ -182,6 +185,7 @@ def devices_of(
             usd_per_hour=usd_per_hour / machine.gpus,
             is_gpu=machine.is_gpu,
             host_memory_bytes=machine.memory_bytes // machine.gpus,
+            locked_memory_bytes=machine.locked_memory_bytes,
         )
 
 

@@ -5,9 +5,11 @@ Standard library only: asked on both sides of the torch border, with the same an
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import re
+import resource
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -22,6 +24,9 @@ _SHARED = re.compile(r", 1/(\d+) each$")
 _CPU_INFO = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 _MEMORY_INFO = Path("/proc/meminfo")
+_GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+_STATUS = Path("/proc/self/status")
+_CAP_IPC_LOCK = 14
 
 
 def device(gpus: Sequence[GpuFacts] = (), shares: Sequence[float] = ()) -> str:
@@ -75,6 +80,48 @@ def machine_id() -> str:
 def cores() -> int:
     """Return how many cores this process may use."""
     return len(os.sched_getaffinity(0))
+
+
+def memory_bytes() -> int:
+    """Return the memory of this computer, or less if this process's group may use less."""
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    try:
+        limit = _GROUP_LIMIT.read_text().strip()
+    except OSError:
+        return total
+    return min(total, int(limit)) if limit.isdigit() else total
+
+
+def locked_memory_bytes() -> int:
+    """Return how much a process may page-lock; 0: there is no limit.
+
+    The capability that lifts it is a bit of ``CapEff`` (capabilities(7), proc(5)).
+    """
+    soft, _ = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    if soft == resource.RLIM_INFINITY or _may_lock_all():
+        return 0
+    return max(soft, 1)
+
+
+def _may_lock_all() -> bool:
+    try:
+        lines = _STATUS.read_text().splitlines()
+    except OSError:
+        return False
+    effective = (line.split()[1] for line in lines if line.startswith("CapEff:"))
+    return any(int(bits, 16) >> _CAP_IPC_LOCK & 1 for bits in effective)
+
+
+def raise_locked_memory_limit() -> None:
+    """Let this process and its children page-lock all that they may be allowed to.
+
+    Anybody may raise the soft limit to the hard one, root both of them (getrlimit(2)).
+    """
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    for limit in (resource.RLIM_INFINITY, hard):
+        with contextlib.suppress(ValueError, OSError):
+            resource.setrlimit(resource.RLIMIT_MEMLOCK, (limit, limit))
+            return
 
 
 def available_bytes() -> int:

@@ -17,6 +17,7 @@ from collections.abc import Callable
 import torch
 
 from spottrain.pipeline.comm.collectives import gather_rows
+from spottrain.pipeline.comm.device_group import TrialGroups
 from spottrain.pipeline.comm.groups import (
     GenerationBrokenError,
     join,
@@ -24,6 +25,7 @@ from spottrain.pipeline.comm.groups import (
     open_rendezvous,
 )
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
+from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.devices.host import HostDevice
 
 TIMEOUT_S = 30.0
@@ -87,10 +89,32 @@ def a_cut_ends_what_is_awaited(rank: int, size: int) -> None:
     os._exit(0)
 
 
+class NotStarting(DeferredDevice):
+    """A device on which the first sum fails, as where NCCL finds no way to its peers."""
+
+    def synchronise(self) -> None:
+        raise RuntimeError("no route to host\nsee the log")
+
+
+def a_library_that_one_rank_cannot_start_is_done_without(rank: int, size: int) -> None:
+    everybody = tuple(range(size))
+    for device, formed in (
+        (NotStarting if rank == 1 else DeferredDevice, False),
+        (DeferredDevice, True),
+    ):
+        trial = TrialGroups(device(rank))
+        assert trial.form([everybody], rank, TIMEOUT_S) is formed
+        assert trial.failure == ("" if formed else "RuntimeError: no route to host")
+        assert trial.close()
+    assert not TrialGroups(HostDevice()).form([everybody], rank, TIMEOUT_S)
+    assert gather_rows(torch.tensor([rank])).flatten().tolist() == list(everybody)
+
+
 CASES: tuple[tuple[Callable[[int, int], None], int], ...] = (
     *((gathers, size) for size in range(1, MOST + 1)),
     (tensors_of_any_look, 2),
     (a_cut_ends_what_is_awaited, 2),
+    (a_library_that_one_rank_cannot_start_is_done_without, 3),
 )
 
 

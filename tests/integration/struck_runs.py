@@ -11,8 +11,8 @@ from typing import Protocol
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
-from spottrain.wire.messages import JobSpec, Network
-from spottrain.wire.model import Plan, Precision, Reduction, StateHome
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import Network, Plan, Precision, Reduction, StateHome
 
 NUM_SECTIONS = 4
 STEPS = 5

@@ -70,7 +70,8 @@ def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
     assert len(profile.sections_at(2)) == NUM_SECTIONS
     assert (profile.device, profile.software) == (machine.device(), machine.software())
     assert profile.sources == (WITHIN_AS_BETWEEN,)
-    assert [(ring.ranks, ring.rings) for ring in profile.rings] == [(2, 1)]
+    rings = [(ring.ranks, ring.rings, ring.on_device) for ring in profile.rings]
+    assert rings == [(2, 1, False)]
     for one in profile.microbatches:
         beside = one.overheads
         assert beside is not None
@@ -115,6 +116,10 @@ def test_transfers_and_both_updates_are_measured_on_a_device(
     assert profile.host_optimizer_s_per_byte > 0
     assert profile.optimizer_s_per_byte > 0
     assert profile.quantise_s_per_byte > 0
+    # gloo, in the place of NCCL, has summed on the devices, too.
+    rings = [(r.ranks, r.rings, r.between_vms, r.on_device) for r in profile.rings]
+    assert rings == [(2, 1, True, False), (2, 1, True, True)]
+    assert {s.output_element_bytes for s in profile.sections_at(1)[:-1]} == {4}
 
 
 def test_every_size_sees_the_same_sections(fleet: Fleet) -> None:

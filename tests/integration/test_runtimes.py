@@ -25,8 +25,7 @@ from tests.integration.struck_runs import (
 
 from spottrain.pipeline.base.faults import Action, Hook
 from spottrain.wire import messages
-from spottrain.wire.messages import WireType
-from spottrain.wire.model import Precision
+from spottrain.wire.model import Precision, WireType
 
 
 def test_a_library_that_cannot_sum_here_is_refused_in_a_line(

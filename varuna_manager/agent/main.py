@@ -31,6 +31,7 @@ from pathlib import Path
 from typing import Any
 
 import spottrain
+from spottrain import machine
 from spottrain.cloud.notices import hear
 from spottrain.cloud.port import lease
 from spottrain.errors import SpottrainError
@@ -136,6 +137,7 @@ class Agent:
         devices = self._find_devices(spec)
         if not isinstance(devices, VmDevices):
             return self._refuse(devices)
+        machine.raise_locked_memory_limit()
         supervisor = SupervisorProcess(
             self._argv,
             self._folder,

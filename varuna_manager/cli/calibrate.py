@@ -226,6 +226,7 @@ def _links(profile: Profile) -> Table:
         table.add_row(name, *_line(link), f"{link.jitter:.0%}")
     for ring in profile.rings:
         where = "between VMs" if ring.between_vms else "within a VM"
+        where += " on GPUs" * ring.on_device
         name = f"all-reduce over {ring.ranks} {where}, {ring.rings} concurrently"
         table.add_row(name, *_line(ring), "")
     return table

@@ -47,14 +47,15 @@ from spottrain.varuna_manager.config.files import explain, read_job_file, to_jso
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
-from spottrain.wire.messages import (
-    DeviceChoice,
-    EvaluationSpec,
-    JobSpec,
+from spottrain.wire.messages import DeviceChoice, EvaluationSpec, JobSpec
+from spottrain.wire.model import (
     Network,
+    Precision,
+    Reduction,
+    ScheduleKind,
+    StateHome,
     WireType,
 )
-from spottrain.wire.model import Precision, Reduction, ScheduleKind, StateHome
 
 MAX_MEASURED_MICROBATCH = 16
 """Largest micro-batch size that is measured when the job file names none."""
@@ -247,17 +248,29 @@ class RuntimeConfig(Section):
     which outlives a worker and is larger, or the `device`'s, which is faster; `auto`:
     the faster one that fits."""
     network: Network = "auto"
-    """Library that sums gradients over GPUs; `auto`: NCCL where replicas have GPUs of
-    their own."""
-    wire: WireType = "own"
+    """Library that sums gradients over GPUs; `auto`: of NCCL and gloo the faster one as
+    measured, if replicas have GPUs of their own."""
+    wire: WireType | Literal["auto"] = "auto"
     """Type in which activations and their gradients travel between stages: `bf16` or
-    `fp16` for half the bytes of fp32, at the price of rounding; `own` with `reduction:
-    exact`."""
+    `fp16` for half the bytes of fp32, at the price of rounding, or their `own`; `auto`:
+    bf16 with `precision: bf16` and `reduction: fast`, else their own. `reduction: exact`
+    allows no other."""
 
     @property
     def asked_state(self) -> StateHome | None:
         """Where every plan must keep state; ``None``: the planner chooses."""
         return None if self.state == "auto" else self.state
+
+    def wire_type(self, reduction: Reduction) -> WireType:
+        """Return the type in which activations and their gradients travel.
+
+        Of its own accord a job rounds only what its matrix multiplications round anyway:
+        fp32 keeps its precision, and fp16 might overflow where fp32 would not.
+        """
+        if self.wire != "auto":
+            return self.wire
+        narrows = reduction == "fast" and self.precision == "bf16"
+        return "bf16" if narrows else "own"
 
 
 class ManagerConfig(Section):
@@ -343,9 +356,9 @@ class JobConfig(Section):
 
     @model_validator(mode="after")
     def _rounds_nothing_more(self) -> Self:
-        if self.reduction == "exact" and self.runtime.wire != "own":
+        if self.reduction == "exact" and self.runtime.wire not in ("own", "auto"):
             raise ValueError(
-                f"runtime.wire must be own with reduction exact: got "
+                f"runtime.wire must be own or auto with reduction exact: got "
                 f"{self.runtime.wire}; a plan's cuts would change the weights"
             )
         return self
@@ -438,7 +451,7 @@ class JobConfig(Section):
             device=self.device,
             precision=self.runtime.precision,
             network=self.runtime.network,
-            wire=self.runtime.wire,
+            wire=self.runtime.wire_type(self.reduction),
             evaluation=EvaluationSpec(
                 every_steps=self.evaluation.every_steps,
                 metric=self.evaluation.metric,

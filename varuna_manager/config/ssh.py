@@ -21,10 +21,11 @@ from pydantic import (
 
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
+from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.varuna_manager.config.base import Section
 from spottrain.varuna_manager.config.local import ZoneConfig
 
-_SAME_BY_TYPE = ("slots", "slot_memory_bytes", "slot_speed", "usd_per_hour")
+_SAME_BY_TYPE = ("slots", "gpu", "slot_memory_bytes", "slot_speed", "usd_per_hour")
 OURS = ("SPOTTRAIN_", "OMP_NUM_THREADS")
 """Prefixes of variables that a job file cannot set."""
 
@@ -39,6 +40,13 @@ def _folder(text: str) -> str:
     if not text.strip("./") or ".." in text.split("/"):
         raise ValueError("must be a folder used by spottrain only")
     return text
+
+
+def _gpu(name: str) -> str:
+    known = catalogue().gpus
+    if name not in known:
+        raise ValueError(f"must be one of {', '.join(known)}")
+    return name
 
 
 Variable = Annotated[str, AfterValidator(_variable)]
@@ -69,10 +77,15 @@ class SshHostConfig(Section):
     """Name of its type; hosts of one type must have the same values below."""
     slots: PositiveInt = 1
     """Number of workers: its GPUs, or shares of its CPU."""
+    gpu: Annotated[str, AfterValidator(_gpu)] | None = None
+    """Kind of its GPUs, such as A100-80GB (see `spottrain prices`), by which it is ranked;
+    by default as its driver says once it is reached."""
     slot_memory_bytes: PositiveInt = 4_000_000_000
-    """Memory per slot, which the planner's memory model respects."""
+    """Memory per slot, which the planner's memory model respects; of a known GPU, the
+    GPU's counts."""
     slot_speed: PositiveFloat = 1.0
-    """Speed relative to the machine on which the model is measured."""
+    """Speed relative to the machine on which the model is measured; 1: of GPUs that are
+    known, estimated from their peaks."""
     usd_per_hour: NonNegativeFloat = 0.0
     """Its price per hour, as you value it."""
 
@@ -149,8 +162,12 @@ class SshConfig(Section):
             for kind, host in {host.type: host for host in self.hosts}.items()
         )
 
-    def fleet(self) -> tuple[Host, ...]:
-        """Return the hosts for the provider."""
+    def fleet(self, *, uses_gpus: bool = True) -> tuple[Host, ...]:
+        """Return the hosts for the provider.
+
+        Args:
+            uses_gpus: False: their slots are CPU slots.
+        """
         return tuple(
             Host(
                 name=host.chosen_name,
@@ -165,6 +182,8 @@ class SshConfig(Section):
                 private_address=host.private_address,
                 instance_type=host.type,
                 slots=host.slots,
+                gpu=host.gpu or "",
+                uses_gpus=uses_gpus,
                 slot_memory_bytes=host.slot_memory_bytes,
                 slot_speed=host.slot_speed,
                 usd_per_hour=host.usd_per_hour,

@@ -14,6 +14,7 @@ from dataclasses import replace
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan import profiles
+from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.varuna_manager.core.model.commands import KeepProfile
 from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.varuna_manager.core.model.records import Calibration, VmRecord
@@ -149,9 +150,10 @@ def report_received(
         return
     profile = report.profile
     transition.state = replace(transition.state, profile=profile, calibration=None)
-    if not profiles.is_noisy(profile):
+    failed = [s for s in profile.sources if s.startswith(NCCL_FAILED)]
+    if not failed and not profiles.is_noisy(profile):
         transition.emit(KeepProfile(profile=profile))
-    transition.log(describe(profile))
+    transition.log("; ".join((describe(profile), *failed)))
 
 
 def describe(profile: Profile) -> str:

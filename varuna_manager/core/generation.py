@@ -48,7 +48,8 @@ def open_generation(
     """Open the next generation with ``plan``: its store first."""
     state = transition.state
     sites = {vm_id: place_of(vm.offer).site for vm_id, vm in state.vms.items()}
-    sent = sent_bytes(plan, state.job.facts, sites, state.job.spec.reduction)
+    spec = state.job.spec
+    sent = sent_bytes(plan, state.job.facts, sites, spec.reduction, spec.wire)
     generation = Generation(
         number=state.next_generation,
         plan=plan,

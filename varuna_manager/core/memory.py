@@ -42,10 +42,20 @@ def devices(
 
 
 def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineShape:
-    """Return a VM as the planner takes it: with the GPUs that its agent has found."""
+    """Return a VM as the planner takes it: with GPUs and memory as its agent found them.
+
+    VMs of the local provider share the memory of one computer.
+    """
     machine = machine_as_offered(vm.offer, vm.num_slots, speed)
     is_gpu = bool(vm.gpus) if vm.device else machine.is_gpu
-    return replace(machine, gpu_memory_bytes=room_bytes(state, vm), is_gpu=is_gpu)
+    sharing = sum(other.machine == vm.machine != "" for other in state.vms.values())
+    return replace(
+        machine,
+        gpu_memory_bytes=room_bytes(state, vm),
+        is_gpu=is_gpu,
+        memory_bytes=vm.memory_bytes // max(1, sharing) or machine.memory_bytes,
+        locked_memory_bytes=vm.locked_memory_bytes,
+    )
 
 
 def room_bytes(state: State, vm: records.VmRecord) -> int:
@@ -63,7 +73,10 @@ def machine_of(offer: Offer) -> str:
 def compute_of(state: State, vms: Iterable[records.VmRecord]) -> Compute:
     """Return what workers on ``vms`` compute on."""
     on_gpu = all(_machine(state, vm).is_gpu for vm in vms)
-    return Compute(on_gpu=on_gpu, precision=state.job.spec.precision)
+    spec = state.job.spec
+    return Compute(
+        on_gpu=on_gpu, precision=spec.precision, wire=spec.wire, network=spec.network
+    )
 
 
 def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> None:

@@ -376,6 +376,8 @@ def plan_inputs(
         lag_share=lag_share,
         precision=job.spec.precision,
         state=job.state or home,
+        wire=job.spec.wire,
+        network=job.spec.network,
     )
 
 

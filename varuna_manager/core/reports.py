@@ -98,6 +98,8 @@ def _supervisor_ready(
         cores=report.cores,
         gpus=report.gpus,
         gpu_memory_bytes=report.slot_memory_bytes,
+        memory_bytes=report.memory_bytes,
+        locked_memory_bytes=report.locked_memory_bytes,
         ready_at_s=transition.now_s,
     )
     transition.put_vm(vm)

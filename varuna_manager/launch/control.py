@@ -92,7 +92,9 @@ def open_provider(job: JobDir) -> CloudProvider:
         return providers.rent(job, config.clouds, config.resources.span, payload)
     from spottrain.cloud.ssh.hosts.provider import SshProvider
 
-    return SshProvider(job.cloud, job.name, config.ssh.fleet(), payload)
+    return SshProvider(
+        job.cloud, job.name, config.ssh.fleet(uses_gpus=config.device != "cpu"), payload
+    )
 
 
 def _uses_buckets(config: JobConfig) -> bool:

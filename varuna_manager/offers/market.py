@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
@@ -15,7 +16,6 @@ from spottrain.pricing.prices.price import fresh, offers
 from spottrain.pricing.prices.refresh import PriceRequest, known
 from spottrain.pricing.ranking.gpu_speed import machine_as_offered, machine_of
 from spottrain.pricing.ranking.rank import Priced
-from spottrain.pricing.ranking.throughput import MachineShape
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.wire.model import ModelFacts, Precision, Profile
@@ -55,11 +55,6 @@ def losses_per_hour(offer: Offer, hazards: Hazards) -> float:
     return hazards.of(place_of(offer)).losses_per_hour if offer.spot else 0.0
 
 
-def machine(offer: Offer) -> MachineShape:
-    """Return the machine as the offer itself describes it."""
-    return machine_as_offered(offer, offer.gpus, offer.gpu_speed)
-
-
 def own_market(
     config: JobConfig,
     hazards: Hazards,
@@ -67,6 +62,7 @@ def own_market(
     *,
     is_measured: bool = True,
     on_gpus: bool = False,
+    speed_of: Callable[[Offer], float] = attrgetter("gpu_speed"),
 ) -> JobMarket:
     """Return the offers of the job file's own machines, spot and on demand.
 
@@ -77,10 +73,14 @@ def own_market(
         is_measured: Whether the profile was measured; a speed in the file makes an
             estimate in any case.
         on_gpus: Whether it was measured on a GPU, hence slots are some.
+        speed_of: Returns the speed of an offer's slots relative to the profile's device.
     """
     (provider,) = config.resources.providers
     markets = (True, False) if provider == "local" else (True,)
     found = []
+    gpus = {host.type: host.gpu or "" for host in config.ssh.hosts}
+    if provider != "ssh" or config.device == "cpu":
+        gpus = {}
     for zone in config.zones:
         for spot in markets:
             usd = zone.spot_usd_per_hour if spot else zone.on_demand_usd_per_hour
@@ -95,14 +95,16 @@ def own_market(
                 gpus=zone.slots,
                 gpu_memory_bytes=zone.slot_memory_bytes,
                 gpu_speed=zone.slot_speed,
+                gpu=gpus.get(zone.instance_type, ""),
             )
+            shape = machine_as_offered(offer, zone.slots, speed_of(offer))
             priced = Priced(
                 offer=offer,
-                machine=replace(machine(offer), is_gpu=on_gpus),
+                machine=replace(shape, is_gpu=on_gpus or shape.is_gpu),
                 losses_per_hour=losses_per_hour(offer, hazards),
                 boot_s=zone.boot_s,
                 max_vms=zone.capacity if spot else None,
-                is_estimate=zone.slot_speed != 1.0 or not is_measured,
+                is_estimate=shape.speed != 1.0 or not is_measured,
             )
             found.append(priced)
     return JobMarket(offers=tuple(found))

@@ -21,6 +21,7 @@ from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.ranking import throughput
+from spottrain.pricing.ranking.gpu_speed import gpu_speed
 from spottrain.pricing.ranking.rank import (
     CAP,
     EXACT,
@@ -218,7 +219,8 @@ def _computes_on(offers: Sequence[Offer], config: JobConfig, inputs: PlanInputs)
     gpus: dict[str, int] = {}
     for offer in offers:
         kind = catalogue().find(offer.cloud, offer.instance_type)
-        name = inputs.profile.device if kind is None else kind.gpu.name
+        named = offer.gpu or inputs.profile.device
+        name = named if kind is None else kind.gpu.name
         on_gpu = not is_cpu(name) if kind is None else kind.device == "gpu"
         workers[name] = workers.get(name, 0) + offer.gpus
         gpus[name] = gpus.get(name, 0) + offer.gpus * on_gpu
@@ -388,6 +390,9 @@ def _own(
             now_s,
             is_measured=profile.origin == "measured",
             on_gpus=profile.upload_bytes_per_s > 0,
+            speed_of=lambda offer: gpu_speed(
+                offer, profile, facts, config.runtime.precision
+            ),
         )
     base = base_of(
         profile,

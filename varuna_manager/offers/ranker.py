@@ -13,7 +13,12 @@ from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.place import Place, offer_key, place_of
-from spottrain.pricing.ranking.gpu_speed import peak_flops
+from spottrain.pricing.ranking.gpu_speed import (
+    gpu_of,
+    gpu_speed,
+    machine_as_offered,
+    peak_flops,
+)
 from spottrain.pricing.ranking.order import FREE_USD, OfferWorth, in_order
 from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
@@ -177,9 +182,11 @@ class OfferRanker:
             )
             priced = market.priced_offer(offer, known, hazards, catalogue())
         else:
+            spec = state.job.spec
+            speed = gpu_speed(offer, profile, state.job.facts, spec.precision)
             priced = Priced(
                 offer=offer,
-                machine=market.machine(offer),
+                machine=machine_as_offered(offer, offer.gpus, speed),
                 losses_per_hour=market.losses_per_hour(offer, hazards),
                 boot_s=market.BOOT_S if offer.cloud in CLOUDS else 0.0,
             )
@@ -282,17 +289,21 @@ def _can_compare(profile: Profile, offers: Sequence[Offer]) -> bool:
 
 def _peak_rate(offer: Offer, state: State) -> float | None:
     """Return teraflops of a machine; 0 if a fleet of them cannot hold the model."""
-    kind = catalogue().find(offer.cloud, offer.instance_type)
-    if kind is None:
+    gpu = gpu_of(offer)
+    if gpu is None:
         return None
-    peak = peak_flops(kind.gpu, state.job.facts, state.job.spec.precision)
+    peak = peak_flops(gpu, state.job.facts, state.job.spec.precision)
     if peak is None:
         return None
-    homes = {"host": kind.memory_bytes, "device": kind.gpus * kind.gpu.memory_bytes}
+    kind = catalogue().find(offer.cloud, offer.instance_type)
+    gpus = offer.gpus if kind is None else kind.gpus
+    # What a host of the user's has of its own is not known: it is no limit.
+    host_bytes = math.inf if kind is None else kind.memory_bytes
+    homes = {"host": host_bytes, "device": gpus * gpu.memory_bytes}
     asked = state.job.state
     room_bytes = max(homes.values()) if asked is None else homes[asked]
     fits = checkpoint_bytes(state.job.facts) <= state.job.max_vms * room_bytes
-    return kind.gpus * peak / 1e12 if fits else 0.0
+    return gpus * peak / 1e12 if fits else 0.0
 
 
 def _held(state: State) -> Place | None:

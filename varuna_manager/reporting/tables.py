@@ -271,6 +271,7 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
     rows = list(candidates)
     # Columns of GPUs, which have a memory of their own beside their VM's.
     on_gpus = any(plan.get("host_stage_bytes") for plan in rows)
+    sums = any(plan.get("nccl_s") is not None for plan in rows)
     right = {"MICRO", "UNUSED", "STEP", "UPDATE", "EX/S", "$/MILLION", "MEMORY", "HOST"}
     names = [
         "PLAN",
@@ -283,6 +284,7 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
         "MEMORY",
     ]
     names += ["HOST", "STATE", "UPDATE"] if on_gpus else []
+    names += ["ALL-REDUCE"] if sums else []
     table = _table(*names, "", right=right)
     for plan in rows:
         there: tuple[str, ...] = ()
@@ -292,6 +294,7 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
                 plan["state"],
                 fmt.step_time(plan["update_s"]),
             )
+        there += (sums_words(plan),) if sums else ()
         table.add_row(
             plan["shape"],
             execution_line(plan),
@@ -305,6 +308,14 @@ def candidates_table(candidates: Iterable[dict[str, Any]]) -> Table:
             Text(plan["why_not"] or "chosen"),
         )
     return table
+
+
+def sums_words(plan: dict[str, Any]) -> str:
+    """Return what sums gradients, the chosen library first, with both times."""
+    times_s = {"nccl": plan.get("nccl_s"), "gloo": plan.get("gloo_s")}
+    names = sorted(times_s, key=lambda name: name != plan.get("network"))
+    known = (name for name in names if times_s[name] is not None)
+    return ", ".join(f"{name} {fmt.step_time(times_s[name])}" for name in known)
 
 
 def _of(needed_bytes: int | None, room_bytes: int | None) -> str:
@@ -361,6 +372,8 @@ def preview_parts(preview: dict[str, Any], explain: bool) -> Iterator[Renderable
     words = f"plan     {preview['plan']}, {execution_line(candidates[0])}"
     if candidates[0]["host_stage_bytes"]:
         words += f", state on the {candidates[0]['state']}"
+    if summed := sums_words(candidates[0]):
+        words += f", all-reduce by {summed}"
     if "train_s" in preview:
         budget = preview["usd_budget"]
         of = "" if budget is None else f" of {fmt.dollars(budget)}"

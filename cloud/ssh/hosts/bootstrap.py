@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, replace
@@ -250,27 +251,31 @@ def check_hosts(
     for host, software in ready if needs_software else ():
         check_software(host.place, software, lambda _: fleet_software, buckets)
     for host, software in ready:
-        check_gpus(host.place, software, device)
+        check_gpus(host.place, software, device, host.gpu)
     what = f": {fleet_software['machine']}, Python {fleet_software['python']}"
     if needs_software:
         what += f", torch {fleet_software['torch']}"
     if fleet_software["driver"] and device != "cpu":
         what += f", NVIDIA driver {fleet_software['driver']}"
+        what += f", {fleet_software['gpu']}" if fleet_software["gpu"] else ""
     return [*away, f"{len(ready)} of {len(hosts)} hosts answer{what}"]
 
 
-def check_gpus(place: str, found: Mapping[str, str], device: DeviceChoice) -> None:
-    """Check that a host has a driver, and one that its torch runs on.
+def check_gpus(
+    place: str, found: Mapping[str, str], device: DeviceChoice, declared: str = ""
+) -> None:
+    """Check that a host has a driver, and one that its torch runs on, and its GPUs.
 
-    The rest, such as which GPUs it has, its agent finds out.
+    The rest, such as how many GPUs it has, its agent finds out.
 
     Args:
         place: Name of the host in errors.
         found: Its software, by ``HostAgent.probe``.
         device: What its slots are to compute on.
+        declared: Name of its GPUs in the job file; empty: none.
 
     Raises:
-        UnfitHostError: it has none, or one that is too old.
+        UnfitHostError: it has none, or one that is too old, or other GPUs.
     """
     if device == "cpu":
         return
@@ -280,12 +285,23 @@ def check_gpus(place: str, found: Mapping[str, str], device: DeviceChoice) -> No
             f"{place}: no NVIDIA driver is loaded; install one, or set resources.device "
             "to cpu"
         )
+    have, asked = map(_words, (found["gpu"], declared))
+    if have and not asked <= have:
+        raise UnfitHostError(
+            f"{place}: its GPUs are {found['gpu']}, ssh.hosts.gpu says {declared}; change "
+            "it, or leave it out"
+        )
     if not driver or not found["torch"]:
         return
     try:
         check_driver(build_of(found["cuda"]), driver)
     except UnfitBuildError as error:
         raise UnfitHostError(f"{place}: {error}") from error
+
+
+def _words(name: str) -> set[str]:
+    """Return the parts of a GPU's name: ``A100-80GB`` is an ``NVIDIA A100-SXM4-80GB``."""
+    return set(re.findall("[a-z0-9]+", name.lower()))
 
 
 def _probe(host: Host) -> dict[str, str] | UnreachableHostError:

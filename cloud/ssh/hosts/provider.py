@@ -87,6 +87,7 @@ class SshProvider:
         return tuple(
             replace(
                 _offer(connections[0].host, now_s),
+                gpu=next((x.gpu for x in connections if x.gpu), ""),
                 available=sum(x.free for x in connections),
             )
             for connections in types.values()
@@ -205,6 +206,8 @@ class SshProvider:
         try:
             with connection.lock:
                 claim, state = connection.status()
+                if connection.gpu is None:
+                    connection.gpu = _gpu_of(connection)
                 if claim is not None and not self._is_ours(claim):
                     ours, connection.taken_by = None, f"job {claim['job']}"
                     if state == "over":
@@ -297,7 +300,7 @@ class SshProvider:
         try:
             with connection.lock:
                 session = connection.session()
-                offer = replace(_offer(host, now_s), available=None)
+                offer = replace(_offer(host, now_s), gpu=connection.gpu or "")
                 claim_wanted = {
                     "vm_id": f"{host.name}-{uuid.uuid4().hex[:8]}",
                     "owner": self._owner,
@@ -369,6 +372,14 @@ class SshProvider:
             connection.unfit_error = error
             self._terminate(self._memory.read().rented[vm_id])
             raise VmNotFoundError(str(error)) from error
+
+
+def _gpu_of(connection: HostConnection) -> str:
+    """Return the name of a host's GPUs that its slots use: as declared, else as found."""
+    host = connection.host
+    if not host.uses_gpus:
+        return ""
+    return host.gpu or str(connection.session().call("probe")["gpu"])
 
 
 def _offer(host: Host, now_s: float) -> port.Offer:

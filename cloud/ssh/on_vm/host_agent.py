@@ -271,7 +271,8 @@ class HostAgent:
         return seen
 
     def probe(self) -> dict[str, str]:
-        """Return the versions of software and NVIDIA's driver; '' if absent."""
+        """Return the versions of software and NVIDIA's driver, and the names of GPUs; '' if
+        absent."""
         importlib.invalidate_caches()
         torch = importlib.util.find_spec("torch")
         cuda = ""
@@ -292,6 +293,7 @@ class HostAgent:
             "safetensors": _version("safetensors"),
             "obstore": _version("obstore"),
             "driver": _driver(),
+            "gpu": gpu_names(),
         }
 
     def start(
@@ -442,6 +444,21 @@ def _tail(path: Path, limit: int = _LOG_BYTES) -> str:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - limit))
         return file.read().decode(errors="replace")
+
+
+def gpu_names(driver: Path = Path("/proc/driver/nvidia")) -> str:
+    """Return the names of the GPUs, each once, as NVIDIA's driver has them.
+
+    A line of each GPU's file is like ``Model:  NVIDIA A100-SXM4-40GB`` (README of the
+    driver, "proc Filesystem").
+    """
+    names = set()
+    for file in driver.glob("gpus/*/information"):
+        with contextlib.suppress(OSError):
+            names.update(
+                re.findall(r"^Model:\s*(\S.*?)\s*$", file.read_text(), re.MULTILINE)
+            )
+    return " and ".join(sorted(names))
 
 
 def _driver() -> str:

@@ -43,6 +43,8 @@ class HostConnection:
         """Since when it is unreachable (monotonic), if it is."""
         self.taken_by = ""
         """Who uses the host, as last seen; empty if it is free."""
+        self.gpu: str | None = None
+        """Name of the GPUs that its slots use; ``None``: not known yet."""
         self._session: Session | None = None
         self._tunnel: Tunnel | None = None
         self._port: int | None = None

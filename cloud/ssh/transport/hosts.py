@@ -63,6 +63,10 @@ class Host:
     slots: int = 1
     gpus: int = 0
     """GPUs that a cloud rents it with; 0: an own host, of which nothing is known."""
+    gpu: str = ""
+    """Name of its GPUs, as declared; empty: its driver is asked."""
+    uses_gpus: bool = True
+    """False: its slots are CPU slots, whatever GPUs it has."""
     slot_memory_bytes: int = 4_000_000_000
     slot_speed: float = 1.0
     usd_per_hour: float = 0.0

@@ -14,20 +14,17 @@ from typing import Literal
 from spottrain.wire.codec import SCHEMA_VERSION
 from spottrain.wire.model import (
     GpuFacts,
+    Network,
     Plan,
     Precision,
     Profile,
     Reduction,
     Slot,
+    WireType,
 )
 
 DeviceChoice = Literal["auto", "gpu", "cpu"]
 """What workers compute on; ``auto``: on GPUs where a VM has them."""
-WireType = Literal["own", "bf16", "fp16"]
-"""Type in which activations and their gradients travel between stages; ``own``: that in
-which they are computed."""
-Network = Literal["auto", "nccl", "gloo"]
-"""Library of the gradients' all-reduce; ``auto``: NCCL where replicas have own GPUs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -217,6 +214,10 @@ class SupervisorReady:
     """The GPUs that its slots drive; none: slots compute on CPUs."""
     slot_memory_bytes: int = 0
     """Least memory that a slot has on its GPU; 0: as the offer says."""
+    memory_bytes: int = 0
+    """Of the machine, beside GPUs'; 0: as the offer says."""
+    locked_memory_bytes: int = 0
+    """What each process may page-lock of it; 0: there is no limit, or it is unknown."""
     kind: Literal["supervisor_ready"] = "supervisor_ready"
 
 

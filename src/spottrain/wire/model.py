@@ -16,6 +16,12 @@ Precision = Literal["fp32", "bf16", "fp16"]
 """Type of the matrix multiplications; parameters and optimizer state stay as built."""
 StateHome = Literal["host", "device"]
 """Memory of committed state: the VM's, which outlives a worker, or its GPU's."""
+WireType = Literal["own", "bf16", "fp16"]
+"""Type in which activations and their gradients travel between stages; ``own``: that in
+which they are computed."""
+Network = Literal["auto", "nccl", "gloo"]
+"""Library of the gradients' all-reduce. ``nccl`` sums on GPUs, ``gloo`` in the VMs' memory;
+``auto``: as the plan says, and if it says no more, NCCL where replicas have own GPUs."""
 MAX_CHUNKS = 42
 """Runs of sections per stage; codes of more do not fit into a schedule's bytes."""
 
@@ -110,6 +116,8 @@ class SectionProfile:
     what came in and what goes out."""
     output_bytes: int
     """The activation sent to the next section for one micro-batch."""
+    output_element_bytes: int = 0
+    """Of each of its elements; 0: unknown, as in profiles written before it was kept."""
     forward_spread: float = 0.0
     """Standard deviation as a share of the median, robust to outliers; so are the others."""
     backward_spread: float = 0.0
@@ -176,6 +184,8 @@ class RingProfile:
     """Of the whole all-reduce, without its bytes."""
     bandwidth_bytes_per_s: float
     """Bytes of the tensor over the time that they add."""
+    on_device: bool = False
+    """Whether GPUs' tensors were summed on the GPUs (NCCL), not VMs' in their memory."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -289,6 +299,8 @@ class Plan:
     devices_per_stage_replica: int = 1
     state: StateHome = "host"
     """Where workers on GPUs keep parameters, optimizer state and undo slot."""
+    network: Network = "auto"
+    """What sums gradients over replicas of workers on GPUs, where that was chosen."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:

@@ -1,7 +1,12 @@
 from __future__ import annotations
 
 import platform
+import resource
+import subprocess
 import sys
+from pathlib import Path
+
+import pytest
 
 import spottrain
 from spottrain import machine
@@ -27,3 +32,46 @@ def test_a_computer_keeps_its_name_and_has_cores_and_memory() -> None:
     assert machine.machine_id() == machine.machine_id() != ""
     assert machine.cores() >= 1
     assert 0 < machine.available_bytes() < sys.maxsize
+
+
+_LIMITED = """
+import resource, pathlib
+from spottrain import machine
+machine._STATUS = pathlib.Path("/nowhere")  # as if root had no capabilities
+resource.setrlimit(resource.RLIMIT_MEMLOCK, (4096, {hard}))
+before = machine.locked_memory_bytes()
+machine.raise_locked_memory_limit()
+print(before, machine.locked_memory_bytes())
+"""
+
+
+def test_the_limit_of_locked_memory_is_raised_as_far_as_this_user_may() -> None:
+    _, hard = resource.getrlimit(resource.RLIMIT_MEMLOCK)
+    code = _LIMITED.format(hard=hard)
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    before, after = map(int, done.stdout.split())
+    assert before == 4096
+    assert after in (0, hard)
+
+
+def test_a_capability_lifts_the_limit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    status = tmp_path / "status"
+    status.write_text("Name:\tpython\nCapEff:\t0000000000004000\n")
+    monkeypatch.setattr(machine, "_STATUS", status)
+    assert machine.locked_memory_bytes() == 0
+
+
+def test_memory_is_that_of_the_computer_or_of_its_container(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    limit = tmp_path / "memory.max"
+    monkeypatch.setattr(machine, "_GROUP_LIMIT", limit)
+    whole = machine.memory_bytes()
+    assert whole >= machine.available_bytes()
+    for text, have in (("max", whole), ("4096", 4096), (str(2 * whole), whole)):
+        limit.write_text(f"{text}\n")
+        assert machine.memory_bytes() == have

@@ -135,6 +135,10 @@ class VmRecord:
     """That its slots drive; none: they compute on CPUs."""
     gpu_memory_bytes: int = 0
     """Least memory that a slot has on its GPU; 0: as the offer says."""
+    memory_bytes: int = 0
+    """Of its computer, beside GPUs'; 0: as the offer says."""
+    locked_memory_bytes: int = 0
+    """What each of its processes may page-lock; 0: there is no limit."""
     throttled: str = ""
     """Why its GPUs are slower than they could be; empty: they are not."""
     used_slots: tuple[int, ...] = ()

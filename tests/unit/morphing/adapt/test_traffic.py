@@ -47,6 +47,12 @@ def test_exact_sums_are_twice_as_large() -> None:
     assert sent_bytes(plan, MODEL, where, "exact").total() == 2 * (2 * 1000 + 2 * 400)
 
 
+def test_activations_are_counted_as_they_travel() -> None:
+    plan = replace(plan_over(tuple("1234")), replica_bounds=(0, 4, 8))
+    where = dict(zip("1234", "abab", strict=True))
+    assert sent_bytes(plan, MODEL, where, "fast", "bf16").total() == 2 * 8 * 5
+
+
 def test_traffic_is_counted_between_the_places_of_the_vms() -> None:
     plan = replace(plan_over(tuple("1234")), replica_bounds=(0, 4, 8))
     where = dict(zip("1234", ("a", "a", "b", "c"), strict=True))

@@ -20,14 +20,14 @@ SECTION_BYTES = 800 + 800 + 1600 + PAGE_BYTES
 def test_a_handover_holds_the_old_and_the_new_sections() -> None:
     halves = plan(2, 1, 4)
     uneven = replace(halves, stage_bounds=(0, 1, 4))
-    assert handover_bytes(FACTS, halves, halves) == ((3 * SECTION_BYTES, 0),) * 2
+    assert handover_bytes(FACTS, halves, halves) == ((3 * SECTION_BYTES, 0, 0),) * 2
     assert handover_bytes(FACTS, uneven, halves) == (
-        (3 * SECTION_BYTES, 0),
-        (4 * SECTION_BYTES, 0),
+        (3 * SECTION_BYTES, 0, 0),
+        (4 * SECTION_BYTES, 0, 0),
     )
     assert handover_bytes(FACTS, halves, uneven) == (
-        (3 * SECTION_BYTES, 0),
-        (4 * SECTION_BYTES, 0),
+        (3 * SECTION_BYTES, 0, 0),
+        (4 * SECTION_BYTES, 0, 0),
     )
 
 
@@ -36,28 +36,29 @@ def test_room_to_undo_is_for_the_largest_of_both() -> None:
     facts = replace(FACTS, sections=(large, *FACTS.sections[1:]))
     first, swapped = plan(2, 1, 4, ["a", "b"]), plan(2, 1, 4, ["b", "a"])
     both = 100_000 + 1600 + PAGE_BYTES + 3 * SECTION_BYTES
-    held = both + 101_600 + PAGE_BYTES, 0
+    held = both + 101_600 + PAGE_BYTES, 0, 0
     assert handover_bytes(facts, swapped, first) == (held,) * 2
 
 
 def test_a_new_worker_holds_no_old_sections() -> None:
     first, other = plan(2, 1, 4, ["a", "b"]), plan(1, 1, 4, ["c"])
-    assert handover_bytes(FACTS, other, first) == ((5 * SECTION_BYTES, 0),)
+    assert handover_bytes(FACTS, other, first) == ((5 * SECTION_BYTES, 0, 0),)
 
 
 def test_a_gpu_hands_over_in_the_home_of_its_state() -> None:
     halves, gpu = plan(2, 1, 4), Compute(on_gpu=True)
     on_device = replace(halves, state="device")
     sections = 3 * SECTION_BYTES
-    at_host, at_device = ((0, sections),) * 2, ((sections, 0),) * 2
+    locked = 2 * SECTION_BYTES - 2 * PAGE_BYTES  # neither words nor the undo slot
+    at_host, at_device = ((0, sections, locked),) * 2, ((sections, 0, 0),) * 2
     assert handover_bytes(FACTS, halves, halves, gpu) == at_host
     assert handover_bytes(FACTS, on_device, on_device, gpu) == at_device
-    moved = ((sections, sections),) * 2
+    moved = ((sections, sections, locked),) * 2
     assert handover_bytes(FACTS, on_device, halves, gpu) == moved
     assert handover_bytes(FACTS, halves, on_device, gpu) == moved
     newcomer = plan(2, 1, 4, ["a", "b"]), plan(1, 1, 4, ["c"])
     assert handover_bytes(FACTS, newcomer[1], newcomer[0], gpu) == (
-        (0, 5 * SECTION_BYTES),
+        (0, 5 * SECTION_BYTES, 4 * (SECTION_BYTES - PAGE_BYTES)),
     )
 
 

@@ -355,7 +355,8 @@ def test_with_state_on_the_host_a_gpu_holds_what_it_computes_on() -> None:
         staging_bytes=2 * (PENDING_SENDS * 10 + 10) + 250,
         process_bytes=PROCESS_BYTES,
     )
-    assert memory.needed == (memory.total_bytes, memory.host.total_bytes)
+    locked = 500 + 500 + 1000
+    assert memory.needed == (memory.total_bytes, memory.host.total_bytes, locked)
     exact = on("host", "exact")
     assert (exact.gradients_bytes, exact.accumulators_bytes) == (0, 1000)
     assert exact.host == memory.host
@@ -375,6 +376,7 @@ def test_with_state_on_the_device_the_host_holds_words_and_copies_on_their_way()
         staging_bytes=2 * (PENDING_SENDS * 10 + 10),
         process_bytes=PROCESS_BYTES,
     )
+    assert memory.needed.locked == 0
 
 
 def test_replicas_on_gpus_have_buffers_of_a_communicator() -> None:

@@ -12,7 +12,7 @@ from spottrain.morphing.memory.room import (
     total,
 )
 
-some = st.builds(WorkerBytes, st.integers(0, 100), st.integers(0, 100))
+some = st.builds(WorkerBytes, *[st.integers(0, 100)] * 3)
 several = st.lists(some, min_size=1, max_size=5)
 
 
@@ -24,14 +24,17 @@ several = st.lists(some, min_size=1, max_size=5)
         ((5, 8), (5, 5), 3, True),
         ((7, 8), (5, 5), 3, False),
         ((5, 10**9), (5, 0), 0, False),
+        ((5, 5, 4), (5, 5, 3), 1, True),
+        ((5, 5, 4), (5, 5, 0), 0, False),
     ],
 )
 def test_what_lacks_is_the_larger_shortage_of_a_memory_that_is_known(
-    needed: tuple[int, int], room: tuple[int, int], over: int, is_host: bool
+    needed: tuple[int, ...], room: tuple[int, ...], over: int, is_host: bool
 ) -> None:
     need, have = WorkerBytes(*needed), WorkerBytes(*room)
     assert need.beyond(have) == over
     assert need.lacks_host(have) == is_host
+    assert need.lacks_lock(have) == (have.locked == 3)
 
 
 @given(several, some)

@@ -22,6 +22,7 @@ from spottrain.wire.model import (
     Precision,
     Profile,
     Reduction,
+    RingProfile,
     ScheduleKind,
     SectionProfile,
     TaskOverheads,
@@ -32,6 +33,15 @@ links = st.builds(
     LinkProfile,
     latency_s=st.sampled_from([0.0, 1e-4, 0.02]),
     bandwidth_bytes_per_s=st.sampled_from([1e7, 1e8, 1e10]),
+)
+rings = st.builds(
+    RingProfile,
+    ranks=st.integers(2, 8),
+    rings=st.integers(1, 3),
+    between_vms=st.booleans(),
+    latency_s=st.sampled_from([0.0, 1e-4, 0.02]),
+    bandwidth_bytes_per_s=st.sampled_from([1e7, 1e8, 1e10]),
+    on_device=st.booleans(),
 )
 brief = st.sampled_from([0.0, 1e-4, 0.005])
 overheads = st.builds(
@@ -55,6 +65,7 @@ def cases(draw: st.DrawFn) -> PlanInputs:
     def section(own: SectionProfile) -> SectionProfile:
         return replace(
             own,
+            output_element_bytes=4,
             forward_s=draw(times),
             recompute_s=draw(times),
             backward_s=draw(times),
@@ -76,6 +87,7 @@ def cases(draw: st.DrawFn) -> PlanInputs:
         quantise_s_per_byte=draw(st.sampled_from([0.0, 1e-9])),
         host_optimizer_s_per_byte=draw(st.sampled_from([0.0, 1e-8])),
         upload_bytes_per_s=draw(st.sampled_from([0.0, 1e8])),
+        rings=tuple(draw(st.lists(rings, max_size=3))),
     )
     speeds = st.sampled_from([1.0, 1.0, 0.5, 2.0])
     is_gpu = draw(st.booleans())
@@ -85,7 +97,13 @@ def cases(draw: st.DrawFn) -> PlanInputs:
     reduction: Reduction = draw(st.sampled_from(["fast", "exact"]))
     precision: Precision = draw(st.sampled_from(["fp32", "fp16"]))
     return replace(
-        case, profile=profile, slots=slots, reduction=reduction, precision=precision
+        case,
+        profile=profile,
+        slots=slots,
+        reduction=reduction,
+        precision=precision,
+        wire=draw(st.sampled_from(["own", "bf16"])),
+        network=draw(st.sampled_from(["auto", "nccl", "gloo"])),
     )
 
 

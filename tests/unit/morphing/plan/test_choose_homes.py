@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.morphing.plan.test_choose import MIB, inputs, on_gpus, plan_of
@@ -98,3 +99,24 @@ def test_memory_of_a_host_must_make_sense() -> None:
     broken = tuple(replace(d, host_memory_bytes=-1) for d in case().slots)
     with pytest.raises(PlanError, match=r"host_memory_bytes of vm"):
         choose_plan(replace(case(), slots=broken))
+
+
+def test_no_more_is_page_locked_than_a_vm_allows() -> None:
+    def limited(mib: int, **changes: Any) -> PlanInputs:
+        asked = replace(case(), pipeline_depth=1, **changes)
+        slots = (replace(d, locked_memory_bytes=mib * MIB) for d in asked.slots)
+        return replace(asked, slots=tuple(slots))
+
+    # 8 sections of 100 MiB of parameters, as much of gradients, twice as much of state.
+    whole_mib = 8 * 400
+    assert plan_of(limited(whole_mib, state="host")).state == "host"
+    assert plan_of(limited(whole_mib - 1)).state == "device"
+    refused = choose_plan(limited(whole_mib - 1, state="host"))
+    assert refused.plan is None
+    assert "3,355.5 MB page-locked, its VM allows 3,354.4 MB" in (
+        refused.candidates[0].why_not
+    )
+    assert (
+        "raise the limit of locked memory there (ulimit -l)"
+        in choose_plan(replace(limited(1, state="host"), pipeline_depth=None)).why_not
+    )

@@ -7,18 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.morphing.steps import BYTES_PER_S, LATENCY_S, PROFILE, plan
 
+from spottrain.morphing.simulate.compute import CPU, Compute
 from spottrain.morphing.simulate.reducing import (
+    NCCL_FAILED,
     Hop,
     Reducer,
     fastest_hop,
     gather_s,
     hop_of,
+    networks_of,
 )
-from spottrain.wire.model import Profile, RingProfile
+from spottrain.wire.model import Network, Profile, Reduction, RingProfile, StateHome
 
 
 def ring(
-    ranks: int, rings: int, latency_s: float, between_vms: bool = True
+    ranks: int,
+    rings: int,
+    latency_s: float,
+    between_vms: bool = True,
+    on_device: bool = False,
 ) -> RingProfile:
     return RingProfile(
         ranks=ranks,
@@ -26,6 +33,7 @@ def ring(
         between_vms=between_vms,
         latency_s=latency_s,
         bandwidth_bytes_per_s=1000.0,
+        on_device=on_device,
     )
 
 
@@ -62,18 +70,28 @@ def test_rings_within_a_vm_are_not_those_between_vms() -> None:
 
 
 rings = st.builds(
-    ring, st.integers(2, 16), st.integers(1, 4), st.floats(0.001, 9.0), st.booleans()
+    ring,
+    st.integers(2, 16),
+    st.integers(1, 4),
+    st.floats(0.001, 9.0),
+    st.booleans(),
+    st.booleans(),
 )
 
 
 @given(
-    st.lists(rings, max_size=4), st.integers(2, 40), st.booleans(), st.integers(1, 8)
+    st.lists(rings, max_size=4),
+    st.integers(2, 40),
+    st.booleans(),
+    st.integers(1, 8),
+    st.booleans(),
 )
 def test_no_ring_beats_the_fastest_hop(
-    known: list[RingProfile], ranks: int, between_vms: bool, count: int
+    known: list[RingProfile], ranks: int, between_vms: bool, count: int, there: bool
 ) -> None:
     profile = with_rings(*known)
-    hop, least = hop_of(profile, ranks, between_vms, count), fastest_hop(profile)
+    hop = hop_of(profile, ranks, between_vms, count, there)
+    least = fastest_hop(profile)
     assert least.latency_s <= hop.latency_s
     assert least.s_per_byte <= hop.s_per_byte * (1 + 1e-9)
 
@@ -99,3 +117,60 @@ def test_rings_of_all_stages_of_a_vm_share_its_nic() -> None:
 
 def test_a_single_replica_has_nothing_to_reduce() -> None:
     assert Reducer(plan(2, 1, 2, "ab"), PROFILE, "exact").reduced_s(1, [7.0], 99) == 7.0
+
+
+GPU = Compute(on_gpu=True)
+NCCL_BROKEN = replace(PROFILE, sources=(f"{NCCL_FAILED}no route to host",))
+
+
+def test_sums_on_gpus_take_what_was_measured_there() -> None:
+    profile = with_rings(ring(2, 1, 6.0), ring(2, 1, 2.0, on_device=True))
+    assert hop_of(profile, 2, True, 1).latency_s == 6.0
+    assert hop_of(profile, 2, True, 1, on_device=True).latency_s == 2.0
+    # What was measured in the VMs' memory only is the next best.
+    within = with_rings(ring(2, 1, 6.0, between_vms=False))
+    assert hop_of(within, 2, False, 1, on_device=True).latency_s == 6.0
+
+
+@pytest.mark.parametrize(
+    ("profile", "compute", "networks"),
+    [
+        (with_rings(ring(2, 1, 6.0, on_device=True)), GPU, ("nccl", "gloo")),
+        (with_rings(ring(2, 1, 6.0, on_device=True)), CPU, ("auto",)),
+        (with_rings(ring(2, 1, 6.0)), GPU, ("auto",)),
+        (NCCL_BROKEN, GPU, ("gloo",)),
+        (NCCL_BROKEN, replace(GPU, network="nccl"), ("nccl",)),
+        (
+            with_rings(ring(2, 1, 6.0, on_device=True)),
+            replace(GPU, network="gloo"),
+            ("gloo",),
+        ),
+    ],
+)
+def test_libraries_are_compared_where_both_were_measured(
+    profile: Profile, compute: Compute, networks: tuple[Network, ...]
+) -> None:
+    wide = plan(1, 2, 2, "ab")
+    assert networks_of(wide, profile, compute) == networks
+    assert networks_of(replace(wide, network="gloo"), profile, compute) == ("gloo",)
+
+
+@pytest.mark.parametrize(
+    ("reduction", "state", "extra_s"),
+    [
+        ("fast", "host", 0),  # the update counts that gradients come down
+        ("fast", "device", 1000 / 10 + 1000 / 20),
+        ("exact", "host", 1000 / 10),  # 8 bytes come down instead of 4
+        ("exact", "device", 2000 / 10 + 1000 / 20),
+    ],
+)
+def test_sums_in_the_memory_of_vms_cost_their_way_there_and_back(
+    reduction: Reduction, state: StateHome, extra_s: float
+) -> None:
+    profile = replace(PROFILE, download_bytes_per_s=10.0, upload_bytes_per_s=20.0)
+    wide = replace(plan(1, 2, 2, "ab"), state=state)
+    here, there = (
+        Reducer(wide, profile, reduction, GPU, network).sum_s(0, 1000)
+        for network in ("nccl", "gloo")
+    )
+    assert there - here == pytest.approx(extra_s)

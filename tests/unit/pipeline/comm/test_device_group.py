@@ -38,10 +38,12 @@ def test_a_library_sums_only_where_every_rank_has_it_and_a_device_of_its_own(
     )
 
     assert choose_library("gloo", endpoints, stages) is None
+    assert choose_library("auto", endpoints, stages, "gloo") is None
     chosen = choose_library("auto", endpoints, stages)
     assert chosen == (endpoints[0].library if possible else None)
+    assert choose_library("auto", endpoints, stages, "nccl") == chosen
     if possible:
-        assert choose_library("nccl", endpoints, stages) == chosen
+        assert choose_library("nccl", endpoints, stages, "gloo") == chosen
     else:
         with pytest.raises(NetworkRefusedError):
             choose_library("nccl", endpoints, stages)

@@ -13,6 +13,7 @@ from spottrain.pricing.ranking.gpu_speed import (
     NARROW,
     WIDE,
     gpu_speed,
+    machine_as_offered,
     machine_of,
     peak_flops,
     precisions,
@@ -81,6 +82,19 @@ def test_a_ratio_is_of_published_peaks_that_both_have() -> None:
     assert speed_ratio(KNOWN.gpus["RTX-PRO-4500"], V100, WIDE) is None
 
 
+OWN = Offer(
+    cloud="ssh",
+    region="ssh",
+    zone="ssh",
+    instance_type="host",
+    spot=True,
+    usd_per_hour=1.0,
+    observed_at_s=0.0,
+    gpus=2,
+    gpu_memory_bytes=1,
+)
+
+
 @pytest.mark.parametrize(
     ("cloud", "kind", "device", "precision", "speed"),
     [
@@ -110,6 +124,26 @@ def test_gpus_of_clouds_have_the_ratio_of_peaks_to_what_was_measured(
     assert gpu_speed(offer, profile, FACTS, precision) == pytest.approx(speed)
     declared = replace(offer, gpu_speed=0.5)
     assert gpu_speed(declared, profile, FACTS) == 0.5
+
+
+@pytest.mark.parametrize(
+    ("gpu", "is_gpu", "memory_bytes", "speed"),
+    [
+        ("NVIDIA A100-SXM4-40GB", True, KNOWN.gpus["A100"].memory_bytes, 312 / 125),
+        ("NVIDIA GeForce RTX 4090", True, 1, 1.0),
+        ("", False, 1, 1.0),
+    ],
+)
+def test_a_machine_of_the_users_is_what_its_gpus_are(
+    gpu: str, is_gpu: bool, memory_bytes: int, speed: float
+) -> None:
+    offer = replace(OWN, gpu=gpu)
+    profile = replace(PROFILE, device="Tesla V100-SXM2-16GB")
+    machine = machine_as_offered(offer, 2, gpu_speed(offer, profile, FACTS, "fp16"))
+    assert (machine.gpus, machine.is_gpu) == (2, is_gpu)
+    assert machine.gpu_memory_bytes == memory_bytes
+    assert machine.speed == pytest.approx(speed)
+    assert gpu_speed(replace(offer, gpu_speed=0.5), profile, FACTS) == 0.5
 
 
 def test_a_machine_of_the_catalogue_is_as_the_planner_wants_it() -> None:

@@ -22,11 +22,13 @@ from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.files import key_paths
 from spottrain.varuna_manager.config.job import (
     JobConfig,
+    RuntimeConfig,
     json_schema,
     load_config,
     parse_config,
 )
 from spottrain.varuna_manager.config.local import EventConfig, LocalConfig, ZoneConfig
+from spottrain.wire.model import Reduction
 
 ROOT = Path(__file__).parents[4]
 MINIMAL = {
@@ -115,7 +117,7 @@ def test_the_url_of_a_store_stays_as_it_is(tmp_path: Path, url: str) -> None:
         ({"entrypoint": "train"}, "entrypoint: must be module:function"),
         (
             {"reduction": "exact", "runtime": {"wire": "bf16"}},
-            "runtime.wire must be own with reduction exact: got bf16",
+            "runtime.wire must be own or auto with reduction exact: got bf16",
         ),
         ({"reduction": "exct"}, "reduction: must be 'fast' or 'exact': got 'exct'"),
         (
@@ -308,3 +310,21 @@ def test_the_configuration_page_names_every_key() -> None:
     page = (ROOT / "docs" / "configuration.md").read_text()
     missing = [path for path in key_paths(JobConfig) if f"`{path}`" not in page]
     assert missing == []
+
+
+@pytest.mark.parametrize(
+    ("reduction", "precision", "asked", "travels"),
+    [
+        ("fast", "bf16", "auto", "bf16"),
+        ("exact", "bf16", "auto", "own"),
+        ("fast", "fp32", "auto", "own"),
+        ("fast", "fp16", "auto", "own"),
+        ("fast", "bf16", "own", "own"),
+        ("fast", "fp32", "fp16", "fp16"),
+    ],
+)
+def test_activations_are_narrowed_with_bf16_or_where_told(
+    reduction: Reduction, precision: str, asked: str, travels: str
+) -> None:
+    runtime = RuntimeConfig.model_validate({"precision": precision, "wire": asked})
+    assert runtime.wire_type(reduction) == travels

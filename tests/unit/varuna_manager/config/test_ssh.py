@@ -122,3 +122,13 @@ def test_secrets_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> N
         ConfigError, match="secrets: ANOTHER is not set in the environment"
     ):
         check_secrets(names)
+
+
+def test_gpus_of_a_host_are_of_the_catalogue_and_those_of_its_type() -> None:
+    config = parse_config(with_hosts({"address": "a", "gpu": "A100-80GB"}), "x").ssh
+    assert [host.gpu for host in config.fleet()] == ["A100-80GB"]
+    assert [host.uses_gpus for host in config.fleet(uses_gpus=False)] == [False]
+    with pytest.raises(ConfigError, match=r"gpu: must be one of .*T4"):
+        parse_config(with_hosts({"address": "a", "gpu": "Voodoo 2"}), "x")
+    with pytest.raises(ConfigError, match="must have the same gpu: got T4 and None"):
+        parse_config(with_hosts({"address": "a", "gpu": "T4"}, {"address": "b"}), "x")

@@ -157,6 +157,9 @@ def test_slots_are_what_their_supervisor_has_found() -> None:
         device="Tesla T4",
         gpus=(gpu,),
         slot_memory_bytes=8 * 10**9,
+        machine="a computer that both are on",
+        memory_bytes=10**11,
+        locked_memory_bytes=10**7,
     )
     for vm_id in ("a", "b"):
         story.tell(e.AgentStarting, vm_id=vm_id, token_sha256=vm_id)
@@ -168,4 +171,6 @@ def test_slots_are_what_their_supervisor_has_found() -> None:
     (asked,) = story.emitted(c.ComputePlan)
     assert [device.is_gpu for device in asked.inputs.slots] == [True, True]
     assert {device.memory_bytes for device in asked.inputs.slots} == {8 * 10**9}
+    assert {device.host_memory_bytes for device in asked.inputs.slots} == {10**11 // 2}
+    assert {device.locked_memory_bytes for device in asked.inputs.slots} == {10**7}
     assert asked.inputs.homes == ("host", "device")

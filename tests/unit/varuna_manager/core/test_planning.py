@@ -84,8 +84,8 @@ def test_a_machine_of_the_catalogue_has_gpus_and_a_memory_of_its_own() -> None:
     machine = machine_as_offered(offer, 1, 1.0)
     assert machine.is_gpu
     (device,) = devices_of("vm", machine, 1.0)
-    assert device.room == (offer.gpu_memory_bytes, 61 << 30)
+    assert device.room == (offer.gpu_memory_bytes, 61 << 30, 0)
     cores = replace(OFFER, cloud="aws", instance_type="c7i.16xlarge", gpus=32)
     assert not machine_as_offered(cores, 32, 1.0).is_gpu
     own = machine_as_offered(replace(OFFER, cloud="local"), 2, 1.0)
-    assert all(d.room == (1 << 30, 0) for d in devices_of("vm", own, 1.0))
+    assert all(d.room == (1 << 30, 0, 0) for d in devices_of("vm", own, 1.0))

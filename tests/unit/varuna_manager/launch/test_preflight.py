@@ -113,7 +113,23 @@ def test_a_driver_older_than_torch_is_refused_before_renting(tmp_path: Path) -> 
         preflight.check_build(job)
 
 
-HOST = {"torch": "2.13.0", "cuda": "13.0", "driver": "580.95.05"}
+HOST = {
+    "torch": "2.13.0",
+    "cuda": "13.0",
+    "driver": "580.95.05",
+    "gpu": "NVIDIA A100-SXM4-80GB",
+}
+
+
+@pytest.mark.parametrize("declared", ["", "A100", "A100-80GB"])
+def test_a_hosts_gpus_are_those_of_the_job_file(declared: str) -> None:
+    check_gpus("host a", HOST, "auto", declared)
+    check_gpus("host a", HOST | {"gpu": ""}, "auto", declared)
+
+
+def test_a_host_with_other_gpus_than_in_the_job_file_is_refused() -> None:
+    with pytest.raises(UnfitHostError, match=r"host a: its GPUs are .*gpu says V100"):
+        check_gpus("host a", HOST, "auto", "V100")
 
 
 @pytest.mark.parametrize(

@@ -88,6 +88,26 @@ def test_a_job_file_s_zones_are_offers_on_both_markets() -> None:
     assert (fast.machine.speed, fast.machine.gpus) == (2.0, 4)
 
 
+def test_own_hosts_are_offered_as_the_gpus_that_they_are_said_to_have() -> None:
+    fast = {"address": "a", "type": "fast", "slots": 4, "gpu": "A100"}
+    plain = {"address": "b", "type": "plain"}
+
+    def machines(**resources: str) -> list[tuple[str, bool, int]]:
+        asked = {"provider": "ssh", **resources}
+        config = job(
+            resources=asked,
+            checkpoint={"path": "/shared"},
+            ssh={"hosts": [fast, plain]},
+        )
+        offers = own_market(config, Hazards((), {}), NOW_S).offers
+        shapes = [(one.offer.gpu, one.machine) for one in offers]
+        return [(gpu, m.is_gpu, m.gpu_memory_bytes) for gpu, m in shapes if m]
+
+    a100 = catalogue().gpus["A100"].memory_bytes
+    assert machines() == [("A100", True, a100), ("", False, 4 * 10**9)]
+    assert machines(device="cpu") == [("", False, 4 * 10**9)] * 2
+
+
 def test_a_cloud_s_offers_are_priced_by_the_last_known_prices(history: History) -> None:
     history.record_prices([SPOT, replace(SPOT, zone="us-east-1b", usd_per_hour=99.0)])
     place = Place("aws", "us-east-1", "us-east-1a", "p4d.24xlarge")

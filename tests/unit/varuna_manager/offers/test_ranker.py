@@ -105,6 +105,24 @@ def test_without_a_profile_clouds_gpus_are_ranked_by_their_peaks() -> None:
     assert again == worths
 
 
+def test_own_hosts_are_ranked_by_the_gpus_that_they_have() -> None:
+    story = Story()
+    story.start()
+    host = replace(OFFER, cloud="ssh", instance_type="host", usd_per_hour=10.0)
+    t4 = replace(host, zone="t4", gpu="Tesla T4")
+    a100 = replace(host, zone="a100", gpu="NVIDIA A100-SXM4-40GB")
+    worths = OfferRanker().rank(story.state, (t4, a100), CALM)
+    assert worths is not None
+    assert in_order((t4, a100), worths) == (a100, t4)
+    known = e.KnownProfile(
+        profile=replace(PROFILE, device="Tesla T4"), measured_at_s=0.0
+    )
+    story.tell(e.ProfilesListed, profiles=(known,))
+    again = OfferRanker().rank(story.state, (t4, a100), CALM)
+    assert again is not None
+    assert in_order((t4, a100), again) == (a100, t4)
+
+
 def test_machines_that_cannot_hold_the_model_come_last() -> None:
     huge = replace(FACTS.sections[0], param_bytes=10**12)
     facts = replace(FACTS, sections=(huge, FACTS.sections[1]), num_parameters=10**12)

@@ -15,7 +15,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from spottrain.cloud.ssh.on_vm.host_agent import HostAgent, RefusedError, serve
+from spottrain.cloud.ssh.on_vm.host_agent import (
+    HostAgent,
+    RefusedError,
+    gpu_names,
+    serve,
+)
 from spottrain.cloud.ssh.on_vm.keeper import interface_of
 
 
@@ -150,3 +155,12 @@ def test_the_interface_of_an_address_is_found() -> None:
     assert interface_of("127.0.0.1") == "lo"
     assert interface_of("203.0.113.7") == ""
     assert interface_of("no address") == ""
+
+
+def test_gpus_are_named_as_the_driver_names_them(tmp_path: Path) -> None:
+    assert gpu_names(tmp_path) == ""
+    for bus, name in (("01", "NVIDIA A10"), ("02", "Tesla T4"), ("03", "NVIDIA A10")):
+        file = tmp_path / "gpus" / f"0000:{bus}:00.0" / "information"
+        file.parent.mkdir(parents=True)
+        file.write_text(f"Model: \t\t {name}\nIRQ:   \t\t 33\nGPU UUID: \t GPU-{bus}\n")
+    assert gpu_names(tmp_path) == "NVIDIA A10 and Tesla T4"
