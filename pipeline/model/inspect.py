@@ -15,7 +15,7 @@ from pathlib import Path
 
 import torch
 
-from spottrain.errors import UserCodeError
+from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.entrypoint import load_job, user_code
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import (
@@ -96,11 +96,11 @@ def _plain(spec: TensorSpec) -> list[object]:
     return [list(spec.shape), str(spec.dtype), spec.requires_grad]
 
 
-def answer(compute: Callable[[], ModelFacts]) -> int:
-    """Print what ``compute`` returns as one line of JSON; return the exit code.
+def answer(compute: Callable[[], object]) -> int:
+    """Print the message that ``compute`` returns as one line of JSON; return the exit code.
 
-    With UserCodeError the line is ``{"error": ..., "traceback": ...}``, the code 3.
-    What the user's code prints goes to stderr.
+    With an error that is raised on purpose the line is ``{"error": ..., "traceback":
+    ...}``, the code the error's. What the user's code prints goes to stderr.
     """
     with os.fdopen(os.dup(1), "w") as stdout:
         sys.stdout.flush()
@@ -108,8 +108,9 @@ def answer(compute: Callable[[], ModelFacts]) -> int:
         torch.set_num_threads(1)
         try:
             line, code = encode(compute()), 0
-        except UserCodeError as error:
-            line = json.dumps({"error": str(error), "traceback": error.traceback})
+        except SpottrainError as error:
+            traceback = error.traceback if isinstance(error, UserCodeError) else ""
+            line = json.dumps({"error": str(error), "traceback": traceback})
             code = error.exit_code
         stdout.write(line + "\n")
     return code

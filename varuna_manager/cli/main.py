@@ -21,8 +21,8 @@ from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.storage.store import is_url
 from spottrain.varuna_manager.cli import (
     calibrate,
-    cost,
     doctor,
+    export,
     gc,
     limits,
     plan,
@@ -247,7 +247,8 @@ for command in (
     show_commands.events,
     show_commands.report,
     show_commands.inspect,
-    cost.cost,
+    show_commands.cost,
+    export.export,
     calibrate.calibrate,
     schedule.schedule,
     prices.prices,

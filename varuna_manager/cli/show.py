@@ -1,4 +1,4 @@
-"""Commands that only read: status, logs, events, report, inspect, config schema."""
+"""Commands that only read: status, logs, events, report, cost, inspect, config schema."""
 
 from __future__ import annotations
 
@@ -32,6 +32,8 @@ from spottrain.varuna_manager.jobs.replication import lag_line
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables
+from spottrain.varuna_manager.reporting.bill import cost_parts
+from spottrain.varuna_manager.reporting.costs import By
 from spottrain.varuna_manager.reporting.history import JobHistory, read_history
 from spottrain.varuna_manager.reporting.html.page import write_page
 
@@ -159,6 +161,22 @@ def logs(name: NameArgument, follow: FollowOption = False) -> None:
         if not managed:
             return
         time.sleep(POLL_S)
+
+
+def cost(
+    name: NameArgument,
+    by: Annotated[
+        By | None,
+        typer.Option("--by", help="Also break the bill down by zone, type or VM."),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show what a job cost, what the money went to, and what was saved."""
+    document, _, _ = describe_history(find(name), job_documents.cost)
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*cost_parts(document, by))
 
 
 def inspect(

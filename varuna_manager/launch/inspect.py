@@ -82,7 +82,7 @@ def _facts(config: JobConfig) -> ModelFacts:
         facts = decode(ModelFacts, kept.read_bytes())
     except (FileNotFoundError, WireError):
         data.ensure_data(config)
-        facts = decode(ModelFacts, _run_inspector(config))
+        facts = decode(ModelFacts, run_tool(_INSPECTOR, config))
     else:
         return facts
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -140,35 +140,55 @@ def _key(entrypoint: str, workdir: Path) -> str:
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
 
 
-def _run_inspector(config: JobConfig) -> str:
-    """Return what the inspector prints on stdout: facts as JSON.
+def run_tool(
+    module: str,
+    config: JobConfig,
+    *arguments: str,
+    workdir: str = "",
+    timeout_s: float | None = TIME_LIMIT_S,
+) -> str:
+    """Run a module that reads the user's code, in a process that may import torch.
+
+    Args:
+        module: Its ``main`` takes entrypoint, workdir and ``arguments``, and ends with
+            ``pipeline.model.inspect.answer``.
+        config: The job.
+        *arguments: What else it is given.
+        workdir: Where the user's code is; by default where the job file says.
+        timeout_s: Bound on its time; ``None``: none.
+
+    Returns:
+        What it prints on stdout: a message as JSON.
 
     Raises:
-        UserCodeError: The inspector says so (exit code 3).
-        ToolError: It crashed, or took longer than ``TIME_LIMIT_S``.
+        UserCodeError: It says so (exit code 3).
+        ToolError: It refuses, has crashed, or took longer than ``timeout_s``.
     """
-    command = [sys.executable, "-P", "-m", _INSPECTOR]
+    name = module.rpartition(".")[2]
+    command = [sys.executable, "-P", "-m", module]
     try:
         done = subprocess.run(
-            [*command, config.entrypoint, config.workdir],
+            [*command, config.entrypoint, workdir or config.workdir, *arguments],
             check=False,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
-            timeout=TIME_LIMIT_S,
+            timeout=timeout_s,
             # User code finds the job's steps here.
             env={**os.environ, "SPOTTRAIN_STEPS": str(config.steps)},
         )
     except subprocess.TimeoutExpired as error:
         raise ToolError(
-            f"inspect: no answer within {TIME_LIMIT_S:.0f} s; make the entrypoint faster"
+            f"{name}: no answer within {timeout_s:.0f} s; make the entrypoint faster"
         ) from error
     if done.returncode == 0:
         return done.stdout
-    if done.returncode == UserCodeError.exit_code:
+    if done.stdout:
         failure = json.loads(done.stdout)
-        raise UserCodeError(failure["error"], failure["traceback"])
+        if done.returncode == UserCodeError.exit_code:
+            raise UserCodeError(failure["error"], failure["traceback"])
+        raise ToolError(failure["error"])
     if "No module named 'torch'" in done.stderr:
-        raise ToolError("inspect needs torch here; pip install 'spottrain[train]'")
+        raise ToolError(f"{name} needs torch here; pip install 'spottrain[train]'")
     last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-    raise ToolError(f"inspect: ended with {done.returncode}: {last}")
+    raise ToolError(f"{name}: ended with {done.returncode}: {last}")

@@ -6,6 +6,7 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import closing
+from typing import NamedTuple
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -34,6 +35,14 @@ _FOLDER = "/job"
 """Folder of a job in its store; a URL may end with it or not."""
 
 
+class Found(NamedTuple):
+    """A job in a store."""
+
+    place: str
+    """The job's ``checkpoint.path``."""
+    newest: Newest
+
+
 def take_over(url: str, say: Callable[[str], None]) -> JobDir:
     """Copy a job from its checkpoint store to this machine, ready for a manager.
 
@@ -48,7 +57,7 @@ def take_over(url: str, say: Callable[[str], None]) -> JobDir:
         StorageError: The store cannot be read.
         StoredJobError: The copy is damaged from its first event.
     """
-    url, found = _find(url)
+    url, found = find_stored(url)
     stored, job = StoredJob(url, found.uid), job_dir(found.name)
     if stored.is_down():
         raise ConfigError(f"{url}: job {job.name} has ended; launch it again")
@@ -65,13 +74,21 @@ def take_over(url: str, say: Callable[[str], None]) -> JobDir:
     return job
 
 
-def _find(url: str) -> tuple[str, Newest]:
-    """Return the place of a job, and which one it is."""
+def find_stored(url: str) -> Found:
+    """Return the job at a URL.
+
+    Args:
+        url: The job's ``checkpoint.path``; ``/job`` may follow.
+
+    Raises:
+        ConfigError: There is none.
+        StorageError: The store cannot be read.
+    """
     place, mark, options = url.partition("?")
     above = place.rstrip("/").removesuffix(_FOLDER) + mark + options
     for where in dict.fromkeys((url, above)):
         if (found := newest_job(where)) is not None:
-            return where, found
+            return Found(where, found)
     raise ConfigError(
         f"{url}: no job found; give the checkpoint.path of a job (its journal is copied "
         "there if that is a URL)"

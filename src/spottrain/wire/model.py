@@ -22,6 +22,8 @@ which they are computed."""
 Network = Literal["auto", "nccl", "gloo"]
 """Library of the gradients' all-reduce. ``nccl`` sums on GPUs, ``gloo`` in the VMs' memory;
 ``auto``: as the plan says, and if it says no more, NCCL where replicas have own GPUs."""
+ExportFormat = Literal["safetensors", "torch", "hf"]
+"""Form of exported weights; ``hf``: that of ``from_pretrained``."""
 MAX_CHUNKS = 42
 """Runs of sections per stage; codes of more do not fit into a schedule's bytes."""
 
@@ -101,6 +103,20 @@ class ModelFacts:
     metrics: tuple[str, ...] = ()
     """What the loss measures besides the loss, sorted."""
     schema_version: int = SCHEMA_VERSION
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExportedWeights:
+    """What an export has written."""
+
+    files: tuple[str, ...]
+    """Relative to the export's folder."""
+    left_out: tuple[str, ...]
+    """Frozen parameters that it does not hold."""
+    base: str
+    """What transformers calls the weights that the model began with; empty: unknown."""
+    load: tuple[str, ...]
+    """Lines of Python that load it, ``{}`` for the folder."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

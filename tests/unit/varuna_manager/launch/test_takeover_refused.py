@@ -174,7 +174,7 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
 ) -> None:
     first_checked, second_there = threading.Event(), threading.Event()
     taken, refusals = [], []
-    take_journal, find = takeover._restore_journal, takeover._find
+    take_journal, find = takeover._restore_journal, takeover.find_stored
 
     def found(url: str) -> object:
         if first_checked.is_set():
@@ -193,7 +193,7 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
         except ConfigError as error:
             refusals.append(str(error))
 
-    monkeypatch.setattr(takeover, "_find", found)
+    monkeypatch.setattr(takeover, "find_stored", found)
     monkeypatch.setattr(takeover, "_restore_journal", read_slowly)
     thread = threading.Thread(target=second)
     thread.start()

@@ -10,9 +10,9 @@ from tests.unit.varuna_manager.reporting.test_history import past_of
 from tests.unit.varuna_manager.reporting.test_time_split import VM
 from tests.unit.varuna_manager.story import OFFER, Story
 
-from spottrain.varuna_manager.cli.cost import cost_parts
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.reporting import documents
+from spottrain.varuna_manager.reporting.bill import cost_parts
 from spottrain.varuna_manager.reporting.costs import cheapest_fixed, cost
 from spottrain.varuna_manager.reporting.history import PriceSeries
 

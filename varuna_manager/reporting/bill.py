@@ -1,39 +1,17 @@
-"""``spottrain cost``: the cost of a job, by kind, and of alternatives."""
+"""What a job cost, by kind, as tables for the terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Annotated, Any
+from typing import Any
 
-import typer
 from rich.console import RenderableType
 from rich.table import Table
 
 from spottrain.units import HOUR_S
-from spottrain.varuna_manager.cli.arguments import NameArgument
-from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
-from spottrain.varuna_manager.cli.show import describe_history
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
-from spottrain.varuna_manager.jobs.folder import find
-from spottrain.varuna_manager.reporting import documents
 from spottrain.varuna_manager.reporting.costs import By
 from spottrain.varuna_manager.reporting.text import money_rows, time_kinds
-
-
-def cost(
-    name: NameArgument,
-    by: Annotated[
-        By | None,
-        typer.Option("--by", help="Also break the bill down by zone, type or VM."),
-    ] = None,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Show what a job cost, what the money went to, and what was saved."""
-    document, _, _ = describe_history(find(name), documents.cost)
-    if output is Output.JSON:
-        show_json(document)
-    else:
-        show(*cost_parts(document, by))
 
 
 def cost_parts(

@@ -1,0 +1,153 @@
+"""``python -m spottrain.pipeline.weights.export``: a checkpoint as others load it.
+
+Runs in a child of the CLI, which never imports torch. Parameters come from the
+checkpoint, section by section; names, ties and buffers from the user's model, built
+without memory for its parameters. Written tensors are mapped from files, so that memory
+holds no more than a section, and the disk the weights twice for a while.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import nn
+
+from spottrain.errors import SpottrainError
+from spottrain.manifest import CheckpointError, Manifest, read_manifest
+from spottrain.pipeline.model.entrypoint import load_job
+from spottrain.pipeline.model.inspect import answer
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.skeleton import build_skeleton
+from spottrain.pipeline.state.checkpoint import STATE_SEPARATOR, load_section
+from spottrain.pipeline.weights.formats import WRITERS, StateDict
+from spottrain.storage.open import open_store
+from spottrain.storage.store import Store
+from spottrain.wire.model import ExportedWeights, ExportFormat
+
+
+@dataclass(frozen=True)
+class Request:
+    """What to export, and where to."""
+
+    store: Store
+    checkpoint: str
+    """Name of a complete checkpoint."""
+    format: ExportFormat
+    folder: Path
+    """Exists; written to."""
+    full: bool = False
+    """Frozen parameters too, where by themselves only trained ones are written."""
+
+
+def export(job: TrainingJob, request: Request) -> ExportedWeights:
+    """Write the weights of a checkpoint into a folder.
+
+    Raises:
+        UserCodeError: The user's model cannot be built, or does not suit the format.
+        CheckpointError: The checkpoint is damaged, or of another model.
+        UnreachableError: The store cannot be asked.
+        SpottrainError: The folder cannot be written to, e.g. as the disk is full.
+    """
+    manifest = read_manifest(request.store, request.checkpoint)
+    model = build_skeleton(job.model)
+    with (
+        tempfile.TemporaryDirectory(dir=request.folder, prefix=".parts-") as parts,
+        _writing(request.folder),
+    ):
+        values = gather_parameters(request.store, manifest, Path(parts))
+        check_values(model, values, manifest.name)
+        state = StateDict.of(model, values)
+        return WRITERS[request.format](state, request.folder, full=request.full)
+
+
+def gather_parameters(
+    store: Store, manifest: Manifest, parts: Path
+) -> dict[str, torch.Tensor]:
+    """Return the parameters of a checkpoint, mapped from files in the folder ``parts``.
+
+    A tied parameter comes once, from the first section that has it.
+    """
+    values: dict[str, torch.Tensor] = {}
+    for section in range(manifest.num_sections):
+        found = {
+            name: tensor
+            for name, tensor in load_section(store, manifest, section).items()
+            if STATE_SEPARATOR not in name and name not in values
+        }
+        path = parts / f"section-{section}.safetensors"
+        save_file(found, path)
+        with safe_open(path, framework="pt") as file:
+            values |= {name: file.get_tensor(name) for name in found}
+    return values
+
+
+def check_values(
+    model: nn.Module, values: Mapping[str, torch.Tensor], checkpoint: str
+) -> None:
+    """Check that a checkpoint's parameters are those of the model.
+
+    Raises:
+        CheckpointError: Names the first one that is not.
+    """
+    wanted = {name: tuple(p.shape) for name, p in model.named_parameters()}
+    got = {name: tuple(value.shape) for name, value in values.items()}
+    for name in [*wanted, *got]:
+        if wanted.get(name) != got.get(name):
+            raise CheckpointError(
+                f"checkpoint {checkpoint} is of another model: {name} must be "
+                f"{wanted.get(name, 'absent')}, got {got.get(name, 'nothing')}"
+            )
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Turn what a full disk or a forbidden folder raises into one line."""
+    try:
+        yield
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or str(error).splitlines()[0]
+        raise SpottrainError(f"cannot write to {folder.parent}: {reason}") from error
+    except RuntimeError as error:  # of torch.save
+        if "PytorchStreamWriter" not in str(error):
+            raise
+        raise SpottrainError(
+            f"cannot write to {folder.parent}: is the disk full?"
+        ) from error
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Write the weights; return the exit code."""
+    parser = argparse.ArgumentParser(prog="python -m spottrain.pipeline.weights.export")
+    parser.add_argument("entrypoint", help="module:function")
+    parser.add_argument("workdir", type=Path)
+    parser.add_argument("store", help="folder or URL of the checkpoints")
+    parser.add_argument("checkpoint", help="name of one of them")
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--format", choices=sorted(WRITERS), required=True)
+    parser.add_argument("--full", action="store_true")
+    chosen = parser.parse_args(arguments)
+
+    def run() -> ExportedWeights:
+        store = open_store(chosen.store)
+        job = load_job(chosen.entrypoint, chosen.workdir)
+        return export(
+            job,
+            Request(
+                store, chosen.checkpoint, chosen.format, chosen.folder, chosen.full
+            ),
+        )
+
+    return answer(run)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
