@@ -5,8 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file
 from tests.fakes.object_store import bucket
 from tests.integration.jobs import STEPS, Job, weights
+from tests.integration.tiny_job import Tiny
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 pytestmark = pytest.mark.timeout(400)
@@ -38,4 +40,10 @@ def test_a_job_stops_and_resumes_from_a_bucket_with_the_weights_of_the_undisturb
             assert resumed.code == 0, resumed.err
             assert [entry.step for entry in job.checkpoints()] == [STEPS, STEPS - 40]
             assert weights(job.checkpoint_root) == reference.weights
+
+            url, to = s3.url("jobs/bucket"), tmp_path / "export"
+            exported = job.run("export", url, "--to", str(to), "-o", "json")
+            assert exported.code == 0, exported.err
+            assert exported.report["step"] == STEPS
+            Tiny().load_state_dict(load_file(to / "model.safetensors"))
             assert job.processes() == []
