@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain.manifest import CheckpointError, new_name, write_manifest
+from spottrain.manifest import CheckpointError
 from spottrain.pipeline.calibrate.calibrate import calibrate
 from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.comm.groups import GenerationBrokenError
@@ -11,8 +11,7 @@ from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.process.worker import SupervisorLink, reason_of
-from spottrain.pipeline.state.checkpoint import save_section
-from spottrain.pipeline.state.saving import make_manifest
+from spottrain.pipeline.state.saving import write_first
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
 from spottrain.wire import messages
@@ -28,21 +27,19 @@ def initialise(
     Raises:
         UserCodeError: The model cannot be built.
     """
-    model = materialise(loaded.job, loaded.spec.seed)
-    slots = parameter_slots(model)
+    if loaded.spec.init_from:
+        reason = (
+            "the weights that the job began with (init_from) are no longer in "
+            f"{loaded.spec.checkpoint_path}; launch the job again"
+        )
+        return messages.CheckpointFailed(step=0, reason=reason)
+    slots = parameter_slots(materialise(loaded.job, loaded.spec.seed))
     values = {name: getattr(*own[0]).detach() for name, own in slots.items()}
-    name = new_name(0, 0)
     try:
-        store = open_store(loaded.spec.checkpoint_path)
-        files = [
-            save_section(store, name, k, {n: values[n] for n in names})
-            for k, names in enumerate(loaded.layout.parameters)
-        ]
-        manifest = make_manifest(loaded.spec, loaded.fingerprint, name, 0, files)
-        write_manifest(store, manifest)
+        manifest = write_first(open_store(loaded.spec.checkpoint_path), loaded, values)
     except (CheckpointError, StorageError) as error:
         return messages.CheckpointFailed(step=0, reason=str(error))
-    return messages.CheckpointSaved(name=name, step=0)
+    return messages.CheckpointSaved(name=manifest.name, step=0)
 
 
 def initialise_and_report(loaded: LoadedJob, link: SupervisorLink) -> None:

@@ -28,11 +28,17 @@ from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.devices.port import Transfer
+from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.arena import SectionArena
-from spottrain.pipeline.state.checkpoint import SnapshotOutcome, SnapshotWriter
+from spottrain.pipeline.state.checkpoint import (
+    SnapshotOutcome,
+    SnapshotWriter,
+    save_section,
+)
 from spottrain.pipeline.state.context import WorkerContext
 from spottrain.pipeline.state.handover import all_tensors, trained_tensors
 from spottrain.storage.store import StorageError
+from spottrain.storage.store import Store as CheckpointStore
 from spottrain.wire import messages
 from spottrain.wire.codec import from_data
 from spottrain.wire.messages import JobSpec, RunGeneration
@@ -240,6 +246,29 @@ class CheckpointRound:
             report(messages.CheckpointFailed(step=step, reason=str(error)))
 
 
+def write_first(
+    store: CheckpointStore, loaded: LoadedJob, values: Mapping[str, torch.Tensor]
+) -> Manifest:
+    """Write the checkpoint of step 0, which a job starts from as it resumes.
+
+    Args:
+        store: Where the job's checkpoints are.
+        loaded: The job.
+        values: Of all parameters.
+
+    Raises:
+        CheckpointError: The store refused.
+    """
+    name = new_name(0, 0)
+    files = [
+        save_section(store, name, k, {n: values[n] for n in names})
+        for k, names in enumerate(loaded.layout.parameters)
+    ]
+    manifest = make_manifest(loaded.spec, loaded.fingerprint, name, 0, files)
+    write_manifest(store, manifest)
+    return manifest
+
+
 def make_manifest(
     spec: JobSpec,
     model_fingerprint: str,
@@ -273,5 +302,6 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.microbatch_size,
         spec.reduction,
         *(() if spec.precision == "fp32" else (spec.precision,)),  # as it was before
+        *((spec.init_from,) if spec.init_from else ()),  # likewise
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

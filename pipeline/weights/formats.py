@@ -169,11 +169,18 @@ WRITERS: Mapping[ExportFormat, Writer] = {
 }
 
 
+def pretrained_in(model: nn.Module) -> tuple[str, Any] | None:
+    """Return the outermost transformers model in a model, and the prefix of its names."""
+    for name, module in _modules_of(model, "transformers", "PreTrainedModel"):
+        return f"{name}." if name else "", module
+    return None
+
+
 def base_name(model: nn.Module) -> str:
     """Return what transformers calls the weights that a model began with, if anything."""
-    for _, module in _modules_of(model, "transformers", "PreTrainedModel"):
-        return str(getattr(module.config, "_name_or_path", "") or "")
-    return ""
+    found = pretrained_in(model)
+    config = found[1].config if found else None
+    return str(getattr(config, "_name_or_path", "") or "")
 
 
 def _pretrained(state: StateDict) -> tuple[str, Any]:

@@ -125,7 +125,7 @@ def launch_command(
 
     if forecast := check_deadline(config, facts, offers, say):
         say(forecast)
-    job, packed_bytes = submit.submit(config, facts, data_bytes)
+    job, packed_bytes = submit.submit(config, facts, data_bytes, say)
     say(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"

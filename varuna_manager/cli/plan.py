@@ -22,7 +22,7 @@ from spottrain.varuna_manager.cli.console import (
 )
 from spottrain.varuna_manager.cli.simulate.trace import read_workload, size_bytes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
-from spottrain.varuna_manager.launch import data, inspect, submit
+from spottrain.varuna_manager.launch import data, inspect, submit, weights
 from spottrain.varuna_manager.offers import preview as previews
 from spottrain.varuna_manager.offers.feasibility import predict
 from spottrain.varuna_manager.offers.preview import SearchScope
@@ -231,6 +231,9 @@ def preview(
     data_bytes = data.prepare_data(config, say)
     say(f"inspecting and measuring {config.entrypoint} on this machine")
     facts = inspect.inspect_model(config)
+    if (first := weights.check_first(config)) is not None:
+        for line in weights.describe(first):
+            say(line)
     profile = None
     if config.cloud is not None and config.profile is None:
         profile = previews.profile_on_known_device(facts, config.device == "cpu")

@@ -22,8 +22,11 @@ class Section(BaseModel):
     )
 
 
+JOB_NAME = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+
+
 def _job_name(name: str) -> str:
-    if not re.fullmatch(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", name):
+    if not re.fullmatch(JOB_NAME, name):
         raise ValueError("must be at most 63 of a-z, 0-9 and -, without - at the ends")
     return name
 

@@ -44,6 +44,7 @@ from spottrain.varuna_manager.config.clouds import (
 )
 from spottrain.varuna_manager.config.data import Data, absolute_data, check_data
 from spottrain.varuna_manager.config.files import explain, read_job_file, to_json
+from spottrain.varuna_manager.config.init_from import InitFrom
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
@@ -311,6 +312,9 @@ class JobConfig(Section):
     reduction: Reduction = "fast"
     """`exact`: weights are the same bit for bit, whatever the plans and interruptions;
     `fast`: they differ by rounding."""
+    init_from: InitFrom | None = None
+    """Weights to begin with: a job, a checkpoint, or a file or folder of weights; the
+    optimizer starts fresh. See docs/export.md."""
     profile: Annotated[str, AfterValidator(_local_path)] | None = None
     """A profile to use instead of measuring, see docs/calibration.md; relative to the
     job file."""
@@ -497,6 +501,8 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
             for name in ("ssh", "aws", "azure", "gcp")
         },
     }
+    if config.init_from is not None:
+        update["init_from"] = config.init_from.absolute(base)
     if config.profile is not None:
         profile = (base / Path(config.profile).expanduser()).resolve()
         update["profile"] = str(profile)

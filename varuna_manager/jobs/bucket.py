@@ -21,12 +21,12 @@ import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Annotated, Any, TypeVar
+from typing import Annotated, Any, NamedTuple, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 
 import spottrain
-from spottrain.errors import SpottrainError
+from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage.open import open_store
 from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
 from spottrain.varuna_manager.config.base import JobName
@@ -46,6 +46,8 @@ from spottrain.varuna_manager.jobs.segments import (
 SCHEMA_VERSION = 1
 _FILES = ("config.json", "facts.json", "workdir.tar.gz")
 _NEWEST = "job/newest.json"
+_FOLDER = "/job"
+"""Folder of a job in its store; a URL may end with it or not."""
 _DAMAGED = (SpottrainError, ValueError, OSError, EOFError, tarfile.TarError, zlib.error)
 """Errors that reading a damaged file raises."""
 _READS = 3
@@ -81,6 +83,14 @@ class Newest:
 
 
 _Document = TypeVar("_Document", Claim, Newest)
+
+
+class Found(NamedTuple):
+    """A job in a store."""
+
+    place: str
+    """The job's ``checkpoint.path``."""
+    newest: Newest
 
 
 def folder_mark(job: JobDir) -> str:
@@ -282,14 +292,26 @@ class StoredJob:
         self._store.put(name, data.encode())
 
 
-def newest_job(url: str) -> Newest | None:
-    """Return the job that a store belongs to; None if there is none.
+def find_stored(url: str) -> Found:
+    """Return the job at a URL.
+
+    Args:
+        url: The job's ``checkpoint.path``; ``/job`` may follow.
 
     Raises:
+        ConfigError: There is none.
         StorageError: The store cannot be read.
         StoredJobError: The file that names it is damaged.
     """
-    return _read_newest(open_store(url))
+    place, mark, options = url.partition("?")
+    above = place.rstrip("/").removesuffix(_FOLDER) + mark + options
+    for where in dict.fromkeys((url, above)):
+        if (found := _read_newest(open_store(where))) is not None:
+            return Found(where, found)
+    raise ConfigError(
+        f"{url}: no job found; give the checkpoint.path of a job (its journal is copied "
+        "there if that is a URL)"
+    )
 
 
 def _read_newest(store: Store) -> Newest | None:

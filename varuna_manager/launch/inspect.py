@@ -161,7 +161,7 @@ def run_tool(
         What it prints on stdout: a message as JSON.
 
     Raises:
-        UserCodeError: It says so (exit code 3).
+        UserCodeError, ConfigError: It says so (exit codes 3 and 2).
         ToolError: It refuses, has crashed, or took longer than ``timeout_s``.
     """
     name = module.rpartition(".")[2]
@@ -187,6 +187,8 @@ def run_tool(
         failure = json.loads(done.stdout)
         if done.returncode == UserCodeError.exit_code:
             raise UserCodeError(failure["error"], failure["traceback"])
+        if done.returncode == ConfigError.exit_code:
+            raise ConfigError(failure["error"])
         raise ToolError(failure["error"])
     if "No module named 'torch'" in done.stderr:
         raise ToolError(f"{name} needs torch here; pip install 'spottrain[train]'")

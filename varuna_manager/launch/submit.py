@@ -9,8 +9,9 @@ import sys
 import tempfile
 import time
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
@@ -21,13 +22,18 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError, check_writable, is_object_url
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
-from spottrain.varuna_manager.core.model.events import JobSubmitted
+from spottrain.varuna_manager.core.model.events import (
+    CheckpointRef,
+    CheckpointsListed,
+    JobSubmitted,
+)
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal, JournalError
 from spottrain.varuna_manager.jobs.profiles import given_profile
+from spottrain.varuna_manager.launch import weights
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 from spottrain.wire.model import ModelFacts
 
@@ -216,7 +222,10 @@ def job_settings(
 
 
 def submit(
-    config: JobConfig, facts: ModelFacts, data_bytes: Mapping[str, float] | None = None
+    config: JobConfig,
+    facts: ModelFacts,
+    data_bytes: Mapping[str, float] | None = None,
+    say: Callable[[str], None] = lambda line: None,
 ) -> tuple[JobDir, int]:
     """Put a job on disk, ready for its manager: all of it or nothing.
 
@@ -226,22 +235,39 @@ def submit(
         config: The job.
         facts: What the tracer found out about its model.
         data_bytes: What each VM fetches, by the cloud that holds it.
+        say: Called with remarks on the weights that it begins with.
 
     Returns:
         The job, and the size of its packed workdir in bytes.
 
     Raises:
-        ConfigError: The name is in use.
+        ConfigError: The name is in use, or ``init_from`` does not fit.
+        UserCodeError, ToolError, StorageError: ``init_from`` cannot be read or written.
     """
     job = job_dir(config.name)
-    with draft_of(job) as draft:
+    with (
+        draft_of(job) as draft,
+        weights.first(
+            config, config.checkpoint.path or str(draft.checkpoints)
+        ) as first,
+    ):
         workdir = Path(config.workdir)
         size = pack(workdir, packed_files(workdir), draft.workdir)
         draft.write(config, facts)
         at_s = time.time()
         journal = Journal(draft.journal)
         settings = job_settings(config, facts, job, at_s, data_bytes)
-        journal.append(JobSubmitted(at_s=at_s, settings=settings))
+        if first is None:
+            journal.append(JobSubmitted(at_s=at_s, settings=settings))
+        else:
+            for line in weights.describe(first):
+                say(line)
+            spec = replace(settings.spec, init_from=first.sha256)
+            step_0 = (CheckpointRef(name=first.checkpoint, step=0),)
+            journal.append(
+                JobSubmitted(at_s=at_s, settings=replace(settings, spec=spec)),
+                CheckpointsListed(at_s=at_s, checkpoints=step_0),
+            )
         journal.close()
         with name_lock(job):
             check_name(config.name)

@@ -6,7 +6,6 @@ import platform
 import time
 from collections.abc import Callable
 from contextlib import closing
-from typing import NamedTuple
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -17,8 +16,8 @@ from spottrain.varuna_manager.jobs.bucket import (
     Newest,
     StoredJob,
     StoredJobError,
+    find_stored,
     folder_mark,
-    newest_job,
 )
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -30,17 +29,6 @@ from spottrain.varuna_manager.launch.submit import (
     draft_of,
     name_lock,
 )
-
-_FOLDER = "/job"
-"""Folder of a job in its store; a URL may end with it or not."""
-
-
-class Found(NamedTuple):
-    """A job in a store."""
-
-    place: str
-    """The job's ``checkpoint.path``."""
-    newest: Newest
 
 
 def take_over(url: str, say: Callable[[str], None]) -> JobDir:
@@ -72,27 +60,6 @@ def take_over(url: str, say: Callable[[str], None]) -> JobDir:
             draft.path.rename(job.path)
     _say_state(job, state, say)
     return job
-
-
-def find_stored(url: str) -> Found:
-    """Return the job at a URL.
-
-    Args:
-        url: The job's ``checkpoint.path``; ``/job`` may follow.
-
-    Raises:
-        ConfigError: There is none.
-        StorageError: The store cannot be read.
-    """
-    place, mark, options = url.partition("?")
-    above = place.rstrip("/").removesuffix(_FOLDER) + mark + options
-    for where in dict.fromkeys((url, above)):
-        if (found := newest_job(where)) is not None:
-            return Found(where, found)
-    raise ConfigError(
-        f"{url}: no job found; give the checkpoint.path of a job (its journal is copied "
-        "there if that is a URL)"
-    )
 
 
 def _check_here(job: JobDir, stored: StoredJob, uid: str) -> None:

@@ -1,4 +1,7 @@
-"""Weights of a job, written for other programs by a child process with torch."""
+"""Weights that leave a job, and those that it begins with.
+
+Child processes, which may import torch, read and write them.
+"""
 
 from __future__ import annotations
 
@@ -15,17 +18,18 @@ from pathlib import Path
 from spottrain.errors import ConfigError
 from spottrain.manifest import CheckpointEntry, list_checkpoints, parse_name
 from spottrain.storage.open import open_store
-from spottrain.storage.store import UNFINISHED, is_url
+from spottrain.storage.store import UNFINISHED, is_url, local_folder
+from spottrain.varuna_manager.config.init_from import InitFromConfig
 from spottrain.varuna_manager.config.job import JobConfig
-from spottrain.varuna_manager.jobs.bucket import StoredJob
+from spottrain.varuna_manager.jobs.bucket import StoredJob, find_stored
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.launch import data
 from spottrain.varuna_manager.launch.inspect import run_tool
-from spottrain.varuna_manager.launch.takeover import find_stored
-from spottrain.wire.codec import decode
-from spottrain.wire.model import ExportedWeights, ExportFormat
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.model import ExportedWeights, ExportFormat, FirstWeights
 
 _EXPORTER = "spottrain.pipeline.weights.export"
+_STARTER = "spottrain.pipeline.weights.warm_start"
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,3 +155,90 @@ def _draft(to: Path) -> Iterator[Path]:
         yield draft
     finally:
         shutil.rmtree(draft, ignore_errors=True)
+
+
+# --- The weights that a job begins with ---------------------------------------------------
+
+
+def check_first(config: JobConfig) -> FirstWeights | None:
+    """Check that the weights that the job file names fit the model; ``None``: it does not.
+
+    Raises:
+        ConfigError: They are not there, or do not fit.
+        UserCodeError, ToolError: As ``run_tool``.
+        StorageError: The store that they are in cannot be read.
+    """
+    given = config.init_from
+    return None if given is None else _start(config, given, "")
+
+
+@contextlib.contextmanager
+def first(config: JobConfig, place: str) -> Iterator[FirstWeights | None]:
+    """Write the weights that the job file names, if it does, as a checkpoint of step 0.
+
+    It is deleted when the block fails: a launch leaves all or nothing.
+
+    Args:
+        config: The job.
+        place: Of its checkpoints, as far as this process is concerned.
+
+    Raises:
+        ConfigError: As ``check_first``; or there are checkpoints already.
+        UserCodeError, ToolError, StorageError: As ``check_first``.
+    """
+    if config.init_from is None:
+        yield None
+        return
+    store = open_store(place)
+    if found := list_checkpoints(store):
+        raise ConfigError(
+            f"init_from: {place} holds checkpoints already, such as {found[0].name}, "
+            "which the job would continue from; give checkpoint.path a new place"
+        )
+    written = _start(config, config.init_from, place)
+    try:
+        yield written
+    except BaseException:
+        store.delete_folder(written.checkpoint)
+        raise
+
+
+def describe(weights: FirstWeights) -> Iterator[str]:
+    """Yield lines for the user on weights that a job begins with."""
+    yield f"init_from: {weights.num_taken} parameters taken; the optimizer starts fresh"
+    yield from (f"init_from: {remark}" for remark in weights.remarks)
+
+
+def _start(config: JobConfig, given: InitFromConfig, target: str) -> FirstWeights:
+    source, checkpoint = _source(given.path)
+    arguments = [encode(config.job_spec(target)), source]
+    arguments += ["--checkpoint", checkpoint] * bool(checkpoint)
+    arguments += ["--partial"] * (not given.strict)
+    text = run_tool(_STARTER, config, *arguments, "--target", target, timeout_s=None)
+    weights: FirstWeights = decode(FirstWeights, text)
+    return weights
+
+
+def _source(path: str) -> tuple[str, str]:
+    """Return where given weights are: a store and a checkpoint, or a path and nothing.
+
+    Raises:
+        ConfigError: They are not there.
+        StorageError: The store cannot be read.
+    """
+    folder = local_folder(path)
+    if folder is None:
+        above, mark, options = path.partition("?")
+        above, _, last = above.rstrip("/").rpartition("/")
+        if parse_name(last):
+            return above + mark + options, last
+        return path, _choose(path, None, None).name
+    if not folder.exists():
+        job = find(path)
+        place = job.config().checkpoint.path or str(job.checkpoints)
+        return place, _choose(place, None, None).name
+    if parse_name(folder.name):
+        return str(folder.parent), folder.name
+    if folder.is_dir() and (found := list_checkpoints(open_store(folder))):
+        return str(folder), found[0].name
+    return str(folder), ""

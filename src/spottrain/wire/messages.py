@@ -68,6 +68,9 @@ class JobSpec:
     network: Network = "auto"
     wire: WireType = "own"
     evaluation: EvaluationSpec = EvaluationSpec()
+    init_from: str = ""
+    """SHA-256 of the weights that the job began with; empty: those that the user's
+    ``model`` makes."""
     schema_version: int = SCHEMA_VERSION
 
 

@@ -120,6 +120,20 @@ class ExportedWeights:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FirstWeights:
+    """Weights that a job begins with, checked or written as the checkpoint of step 0."""
+
+    checkpoint: str
+    """Its name; empty: they were only checked."""
+    sha256: str
+    """Of the values, see ``JobSpec.init_from``; empty with ``checkpoint``."""
+    num_taken: int
+    """Parameters that have a given value."""
+    remarks: tuple[str, ...]
+    """Lines for the user: what was converted, what was left as the model makes it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SectionProfile:
     """Measurements of one section at one micro-batch size: medians."""
 

@@ -16,7 +16,7 @@ from tests.unit.varuna_manager.stored_jobs import append, events, stored, submit
 
 from spottrain.errors import ConfigError
 from spottrain.storage.store import StorageError
-from spottrain.varuna_manager.jobs.bucket import StoredJobError
+from spottrain.varuna_manager.jobs.bucket import StoredJobError, find_stored
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.replication import begin_replication, uid_of
 from spottrain.varuna_manager.launch import takeover
@@ -174,7 +174,7 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
 ) -> None:
     first_checked, second_there = threading.Event(), threading.Event()
     taken, refusals = [], []
-    take_journal, find = takeover._restore_journal, takeover.find_stored
+    take_journal, find = takeover._restore_journal, find_stored
 
     def found(url: str) -> object:
         if first_checked.is_set():
