@@ -14,9 +14,11 @@ from spottrain.storage.store import Store
 
 def verify(store: Store, name: str) -> None:
     """Read every file of checkpoint ``name`` and compare sizes and hashes."""
-    for record in read_manifest(store, name).files:
-        with verified(store, name, record):
-            pass
+    manifest = read_manifest(store, name)
+    for section in range(manifest.num_sections):
+        for folder, record in manifest.files_of(section):
+            with verified(store, folder, record):
+                pass
 
 
 def newest_valid(store: Store) -> CheckpointEntry | None:

@@ -92,11 +92,18 @@ class ModelLayout:
     """Of each section's forward, see ``morphing.plan.flops``."""
     metrics: tuple[str, ...] = ()
     """What the loss measures besides the loss, sorted."""
+    base: str = ""
+    """What transformers calls the weights that the model begins with; empty: unknown."""
 
     @property
     def num_sections(self) -> int:
         """Sections of the whole model."""
         return len(self.parameters)
+
+    @property
+    def frozen(self) -> frozenset[str]:
+        """Parameters that are not trained."""
+        return frozenset(n for n, spec in self.specs.items() if not spec.requires_grad)
 
     def param_bytes(self, section: int) -> int:
         """Return the bytes of a section's parameters, tied ones included."""

@@ -21,6 +21,7 @@ from torch.utils._pytree import tree_map_only
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.libraries import base_name
 from spottrain.pipeline.model.loss import loss_sums
 from spottrain.pipeline.model.recorder import (
     CutFacts,
@@ -254,6 +255,7 @@ def _layout(
         ),
         flops_per_example=tuple(first.flops[k] for k in range(len(cuts) + 1)),
         metrics=tuple(sorted({*first.metrics, *second.metrics})),
+        base=base_name(run._model),
     )
 
 

@@ -7,9 +7,12 @@ which makes the files a checkpoint, is ``spottrain.manifest``.
 
 from __future__ import annotations
 
+import dataclasses
+import tempfile
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -20,6 +23,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 
 from spottrain.manifest import (
+    FROZEN_FOLDER,
     CheckpointError,
     FileRecord,
     Manifest,
@@ -66,21 +70,50 @@ def save_section(
         CheckpointError: The store refused, or the file exists.
     """
     file = section_file(section, part)
+    where = f"{name}/{file}"
+    with _translating(f"{store.place}/{where}"), store.writing(where) as path:
+        return _write(path, section, file, tensors)
+
+
+def save_frozen(store: Store, section: int, tensors: Tensors) -> FileRecord:
+    """Write the parameters of a section that are not trained, once for all checkpoints.
+
+    The file's name tells its content: writing it twice does no harm.
+
+    Returns:
+        What manifests say of the file.
+
+    Raises:
+        CheckpointError: The store refused.
+    """
+    with (
+        _translating(f"{store.place}/{FROZEN_FOLDER}"),
+        tempfile.TemporaryDirectory(prefix="spottrain-") as scratch,
+    ):
+        path = Path(scratch, "frozen")
+        record = _write(path, section, section_file(section), tensors)
+        file = f"section-{section}-{record.sha256[:16]}.safetensors"
+        store.put(f"{FROZEN_FOLDER}/{file}", path)
+        return dataclasses.replace(record, file=file)
+
+
+@contextmanager
+def _translating(where: str) -> Iterator[None]:
     try:
-        with store.writing(f"{name}/{file}") as path:
-            save_file({k: v.detach().contiguous() for k, v in tensors.items()}, path)
-            num_bytes, sha256 = path.stat().st_size, hash_file(path)
+        yield
     except StorageError as error:
         raise CheckpointError(str(error)) from error
-    except SafetensorError as error:
-        raise CheckpointError(
-            f"cannot write {store.place}/{name}/{file}: {error}"
-        ) from error
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError(f"cannot write {where}: {error}") from error
+
+
+def _write(path: Path, section: int, file: str, tensors: Tensors) -> FileRecord:
+    save_file({k: v.detach().contiguous() for k, v in tensors.items()}, path)
     return FileRecord(
         section=section,
         file=file,
-        num_bytes=num_bytes,
-        sha256=sha256,
+        num_bytes=path.stat().st_size,
+        sha256=hash_file(path),
         tensors=_records(tensors),
     )
 
@@ -98,9 +131,9 @@ def load_section(
         UnreachableError: The store cannot be asked.
     """
     tensors: dict[str, torch.Tensor] = {}
-    for record in manifest.files_of(section):
-        where = f"{store.place}/{manifest.name}/{record.file}"
-        with verified(store, manifest.name, record) as path:
+    for folder, record in manifest.files_of(section):
+        where = f"{store.place}/{folder}/{record.file}"
+        with verified(store, folder, record) as path:
             found = _read(path, where)
         if _records(found) != record.tensors:
             raise CheckpointError(f"{where} is damaged: tensors are not the manifest's")

@@ -219,7 +219,7 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
             "is of another model"
         ) from error
     arena.numbers.has_state = not given <= set(arena.parameters)
-    for name, target in trained_tensors(arena).items():
+    for name, target in saved_tensors(arena).items():
         source = tensors.get(name)
         if source is None or (source.shape, source.dtype) != (
             target.shape,
@@ -233,7 +233,7 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
         target.copy_(source)
 
 
-def trained_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
+def saved_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return parameters and optimizer state under the names that checkpoints use."""
     return all_tensors(arena) if arena.numbers.has_state else dict(arena.parameters)
 

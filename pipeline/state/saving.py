@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import os
 from collections.abc import Mapping
 
 import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store
 
+from spottrain.errors import UserCodeError
 from spottrain.manifest import (
     CheckpointError,
     FileRecord,
     Manifest,
     new_name,
+    read_manifest,
     retain,
     write_manifest,
 )
@@ -33,10 +36,15 @@ from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import (
     SnapshotOutcome,
     SnapshotWriter,
+    save_frozen,
     save_section,
 )
 from spottrain.pipeline.state.context import WorkerContext
-from spottrain.pipeline.state.handover import all_tensors, trained_tensors
+from spottrain.pipeline.state.handover import (
+    DamagedCheckpointError,
+    all_tensors,
+    saved_tensors,
+)
 from spottrain.storage.store import StorageError
 from spottrain.storage.store import Store as CheckpointStore
 from spottrain.wire import messages
@@ -78,6 +86,9 @@ class CheckpointRound:
         self._writer = SnapshotWriter(context.checkpoints)
         self._copying: list[Transfer] = []
         """Copies under way from the device."""
+        self._before: Manifest | None = None
+        self._left_out = self._agree_on_frozen(store)
+        """Parameters that every checkpoint names, but does not hold."""
         self._rooms = self._writer.run(self._make_rooms)
         """Room for copies, kept: to get it takes longer than to copy."""
         self.best_step = 0
@@ -89,6 +100,44 @@ class CheckpointRound:
             store.set("nonce", new_name(0, 0).rpartition("-")[2])
         self._nonce = store.get("nonce").decode()
 
+    def _agree_on_frozen(self, store: Store) -> frozenset[str]:
+        """Return the parameters to leave out, as the checkpoint before has left them.
+
+        Only rank 0 reads its manifest; whatever happens to that, no rank waits for it.
+
+        Raises:
+            DamagedCheckpointError: The manifest cannot be read.
+            UserCodeError: The model now begins with other frozen weights.
+            StorageError: The store cannot be asked.
+        """
+        layout = self._context.loaded.layout
+        if not layout.frozen:
+            return frozenset()
+        if dist.get_rank() == 0:
+            try:
+                self._before = self._read_before(layout.base)
+            finally:
+                store.set("frozen", "kept" if self._before else "saved")
+        return layout.frozen if store.get("frozen") == b"kept" else frozenset()
+
+    def _read_before(self, base: str) -> Manifest | None:
+        """Return the manifest of the checkpoint before if it leaves parameters out."""
+        name = self._command.checkpoint
+        try:
+            manifest = read_manifest(self._context.checkpoints, name)
+        except CheckpointError as error:
+            raise DamagedCheckpointError(name, str(error)) from error
+        if not manifest.frozen:
+            return None
+        names = manifest.base, base
+        if names[0] != names[1] and not any(map(os.path.isabs, names)):
+            raise UserCodeError(
+                f"the frozen parameters of {name} are those of {names[0] or 'a model'}, "
+                f"but model() now begins with {names[1] or 'others'}; go back, or launch "
+                "a new job"
+            )
+        return manifest
+
     def _make_rooms(self) -> dict[tuple[int, str], torch.Tensor]:
         """Return page-locked room for what is on a device, touched pages for the rest.
 
@@ -98,6 +147,8 @@ class CheckpointRound:
         for section in () if self._context.device.is_host else self._share:
             arena = self._arenas[section]
             for name, tensor in all_tensors(arena).items():
+                if name in self._left_out:
+                    continue
                 rooms[section, name] = (
                     torch.zeros_like(tensor)
                     if arena.device is None
@@ -181,7 +232,14 @@ class CheckpointRound:
     def _tensors(self) -> dict[int, dict[str, torch.Tensor]]:
         arenas = {section: self._arenas[section] for section in self._share}
         return {
-            section: {**trained_tensors(arena), **arena.numbers.tensors()}
+            section: {
+                name: tensor
+                for name, tensor in {
+                    **saved_tensors(arena),
+                    **arena.numbers.tensors(),
+                }.items()
+                if name not in self._left_out
+            }
             for section, arena in arenas.items()
         }
 
@@ -237,6 +295,10 @@ class CheckpointRound:
         checkpoints, name = self._context.checkpoints, self._name(step)
         fingerprint = self._context.loaded.fingerprint
         manifest = make_manifest(spec, fingerprint, name, step, files, self.best_step)
+        if (before := self._before) is not None:
+            manifest = dataclasses.replace(
+                manifest, frozen=before.frozen, base=before.base
+            )
         try:
             write_manifest(checkpoints, manifest)
             # Reported first: it exists, even if an old one cannot be deleted.
@@ -251,6 +313,8 @@ def write_first(
 ) -> Manifest:
     """Write the checkpoint of step 0, which a job starts from as it resumes.
 
+    Parameters that are not trained are written once, for all checkpoints to come.
+
     Args:
         store: Where the job's checkpoints are.
         loaded: The job.
@@ -259,12 +323,18 @@ def write_first(
     Raises:
         CheckpointError: The store refused.
     """
-    name = new_name(0, 0)
-    files = [
-        save_section(store, name, k, {n: values[n] for n in names})
-        for k, names in enumerate(loaded.layout.parameters)
-    ]
-    manifest = make_manifest(loaded.spec, loaded.fingerprint, name, 0, files)
+    name, layout = new_name(0, 0), loaded.layout
+    files, frozen = [], []
+    for section, names in enumerate(layout.parameters):
+        trained = {n: values[n] for n in names if n not in layout.frozen}
+        files.append(save_section(store, name, section, trained))
+        if left_out := {n: values[n] for n in names if n in layout.frozen}:
+            frozen.append(save_frozen(store, section, left_out))
+    manifest = dataclasses.replace(
+        make_manifest(loaded.spec, loaded.fingerprint, name, 0, files),
+        frozen=tuple(frozen),
+        base=layout.base if frozen else "",
+    )
     write_manifest(store, manifest)
     return manifest
 

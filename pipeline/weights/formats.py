@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -15,6 +14,7 @@ from torch import nn
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
+from spottrain.pipeline.model.libraries import PEFT, TRANSFORMERS, base_name, modules_of
 from spottrain.wire.model import ExportedWeights, ExportFormat
 
 MAX_SHARD_BYTES = 5 * 10**9
@@ -169,25 +169,11 @@ WRITERS: Mapping[ExportFormat, Writer] = {
 }
 
 
-def pretrained_in(model: nn.Module) -> tuple[str, Any] | None:
-    """Return the outermost transformers model in a model, and the prefix of its names."""
-    for name, module in _modules_of(model, "transformers", "PreTrainedModel"):
-        return f"{name}." if name else "", module
-    return None
-
-
-def base_name(model: nn.Module) -> str:
-    """Return what transformers calls the weights that a model began with, if anything."""
-    found = pretrained_in(model)
-    config = found[1].config if found else None
-    return str(getattr(config, "_name_or_path", "") or "")
-
-
 def _pretrained(state: StateDict) -> tuple[str, Any]:
     """Return the one model in the user's that can save itself, and its name as prefix."""
     found = [
-        *_modules_of(state.model, "peft", "PeftModel"),
-        *_modules_of(state.model, "transformers", "PreTrainedModel"),
+        *modules_of(state.model, PEFT, "PeftModel"),
+        *modules_of(state.model, TRANSFORMERS, "PreTrainedModel"),
     ]
     if not found:
         raise UserCodeError(
@@ -206,14 +192,4 @@ def _pretrained(state: StateDict) -> tuple[str, Any]:
 
 
 def _is_adapter(model: nn.Module) -> bool:
-    return any(True for _ in _modules_of(model, "peft", "PeftModel"))
-
-
-def _modules_of(model: nn.Module, library: str, kind: str) -> Iterator[tuple[str, Any]]:
-    """Yield modules of a class of a library, outer ones first.
-
-    Nothing is found if the library was not imported: the user's code has run already.
-    """
-    known: Callable[..., object] | None = getattr(sys.modules.get(library), kind, None)
-    if isinstance(known, type):
-        yield from ((n, m) for n, m in model.named_modules() if isinstance(m, known))
+    return any(True for _ in modules_of(model, PEFT, "PeftModel"))

@@ -24,12 +24,12 @@ from spottrain.errors import ConfigError
 from spottrain.manifest import parse_name, read_manifest
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.inspect import answer
+from spottrain.pipeline.model.libraries import pretrained_in
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import build_skeleton, materialise
 from spottrain.pipeline.state.saving import write_first
 from spottrain.pipeline.weights.export import gather_parameters
-from spottrain.pipeline.weights.formats import pretrained_in
 from spottrain.storage.open import open_store
 from spottrain.wire.codec import decode
 from spottrain.wire.messages import JobSpec

@@ -4,8 +4,10 @@ Standard library only; manager and workers share it. Names in a store (design: s
 
     step-<n>-g<generation>-<nonce>/section-<k>[.part-<j>].safetensors
     step-<n>-g<generation>-<nonce>/manifest.json
+    frozen/section-<k>-<sha256>.safetensors
 
-No manifest, no checkpoint; never a second write into a folder. Nothing in it depends on
+Parameters that are not trained never change: they are written once, in ``frozen``, and
+each manifest names them. No manifest, no checkpoint; never a second write into a folder. Nothing in it depends on
 the pipeline depth or data-parallel width that wrote it.
 """
 
@@ -27,7 +29,8 @@ from spottrain.wire.codec import SCHEMA_VERSION, decode
 
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-(\d+)-g(\d+)-[0-9a-f]{8}")
-_FILE = re.compile(r"section-\d+(\.part-\d+)?\.safetensors")
+FROZEN_FOLDER = "frozen"
+_FILE = re.compile(r"section-\d+(\.part-\d+|-[0-9a-f]{16})?\.safetensors")
 
 
 class CheckpointError(SpottrainError):
@@ -81,6 +84,11 @@ class Manifest:
     """In the order of sections, then parts."""
     best_step: int = 0
     """Step of the best weights up to here, by evaluation; 0: unknown."""
+    frozen: tuple[FileRecord, ...] = ()
+    """Files in ``FROZEN_FOLDER`` with parameters that are not trained. None at all:
+    there are no such parameters, or ``files`` hold them, as they did once."""
+    base: str = ""
+    """What transformers calls the weights that the model began with; empty: unknown."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -96,9 +104,10 @@ class Manifest:
                 f"{self.num_sections - 1}: got {sorted(found)}"
             )
 
-    def files_of(self, section: int) -> tuple[FileRecord, ...]:
-        """Return the files that make up ``section``."""
-        return tuple(f for f in self.files if f.section == section)
+    def files_of(self, section: int) -> Iterator[tuple[str, FileRecord]]:
+        """Yield folder and record of the files that make up ``section``."""
+        for folder, files in ((self.name, self.files), (FROZEN_FOLDER, self.frozen)):
+            yield from ((folder, file) for file in files if file.section == section)
 
 
 class CheckpointEntry(NamedTuple):
@@ -177,7 +186,7 @@ def list_checkpoints(store: Store) -> list[CheckpointEntry]:
 
 @contextlib.contextmanager
 def verified(store: Store, name: str, record: FileRecord) -> Iterator[Path]:
-    """Give a local file of checkpoint ``name``, its size and hash compared.
+    """Give a local file of the folder ``name``, its size and hash compared.
 
     Raises:
         CheckpointError: The file is missing, or not as it was written.

@@ -40,7 +40,6 @@ def test_a_job_begins_with_given_weights_and_a_fresh_optimizer(
         done = job.launch("-o", "json")
         assert done.code == 0, done.err
         assert "init_from: " in done.err
-        assert done.report["loss_first"] < 3.0  # a new model's is ln 32
         given, begun = parameters(source, 0), parameters(job.checkpoint_root, 1)
         assert [entry.step for entry in job.checkpoints()] == [4, 0]
         assert all(torch.equal(begun[name], given[name]) for name in given)

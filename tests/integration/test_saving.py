@@ -2,12 +2,25 @@
 
 from __future__ import annotations
 
+import dataclasses
 from pathlib import Path
 
 from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
+from spottrain.manifest import (
+    Manifest,
+    list_checkpoints,
+    new_name,
+    read_manifest,
+    write_manifest,
+)
+from spottrain.pipeline.state.checkpoint import load_section, save_section
+from spottrain.storage.open import open_store
+from spottrain.storage.store import Store
 from spottrain.wire import messages
+
+FROZEN = ("embedding.", "blocks.1.")
 
 
 def test_a_checkpoint_is_saved_though_an_old_one_cannot_be_deleted(
@@ -27,3 +40,49 @@ def test_a_checkpoint_is_saved_though_an_old_one_cannot_be_deleted(
     assert (saved[0], saved[-1]) == (0, spec.steps)
     assert len(failed) == len(saved) - 1
     assert "cannot delete" in failed[0]
+
+
+def saved_names(manifest: Manifest) -> set[str]:
+    """Return the frozen parameters in the files of a checkpoint's own folder."""
+    names = (tensor.name for file in manifest.files for tensor in file.tensors)
+    return {name for name in names if name.startswith(FROZEN)}
+
+
+def as_it_was_once(store: Store, name: str) -> str:
+    """Copy a checkpoint into one that holds all parameters; return its name."""
+    manifest = read_manifest(store, name)
+    copy = new_name(manifest.step, 9)
+    files = tuple(
+        save_section(store, copy, k, load_section(store, manifest, k))
+        for k in range(manifest.num_sections)
+    )
+    old = dataclasses.replace(manifest, name=copy, files=files, frozen=(), base="")
+    write_manifest(store, old)
+    return copy
+
+
+def test_frozen_parameters_are_saved_once(zygote: Zygote, tmp_path: Path) -> None:
+    spec = job_spec(tmp_path, entrypoint="tiny_job:frozen_job")
+    store = open_store(spec.checkpoint_path)
+    with Fleet(spec, "ab", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS)
+        undisturbed = fleet.train(lambda _: plan, fleet.initialise())
+    newest, before, _ = list_checkpoints(store)
+    manifests = [read_manifest(store, entry.name) for entry in (newest, before)]
+    assert [saved_names(manifest) for manifest in manifests] == [set(), set()]
+    assert manifests[0].frozen == manifests[1].frozen
+    assert [file.section for file in manifests[0].frozen] == [0, 1, 3]
+    assert len(store.list("frozen")) == 3
+
+    old = as_it_was_once(store, before.name)
+    store.delete_folder(newest.name)
+    alone = make_plan(spec, 1, 1, "c", NUM_SECTIONS)
+    for name, held in ((before.name, False), (old, True)):
+        with Fleet(spec, "c", tmp_path / "log", zygote) as fleet:
+            fleet.ready()
+            assert fleet.train(lambda _: alone, name) == undisturbed
+        newest = list_checkpoints(store)[0]
+        assert newest.step == 6
+        assert bool(saved_names(read_manifest(store, newest.name))) == held
+        store.delete_folder(newest.name)

@@ -78,6 +78,18 @@ def job() -> TrainingJob:
     )
 
 
+def frozen_job() -> TrainingJob:
+    """Frozen: the embedding, which is tied, and all of the second block."""
+
+    def model() -> nn.Module:
+        tiny = Tiny()
+        for module in (tiny.embedding, tiny.blocks[1]):
+            module.requires_grad_(False)
+        return tiny
+
+    return dataclasses.replace(job(), model=model)
+
+
 class Jumping(Tokens):
     """Examples of which one in nine weighs a billion times as much as the others."""
 

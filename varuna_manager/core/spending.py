@@ -124,10 +124,7 @@ def advance(transition: Transition) -> None:
     state, job = transition.state, transition.state.job
     ledger = state.ledger
     if job.storage_usd_per_gb_month > 0:
-        num_bytes = len(state.checkpoints) * sum(
-            section.param_bytes + section.optimizer_bytes
-            for section in job.facts.sections
-        )
+        num_bytes = job.facts.stored_bytes(len(state.checkpoints))
         usd_per_hour = num_bytes / GB_BYTES * job.storage_usd_per_gb_month / MONTH_H
         rate = Rate.of(usd_per_hour)
         if rate != ledger.storage_rate:

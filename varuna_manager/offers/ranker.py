@@ -32,7 +32,7 @@ from spottrain.varuna_manager.core.planning import (
     plan_inputs,
 )
 from spottrain.varuna_manager.offers import market
-from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.model import Profile
 
 SAFE_SHARE = 0.95
 """Share of a fleet's predicted throughput that the deadline policy counts on."""
@@ -304,6 +304,8 @@ def _peak_rate(offer: Offer, state: State) -> float | None:
     room_bytes = max(homes.values()) if asked is None else homes[asked]
     fits = checkpoint_bytes(state.job.facts) <= state.job.max_vms * room_bytes
     return gpus * peak / 1e12 if fits else 0.0
+    fits = state.job.facts.stored_bytes(1) <= state.job.max_vms * room_bytes
+    return kind.gpus * peak / 1e12 if fits else 0.0
 
 
 def _held(state: State) -> Place | None:
@@ -331,13 +333,8 @@ def ranking_terms(
         allow_on_demand=job.allow_on_demand,
         morph_s=morph_s or MORPH_COST_S,
         lag_steps=spec.checkpoint_every_steps / 2,
-        stored_bytes=float(spec.checkpoint_keep * checkpoint_bytes(job.facts)),
+        stored_bytes=float(job.facts.stored_bytes(spec.checkpoint_keep)),
         storage_usd_per_gb_month=job.storage_usd_per_gb_month,
         zone_usd_per_gb=job.zone_usd_per_gb,
         data_bytes=job.data_bytes,
     )
-
-
-def checkpoint_bytes(facts: ModelFacts) -> int:
-    """Return the size of a checkpoint of a model."""
-    return sum(s.param_bytes + s.optimizer_bytes for s in facts.sections)

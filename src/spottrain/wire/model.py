@@ -104,6 +104,17 @@ class ModelFacts:
     """What the loss measures besides the loss, sorted."""
     schema_version: int = SCHEMA_VERSION
 
+    def stored_bytes(self, checkpoints: int) -> int:
+        """Return the bytes of a job's checkpoints; frozen parameters count once."""
+        total, frozen = 0, 0
+        for section in self.sections:
+            trained = section.gradient_bytes
+            if trained is None:
+                trained = section.param_bytes
+            frozen += section.param_bytes - trained
+            total += trained + section.optimizer_bytes
+        return checkpoints * total + (frozen if checkpoints else 0)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedWeights:

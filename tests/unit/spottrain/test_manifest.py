@@ -83,7 +83,7 @@ def remove(store: Store, name: str) -> None:
 def test_a_manifest_reads_back_as_written(store: Store) -> None:
     manifest = put_checkpoint(store, 7, 3)
     assert read_manifest(store, manifest.name) == manifest
-    assert manifest.files_of(1) == (manifest.files[1],)
+    assert list(manifest.files_of(1)) == [(manifest.name, manifest.files[1])]
     verify(store, manifest.name)
 
 

@@ -1,0 +1,42 @@
+"""Models of Hugging Face's libraries within the user's model.
+
+The libraries are not imported: what the user's code has not imported is not there.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from torch import nn
+
+TRANSFORMERS, PEFT = "transformers.modeling_utils", "peft.peft_model"
+"""Python modules in which ``PreTrainedModel`` and ``PeftModel`` are defined."""
+
+
+def modules_of(model: nn.Module, where: str, kind: str) -> Iterator[tuple[str, Any]]:
+    """Yield modules of a class, by name, outer ones first.
+
+    Args:
+        model: The user's.
+        where: Python module that defines the class, which need not be imported.
+        kind: Name of the class.
+    """
+    known: Callable[..., object] | None = getattr(sys.modules.get(where), kind, None)
+    if isinstance(known, type):
+        yield from ((n, m) for n, m in model.named_modules() if isinstance(m, known))
+
+
+def pretrained_in(model: nn.Module) -> tuple[str, Any] | None:
+    """Return the outermost transformers model in a model, and the prefix of its names."""
+    for name, module in modules_of(model, TRANSFORMERS, "PreTrainedModel"):
+        return f"{name}." if name else "", module
+    return None
+
+
+def base_name(model: nn.Module) -> str:
+    """Return what transformers calls the weights that a model began with, if anything."""
+    found = pretrained_in(model)
+    config = found[1].config if found else None
+    return str(getattr(config, "_name_or_path", "") or "")
