@@ -40,6 +40,9 @@ def export(
     checkpoint: Annotated[
         str | None, typer.Option(help="Name of the checkpoint's folder.")
     ] = None,
+    best: Annotated[
+        bool, typer.Option("--best", help="The best checkpoint by evaluation.")
+    ] = False,
     full: Annotated[
         bool, typer.Option("--full", help="Frozen parameters, too (as with LoRA).")
     ] = False,
@@ -49,9 +52,11 @@ def export(
 
     Of a model with frozen parameters, safetensors and torch hold what was trained.
     """
-    if step is not None and checkpoint is not None:
-        raise ConfigError("--step and --checkpoint name one checkpoint each; give one")
-    done = weights.export(name, to, kind, step=step, checkpoint=checkpoint, full=full)
+    if (step is not None) + (checkpoint is not None) + best > 1:
+        raise ConfigError("--step, --checkpoint and --best name one each; give one")
+    done = weights.export(
+        name, to, kind, step=step, checkpoint=checkpoint, best=best, full=full
+    )
     if output is Output.JSON:
         show_json(_document(done))
         return

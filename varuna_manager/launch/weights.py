@@ -16,7 +16,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from spottrain.errors import ConfigError
-from spottrain.manifest import CheckpointEntry, list_checkpoints, parse_name
+from spottrain.manifest import (
+    CheckpointEntry,
+    list_checkpoints,
+    parse_name,
+    read_manifest,
+)
 from spottrain.storage.open import open_store
 from spottrain.storage.store import UNFINISHED, is_url, local_folder
 from spottrain.varuna_manager.config.init_from import InitFromConfig
@@ -59,6 +64,7 @@ def export(
     *,
     step: int | None = None,
     checkpoint: str | None = None,
+    best: bool = False,
     full: bool = False,
 ) -> Export:
     """Write the weights of a job's checkpoint into a new folder, all of it or nothing.
@@ -69,6 +75,7 @@ def export(
         kind: The format.
         step: Of the checkpoint; by default the newest complete one.
         checkpoint: Its name instead.
+        best: Take the best one by evaluation instead.
         full: Write frozen parameters, too, where only trained ones would be.
 
     Raises:
@@ -79,7 +86,7 @@ def export(
     """
     _check_target(to)
     with _code_of(name) as (config, place, workdir):
-        chosen = _choose(place, step, checkpoint)
+        chosen = _choose(place, _best_step(place) if best else step, checkpoint)
         os.environ.update(config.env)
         data.ensure_data(config)
         with _draft(to) as draft:
@@ -140,6 +147,20 @@ def _choose(place: str, step: int | None, name: str | None) -> CheckpointEntry:
     asked = f"--step {step}" if name is None else f"--checkpoint {name}"
     hint = "" if name is None or parse_name(name) else "; give the name of its folder"
     raise ConfigError(f"{asked}: {place} holds {known}{hint}")
+
+
+def _best_step(place: str) -> int | None:
+    """Return the step of the best checkpoint; ``None`` if there is no checkpoint.
+
+    Raises:
+        ConfigError: No evaluation has chosen one.
+    """
+    store = open_store(place)
+    for entry in list_checkpoints(store)[:1]:
+        if step := read_manifest(store, entry.name).best_step:
+            return step
+        raise ConfigError(f"--best: no evaluation has named a best one in {place}")
+    return None
 
 
 @contextlib.contextmanager
