@@ -70,7 +70,6 @@ def test_refusals_are_one_line_and_leave_nothing(
         (("undisturbed", "--to", str(full)), 2, "is not empty"),
         (("undisturbed", *to, "--step", "1"), 2, "--step 1: "),
         (("undisturbed", *to, "--checkpoint", "x"), 2, "give the name of its folder"),
-        (("undisturbed", *to, "--best"), 2, "no evaluation has named a best one"),
         (("undisturbed", *to, "--format", "hf"), 3, "Tiny is not, and does not hold"),
         (("undisturbed", *to, "--format", "onnx"), 2, "onnx"),
         ((f"file://{tmp_path}/none", *to), 2, "no job found"),
