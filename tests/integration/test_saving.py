@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from pathlib import Path
 
 from tests.integration.fleet import Fleet, Zygote, make_plan
@@ -86,3 +87,15 @@ def test_frozen_parameters_are_saved_once(zygote: Zygote, tmp_path: Path) -> Non
         assert newest.step == 6
         assert bool(saved_names(read_manifest(store, newest.name))) == held
         store.delete_folder(newest.name)
+
+    manifest = dataclasses.replace(read_manifest(store, before.name), base="gpt2")
+    text = json.dumps(dataclasses.asdict(manifest))
+    store.put(f"{before.name}/manifest.json", text.encode())
+    with Fleet(spec, "c", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        fleet.run(alone, before.name)
+        refused = fleet.wait_for(
+            "UserCodeFailed",
+            lambda _, r: r.message if isinstance(r, messages.UserCodeFailed) else None,
+        )
+    assert "are those of gpt2, but model() now begins with others" in refused

@@ -22,6 +22,7 @@ from spottrain.wire.model import (
     Plan,
     Profile,
     ScheduleKind,
+    SectionFacts,
     Slot,
 )
 
@@ -358,3 +359,25 @@ def test_a_choice_that_is_none_names_those_there_are() -> None:
         codec._build(
             typing.get_type_hints(Profile)["origin"], "guess", "message.origin"
         )
+
+
+@pytest.mark.parametrize(("trained", "stored"), [(None, 3 * 24), (4, 3 * 16 + 8)])
+def test_frozen_parameters_are_stored_once(trained: int | None, stored: int) -> None:
+    section = SectionFacts(
+        index=0,
+        param_bytes=12,
+        optimizer_bytes=12,
+        activation_bytes_per_example=0,
+        gradient_bytes=trained,
+    )
+    facts = ModelFacts(
+        fingerprint="f",
+        num_parameters=3,
+        blocks="blocks",
+        sections=(section,),
+        tied=(),
+        dataset_len=1,
+        heldout_len=0,
+    )
+    assert facts.stored_bytes(3) == stored
+    assert facts.stored_bytes(0) == 0

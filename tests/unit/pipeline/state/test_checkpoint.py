@@ -14,16 +14,19 @@ from hypothesis import strategies as st
 from tests.checkpoints import newest_valid, verify
 
 from spottrain.manifest import (
+    FROZEN_FOLDER,
     CheckpointError,
     FileRecord,
     Manifest,
     list_checkpoints,
     new_name,
+    retain,
     write_manifest,
 )
 from spottrain.pipeline.state.checkpoint import (
     SnapshotWriter,
     load_section,
+    save_frozen,
     save_section,
     state_name,
 )
@@ -46,7 +49,12 @@ def section_tensors(section: int, size: int = 64) -> Tensors:
     }
 
 
-def complete(store: Store, name: str, files: list[FileRecord]) -> Manifest:
+def complete(
+    store: Store,
+    name: str,
+    files: list[FileRecord],
+    frozen: tuple[FileRecord, ...] = (),
+) -> Manifest:
     manifest = Manifest(
         name=name,
         step=int(name.split("-")[1]),
@@ -57,6 +65,7 @@ def complete(store: Store, name: str, files: list[FileRecord]) -> Manifest:
         minibatch_size=4,
         microbatch_size=2,
         files=tuple(files),
+        frozen=frozen,
     )
     write_manifest(store, manifest)
     return manifest
@@ -161,6 +170,32 @@ def test_a_tensor_may_not_come_twice(store: Store) -> None:
     files = [save_section(store, name, 0, section_tensors(0), part) for part in (0, 1)]
     with pytest.raises(CheckpointError, match="is in two files"):
         load_section(store, complete(store, name, files), 0)
+
+
+def test_frozen_tensors_are_written_once_for_all_checkpoints(store: Store) -> None:
+    frozen, trained = {"frozen": torch.arange(5.0)}, section_tensors(0)
+    records = [save_frozen(store, 0, frozen) for _ in range(2)]
+    assert records[0] == records[1]
+    for step in (1, 2):
+        name = new_name(step, 1)
+        file = save_section(store, name, 0, trained)
+        manifest = complete(store, name, [file], frozen=(records[0],))
+        assert_equal(load_section(store, manifest, 0), {**trained, **frozen})
+    retain(store, keep=1)
+    assert newest_valid(store) == (manifest.name, 2)
+    flip_a_bit(store, f"{FROZEN_FOLDER}/{records[0].file}")
+    with pytest.raises(CheckpointError, match=r"frozen/section-0-.* is damaged"):
+        load_section(store, manifest, 0)
+    assert newest_valid(store) is None
+
+
+def test_a_section_may_hold_nothing_that_is_trained(store: Store) -> None:
+    name = new_name(1, 1)
+    record = save_frozen(store, 0, {"frozen": torch.ones(2)})
+    manifest = complete(
+        store, name, [save_section(store, name, 0, {})], frozen=(record,)
+    )
+    assert_equal(load_section(store, manifest, 0), {"frozen": torch.ones(2)})
 
 
 def test_a_process_killed_between_files_and_manifest_leaves_the_one_before(
