@@ -302,10 +302,8 @@ def _peak_rate(offer: Offer, state: State) -> float | None:
     homes = {"host": host_bytes, "device": gpus * gpu.memory_bytes}
     asked = state.job.state
     room_bytes = max(homes.values()) if asked is None else homes[asked]
-    fits = checkpoint_bytes(state.job.facts) <= state.job.max_vms * room_bytes
-    return gpus * peak / 1e12 if fits else 0.0
     fits = state.job.facts.stored_bytes(1) <= state.job.max_vms * room_bytes
-    return kind.gpus * peak / 1e12 if fits else 0.0
+    return gpus * peak / 1e12 if fits else 0.0
 
 
 def _held(state: State) -> Place | None:
