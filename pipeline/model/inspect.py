@@ -40,9 +40,7 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
         SectionFacts(
             index=k,
             param_bytes=layout.param_bytes(k),
-            optimizer_bytes=sum(
-                spec.num_bytes for keys in state.values() for spec in keys.values()
-            ),
+            optimizer_bytes=kept.num_bytes,
             activation_bytes_per_example=(
                 layout.cuts[k].num_bytes(1) if k < len(layout.cuts) else 0
             ),
@@ -50,12 +48,14 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
             lowered_bytes=layout.lowered_bytes(k),
             flops_per_example=layout.flops_per_example[k],
         )
-        for k, state in enumerate(states)
+        for k, kept in enumerate(states)
     )
     with user_code("length of the data set"):
         lengths = len(job.dataset), sum(map(len, job.heldout_sets.values()))
     return ModelFacts(
-        fingerprint=fingerprint(layout, optimizer_class(job, layout), states),
+        fingerprint=fingerprint(
+            layout, optimizer_class(job, layout), [kept.state for kept in states]
+        ),
         num_parameters=sum(
             spec.num_bytes // spec.dtype.itemsize for spec in layout.specs.values()
         ),

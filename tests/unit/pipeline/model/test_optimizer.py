@@ -32,7 +32,7 @@ def spec_of(optimizer: Any, named: Any = NAMED) -> Any:
         loss=None,  # type: ignore[arg-type]
         optimizer=optimizer,
     )
-    return optimizer_state_spec(job, named)
+    return optimizer_state_spec(job, named).state
 
 
 def of(kind: Any, **options: Any) -> Any:
@@ -83,7 +83,7 @@ class Odd(torch.optim.SGD):
 def test_a_number_counts_as_a_float64_and_none_as_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    number = TensorSpec(shape=(), dtype=torch.float64, is_number=True)
+    number = TensorSpec(shape=(), dtype=torch.float64, number_type=int)
     assert spec_of(of(Odd))["bias"] == {"odd": number}
     monkeypatch.setattr(Odd, "value", None)
     assert spec_of(of(Odd))["bias"] == {}
