@@ -25,6 +25,7 @@ from spottrain.pipeline.model.optimizer import (
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
+from spottrain.pipeline.model.trial import try_optimizer
 from spottrain.wire.codec import encode
 from spottrain.wire.model import ModelFacts, SectionFacts
 
@@ -124,7 +125,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     def facts() -> ModelFacts:
         job = load_job(chosen.entrypoint, chosen.workdir)
-        return model_facts(job, trace(job))
+        layout = trace(job)
+        found = model_facts(job, layout)
+        try_optimizer(job, layout)
+        return found
 
     return answer(facts)
 

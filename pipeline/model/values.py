@@ -23,6 +23,9 @@ Json = Any
 _SET_BY_US = frozenset({"params", "param_names", "lr"})
 """Keys of a parameter group that are no values of the optimizer's."""
 
+_KEPT = frozenset({"state", "param_groups"})
+"""Attributes of optimizers that are committed."""
+
 _SET_BY_TORCH = frozenset(vars(torch.optim.Optimizer([torch.zeros(())], {}))) | {
     "_opt_called",  # lr_scheduler.patch_track_step_called
     "_step_count",  # the same before torch 2.5
@@ -141,9 +144,18 @@ def decode(encoded: Json, device: torch.device) -> Any:
 
 
 def attributes(
-    optimizer: torch.optim.Optimizer, encoder: Encoder | None = None
+    optimizer: torch.optim.Optimizer,
+    encoder: Encoder | None = None,
+    *,
+    among_all: bool = False,
 ) -> dict[str, Json]:
-    """Return what an optimizer holds beside state and parameter groups, by name."""
+    """Return what an optimizer holds beside state and parameter groups, by name.
+
+    Args:
+        optimizer: The optimizer.
+        encoder: Of an object that holds it.
+        among_all: Also what torch's own code sets.
+    """
     if encoder is None:
         shared = (optimizer.state, *optimizer.param_groups)
         values = optimizer.state.values()
@@ -153,7 +165,7 @@ def attributes(
     return {
         name: encoder.encode(value)
         for name, value in vars(optimizer).items()
-        if name not in _SET_BY_TORCH
+        if name not in (_KEPT if among_all else _SET_BY_TORCH)
     }
 
 

@@ -1,0 +1,223 @@
+"""Tries the user's optimizer on random gradients, before anything is rented.
+
+Each section has an optimizer of its own, built again by every process that takes over. So
+it must treat sections apart, and keep all it needs where it is kept for it. Some steps
+are taken with the real shapes of two sections, by one optimizer over both, and by one of
+each that is built again before every step: both must lead to the same bits.
+"""
+
+from __future__ import annotations
+
+import random
+import zlib
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.optimizer import SectionOptimizer, optimizer_state_spec
+from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.values import (
+    Json,
+    attributes,
+    differing,
+    group_of_each,
+)
+
+MAGNITUDES = (1e-6, 1.0, 1e3)
+"""Of the gradients, step by step: their norms lie on both sides of any usual bound."""
+_MANY_STEPS, _FEW_STEPS = 12, 3
+_CHEAP = 1 << 20
+"""Elements up to which many steps are taken."""
+_LARGEST = 1 << 24
+"""Elements of a section that are tried at most, for any machine to have the memory."""
+
+Named = Sequence[tuple[str, TensorSpec]]
+
+
+def try_optimizer(job: TrainingJob, layout: ModelLayout) -> None:
+    """Take some steps with the job's optimizer as training does.
+
+    Raises:
+        UserCodeError: The optimizer raised, draws random numbers, changes what is not
+            kept, or leads to other bits over one section or when it is built again.
+    """
+    sections = _sections_to_try(layout)
+    if not sections:
+        return
+    with torch.random.fork_rng(devices=[]):
+        living = _compare(job, sections, rebuild=True)
+        if living is None:
+            return
+        kind, name, changed = living
+        if _compare(job, sections, rebuild=False) is None:
+            hint = f" (it sets its attribute {changed[0]!r})" if changed else ""
+            raise UserCodeError(
+                f"optimizer {kind} updates {name} otherwise when it is built again between "
+                f"steps, as by a machine that takes over{hint}: keep all it needs in "
+                "optimizer.state or param_groups"
+            )
+    raise UserCodeError(
+        f"optimizer {kind} looks across sections: it updates {name} otherwise where it "
+        "sees more parameters, and here every section has an optimizer of its own; use "
+        "one that treats parameters apart, without a norm or a count over all of them: "
+        "clip_grad_norm of TrainingJob is global already"
+    )
+
+
+def _sections_to_try(layout: ModelLayout) -> list[Named]:
+    """Return the two smallest sections that differ, or what can be tried of them."""
+    candidates: list[Named] = []
+    for names in layout.parameters:
+        named = [(n, layout.specs[n]) for n in names if layout.specs[n].requires_grad]
+        if named and named not in candidates:
+            candidates.append(named)
+    return [_portion(named) for named in sorted(candidates, key=_num_elements)[:2]]
+
+
+def _num_elements(named: Named) -> int:
+    return sum(spec.num_bytes // spec.dtype.itemsize for _, spec in named)
+
+
+def _portion(named: Named) -> Named:
+    """Return the smallest parameters that are not too much together, in their order."""
+    chosen: list[tuple[str, TensorSpec]] = []
+    for one in sorted(named, key=lambda one: one[1].num_bytes):
+        if not chosen or _num_elements([*chosen, one]) <= _LARGEST:
+            chosen.append(one)
+    return [one for one in named if one in chosen]
+
+
+def _compare(
+    job: TrainingJob, sections: Sequence[Named], *, rebuild: bool
+) -> tuple[str, str, list[str]] | None:
+    """Take steps by one optimizer over all sections, and by one of each.
+
+    Args:
+        job: Builds the optimizers.
+        sections: Names and specs of their parameters.
+        rebuild: Whether the latter are built again before each step.
+
+    Returns:
+        ``None`` if all bits are the same; else the optimizer's class, the name of a
+        parameter that differs, and attributes that the former has set.
+    """
+    both = list({name: spec for named in sections for name, spec in named}.items())
+    whole = _Trial(job, both)
+    parts = [_Trial(job, named) for named in sections]
+    unused = attributes(whole.optimizer, among_all=True)
+    num_steps = _MANY_STEPS if _num_elements(both) <= _CHEAP else _FEW_STEPS
+    for step in range(num_steps):
+        whole.step(step)
+        for part in parts:
+            if rebuild:
+                part.build()
+            part.step(step)
+            if (name := _first_difference(part, whole)) is not None:
+                changed = differing(unused, attributes(whole.optimizer, among_all=True))
+                return type(whole.optimizer).__name__, name, changed
+    return None
+
+
+@dataclass
+class _Numbers:
+    has_state: bool = False
+    group_values: bytes = b""
+
+
+class _Trial:
+    """Random parameters with an optimizer over them, kept as sections are."""
+
+    def __init__(self, job: TrainingJob, named: Named) -> None:
+        self._job = job
+        self.numbers = _Numbers()
+        self.state_spec = optimizer_state_spec(job, named).state
+        self.parameters = {name: _random(spec, name, 1.0) for name, spec in named}
+        self.gradients = {
+            name: torch.zeros_like(tensor) for name, tensor in self.parameters.items()
+        }
+        self.state = {
+            name: {
+                key: torch.zeros(spec.shape, dtype=spec.dtype)
+                for key, spec in keys.items()
+            }
+            for name, keys in self.state_spec.items()
+        }
+        self.build()
+
+    def build(self) -> None:
+        """Build the optimizer from what is kept."""
+        self._optimizer = SectionOptimizer(self._job, self, lambda step: 1 / (1 + step))
+
+    @property
+    def optimizer(self) -> torch.optim.Optimizer:
+        """The user's."""
+        assert self._optimizer.optimizer is not None
+        return self._optimizer.optimizer
+
+    def step(self, step: int) -> None:
+        """Take one step.
+
+        Raises:
+            UserCodeError: As ``SectionOptimizer.step``; it draws random numbers.
+        """
+        magnitude = MAGNITUDES[step % len(MAGNITUDES)]
+        for name, gradient in self.gradients.items():
+            _fill(gradient, f"{step} {name}", magnitude)
+        torch.manual_seed(step)
+        before = _generators()
+        self._optimizer.step(step)
+        if _generators() != before:
+            raise UserCodeError(
+                f"optimizer {type(self.optimizer).__name__} draws random numbers in its "
+                "step, which machines that hold one section would draw otherwise: use "
+                "one without, or with a generator of each step's own seed"
+            )
+
+    def groups(self) -> dict[str, Json]:
+        """Return the values of the group of each parameter."""
+        return group_of_each(self.optimizer, self._optimizer.parameters)
+
+    def contents(self) -> Iterator[tuple[str, str, torch.Tensor]]:
+        """Yield the parameter's name, the state's key or nothing, and the tensor."""
+        for name, tensor in self.parameters.items():
+            yield name, "", tensor
+        for name, keys in self.state.items():
+            for key, tensor in keys.items():
+                yield name, key, tensor
+
+
+def _first_difference(part: _Trial, whole: _Trial) -> str | None:
+    """Return the name of a parameter that ``part`` has updated to other bits, if any."""
+    for name, key, tensor in part.contents():
+        other = whole.state.get(name, {}).get(key) if key else whole.parameters[name]
+        if other is None or not _same_bits(tensor, other):
+            return name
+    groups = whole.groups()
+    return next((n for n, values in part.groups().items() if values != groups[n]), None)
+
+
+def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
+    if (one.shape, one.dtype) != (other.shape, other.dtype):
+        return False
+    flat = [tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)]
+    return torch.equal(*flat)
+
+
+def _random(spec: TensorSpec, seed: str, magnitude: float) -> torch.Tensor:
+    return _fill(torch.empty(spec.shape, dtype=spec.dtype), seed, magnitude)
+
+
+def _fill(tensor: torch.Tensor, seed: str, magnitude: float) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(zlib.crc32(seed.encode()))
+    return tensor.uniform_(-magnitude, magnitude, generator=generator)
+
+
+def _generators() -> tuple[object, ...]:
+    """Return the state of the generators that user code may draw from."""
+    _, keys, *rest = np.random.get_state(legacy=True)
+    torch_state = torch.get_rng_state().numpy().tobytes()
+    return torch_state, random.getstate(), np.asarray(keys).tobytes(), *rest
