@@ -318,15 +318,13 @@ def _check_shape(name: str, key: str, value: torch.Tensor, kept: torch.Tensor) -
 def _step(
     job: TrainingJob, named: Sequence[tuple[str, TensorSpec]], device: str
 ) -> OptimizerSpec:
+    # Repeated: it takes seconds to draw as many numbers as a large model has.
+    values = torch.rand(1 << 16, generator=torch.Generator().manual_seed(0)) - 0.5
     parameters = []
-    random = torch.Generator().manual_seed(0) if device == "cpu" else None
     for name, spec in named:
-        data = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
-        parameter = nn.Parameter(data, spec.requires_grad)
+        parameter = nn.Parameter(_filled(spec, values, device), spec.requires_grad)
         if spec.requires_grad:
-            parameter.grad = torch.zeros_like(data)
-            for tensor in (data, parameter.grad) if random else ():
-                tensor.uniform_(-1, 1, generator=random)
+            parameter.grad = _filled(spec, values.flip(0), device)
         parameters.append((name, parameter))
     optimizer = build_optimizer(job.optimizer, parameters)
     if optimizer is None:
@@ -350,6 +348,15 @@ def _step(
             if group["params"] and (tensors := tensors_of(group))
         },
     )
+
+
+def _filled(spec: TensorSpec, values: torch.Tensor, device: str) -> torch.Tensor:
+    """Return a tensor of these values, over and over; on the meta device of none."""
+    tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+    if device != "meta":
+        count = -(-tensor.numel() // values.numel())
+        tensor.view(-1).copy_(values.repeat(count)[: tensor.numel()])
+    return tensor
 
 
 def _spec(name: str, key: str, value: object) -> TensorSpec:

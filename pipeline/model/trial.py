@@ -32,7 +32,7 @@ MAGNITUDES = (1e-6, 1.0, 1e3)
 _MANY_STEPS, _FEW_STEPS = 12, 3
 _CHEAP = 1 << 20
 """Elements up to which many steps are taken."""
-_LARGEST = 1 << 24
+_LARGEST = 17 << 20
 """Elements of a section that are tried at most, for any machine to have the memory."""
 
 Named = Sequence[tuple[str, TensorSpec]]
@@ -83,11 +83,13 @@ def _num_elements(named: Named) -> int:
 
 
 def _portion(named: Named) -> Named:
-    """Return the smallest parameters that are not too much together, in their order."""
+    """Return parameters that are not too much together, the largest of them first."""
+    largest_first = sorted(named, key=lambda one: one[1].num_bytes, reverse=True)
     chosen: list[tuple[str, TensorSpec]] = []
-    for one in sorted(named, key=lambda one: one[1].num_bytes):
-        if not chosen or _num_elements([*chosen, one]) <= _LARGEST:
+    for one in largest_first:
+        if _num_elements([*chosen, one]) <= _LARGEST:
             chosen.append(one)
+    chosen = chosen or largest_first[-1:]
     return [one for one in named if one in chosen]
 
 

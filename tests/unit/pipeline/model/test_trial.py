@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from tests.unit.pipeline.optimizers import ACCEPTED, REFUSED, Base
+from tests.optimizers import ACCEPTED, REFUSED, Base
 from torch import nn
 
 from spottrain.errors import UserCodeError

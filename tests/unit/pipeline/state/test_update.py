@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.optimizers import ACCEPTED, StepMadeByFirstStep
 from tests.unit.pipeline.memory import LocalHolder
-from tests.unit.pipeline.optimizers import ACCEPTED, StepMadeByFirstStep
 from torch import nn
 
 from spottrain.errors import UserCodeError
