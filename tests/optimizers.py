@@ -241,6 +241,20 @@ class CountsParameters(Base):
         return 1.0
 
 
+class TensorsInGroup(Base):
+    """Averages of gradients, in a list of the group in place of the state."""
+
+    def factor(self, group: Group) -> Any:
+        gradients = [p.grad for p in group["params"]]
+        averages = group.setdefault(
+            "averages", [torch.zeros_like(g) for g in gradients]
+        )
+        for average, gradient in zip(averages, gradients, strict=True):
+            average.lerp_(gradient, 0.1)
+            gradient.copy_(average)
+        return 1.0
+
+
 class ConfiguredBySize(Base):
     """Its factory looks at all parameters."""
 
@@ -266,6 +280,16 @@ class LooksAtValues(Base):
         return 1.0
 
 
+class LooksForZeros(Base):
+    """Keeps where it began, unless that is nothing."""
+
+    def factor(self, group: Group) -> Any:
+        for parameter in group["params"]:
+            start = parameter.clone() if parameter.any() else torch.zeros(())
+            self.state[parameter].setdefault("start", start)
+        return 1.0
+
+
 class Raises(Base):
     """Has a fault that only random values show."""
 
@@ -284,10 +308,12 @@ REFUSED: dict[type[Base], str] = {
     SetsRate: "SetsRate sets 'lr' of its param_groups",
     ObjectInGroup: "changes 'odd' of its param_groups, a object",
     GlobalNorm: "GlobalNorm looks across sections",
-    CountsParameters: "CountsParameters looks across sections",
-    ConfiguredBySize: "ConfiguredBySize looks across sections",
+    CountsParameters: "looks across sections: it sets 'step' of param_groups",
+    TensorsInGroup: "looks across sections: it sets 'averages' of param_groups",
+    ConfiguredBySize: "ConfiguredBySize looks across sections: it updates",
     Noisy: "Noisy draws random numbers in its step",
     LooksAtValues: "state 'start' of .* must be of one kind",
+    LooksForZeros: "state 'start' of .* must be of one kind",
     Raises: "raised ZeroDivisionError: no gradient may be",
 }
 """And what is said of them."""

@@ -7,6 +7,7 @@ schedule sets. All else is configuration, which its factory sets in every proces
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -100,10 +101,9 @@ def optimizer_state_spec(
         UserCodeError: The optimizer raised, or keeps something else than tensors and
             numbers for each parameter.
     """
-    try:
+    with contextlib.suppress(UserCodeError):
         return _step(job, named, "meta")
-    except UserCodeError:
-        return _step(job, named, "cpu")
+    return _step(job, named, "cpu")
 
 
 def section_state_spec(
@@ -284,10 +284,11 @@ class SectionOptimizer:
                 )
             for key, place in kept.items():
                 value = state[key]
-                if not isinstance(value, torch.Tensor):
+                if isinstance(value, int | float) and not place.shape:
                     place.fill_(value)
-                elif value.data_ptr() != place.data_ptr():
-                    _check_shape(name, key, value, place)
+                    continue
+                _check_kind(name, key, value, place)
+                if value.data_ptr() != place.data_ptr():
                     place.copy_(value)
                     state[key] = value = place
                     brought = True
@@ -300,19 +301,23 @@ class SectionOptimizer:
 def _number(
     kept: torch.Tensor, number_type: type[bool | int | float]
 ) -> bool | int | float:
-    """Return a number of the type that the first step gave it, if it still has it."""
-    value = kept.item()
-    same = number_type is not float and value == number_type(value)
-    return number_type(value) if same else value
+    """Return a number in the type that it had after the first step, if it fits."""
+    value = float(kept)
+    fits = value.is_integer() and (number_type is int or value in (0, 1))
+    return number_type(value) if fits else value
 
 
-def _check_shape(name: str, key: str, value: torch.Tensor, kept: torch.Tensor) -> None:
-    if (value.shape, value.dtype) != (kept.shape, kept.dtype):
-        raise UserCodeError(
-            f"optimizer state {key!r} of {name} must be of one kind, whatever the values "
-            f"of parameters and gradients: got {tuple(value.shape)} {value.dtype} after "
-            f"{tuple(kept.shape)} {kept.dtype}; use an optimizer whose state is"
-        )
+def _check_kind(name: str, key: str, value: object, kept: torch.Tensor) -> None:
+    got = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        if (value.shape, value.dtype) == (kept.shape, kept.dtype):
+            return
+        got = f"{tuple(value.shape)} {value.dtype}"
+    raise UserCodeError(
+        f"optimizer state {key!r} of {name} must be of one kind, whatever the values of "
+        f"parameters and gradients: got {got} after {tuple(kept.shape)} {kept.dtype}; use "
+        "an optimizer whose state is"
+    )
 
 
 def _step(

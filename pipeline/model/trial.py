@@ -49,21 +49,23 @@ def try_optimizer(job: TrainingJob, layout: ModelLayout) -> None:
     if not sections:
         return
     with torch.random.fork_rng(devices=[]):
-        living = _compare(job, sections, rebuild=True)
-        if living is None:
+        difference = _compare(job, sections, rebuild=True)
+        if difference is None:
+            for named in sections:
+                _Trial(job, named, zeros=True).step(0)
             return
-        kind, name, changed = living
+        kind, what, changed = difference
         if _compare(job, sections, rebuild=False) is None:
             hint = f" (it sets its attribute {changed[0]!r})" if changed else ""
             raise UserCodeError(
-                f"optimizer {kind} updates {name} otherwise when it is built again between "
-                f"steps, as by a machine that takes over{hint}: keep all it needs in "
+                f"optimizer {kind} {what} otherwise when it is built again between steps, "
+                f"as by a machine that takes over{hint}: keep all it needs in "
                 "optimizer.state or param_groups"
             )
     raise UserCodeError(
-        f"optimizer {kind} looks across sections: it updates {name} otherwise where it "
-        "sees more parameters, and here every section has an optimizer of its own; use "
-        "one that treats parameters apart, without a norm or a count over all of them: "
+        f"optimizer {kind} looks across sections: it {what} otherwise where it sees more "
+        "parameters, and here every section has an optimizer of its own; use one that "
+        "treats parameters apart, without a norm, count or list over all of them: "
         "clip_grad_norm of TrainingJob is global already"
     )
 
@@ -104,8 +106,8 @@ def _compare(
         rebuild: Whether the latter are built again before each step.
 
     Returns:
-        ``None`` if all bits are the same; else the optimizer's class, the name of a
-        parameter that differs, and attributes that the former has set.
+        ``None`` if all bits are the same; else the optimizer's class, what it does
+        otherwise, and attributes that the former has set.
     """
     both = list({name: spec for named in sections for name, spec in named}.items())
     whole = _Trial(job, both)
@@ -118,9 +120,9 @@ def _compare(
             if rebuild:
                 part.build()
             part.step(step)
-            if (name := _first_difference(part, whole)) is not None:
+            if (what := _first_difference(part, whole)) is not None:
                 changed = differing(unused, attributes(whole.optimizer, among_all=True))
-                return type(whole.optimizer).__name__, name, changed
+                return type(whole.optimizer).__name__, what, changed
     return None
 
 
@@ -131,13 +133,22 @@ class _Numbers:
 
 
 class _Trial:
-    """Random parameters with an optimizer over them, kept as sections are."""
+    """Parameters with an optimizer over them, kept as sections are.
 
-    def __init__(self, job: TrainingJob, named: Named) -> None:
+    Args:
+        job: Builds the optimizer.
+        named: Names and specs of the parameters.
+        zeros: They are zeros, as many are in the beginning, not random.
+    """
+
+    def __init__(self, job: TrainingJob, named: Named, *, zeros: bool = False) -> None:
         self._job = job
         self.numbers = _Numbers()
         self.state_spec = optimizer_state_spec(job, named).state
-        self.parameters = {name: _random(spec, name, 1.0) for name, spec in named}
+        self.parameters = {
+            name: _fill(torch.zeros(spec.shape, dtype=spec.dtype), name, not zeros)
+            for name, spec in named
+        }
         self.gradients = {
             name: torch.zeros_like(tensor) for name, tensor in self.parameters.items()
         }
@@ -179,7 +190,7 @@ class _Trial:
                 "one without, or with a generator of each step's own seed"
             )
 
-    def groups(self) -> dict[str, Json]:
+    def groups(self) -> dict[str, dict[str, Json]]:
         """Return the values of the group of each parameter."""
         return group_of_each(self.optimizer, self._optimizer.parameters)
 
@@ -193,13 +204,16 @@ class _Trial:
 
 
 def _first_difference(part: _Trial, whole: _Trial) -> str | None:
-    """Return the name of a parameter that ``part`` has updated to other bits, if any."""
+    """Return what ``part`` has done otherwise than ``whole``, if anything."""
     for name, key, tensor in part.contents():
         other = whole.state.get(name, {}).get(key) if key else whole.parameters[name]
         if other is None or not _same_bits(tensor, other):
-            return name
+            return f"updates {name}"
     groups = whole.groups()
-    return next((n for n, values in part.groups().items() if values != groups[n]), None)
+    for name, values in part.groups().items():
+        for key in differing(values, groups[name]):
+            return f"sets {key!r} of param_groups"
+    return None
 
 
 def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
@@ -207,10 +221,6 @@ def _same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
         return False
     flat = [tensor.reshape(-1).view(torch.uint8) for tensor in (one, other)]
     return torch.equal(*flat)
-
-
-def _random(spec: TensorSpec, seed: str, magnitude: float) -> torch.Tensor:
-    return _fill(torch.empty(spec.shape, dtype=spec.dtype), seed, magnitude)
 
 
 def _fill(tensor: torch.Tensor, seed: str, magnitude: float) -> torch.Tensor:

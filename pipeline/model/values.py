@@ -258,7 +258,7 @@ class GroupValues:
 
 def group_of_each(
     optimizer: torch.optim.Optimizer, named: Iterable[tuple[str, nn.Parameter]]
-) -> dict[str, Json]:
+) -> dict[str, dict[str, Json]]:
     """Return the values of the group that each parameter is in."""
     encoder = Encoder(_device_of(optimizer.param_groups), identities=False)
     names = {id(parameter): name for name, parameter in named}

@@ -371,6 +371,15 @@ def test_values_of_groups_that_grow_are_refused(holder: LocalHolder) -> None:
         arena.numbers.group_values = b" " * 100_000
 
 
+def test_there_is_room_for_tensors_of_groups(holder: LocalHolder) -> None:
+    spec = ParameterSpec("weight", (1,), torch.float32, True, {}, group_bytes=300_000)
+    numbers = SectionArena(holder, 0, (spec,)).numbers
+
+    numbers.group_values = b"x" * 400_000  # in base64
+
+    assert numbers.group_values == b"x" * 400_000
+
+
 def test_a_tied_parameter_counts_once_in_the_norm(holder: LocalHolder) -> None:
     job = make_job()
     specs = specs_of(job)
