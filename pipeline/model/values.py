@@ -13,6 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -82,6 +83,11 @@ class Encoder:
             if type(value) is torch.Tensor and value.layout is torch.strided:
                 return {"tensor": self._tensor(value)}
             return self._opaque(value)
+        if isinstance(value, np.ndarray | np.generic) and not value.dtype.hasobject:
+            array = np.asarray(value)
+            data = base64.b64encode(array.tobytes()).decode()
+            is_array = isinstance(value, np.ndarray)
+            return {"numpy": [array.dtype.str, array.shape, data, is_array]}
         if isinstance(value, list | tuple):
             items = [self.encode(item) for item in value]
             if type(value) in (list, tuple):
@@ -137,6 +143,10 @@ def decode(encoded: Json, device: torch.device) -> Any:
             )
             value = host.view(value.dtype).reshape(shape)
         return value.to(device) if with_parameters else value
+    if kind == "numpy":
+        name, shape, data, is_array = content
+        array = np.frombuffer(bytearray(base64.b64decode(data)), name).reshape(shape)
+        return array if is_array else array[()]
     if kind == "dict":
         return {decode(k, device): decode(v, device) for k, v in content}
     items = [decode(item, device) for item in content]
@@ -248,8 +258,9 @@ class GroupValues:
             )
         return [number, key, encoded]
 
-    def _encode(self, number: int, key: str) -> Json:
-        return Encoder(self._device).encode(self._groups[number][key])
+    def _encode(self, number: int, key: str) -> str:
+        """Return JSON as text, where True is not 1."""
+        return json.dumps(Encoder(self._device).encode(self._groups[number][key]))
 
     @staticmethod
     def _keys(group: Mapping[str, Any]) -> list[str]:
