@@ -45,11 +45,11 @@ def undisturbed(
 
 
 @pytest.mark.parametrize(
-    ("hook", "action", "runtime"),
+    ("hook", "action", "width", "runtime"),
     [
-        (Hook.UPDATED, Action.KILL_WORKER, Runtime()),
-        (Hook.DECIDED, Action.KILL_VM, Runtime("deferred:4", "host")),
-        (Hook.UPDATED, Action.END_ITSELF, Runtime("deferred:5", "device")),
+        (Hook.UPDATED, Action.KILL_WORKER, 1, Runtime()),
+        (Hook.DECIDED, Action.KILL_VM, 2, Runtime("deferred:4", "host")),
+        (Hook.UPDATED, Action.END_ITSELF, 1, Runtime("deferred:5", "device")),
     ],
     ids=str,
 )
@@ -59,12 +59,13 @@ def test_a_kill_changes_no_bit(
     undisturbed: dict[str, bytes],
     hook: Hook,
     action: Action,
+    width: int,
     runtime: Runtime,
 ) -> None:
     blow = Blow(hook, 1, action, 3)
 
     weights, _ = train(
-        *(zygote, tmp_path, 2, 1, [blow]), runtime=runtime, entrypoint=ENTRYPOINT
+        *(zygote, tmp_path, 2, width, [blow]), runtime=runtime, entrypoint=ENTRYPOINT
     )
 
     assert weights == undisturbed
