@@ -29,11 +29,9 @@ from spottrain.pipeline.model.values import (
 
 MAGNITUDES = (1e-6, 1.0, 1e3)
 """Of the gradients, step by step: their norms lie on both sides of any usual bound."""
-_MANY_STEPS, _FEW_STEPS = 12, 3
-_CHEAP = 1 << 20
-"""Elements up to which many steps are taken."""
-_LARGEST = 17 << 20
-"""Elements of a section that are tried at most, for any machine to have the memory."""
+_ROUNDS = ((1 << 20, 12), (17 << 20, 3))
+"""Elements of a section that are tried at most, and steps: for any machine to have the
+memory, and for half a minute to be enough."""
 
 Named = Sequence[tuple[str, TensorSpec]]
 
@@ -45,23 +43,30 @@ def try_optimizer(job: TrainingJob, layout: ModelLayout) -> None:
         UserCodeError: The optimizer raised, draws random numbers, changes what is not
             kept, or leads to other bits over one section or when it is built again.
     """
-    sections = _sections_to_try(layout)
-    if not sections:
-        return
+    smallest = _smallest_sections(layout)
+    tried: list[Named] = []
     with torch.random.fork_rng(devices=[]):
-        difference = _compare(job, sections, rebuild=True)
-        if difference is None:
-            for named in sections:
-                _Trial(job, named, zeros=True).step(0)
-            return
-        kind, what, changed = difference
-        if _compare(job, sections, rebuild=False) is None:
-            hint = f" (it sets its attribute {changed[0]!r})" if changed else ""
-            raise UserCodeError(
-                f"optimizer {kind} {what} otherwise when it is built again between steps, "
-                f"as by a machine that takes over{hint}: keep all it needs in "
-                "optimizer.state or param_groups"
-            )
+        for num_elements, num_steps in _ROUNDS:
+            sections = [_portion(named, num_elements) for named in smallest]
+            if sections != tried:
+                _try_sections(job, sections, num_steps)
+            tried = sections
+
+
+def _try_sections(job: TrainingJob, sections: Sequence[Named], num_steps: int) -> None:
+    difference = _compare(job, sections, num_steps, rebuild=True)
+    if difference is None:
+        for named in sections:
+            _Trial(job, named, zeros=True).step(0)
+        return
+    kind, what, changed = difference
+    if _compare(job, sections, num_steps, rebuild=False) is None:
+        hint = f" (it sets its attribute {changed[0]!r})" if changed else ""
+        raise UserCodeError(
+            f"optimizer {kind} {what} otherwise when it is built again between steps, "
+            f"as by a machine that takes over{hint}: keep all it needs in "
+            "optimizer.state or param_groups"
+        )
     raise UserCodeError(
         f"optimizer {kind} looks across sections: it {what} otherwise where it sees more "
         "parameters, and here every section has an optimizer of its own; use one that "
@@ -70,39 +75,40 @@ def try_optimizer(job: TrainingJob, layout: ModelLayout) -> None:
     )
 
 
-def _sections_to_try(layout: ModelLayout) -> list[Named]:
-    """Return the two smallest sections that differ, or what can be tried of them."""
+def _smallest_sections(layout: ModelLayout) -> list[Named]:
+    """Return what is trained of the two smallest sections that differ."""
     candidates: list[Named] = []
     for names in layout.parameters:
         named = [(n, layout.specs[n]) for n in names if layout.specs[n].requires_grad]
         if named and named not in candidates:
             candidates.append(named)
-    return [_portion(named) for named in sorted(candidates, key=_num_elements)[:2]]
+    return sorted(candidates, key=_num_elements)[:2]
 
 
 def _num_elements(named: Named) -> int:
     return sum(spec.num_bytes // spec.dtype.itemsize for _, spec in named)
 
 
-def _portion(named: Named) -> Named:
-    """Return parameters that are not too much together, the largest of them first."""
+def _portion(named: Named, num_elements: int) -> Named:
+    """Return parameters of so many elements together, the largest of them first."""
     largest_first = sorted(named, key=lambda one: one[1].num_bytes, reverse=True)
     chosen: list[tuple[str, TensorSpec]] = []
     for one in largest_first:
-        if _num_elements([*chosen, one]) <= _LARGEST:
+        if _num_elements([*chosen, one]) <= num_elements:
             chosen.append(one)
     chosen = chosen or largest_first[-1:]
     return [one for one in named if one in chosen]
 
 
 def _compare(
-    job: TrainingJob, sections: Sequence[Named], *, rebuild: bool
+    job: TrainingJob, sections: Sequence[Named], num_steps: int, *, rebuild: bool
 ) -> tuple[str, str, list[str]] | None:
     """Take steps by one optimizer over all sections, and by one of each.
 
     Args:
         job: Builds the optimizers.
         sections: Names and specs of their parameters.
+        num_steps: How many.
         rebuild: Whether the latter are built again before each step.
 
     Returns:
@@ -113,7 +119,6 @@ def _compare(
     whole = _Trial(job, both)
     parts = [_Trial(job, named) for named in sections]
     unused = attributes(whole.optimizer, among_all=True)
-    num_steps = _MANY_STEPS if _num_elements(both) <= _CHEAP else _FEW_STEPS
     for step in range(num_steps):
         whole.step(step)
         for part in parts:

@@ -242,7 +242,8 @@ class GroupValues:
                     self._changed.add((number, key))
         if not self._changed:
             return b""
-        kept = [self._entry(number, key) for number, key in sorted(self._changed)]
+        in_order = sorted(self._changed, key=lambda at: (at[0], str(at[1])))
+        kept = [self._entry(number, key) for number, key in in_order]
         return json.dumps(kept, separators=(",", ":")).encode()
 
     def _entry(self, number: int, key: str) -> list[Json]:
