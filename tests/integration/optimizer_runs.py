@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Literal
 
 from tests.integration.fleet import Fleet, Zygote, make_plan
-from tests.integration.test_hooks import NUM_SECTIONS, job_spec
+from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import load_job

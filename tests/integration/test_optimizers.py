@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from tests.integration.fleet import Zygote
 from tests.integration.optimizer_runs import outcome_of
-from tests.integration.test_hooks import Blow, Runtime, train
+from tests.integration.struck_runs import Blow, Runtime, train
 
 from spottrain.pipeline.base.faults import Action, Hook
 
