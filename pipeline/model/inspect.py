@@ -25,6 +25,7 @@ from spottrain.pipeline.model.optimizer import (
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
+from spottrain.pipeline.model.trial import try_optimizer
 from spottrain.wire.codec import encode
 from spottrain.wire.model import ModelFacts, SectionFacts
 
@@ -40,9 +41,7 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
         SectionFacts(
             index=k,
             param_bytes=layout.param_bytes(k),
-            optimizer_bytes=sum(
-                spec.num_bytes for keys in state.values() for spec in keys.values()
-            ),
+            optimizer_bytes=kept.num_bytes,
             activation_bytes_per_example=(
                 layout.cuts[k].num_bytes(1) if k < len(layout.cuts) else 0
             ),
@@ -50,12 +49,14 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
             lowered_bytes=layout.lowered_bytes(k),
             flops_per_example=layout.flops_per_example[k],
         )
-        for k, state in enumerate(states)
+        for k, kept in enumerate(states)
     )
     with user_code("length of the data set"):
         lengths = len(job.dataset), sum(map(len, job.heldout_sets.values()))
     return ModelFacts(
-        fingerprint=fingerprint(layout, optimizer_class(job, layout), states),
+        fingerprint=fingerprint(
+            layout, optimizer_class(job, layout), [kept.state for kept in states]
+        ),
         num_parameters=sum(
             spec.num_bytes // spec.dtype.itemsize for spec in layout.specs.values()
         ),
@@ -125,7 +126,10 @@ def main(arguments: list[str] | None = None) -> int:
 
     def facts() -> ModelFacts:
         job = load_job(chosen.entrypoint, chosen.workdir)
-        return model_facts(job, trace(job))
+        layout = trace(job)
+        found = model_facts(job, layout)
+        try_optimizer(job, layout)
+        return found
 
     return answer(facts)
 

@@ -26,6 +26,8 @@ class ParameterSpec(NamedTuple):
     dtype: torch.dtype
     trainable: bool
     state: Mapping[str, TensorSpec]
+    group_bytes: int = 0
+    """Of tensors in its parameter group; zero but for one parameter of each group."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +64,15 @@ def _parameter_specs(
     job: TrainingJob, layout: ModelLayout, section: int
 ) -> tuple[ParameterSpec, ...]:
     """Return what it takes to keep and train the parameters of one section."""
-    state = section_state_spec(job, layout, section)
+    kept = section_state_spec(job, layout, section)
     return tuple(
         ParameterSpec(
             name,
             layout.specs[name].shape,
             layout.specs[name].dtype,
             layout.specs[name].requires_grad,
-            state.get(name, {}),
+            kept.state.get(name, {}),
+            kept.group_bytes.get(name, 0),
         )
         for name in layout.parameters[section]
     )

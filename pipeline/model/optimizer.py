@@ -1,16 +1,32 @@
-"""The state that the user's optimizer keeps, found out by letting it take one step."""
+"""The user's optimizer over one section, and the state that it keeps.
+
+What it keeps is found out by letting it take one step. Committed are its state and the
+values of its parameter groups that steps change, but for learning rates, which the job's
+schedule sets. All else is configuration, which its factory sets in every process anew.
+"""
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import nn
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.values import (
+    GroupValues,
+    attributes,
+    differing,
+    learning_rates,
+    tensors_of,
+)
 
 _FUSED: Mapping[type[torch.optim.Optimizer], tuple[str, ...]] = {
     torch.optim.Adagrad: ("cpu",),
@@ -20,36 +36,79 @@ _FUSED: Mapping[type[torch.optim.Optimizer], tuple[str, ...]] = {
 }
 """Optimizers that torch has fused kernels for, and on which devices."""
 
-StateSpec = dict[str, dict[str, TensorSpec]]
+StateSpec = Mapping[str, Mapping[str, TensorSpec]]
 """Parameter name to state key to tensor."""
+
+
+@dataclass(frozen=True, slots=True)
+class OptimizerSpec:
+    """What an optimizer keeps."""
+
+    state: StateSpec
+    group_bytes: Mapping[str, int]
+    """Bytes of the tensors in each parameter group, by its first parameter's name."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of all tensors."""
+        specs = (spec for keys in self.state.values() for spec in keys.values())
+        return sum(spec.num_bytes for spec in specs) + sum(self.group_bytes.values())
+
+
+class UpdatedMemory(Protocol):
+    """A section's memory as its optimizer sees it."""
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Tensors by name, of all parameters."""
+
+    @property
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        """Of those that are trained."""
+
+    @property
+    def state(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
+        """By parameter and key, of those that are trained."""
+
+    @property
+    def state_spec(self) -> StateSpec:
+        """Of ``state``."""
+
+    @property
+    def numbers(self) -> UpdatedNumbers:
+        """What is kept beside tensors."""
+
+
+class UpdatedNumbers(Protocol):
+    """Numbers of a section's memory that its optimizer sets."""
+
+    has_state: bool
+    """True if the optimizer has made its state, which its first update does."""
+    group_values: bytes
+    """``GroupValues.text`` after the last update."""
 
 
 def optimizer_state_spec(
     job: TrainingJob, named: Sequence[tuple[str, TensorSpec]]
-) -> StateSpec:
-    """Return the state that the job's optimizer keeps for parameters like these.
+) -> OptimizerSpec:
+    """Return what the job's optimizer keeps for parameters like these.
 
-    One step is taken with zero gradients, on the meta device or, where the optimizer
-    refuses that (fused ones do), on the CPU. A number in the state counts as a
-    0-dimensional float64; what is None is left out.
+    One step is taken on the meta device or, where the optimizer refuses that (fused ones
+    do, and those that look at values), on the CPU, with random parameters and gradients.
+    A number in the state counts as a 0-dimensional float64; what is None is left out.
 
     Raises:
         UserCodeError: The optimizer raised, or keeps something else than tensors and
             numbers for each parameter.
     """
-    try:
-        state = _step(job, named, "meta")
-    except UserCodeError:
-        state = _step(job, named, "cpu")
-    return {
-        name: {key: _spec(name, key, value) for key, value in values.items()}
-        for name, values in state.items()
-    }
+    with contextlib.suppress(UserCodeError):
+        return _step(job, named, "meta")
+    return _step(job, named, "cpu")
 
 
 def section_state_spec(
     job: TrainingJob, layout: ModelLayout, section: int
-) -> StateSpec:
+) -> OptimizerSpec:
     """Return ``optimizer_state_spec`` of one section's parameters."""
     names = layout.parameters[section]
     return optimizer_state_spec(job, [(name, layout.specs[name]) for name in names])
@@ -118,33 +177,199 @@ def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
             )
 
 
+class SectionOptimizer:
+    """The user's optimizer over one section, parameters, gradients and state in memory.
+
+    Args:
+        job: Builds the optimizer.
+        memory: The section; one that was never updated has no optimizer state.
+        lr_schedule: Factor on learning rates; may be another than the job's.
+
+    Raises:
+        UserCodeError: As ``build_optimizer``; what was kept does not fit.
+    """
+
+    def __init__(
+        self,
+        job: TrainingJob,
+        memory: UpdatedMemory,
+        lr_schedule: Callable[[int], float] | None = None,
+    ) -> None:
+        self._memory = memory
+        self._schedule = lr_schedule or job.lr_schedule
+        self.parameters: list[tuple[str, nn.Parameter]] = []
+        """Those that are trained."""
+        for name, gradient in memory.gradients.items():
+            parameter = nn.Parameter(memory.parameters[name])
+            parameter.grad = gradient
+            self.parameters.append((name, parameter))
+        self.optimizer = build_optimizer(job.optimizer, self.parameters)
+        """The user's; ``None`` where nothing is trained."""
+        self._attributes: dict[str, object] | None = None
+        if self.optimizer is not None:
+            use_fused_kernels(self.optimizer)
+            self._rates = [group.get("lr") for group in self.optimizer.param_groups]
+            self._groups = GroupValues(self.optimizer)
+            self._groups.restore(memory.numbers.group_values)
+            if memory.numbers.has_state:
+                self._load(self.optimizer)
+
+    def learning_rate(self, step: int) -> float | None:
+        """Return the first group's rate in a mini-batch; ``None``: there is none."""
+        if self.optimizer is None or self._rates[0] is None:
+            return None
+        with user_code("lr_schedule"):
+            return float(self._rates[0] * self._factor(step))
+
+    def _factor(self, step: int) -> float:
+        return 1.0 if self._schedule is None else self._schedule(step)
+
+    def step(self, step: int) -> None:
+        """Update the parameters from their ``grad`` as mini-batch ``step`` does.
+
+        Raises:
+            UserCodeError: The optimizer raised, or changes what is not kept.
+        """
+        if self.optimizer is None:
+            return
+        with user_code(f"optimizer in mini-batch {step}"):
+            factor = self._factor(step)
+            groups = self.optimizer.param_groups
+            for group, rate in zip(groups, self._rates, strict=True):
+                if rate is not None:
+                    group["lr"] = rate * factor
+            rates = learning_rates(self.optimizer)
+            self.optimizer.step()
+        self._check(self.optimizer, rates)
+        self._keep(self.optimizer)
+
+    def _check(self, optimizer: torch.optim.Optimizer, rates: list[object]) -> None:
+        """Refuse changes that a successor would not know of."""
+        kind = type(optimizer).__name__
+        if learning_rates(optimizer) != rates:
+            raise UserCodeError(
+                f"optimizer {kind} sets 'lr' of its param_groups in its step, which only "
+                "lr_schedule may: give it a constant learning rate, its schedule to "
+                "TrainingJob as lr_schedule"
+            )
+        # Before the first step there may be less, such as a flag that it sets once.
+        now = attributes(optimizer)
+        if self._attributes is not None and (names := differing(self._attributes, now)):
+            raise UserCodeError(
+                f"optimizer {kind} changes its attribute {names[0]!r} from step to step, "
+                "which a machine that takes over would not have: keep it in "
+                "optimizer.state or param_groups"
+            )
+        self._attributes = now
+
+    def _load(self, optimizer: torch.optim.Optimizer) -> None:
+        parameters = dict(self.parameters)
+        for name, spec in self._memory.state_spec.items():
+            for key, value in spec.items():
+                kept = self._memory.state[name][key]
+                own = _number(kept, value.number_type) if value.number_type else kept
+                optimizer.state[parameters[name]][key] = own
+
+    def _keep(self, optimizer: torch.optim.Optimizer) -> None:
+        """Move state that the optimizer has made into the memory, to stay there."""
+        brought = False
+        for name, parameter in self.parameters:
+            kept = self._memory.state.get(name, {})
+            state = optimizer.state[parameter]
+            made = sorted(key for key, value in state.items() if value is not None)
+            if made != sorted(kept):
+                raise UserCodeError(
+                    f"optimizer state of {name} must keep the keys of the first step, "
+                    f"{sorted(kept)}: got {made}; create all state in the first step"
+                )
+            for key, place in kept.items():
+                value = state[key]
+                if isinstance(value, int | float) and not place.shape:
+                    place.fill_(value)
+                    continue
+                _check_kind(name, key, value, place)
+                if value.data_ptr() != place.data_ptr():
+                    place.copy_(value)
+                    state[key] = value = place
+                    brought = True
+        self._memory.numbers.group_values = self._groups.text()
+        self._memory.numbers.has_state = True
+        if brought:
+            trim_heap()
+
+
+def _number(
+    kept: torch.Tensor, number_type: type[bool | int | float]
+) -> bool | int | float:
+    """Return a number in the type that it had after the first step, if it fits."""
+    value = float(kept)
+    fits = value.is_integer() and (number_type is int or value in (0, 1))
+    return number_type(value) if fits else value
+
+
+def _check_kind(name: str, key: str, value: object, kept: torch.Tensor) -> None:
+    got = type(value).__name__
+    if isinstance(value, torch.Tensor):
+        if (value.shape, value.dtype) == (kept.shape, kept.dtype):
+            return
+        got = f"{tuple(value.shape)} {value.dtype}"
+    raise UserCodeError(
+        f"optimizer state {key!r} of {name} must be of one kind, whatever the values of "
+        f"parameters and gradients: got {got} after {tuple(kept.shape)} {kept.dtype}; use "
+        "an optimizer whose state is"
+    )
+
+
 def _step(
     job: TrainingJob, named: Sequence[tuple[str, TensorSpec]], device: str
-) -> dict[str, dict[str, object]]:
+) -> OptimizerSpec:
+    # Repeated: it takes seconds to draw as many numbers as a large model has.
+    values = torch.rand(1 << 16, generator=torch.Generator().manual_seed(0)) - 0.5
     parameters = []
     for name, spec in named:
-        data = torch.zeros(spec.shape, dtype=spec.dtype, device=device)
-        parameters.append((name, nn.Parameter(data, spec.requires_grad)))
+        parameter = nn.Parameter(_filled(spec, values, device), spec.requires_grad)
+        if spec.requires_grad:
+            parameter.grad = _filled(spec, values.flip(0), device)
+        parameters.append((name, parameter))
     optimizer = build_optimizer(job.optimizer, parameters)
     if optimizer is None:
-        return {}
-    for _, parameter in parameters:
-        if parameter.requires_grad:
-            parameter.grad = torch.zeros_like(parameter)
+        return OptimizerSpec({}, {})
     with user_code("step of the optimizer"):
         optimizer.step()
-    return {
-        name: {k: v for k, v in optimizer.state[p].items() if v is not None}
-        for name, p in parameters
-        if p in optimizer.state
-    }
+    names = {id(parameter): name for name, parameter in parameters}
+    return OptimizerSpec(
+        state={
+            name: {
+                key: _spec(name, key, value)
+                for key, value in optimizer.state[p].items()
+                if value is not None
+            }
+            for name, p in parameters
+            if p in optimizer.state
+        },
+        group_bytes={
+            names[id(group["params"][0])]: sum(t.nbytes for t in tensors)
+            for group in optimizer.param_groups
+            if group["params"] and (tensors := tensors_of(group))
+        },
+    )
+
+
+def _filled(spec: TensorSpec, values: torch.Tensor, device: str) -> torch.Tensor:
+    """Return a tensor of these values, over and over; on the meta device of none."""
+    tensor = torch.empty(spec.shape, dtype=spec.dtype, device=device)
+    if device != "meta":
+        count = -(-tensor.numel() // values.numel())
+        tensor.view(-1).copy_(values.repeat(count)[: tensor.numel()])
+    return tensor
 
 
 def _spec(name: str, key: str, value: object) -> TensorSpec:
     if isinstance(value, torch.Tensor):
         return TensorSpec(shape=tuple(value.shape), dtype=value.dtype)
-    if isinstance(value, int | float):
-        return TensorSpec(shape=(), dtype=torch.float64, is_number=True)
+    for number_type in (bool, int, float):  # a bool is an int, too
+        if isinstance(value, number_type):
+            return TensorSpec(shape=(), dtype=torch.float64, number_type=number_type)
     raise UserCodeError(
         f"optimizer state {key!r} of {name} must be a tensor or a number: got "
         f"{type(value).__name__}; use an optimizer that keeps such state only"

@@ -21,8 +21,8 @@ class TensorSpec:
     shape: tuple[int, ...]
     dtype: torch.dtype
     requires_grad: bool = False
-    is_number: bool = False
-    """A Python number of the optimizer's state, kept as a tensor of no dimension."""
+    number_type: type[bool | int | float] | None = None
+    """Of a Python number of the optimizer's state, kept as a tensor of no dimension."""
 
     @property
     def num_bytes(self) -> int:

@@ -26,6 +26,7 @@ import torch
 
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import ParameterSpec
+from spottrain.pipeline.model.optimizer import StateSpec
 from spottrain.pipeline.state.agreement import (
     Contribution,
     MinibatchDecision,
@@ -207,7 +208,7 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
         for key, value in spec.state.items()
     }
     return _Layout(
-        payload=_aligned(SectionNumbers.size(len(gradients))),
+        payload=_aligned(SectionNumbers.size(len(gradients), group_bytes(specs))),
         parameters=parameters,
         gradients=gradients,
         state=state,
@@ -216,6 +217,11 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
         state_start=state_start,
         end=offset,
     )
+
+
+def group_bytes(specs: Iterable[ParameterSpec]) -> int:
+    """Return the bytes of the tensors in the optimizer's parameter groups."""
+    return sum(spec.group_bytes for spec in specs)
 
 
 class SectionArena:
@@ -254,7 +260,7 @@ class SectionArena:
         self.specs = specs
         self.device = device
         self.num_bytes = HEADER_BYTES + layout.payload + layout.end
-        self.numbers = SectionNumbers(memory, len(layout.gradients))
+        self.numbers = SectionNumbers(memory, len(layout.gradients), group_bytes(specs))
         self._layout = layout
         self._words, self._reals = piece.words, piece.reals
 
@@ -275,6 +281,11 @@ class SectionArena:
             }
             for spec in specs
         }
+
+    @property
+    def state_spec(self) -> StateSpec:
+        """Of ``state``."""
+        return {spec.name: spec.state for spec in self.specs}
 
     def _map_gradients(
         self, payload: torch.Tensor, start: int = 0

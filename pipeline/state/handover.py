@@ -25,7 +25,7 @@ from spottrain.pipeline.state.agreement import (
 )
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
-from spottrain.pipeline.state.numbers import EVALUATION, EXPONENTS, LOSS_SCALE
+from spottrain.pipeline.state.numbers import NAMES
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
 from spottrain.wire.codec import from_data
@@ -210,7 +210,7 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
         CheckpointError: A tensor is missing or has another shape or type. Optimizer
             state may be missing as a whole: that of a section never updated.
     """
-    given = set(tensors) - {EXPONENTS, LOSS_SCALE, EVALUATION}
+    given = set(tensors) - NAMES
     try:
         arena.numbers.restore(tensors)
     except ValueError as error:

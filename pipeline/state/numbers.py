@@ -7,10 +7,12 @@ from dataclasses import dataclass
 
 import torch
 
+from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.loss_scale import FIRST, LossScale
 
-EXPONENTS, LOSS_SCALE = "//exponents", "//loss_scale"
+EXPONENTS, LOSS_SCALE, GROUPS = "//exponents", "//loss_scale", "//param_groups"
 EVALUATION = "//evaluation"
+NAMES = frozenset({EXPONENTS, LOSS_SCALE, GROUPS, EVALUATION})
 """Their names in checkpoints: of no single parameter."""
 
 
@@ -37,26 +39,43 @@ class SectionNumbers:
     Args:
         memory: At least ``size`` bytes.
         num_gradients: Parameters of the section that are trained.
+        group_bytes: Of the tensors in its optimizer's parameter groups.
     """
 
     _HAS_STATE, _SCALE, _GOOD_STEPS, _EVALUATION = range(4)
-    _EXPONENTS = 7
+    _GROUPS_LENGTH, _EXPONENTS = 7, 8
     _BIAS = 1 << 12
     """Added to exponents, so that they are above zero."""
 
-    def __init__(self, memory: torch.Tensor, num_gradients: int) -> None:
-        every = memory[: self.size(num_gradients)].view(torch.int64).data
-        committed = self._EXPONENTS + num_gradients
+    def __init__(
+        self, memory: torch.Tensor, num_gradients: int, group_bytes: int
+    ) -> None:
+        every = memory[: self.size(num_gradients, group_bytes)].view(torch.int64).data
+        groups = self._EXPONENTS + num_gradients
+        committed = groups + self._groups_words(num_gradients, group_bytes)
         self._every = every
         self.contents = every[:committed].view(torch.uint8)
         self._flags = every[: self._EXPONENTS]
-        self._committed = every[self._EXPONENTS : committed]
+        self._scale = every[self._SCALE : self._EVALUATION]
+        self._evaluation = every[self._EVALUATION : self._GROUPS_LENGTH]
+        self._committed = every[self._EXPONENTS : groups]
+        self._groups = every[groups:committed].view(torch.uint8)
         self._prepared = every[committed:]
 
+    @staticmethod
+    def _groups_words(num_gradients: int, group_bytes: int) -> int:
+        """Return the words for what steps change of parameter groups, as text.
+
+        It is some hundred bytes for each group, of which there are seldom more than
+        parameters, and tensors in base64. Not more is known before training.
+        """
+        return 2048 + 512 * num_gradients + group_bytes // 4
+
     @classmethod
-    def size(cls, num_gradients: int) -> int:
+    def size(cls, num_gradients: int, group_bytes: int) -> int:
         """Return the bytes of all numbers."""
-        return (cls._EXPONENTS + 2 * num_gradients) * torch.int64.itemsize
+        groups = cls._groups_words(num_gradients, group_bytes)
+        return (cls._EXPONENTS + 2 * num_gradients + groups) * torch.int64.itemsize
 
     @property
     def has_state(self) -> bool:
@@ -70,7 +89,7 @@ class SectionNumbers:
     @property
     def loss_scale(self) -> LossScale:
         """The loss scale after the last update, where losses are scaled."""
-        exponent, good_steps = self._flags[self._SCALE : self._EVALUATION].tolist()
+        exponent, good_steps = self._scale.tolist()
         if not exponent:
             return FIRST
         return LossScale(exponent - self._BIAS, good_steps)
@@ -78,21 +97,45 @@ class SectionNumbers:
     @loss_scale.setter
     def loss_scale(self, scale: LossScale) -> None:
         values = scale.exponent + self._BIAS, scale.good_steps
-        self._flags[self._SCALE : self._EVALUATION] = torch.tensor(values)
+        self._scale[:] = torch.tensor(values)
 
     @property
     def evaluation(self) -> EvaluationRecord:
         """What the evaluations up to here have shown."""
-        values = self._flags[self._EVALUATION :]
-        step, _, best_step, without = values.tolist()
-        best = float(values[1:2].view(torch.float64))
+        step, _, best_step, without = self._evaluation.tolist()
+        best = float(self._evaluation[1:2].view(torch.float64))
         return EvaluationRecord(step, best, best_step, without)
 
     @evaluation.setter
     def evaluation(self, record: EvaluationRecord) -> None:
         best = torch.tensor([record.best], dtype=torch.float64).view(torch.int64)
         values = record.step, int(best), record.best_step, record.without_improvement
-        self._flags[self._EVALUATION :] = torch.tensor(values)
+        self._evaluation[:] = torch.tensor(values)
+
+    @property
+    def group_values(self) -> bytes:
+        """What steps have changed of the optimizer's parameter groups.
+
+        Raises:
+            UserCodeError: It is set to more than there is room for.
+        """
+        return self._groups_text().numpy().tobytes()
+
+    @group_values.setter
+    def group_values(self, text: bytes) -> None:
+        if len(text) > self._groups.numel():
+            raise UserCodeError(
+                "values in param_groups that the optimizer changes must not grow: got "
+                f"{len(text)} bytes, more than {self._groups.numel()}; keep large tensors "
+                "in optimizer.state"
+            )
+        if text:
+            encoded = torch.frombuffer(bytearray(text), dtype=torch.uint8)
+            self._groups[: len(text)] = encoded
+        self._flags[self._GROUPS_LENGTH] = len(text)
+
+    def _groups_text(self) -> torch.Tensor:
+        return self._groups[: int(self._flags[self._GROUPS_LENGTH])]
 
     @property
     def exponents(self) -> list[int | None]:
@@ -123,13 +166,14 @@ class SectionNumbers:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Return the numbers that a checkpoint must hold, by name."""
-        return {name: values for name, values in self._kept().items() if values.any()}
+        kept = {**self._kept(), GROUPS: self._groups_text()}
+        return {name: values for name, values in kept.items() if values.any()}
 
     def _kept(self) -> dict[str, torch.Tensor]:
         return {
             EXPONENTS: self._committed,
-            LOSS_SCALE: self._flags[self._SCALE : self._EVALUATION],
-            EVALUATION: self._flags[self._EVALUATION :],
+            LOSS_SCALE: self._scale,
+            EVALUATION: self._evaluation,
         }
 
     def restore(self, tensors: Mapping[str, torch.Tensor]) -> None:
@@ -144,3 +188,7 @@ class SectionNumbers:
                 if given.shape != values.shape or given.dtype != values.dtype:
                     raise ValueError(name)
                 values.copy_(given)
+        if (given := tensors.get(GROUPS)) is not None:
+            if given.dtype != torch.uint8 or given.numel() > self._groups.numel():
+                raise ValueError(GROUPS)
+            self.group_values = given.numpy().tobytes()

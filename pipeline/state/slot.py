@@ -9,6 +9,7 @@ from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.devices.port import Device, UnusableDeviceError
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.loaded import ParameterSpec
+from spottrain.pipeline.model.optimizer import SectionOptimizer
 from spottrain.pipeline.state.agreement import MinibatchDecision, SectionRecord
 from spottrain.pipeline.state.arena import (
     ControlBlock,
@@ -17,7 +18,7 @@ from spottrain.pipeline.state.arena import (
     UndoSlot,
     section_name,
 )
-from spottrain.pipeline.state.update import SectionOptimizer, Updater
+from spottrain.pipeline.state.update import Updater
 from spottrain.wire.model import StateHome
 
 _UPDATE_BOUND_S = 5.0

@@ -7,16 +7,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
-from torch import nn
 
-from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript, Hook
-from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.loss_scale import MIN_EXPONENT, LossScale
 from spottrain.pipeline.comm.collectives import gather_rows
-from spottrain.pipeline.model.entrypoint import user_code
-from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.optimizer import use_fused_kernels
+from spottrain.pipeline.model.optimizer import SectionOptimizer
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision
 from spottrain.pipeline.state.arena import ControlBlock, SectionArena, UndoSlot
 from spottrain.wire.messages import SkipReason
@@ -34,86 +29,6 @@ class GradientFit:
     finite: bool = True
     in_range: bool = True
     """They fit into their fixed point; always so without one."""
-
-
-class SectionOptimizer:
-    """The user's optimizer over one section, parameters, gradients and state in memory.
-
-    Args:
-        job: Builds the optimizer.
-        arena: The section; one that was never updated has no optimizer state.
-    """
-
-    def __init__(self, job: TrainingJob, arena: SectionArena) -> None:
-        self._arena = arena
-        self._schedule = job.lr_schedule
-        self._parameters: list[tuple[str, nn.Parameter]] = []
-        for name, gradient in arena.gradients.items():
-            parameter = nn.Parameter(arena.parameters[name])
-            parameter.grad = gradient
-            self._parameters.append((name, parameter))
-        self._optimizer: torch.optim.Optimizer | None = None
-        if self._parameters:
-            with user_code("optimizer"):
-                self._optimizer = job.optimizer(self._parameters)
-            use_fused_kernels(self._optimizer)
-            self._rates = [group["lr"] for group in self._optimizer.param_groups]
-            if arena.numbers.has_state:
-                self._load(self._optimizer)
-
-    def learning_rate(self, step: int) -> float | None:
-        """Return the first group's rate in a mini-batch; ``None``: nothing is trained."""
-        if self._optimizer is None:
-            return None
-        with user_code("lr_schedule"):
-            return float(self._rates[0] * self._factor(step))
-
-    def _factor(self, step: int) -> float:
-        return 1.0 if self._schedule is None else self._schedule(step)
-
-    def step(self, step: int) -> None:
-        """Update the parameters from their ``grad`` as mini-batch ``step`` does."""
-        if self._optimizer is None:
-            return
-        with user_code(f"optimizer in mini-batch {step}"):
-            factor = self._factor(step)
-            groups = self._optimizer.param_groups
-            for group, rate in zip(groups, self._rates, strict=True):
-                group["lr"] = rate * factor
-            self._optimizer.step()
-        self._keep(self._optimizer)
-
-    def _load(self, optimizer: torch.optim.Optimizer) -> None:
-        for spec in self._arena.specs:
-            for key, value in spec.state.items():
-                kept = self._arena.state[spec.name][key]
-                parameter = dict(self._parameters)[spec.name]
-                own = kept.item() if value.is_number else kept
-                optimizer.state[parameter][key] = own
-
-    def _keep(self, optimizer: torch.optim.Optimizer) -> None:
-        """Move state that the optimizer has made into the arena, to stay there."""
-        brought = False
-        for name, parameter in self._parameters:
-            kept = self._arena.state[name]
-            state = optimizer.state[parameter]
-            made = sorted(key for key, value in state.items() if value is not None)
-            if made != sorted(kept):
-                raise UserCodeError(
-                    f"optimizer state of {name} must keep the keys of the first step, "
-                    f"{sorted(kept)}: got {made}; create all state in the first step"
-                )
-            for key, place in kept.items():
-                value = state[key]
-                if not isinstance(value, torch.Tensor):
-                    place.fill_(value)
-                elif value.data_ptr() != place.data_ptr():
-                    place.copy_(value)
-                    state[key] = value = place
-                    brought = True
-        self._arena.numbers.has_state = True
-        if brought:
-            trim_heap()
 
 
 def contribution(

@@ -250,12 +250,14 @@ class Fleet:
             self.run(plan, checkpoint, donors)
             known |= planned
             ended = self.wait_for_end(planned | {donor.vm_id for donor in donors})
-            saved = [
-                r for _, r in self.history if isinstance(r, messages.CheckpointSaved)
-            ]
-            checkpoint = max(saved, key=lambda r: r.step).name
+            checkpoint = self.newest_checkpoint()
             if ended:
                 return read_weights(Path(self.spec.checkpoint_path))
+
+    def newest_checkpoint(self) -> str:
+        """Return the newest checkpoint that was reported."""
+        saved = [r for _, r in self.history if isinstance(r, messages.CheckpointSaved)]
+        return max(saved, key=lambda r: r.step).name
 
     def wait_for_end(self, running: set[str]) -> bool:
         """Wait until nobody runs the generation any more; return whether it is done."""

@@ -32,7 +32,7 @@ def spec_of(optimizer: Any, named: Any = NAMED) -> Any:
         loss=None,  # type: ignore[arg-type]
         optimizer=optimizer,
     )
-    return optimizer_state_spec(job, named)
+    return optimizer_state_spec(job, named).state
 
 
 def of(kind: Any, **options: Any) -> Any:
@@ -83,7 +83,7 @@ class Odd(torch.optim.SGD):
 def test_a_number_counts_as_a_float64_and_none_as_nothing(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    number = TensorSpec(shape=(), dtype=torch.float64, is_number=True)
+    number = TensorSpec(shape=(), dtype=torch.float64, number_type=int)
     assert spec_of(of(Odd))["bias"] == {"odd": number}
     monkeypatch.setattr(Odd, "value", None)
     assert spec_of(of(Odd))["bias"] == {}
@@ -144,3 +144,35 @@ def test_an_optimizer_of_somebody_elses_is_left_alone() -> None:
     use_fused_kernels(optimizer)
 
     assert "fused" not in optimizer.param_groups[0]
+
+
+def test_tensors_of_groups_are_counted_at_the_first_parameter_of_each() -> None:
+    class Averaging(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                group["averages"] = [torch.zeros_like(p) for p in group["params"]]
+
+    def optimizer(named: Any) -> torch.optim.Optimizer:
+        return Averaging([{"params": [p]} for _, p in named])
+
+    job = TrainingJob(
+        model=nn.Module,
+        dataset=[],
+        loss=None,  # type: ignore[arg-type]
+        optimizer=optimizer,
+    )
+    found = optimizer_state_spec(job, NAMED)
+
+    assert found.group_bytes == {"weight": 24, "bias": 12}
+    assert found.num_bytes == 36
+
+
+def test_state_is_learned_from_values_where_an_optimizer_looks_at_them() -> None:
+    class Looking(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            for group in self.param_groups:
+                for p in group["params"]:
+                    looked = bool(p.any()) and bool(p.grad.any())
+                    self.state[p]["seen"] = torch.zeros_like(p) if looked else 0.0
+
+    assert spec_of(of(Looking))["weight"]["seen"].shape == (3, 2)

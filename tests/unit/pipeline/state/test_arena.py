@@ -28,7 +28,7 @@ SPECS = (
         True,
         {
             "average": TensorSpec(shape=(3, 2), dtype=torch.float32),
-            "count": TensorSpec(shape=(), dtype=torch.float64, is_number=True),
+            "count": TensorSpec(shape=(), dtype=torch.float64, number_type=int),
         },
     ),
     ParameterSpec("frozen", (5,), torch.float32, False, {}),

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 import torch
+from tests.optimizers import ACCEPTED, StepMadeByFirstStep
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
 
@@ -27,6 +28,9 @@ from spottrain.pipeline.model.optimizer import (
 from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena
+from spottrain.pipeline.state.handover import fill as load
+from spottrain.pipeline.state.handover import trained_tensors
+from spottrain.pipeline.state.numbers import GROUPS
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
 from spottrain.wire.model import TiedParameter
@@ -59,6 +63,7 @@ OPTIMIZERS: dict[str, Callable[[NamedParameters], torch.optim.Optimizer]] = {
     ),
     "counting": Counting,
     "plain": lambda named: torch.optim.SGD(named, lr=1.0),
+    **ACCEPTED,
 }
 
 
@@ -81,9 +86,16 @@ def specs_of(job: TrainingJob) -> tuple[ParameterSpec, ...]:
         (name, TensorSpec(shape=shape, dtype=torch.float32, requires_grad=True))
         for name, shape in SHAPES.items()
     ]
-    state = optimizer_state_spec(job, named)
+    kept = optimizer_state_spec(job, named)
     return tuple(
-        ParameterSpec(name, spec.shape, spec.dtype, True, state.get(name, {}))
+        ParameterSpec(
+            name,
+            spec.shape,
+            spec.dtype,
+            True,
+            kept.state.get(name, {}),
+            kept.group_bytes.get(name, 0),
+        )
         for name, spec in named
     )
 
@@ -275,6 +287,97 @@ def test_a_successor_finds_a_section_before_or_after_an_update_never_within(
     else:
         assert arena.version == version
         assert same(arena.undoable, before)
+
+
+@pytest.mark.parametrize("hook", [Hook.UNDO_SAVED, Hook.UPDATED, Hook.FLIPPED])
+def test_values_of_groups_are_undone_with_their_section(
+    holder: LocalHolder, tmp_path: Any, hook: Hook
+) -> None:
+    job = make_job(StepMadeByFirstStep)
+    memory = open_memory(holder, job)
+    memory.arenas[0].set_version(0, 1)
+    memory.apply(decision(0), [0], FaultScript())
+    fault = Fault(hook, 0, 0, Action.RAISE, str(tmp_path / "mark"))
+
+    with pytest.raises(InjectedFaultError):
+        memory.apply(decision(1), [0], FaultScript((fault,), rank=0, step=9))
+
+    steps = 2 if hook is Hook.FLIPPED else 1
+    found = open_memory(holder, job).arenas[0].numbers.group_values
+    assert found == b'[[0,"step",%d],[1,"step",%d]]' % (steps, steps)
+
+
+def test_a_skipped_minibatch_advances_no_value_of_groups(holder: LocalHolder) -> None:
+    memory = open_memory(holder, make_job(StepMadeByFirstStep))
+    arena = memory.arenas[0]
+    arena.set_version(0, 1)
+    memory.apply(decision(0), [0], FaultScript())
+    before = arena.numbers.group_values
+
+    memory.apply(decision(1, weight=0.0), [0], FaultScript())
+
+    assert arena.version == 2
+    assert arena.numbers.group_values == before
+
+
+def test_constant_values_of_groups_are_configuration(holder: LocalHolder) -> None:
+    memory = open_memory(holder, make_job("adamw"))
+    memory.arenas[0].set_version(0, 1)
+
+    memory.apply(decision(0), [0], FaultScript())
+
+    assert memory.arenas[0].numbers.group_values == b""
+
+
+@pytest.mark.parametrize(
+    "optimizer", ["adamw", "plain", "Nested", "StepMadeByFirstStep"]
+)
+def test_values_of_groups_are_in_checkpoints_and_missing_in_older_ones(
+    holder: LocalHolder, optimizer: str
+) -> None:
+    job = make_job(optimizer)
+    arena = open_memory(holder, job).arenas[0]
+    fill(arena, 0, arena.parameters)
+    arena.set_version(0, 1)
+    open_memory(holder, job).apply(decision(0), [0], FaultScript())
+    saved = {**trained_tensors(arena), **arena.numbers.tensors()}
+    saved = {name: tensor.clone() for name, tensor in saved.items()}
+    kept = arena.numbers.group_values
+    open_memory(holder, job).apply(decision(1), [0], FaultScript())
+
+    load(arena, saved)
+    assert arena.numbers.group_values == kept
+    assert (GROUPS in saved) is (optimizer in ACCEPTED)
+
+    saved.pop(GROUPS, None)
+    load(arena, saved)
+    assert arena.numbers.group_values == b""
+
+
+def test_a_checkpoint_whose_groups_are_more_is_refused(holder: LocalHolder) -> None:
+    job = make_job("adamw")
+    arena = open_memory(holder, job).arenas[0]
+    arena.set_version(0, 1)
+    arena.numbers.group_values = b'[[7,"step",1]]'
+
+    with pytest.raises(UserCodeError, match=r"has 1 parameter groups .* of group 7"):
+        open_memory(holder, job).apply(decision(0), [0], FaultScript())
+
+
+def test_values_of_groups_that_grow_are_refused(holder: LocalHolder) -> None:
+    arena = open_memory(holder, make_job("adamw")).arenas[0]
+
+    with pytest.raises(UserCodeError, match="must not grow: got 100000 bytes"):
+        arena.numbers.group_values = b" " * 100_000
+
+
+def test_there_is_room_for_tensors_of_groups(holder: LocalHolder) -> None:
+    spec = ParameterSpec("weight", (1,), torch.float32, True, {}, group_bytes=300_000)
+    numbers = SectionArena(holder, 0, (spec,)).numbers
+
+    numbers.group_values = b"x" * 400_000  # in base64
+
+    assert numbers.group_values == b"x" * 400_000
 
 
 def test_a_tied_parameter_counts_once_in_the_norm(holder: LocalHolder) -> None:
