@@ -43,9 +43,9 @@ from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import (
     REDUCTIONS,
     GradientReduction,
-    Replicas,
     sum_tied,
 )
+from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
