@@ -174,6 +174,7 @@ class SectionRuns:
                 self._hooks.append(add_hook(trained[name], note))
 
     def begin(self, scale_exponent: int, backwards: int) -> None:
+        """Prepare for the backwards of a mini-batch."""
         self._scale_exponent = scale_exponent
         self._transfers.clear()
         self.completion.begin(backwards)
@@ -221,6 +222,7 @@ class SectionRuns:
             self._device.finish(transfer)
 
     def close(self) -> None:
+        """Take the hooks away."""
         for hook in self._hooks:
             hook.remove()
 
@@ -266,6 +268,7 @@ class SectionIntegers:
         ]
 
     def begin(self, attempt: int, scale_exponent: int, replicas: Replicas) -> None:
+        """Prepare for an attempt at a mini-batch."""
         self._scale_exponent = scale_exponent
         nodes = replicas.num_virtual_nodes
         self._used = [
@@ -358,5 +361,6 @@ class SectionIntegers:
                 self._device.wait(transfer)
 
     def close(self) -> None:
+        """Take the hooks away."""
         for hook in self._hooks:
             hook.remove()
