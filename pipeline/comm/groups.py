@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 _STORE_TIMEOUT_S = 300.0
+_NETWORK = (socket.AF_INET, socket.AF_INET6)
 
 
 class GenerationBrokenError(Exception):
@@ -70,7 +71,11 @@ class Connections:
 def _connected(
     fd: int, inode: str, stack: contextlib.ExitStack
 ) -> socket.socket | None:
-    """Return a further descriptor, which ``stack`` closes, of what is connected."""
+    """Return a further descriptor, which ``stack`` closes, of what is connected.
+
+    A pair of this process's own sockets is no connection: a further descriptor of one
+    would hide that it was closed.
+    """
     if _inode(fd) != inode:
         return None
     try:
@@ -78,7 +83,7 @@ def _connected(
         connection.getpeername()
     except OSError:
         return None  # a listener, or already closed
-    return connection
+    return connection if connection.family in _NETWORK else None
 
 
 def _sockets() -> frozenset[tuple[int, str]]:
