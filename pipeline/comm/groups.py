@@ -52,10 +52,13 @@ class Connections:
                 if (connection := _connected(fd, inode, stack)) is not None:
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def wait_for_end(self, stop: socket.socket) -> None:
+    def wait_for_end(self, stop: socket.socket, timeout_s: float | None = None) -> bool:
         """Wait until one of them is cut, here or by its peer, or ``stop`` is readable.
 
         They must be sealed.
+
+        Returns:
+            False if nothing of that has happened within ``timeout_s``.
         """
         assert self._ours is not None
         with contextlib.ExitStack() as stack:
@@ -63,9 +66,9 @@ class Connections:
             poll.register(stop, select.POLLIN)
             for fd, inode in self._ours:
                 if (connection := _connected(fd, inode, stack)) is None:
-                    return
+                    return True
                 poll.register(connection, select.POLLRDHUP)
-            poll.poll()
+            return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def _connected(

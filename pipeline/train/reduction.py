@@ -221,7 +221,7 @@ def sum_tied(
         if not mine:
             continue
         copies = {k: _on_host(arena, tied.name) for k, arena in mine.items()}
-        total = torch.zeros_like(next(iter(copies.values())))
+        total = _zeros_like(arenas[min(mine)], tied.name)
         for section in tied.sections:
             copy = copies[section] if section in copies else torch.empty_like(total)
             if len(ranks) > 1:
@@ -234,6 +234,18 @@ def sum_tied(
                 target.copy_(total)
             else:
                 arena.device.wait(arena.device.upload(total, target))
+
+
+def _zeros_like(arena: SectionArena, name: str) -> torch.Tensor:
+    """Return zeros like a gradient, in host memory from which transfers go.
+
+    From any other memory the host would wait for the stream ("API synchronization
+    behavior" of the CUDA runtime).
+    """
+    gradient = arena.gradients[name]
+    if arena.device is None:
+        return torch.zeros_like(gradient)
+    return arena.device.allocate_host(gradient.shape, gradient.dtype).zero_()
 
 
 def _on_host(arena: SectionArena, name: str) -> torch.Tensor:
