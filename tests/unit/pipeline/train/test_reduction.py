@@ -52,6 +52,8 @@ class Stage:
         self.device: Device = HostDevice() if home == "cpu" else DeferredDevice(seed)
         on_device = self.device if home == "device" else None
         self.arena = SectionArena(self.holder, 0, SPECS, on_device)
+        if on_device is None:
+            self.device.lock_pages(self.arena.payload)
         working = WorkingSection(
             self.arena, self.device, sums_gradients=kind is FastReduction
         )
@@ -245,6 +247,8 @@ class Chain:
         specs = (ParameterSpec("weight", (3,), torch.float32, True, {}),)
         home = self.device if on_device else None
         self.arenas = [SectionArena(self.holder, k, specs, home) for k in range(2)]
+        for arena in self.arenas if home is None else ():
+            self.device.lock_pages(arena.payload)
         working = [
             WorkingSection(arena, self.device, sums_gradients=kind is FastReduction)
             for arena in self.arenas
