@@ -227,7 +227,12 @@ class Layouts:
         """Return the time of the slowest update under ``plan``."""
         inputs = self.inputs
         return slowest_update_s(
-            plan, inputs.profile, inputs.facts, speeds, self.cuts.compute
+            plan,
+            inputs.profile,
+            inputs.facts,
+            speeds,
+            self.cuts.compute,
+            reduction=inputs.reduction,
         )
 
     def sums_s(self, plan: Plan) -> dict[Network, float]:

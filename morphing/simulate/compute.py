@@ -77,11 +77,13 @@ def update_s(
     state: StateHome,
     compute: Compute = CPU,
     speed: float = 1.0,
+    beside_s: Sequence[float] = (),
 ) -> float:
     """Return the time from reduced gradients to updated parameters of one worker.
 
     With state on the host all gradients come down first: the commit wants them in memory
-    that outlives the worker before anything is decided. Then the CPU updates section by
+    that outlives the worker before anything is decided. Those of the last section leave
+    first, while the sections before it are still at work. Then the CPU updates section by
     section, and parameters in the computing type go up while it updates the next one.
 
     Args:
@@ -90,12 +92,20 @@ def update_s(
         state: Where it keeps them.
         compute: What it computes on.
         speed: Of its device.
+        beside_s: For how long each section is at work before its gradients can leave, the
+            last one first: its backward, or its sum over replicas. None: all gradients
+            leave at once.
     """
     if not compute.on_gpu or state == "device":
         param_bytes = sum(section.param_bytes for section in sections)
         return profile.optimizer_s_per_byte * param_bytes / speed
     times_s = host_update_times_s(profile, sections, compute)
-    updated_s = there_s = sum(download_s for download_s, _, _ in times_s)
+    ready_s = down_s = 0.0
+    works_s = beside_s or (0.0,) * len(times_s)
+    for (download_s, _, _), work_s in zip(times_s[::-1], works_s[::-1], strict=True):
+        ready_s += work_s
+        down_s = max(down_s, ready_s) + download_s
+    updated_s = there_s = down_s - ready_s
     for _, own_s, upload_s in times_s:
         updated_s += own_s
         there_s = max(there_s, updated_s) + upload_s
@@ -109,12 +119,15 @@ def min_update_s(
     compute: Compute,
     speed: float,
 ) -> float:
-    """Return a lower bound on ``update_s``, whatever the order of the sections."""
+    """Return a lower bound on ``update_s``, whatever downloads run beside.
+
+    Those of the first section never do.
+    """
     if not compute.on_gpu or state == "device":
         return update_s(profile, sections, state, compute, speed)
     times_s = host_update_times_s(profile, sections, compute)
-    downloads_s, updates_s, uploads_s = map(sum, zip(*times_s, strict=True))
-    return downloads_s + max(updates_s, uploads_s)
+    _, updates_s, uploads_s = map(sum, zip(*times_s, strict=True))
+    return times_s[0][0] + max(updates_s, uploads_s)
 
 
 def host_update_times_s(

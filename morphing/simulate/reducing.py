@@ -220,6 +220,12 @@ class Reducer:
         """Return when a stage's replicas, drained at ``drained_s``, have their sum."""
         return max(drained_s) + self.sum_s(stage, num_bytes)
 
+    def sections_s(self, stage: int, num_bytes: Sequence[int]) -> list[float]:
+        """Return for how long a sum of several replicas is at each of its sections."""
+        total = sum(num_bytes)
+        share_s = self.sum_s(stage, total) / max(total, 1)
+        return [share_s * one for one in num_bytes]
+
     def sum_s(self, stage: int, num_bytes: int) -> float:
         """Return how long a stage's replicas take to sum ``num_bytes`` of gradients."""
         if self._width == 1:

@@ -107,7 +107,7 @@ def simulate_step(
     return StepTime(
         step_s=prepared_s[network]
         + reducing.gather_s(profile, depth * width, between_vms)
-        + slowest_update_s(plan, profile, facts, speeds, compute),
+        + slowest_update_s(plan, profile, facts, speeds, compute, reduction=reduction),
         pipeline_s=max(max(run.finish_s) for run in runs),
         busy_s=tuple(max(run.busy_s[p] for run in runs) for p in range(depth)),
         peak_in_flight=tuple(
@@ -176,19 +176,23 @@ def slowest_update_s(
     facts: ModelFacts,
     speeds: Sequence[float],
     compute: Compute = CPU,
+    *,
+    reduction: Reduction,
 ) -> float:
     """Return the time of the slowest update; arguments as of ``simulate_step``."""
     depth = plan.pipeline_depth
-    return max(
-        update_s(
-            profile,
-            [facts.sections[k] for k in plan.sections_of(p)],
-            plan.state,
-            compute,
-            min(speeds[p::depth]),
-        )
-        for p in range(depth)
-    )
+    measured = reducing.sections_at(profile, plan.microbatch_size, facts, reduction)
+    reducer = reducing.Reducer(plan, profile, reduction, compute)
+
+    def one_s(stage: int) -> float:
+        own = [facts.sections[k] for k in plan.sections_of(stage)]
+        speed = min(speeds[stage::depth])
+        beside_s = [measured[section.index].backward_s / speed for section in own]
+        if plan.data_parallel_width > 1:  # sums on the devices follow all backwards
+            beside_s = reducer.sections_s(stage, [s.param_bytes for s in own])
+        return update_s(profile, own, plan.state, compute, speed, beside_s)
+
+    return max(map(one_s, range(depth)))
 
 
 def expect_step(

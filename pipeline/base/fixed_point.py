@@ -117,7 +117,14 @@ def add_quantised(total: torch.Tensor, gradient: torch.Tensor, used: int) -> Non
 
 
 def dequantise(total: torch.Tensor, used: int, target: torch.Tensor) -> None:
-    """Write a sum into ``target``, rounded to its type."""
+    """Write a sum into ``target``, rounded to its type.
+
+    Args:
+        total: Flat int64 sum.
+        used: The exponent.
+        target: As many elements; it may begin where ``total`` does in memory, whose first
+            pieces are then written over once they are read.
+    """
     elements = _PIECE_ELEMENTS[total.device.type]
     for part, piece in zip(
         torch.split(target.view(-1), elements),

@@ -28,7 +28,8 @@ from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
-from spottrain.pipeline.train.reduction import FastReduction, Replicas
+from spottrain.pipeline.train.reduction import FastReduction
+from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire.model import TaskOverheads
 
@@ -120,7 +121,8 @@ def time_tasks(
     )
     tracker = _TimedTracker(bench.memory.num_bytes, clock)
     named = {k: stage.parameters_of(k) for k in arenas}
-    sums = FastReduction(named, sections, Replicas(), bench.device, tracker)
+    alone = Replicas(virtual_nodes=range(num_microbatches))
+    sums = FastReduction(named, sections, alone, bench.device, tracker)
     executor = StageExecutor(
         [stage],
         _place(chain, num_microbatches),
@@ -136,6 +138,7 @@ def time_tasks(
         sums.begin(0, 0)
         executor.train(step)
         clock.end_task()
+        sums.reduce()
         tracker.settle()
     links.flush()
     return clock.samples

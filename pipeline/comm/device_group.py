@@ -5,7 +5,8 @@ communicator whose peer is gone waits for ever, and the computations queued behi
 too: NCCL leaves it to the application to notice and to abort ("Fault Tolerance" in
 NCCL's user guide: an operation with an asynchronous error never completes). So a thread
 watches gloo's connections, which end within milliseconds of a peer or of ``cut``; it cuts
-all others and aborts the communicator. If that does not end in time, the worker ends itself.
+all others and aborts the communicator, also when a peer lives on but does not come to a
+sum: gloo would raise then. If the abort does not end in time, the worker ends itself.
 
 What an aborted sum has left is garbage: whoever writes a word about it asks ``check``
 first.
@@ -17,7 +18,8 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
 
@@ -45,8 +47,13 @@ _NCCL_ENVIRONMENT: Mapping[str, str] = {
     "TORCH_NCCL_ENABLE_MONITORING": "0",
     # Nor an error of CUDA that the watchdog is the first to see.
     "TORCH_NCCL_RETHROW_CUDA_ERRORS": "0",
+    # Waiting for a sum is the device's matter; an image may have set this for others.
+    "TORCH_NCCL_BLOCKING_WAIT": "0",
 }
-"""The worker decides alone when it ends: its state must be safe before."""
+"""The worker decides alone when it ends: its state must be safe before. Names and meanings
+are those of ProcessGroupNCCL.hpp in 2.13."""
+_LOOK_S = 1.0
+"""Time between two looks at whether a sum is late."""
 
 
 class NetworkRefusedError(SpottrainError):
@@ -161,6 +168,9 @@ class DeviceGroups:
         self._finished = False
         self._closed = threading.Event()
         self._aborted = False
+        self._timeout_s = 0.0
+        self._due_s: float | None = None
+        """When the sums under way must have ended."""
 
     def form(
         self,
@@ -194,8 +204,19 @@ class DeviceGroups:
             os.environ.update(_NCCL_ENVIRONMENT)
         else:
             self._own = Connections()
+        self._timeout_s = timeout_s
         self._watcher = threading.Thread(target=self._watch, name="watch", daemon=True)
         self._watcher.start()
+        with self.bounded():
+            self._form(library, stages, rank, timeout_s)
+
+    def _form(
+        self,
+        library: str,
+        stages: Sequence[tuple[int, ...]],
+        rank: int,
+        timeout_s: float,
+    ) -> None:
         for ranks in stages:
             group = dist.new_group(
                 list(ranks), timeout=timedelta(seconds=timeout_s), backend=library
@@ -214,6 +235,18 @@ class DeviceGroups:
         """The group of this rank's stage."""
         return self._group
 
+    @contextmanager
+    def bounded(self) -> Iterator[None]:
+        """Abort the group if what sums inside has not ended in the time of a collective.
+
+        The device must be done with the sums at the end.
+        """
+        self._due_s = time.monotonic() + self._timeout_s
+        try:
+            yield
+        finally:
+            self._due_s = None
+
     def check(self) -> None:
         """Check that no sum so far was cut short; the device is done with them.
 
@@ -221,7 +254,9 @@ class DeviceGroups:
             GenerationBrokenError: The group was aborted.
         """
         if self._aborted:
-            raise GenerationBrokenError("a peer is gone: the communicator was aborted")
+            raise GenerationBrokenError(
+                "a peer is gone, or did not come to a sum: the communicator was aborted"
+            )
 
     def finish(self) -> None:
         """Say that nothing is summed any more: peers may leave."""
@@ -239,8 +274,11 @@ class DeviceGroups:
         self._stopped.close()
 
     def _watch(self) -> None:
-        """Wait for the end of the generation, or of a connection; then abort."""
-        self._connections.wait_for_end(self._stopped)
+        """Wait for the end of the generation or of a connection, or for a late sum."""
+        while not self._connections.wait_for_end(self._stopped, _LOOK_S):
+            due_s = self._due_s
+            if due_s is not None and time.monotonic() > due_s:
+                break
         self._aborted = True
         if not self._finished:
             self._connections.cut()  # nothing here waits for the other peers any more

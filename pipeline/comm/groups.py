@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 _STORE_TIMEOUT_S = 300.0
+_NETWORK = (socket.AF_INET, socket.AF_INET6)
 
 
 class GenerationBrokenError(Exception):
@@ -51,10 +52,13 @@ class Connections:
                 if (connection := _connected(fd, inode, stack)) is not None:
                     connection.shutdown(socket.SHUT_RDWR)
 
-    def wait_for_end(self, stop: socket.socket) -> None:
+    def wait_for_end(self, stop: socket.socket, timeout_s: float | None = None) -> bool:
         """Wait until one of them is cut, here or by its peer, or ``stop`` is readable.
 
         They must be sealed.
+
+        Returns:
+            False if nothing of that has happened within ``timeout_s``.
         """
         assert self._ours is not None
         with contextlib.ExitStack() as stack:
@@ -62,15 +66,19 @@ class Connections:
             poll.register(stop, select.POLLIN)
             for fd, inode in self._ours:
                 if (connection := _connected(fd, inode, stack)) is None:
-                    return
+                    return True
                 poll.register(connection, select.POLLRDHUP)
-            poll.poll()
+            return bool(poll.poll(None if timeout_s is None else timeout_s * 1000))
 
 
 def _connected(
     fd: int, inode: str, stack: contextlib.ExitStack
 ) -> socket.socket | None:
-    """Return a further descriptor, which ``stack`` closes, of what is connected."""
+    """Return a further descriptor, which ``stack`` closes, of what is connected.
+
+    A pair of this process's own sockets is no connection: a further descriptor of one
+    would hide that it was closed.
+    """
     if _inode(fd) != inode:
         return None
     try:
@@ -78,7 +86,7 @@ def _connected(
         connection.getpeername()
     except OSError:
         return None  # a listener, or already closed
-    return connection
+    return connection if connection.family in _NETWORK else None
 
 
 def _sockets() -> frozenset[tuple[int, str]]:

@@ -58,7 +58,11 @@ class CudaDevice:
             torch.cuda.init()  # type: ignore[no-untyped-call]
             torch.cuda.set_device(self.torch_device)
             torch.zeros(1, device=self.torch_device)
-        except (RuntimeError, AssertionError) as error:
+        except (
+            RuntimeError,
+            AssertionError,
+            torch.cuda.DeferredCudaCallError,  # of a call made before, such as a seed
+        ) as error:
             raise UnusableDeviceError(
                 f"GPU {uuid} cannot be used by torch {torch.__version__}: "
                 f"{str(error).splitlines()[0]}; check driver and torch with "
@@ -239,6 +243,10 @@ def _make_deterministic() -> None:
     torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.allow_tf32 = False
+    # That alone leaves convolutions to torch.backends.fp32_precision, where the user may
+    # have allowed TF32 (Context.cpp, since torch 2.9).
+    torch.backends.cudnn.conv.fp32_precision = "ieee"  # type: ignore[attr-defined]
+    torch.backends.cudnn.rnn.fp32_precision = "ieee"  # type: ignore[attr-defined]
     matmul = torch.backends.cuda.matmul
     matmul.allow_tf32 = False
     matmul.allow_fp16_reduced_precision_reduction = False

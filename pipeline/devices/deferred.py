@@ -42,6 +42,14 @@ class EarlyAccessError(AssertionError):
     """An operation touched what a transfer under way is still to bring, or reads."""
 
 
+class UnlockedPagesError(AssertionError):
+    """A transfer would hold the host: the pages of its host memory are not locked.
+
+    "For transfers between device memory and pageable host memory, the function might be
+    synchronous with respect to host" (CUDA runtime, API synchronization behavior).
+    """
+
+
 @dataclass(eq=False, slots=True)
 class _Copy:
     target: torch.Tensor
@@ -130,6 +138,8 @@ class DeferredDevice:
         self._queues: dict[bool, deque[_Copy]] = {False: deque(), True: deque()}
         self._locked: dict[int, int] = {}
         """Addresses where locked pages begin and end."""
+        self._pinned: dict[int, weakref.ref[Any]] = {}
+        """Storages of ``allocate_host``."""
         self._held: dict[int, weakref.ref[Any]] = {}
         """Storages that would be in a GPU's memory."""
         self.host_reads: list[str] = []
@@ -145,6 +155,7 @@ class DeferredDevice:
         """Return memory that holds no numbers."""
         memory = torch.empty(tuple(shape), dtype=dtype)
         _spoil(memory)
+        _remember(self._pinned, memory)
         return memory
 
     def lock_pages(self, memory: torch.Tensor) -> None:
@@ -251,10 +262,7 @@ class DeferredDevice:
         """Regard tensors as the device's, and all that is computed from them."""
         for tensor in tensors:
             if tensor.layout is torch.strided and not tensor.is_meta:
-                storage = tensor.untyped_storage()
-                forget = partial(_forget, self._held, storage._cdata)
-                if storage._cdata not in self._held:
-                    self._held[storage._cdata] = weakref.ref(storage, forget)
+                _remember(self._held, tensor)
 
     def hold_any(self, tensors: Iterable[torch.Tensor]) -> bool:
         """Return whether one of the tensors is the device's."""
@@ -279,8 +287,11 @@ class DeferredDevice:
         self, source: torch.Tensor, target: torch.Tensor | None, *, downward: bool
     ) -> _Copy:
         with self._lock, torch.utils._python_dispatch._disable_current_modes():
-            if target is None:
+            if target is None and downward:
+                target = self.allocate_host(source.shape, source.dtype)
+            elif target is None:
                 target = torch.empty_like(source)
+            self._check_locked(target if downward else source)
             assert target.shape == source.shape
             assert target.dtype == source.dtype
             for queue in self._queues.values():
@@ -294,6 +305,14 @@ class DeferredDevice:
             self._queues[downward].append(copy)
             self._do_some()
         return copy
+
+    def _check_locked(self, memory: torch.Tensor) -> None:
+        is_locked = memory.untyped_storage()._cdata in self._pinned or any(
+            begin <= _begin(memory) and _end(memory) <= end
+            for begin, end in self._locked.items()
+        )
+        if memory.numel() and not is_locked:
+            raise UnlockedPagesError("pages of a transfer's host memory are not locked")
 
     def _do_some(self) -> None:
         """Do a few of the copies, or none."""
@@ -322,6 +341,13 @@ _HOST_READS = frozenset(
 _WHOLE_READS = frozenset(
     {torch.Tensor.cpu, torch.Tensor.numpy, torch.Tensor.tolist, torch.Tensor.__array__}
 )
+
+
+def _remember(held: dict[int, weakref.ref[Any]], tensor: torch.Tensor) -> None:
+    storage = tensor.untyped_storage()
+    if storage._cdata not in held:
+        forget = partial(_forget, held, storage._cdata)
+        held[storage._cdata] = weakref.ref(storage, forget)
 
 
 def _forget(held: dict[int, weakref.ref[Any]], key: int, gone: object) -> None:

@@ -43,9 +43,9 @@ from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import (
     REDUCTIONS,
     GradientReduction,
-    Replicas,
     sum_tied,
 )
+from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
@@ -456,20 +456,10 @@ class _Training:
             ``None`` if gradients are out of range: to be computed again.
         """
         faults, generation = self._context.faults, self._command.generation
-        faults.at(Hook.REDUCE)
-        fits = self._reduction.reduce()
-        totals = self._reduction.total_loss(losses)
-        sum_tied(self._plan, self._replica, self._ties, self._arenas, self._groups)
-        faults.at(Hook.REDUCED)
-        last = self._plan.num_sections - 1
-        mine = [
-            update.contribution(
-                arena, self._ties, totals if k == last else (0.0, 0.0), fits[k]
-            )
-            for k, arena in self._arenas.items()
-        ]
-        if all(fit.in_range for fit in fits.values()):
-            self._prepare(step, mine)
+        with self._device_groups.bounded():
+            mine = self._reduce(losses)
+            if not any(one.out_of_range for one in mine):
+                self._prepare(step, mine)
         faults.at(Hook.PREPARED)
         stop = self._context.supervisor.stop_request()
         share = self._context.supervisor.newest_share()
@@ -496,6 +486,21 @@ class _Training:
         if share is not None and all_ranks.share > self._share:
             self._follow_share(share)
         return decision, all_ranks.stop
+
+    def _reduce(self, losses: list[list[float]]) -> list[Contribution]:
+        """Sum gradients and losses; return what this rank's sections contribute."""
+        self._context.faults.at(Hook.REDUCE)
+        fits = self._reduction.reduce()
+        totals = self._reduction.total_loss(losses)
+        sum_tied(self._plan, self._replica, self._ties, self._arenas, self._groups)
+        self._context.faults.at(Hook.REDUCED)
+        last = self._plan.num_sections - 1
+        return [
+            update.contribution(
+                arena, self._ties, totals if k == last else (0.0, 0.0), fits[k]
+            )
+            for k, arena in self._arenas.items()
+        ]
 
     def _skip_reason(self, decision: MinibatchDecision) -> messages.SkipReason:
         """Return why a mini-batch will change no parameter."""

@@ -11,13 +11,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from functools import partial
 
 import torch
 import torch.distributed as dist
-from torch import nn
-from torch.utils.hooks import RemovableHandle
 
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.base.tracking import TensorTracker
@@ -26,59 +22,17 @@ from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.job import NamedParameters
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.update import GradientFit
+from spottrain.pipeline.train.sums import (
+    Replicas,
+    SectionIntegers,
+    SectionRuns,
+    wait_for,
+)
 from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire.model import Plan, Reduction, TiedParameter
 
 Losses = Sequence[Sequence[float]]
 """``LossSums.values`` of every virtual node of a replica; empty but on the last stage."""
-
-
-@dataclass(frozen=True, slots=True)
-class Replicas:
-    """The ranks that hold the same stage."""
-
-    group: dist.ProcessGroup | None = None
-    """Sums tensors of the host; ``None`` if there is one rank only."""
-    device_group: dist.ProcessGroup | None = None
-    """Sums tensors of the device, where there is such a group."""
-    virtual_nodes: range = range(1)
-    """Of this replica."""
-    num_virtual_nodes: int = 1
-    """Of a mini-batch."""
-    has_loss: bool = True
-    """True on the last stage."""
-    num_metrics: int = 0
-    """What the loss measures besides the loss."""
-
-    @property
-    def num_sums(self) -> int:
-        """How many sums ``LossSums.values`` has."""
-        return 2 + 2 * self.num_metrics
-
-    def sum(self, tensors: Iterable[torch.Tensor], *, on_device: bool = False) -> None:
-        """Sum every tensor over all ranks, in place."""
-        self._reduce(tensors, dist.ReduceOp.SUM, on_device)
-
-    def maximum(self, tensor: torch.Tensor) -> None:
-        """Take the maximum over all ranks of a tensor of the host, in place."""
-        self._reduce([tensor], dist.ReduceOp.MAX, on_device=False)
-
-    def _reduce(
-        self,
-        tensors: Iterable[torch.Tensor],
-        operation: dist.ReduceOp.RedOpType,
-        on_device: bool,
-    ) -> None:
-        group = self.device_group if on_device else self.group
-        if group is None:
-            return
-        works = [
-            dist.all_reduce(tensor, operation, group=group, async_op=True)
-            for tensor in tensors
-        ]
-        for work in works:
-            assert work is not None
-            work.wait()
 
 
 class GradientReduction:
@@ -136,54 +90,33 @@ class FastReduction(GradientReduction):
     """Backwards add up in place; an all-reduce adds up replicas."""
 
     def _set_up(self) -> None:
-        # Autograd adds in place to a gradient of the parameter's own type.
-        self._in_place: list[tuple[nn.Parameter, torch.Tensor]] = []
-        self._hooks = []
-        for section in self._sections:
-            for name, parameter in self._parameters[section.arena.section]:
-                if (total := section.gradients.get(name)) is None:
-                    continue
-                if total.dtype is parameter.dtype:
-                    self._in_place.append((parameter, total))
-                else:
-                    hook = partial(_add_converted, total)
-                    self._hooks.append(add_hook(parameter, hook))
+        self._sums = [
+            SectionRuns(self._parameters, section, self._replicas, self._device)
+            for section in self._sections
+        ]
 
     def begin(self, attempt: int, scale_exponent: int) -> None:
         """Clear the sums of the mini-batch before."""
-        self._scale_exponent = scale_exponent
-        for section in self._sections:
-            for run in section.gradient_runs:
-                run.zero_()
-        for parameter, total in self._in_place:
-            parameter.grad = total
+        for one in self._sums:
+            one.begin(scale_exponent, len(self._replicas.virtual_nodes))
 
     def close(self) -> None:
         """Take the hooks away."""
-        for hook in self._hooks:
-            hook.remove()
+        for one in self._sums:
+            one.close()
 
     def reduce(self) -> Mapping[int, GradientFit]:
         """Sum over replicas by all-reduce."""
-        device, replicas, sections = self._device, self._replicas, self._sections
-        runs = [r for section in sections for r in section.gradient_runs]
-        for run in runs if self._scale_exponent else ():
-            run.mul_(2.0**-self._scale_exponent)
-        replicas.sum(runs, on_device=True)
-        targets = [r for section in sections for r in section.arena.gradient_runs]
-        if any(section.is_copy for section in sections):
-            moving = [device.download(r, t) for r, t in zip(runs, targets, strict=True)]
-            for transfer in moving:
-                device.finish(transfer)
-        if replicas.group is not None and replicas.device_group is None:
-            if self._on_host(sections):
-                replicas.sum(targets)
-            else:
-                staged = [device.finish(device.download(run)) for run in targets]
-                replicas.sum(staged)
-                for source, run in zip(staged, targets, strict=True):
-                    device.wait(device.upload(source, run))
-        return {section.arena.section: GradientFit() for section in sections}
+        sums = self._sums[::-1]  # backwards come to the last section first
+        for one in sums:
+            one.completion.force()
+        works = [self._replicas.begin_sum(one.addends()) for one in sums]
+        for one, mine in zip(sums, works, strict=True):
+            wait_for(mine)
+            one.take_sum()
+        for one in sums:
+            one.arrive()
+        return {one.section.arena.section: GradientFit() for one in sums}
 
     def total_loss(self, losses: Losses) -> list[float]:
         """Add up in the order of virtual nodes here, then over replicas."""
@@ -194,17 +127,13 @@ class FastReduction(GradientReduction):
             self._replicas.sum([totals])
         return list(totals.tolist())
 
-    @staticmethod
-    def _on_host(sections: Iterable[WorkingSection]) -> bool:
-        return all(section.arena.device is None for section in sections)
-
 
 class ExactReduction(GradientReduction):
     """Sums integers, which any order of additions leaves the same."""
 
     def _set_up(self) -> None:
         self._sums = [
-            _SectionSum(self._parameters, section, self._device)
+            SectionIntegers(self._parameters, section, self._replicas, self._device)
             for section in self._sections
         ]
         for one in self._sums:
@@ -212,32 +141,36 @@ class ExactReduction(GradientReduction):
 
     def begin(self, attempt: int, scale_exponent: int) -> None:
         """Clear the sums, and choose the exponents of this attempt."""
-        nodes = self._replicas.num_virtual_nodes
         for one in self._sums:
-            one.begin(attempt, scale_exponent, nodes)
+            one.begin(attempt, scale_exponent, self._replicas)
 
     def reduce(self) -> Mapping[int, GradientFit]:
-        """Sum integers over replicas, then round sums to the gradients' types."""
-        device, nodes = self._device, self._replicas.num_virtual_nodes
+        """Sum integers over replicas, then round sums to the gradients' types.
+
+        Integers out of range are summed, too, and their sums of no use: to wait for what
+        all ranks have found would cost each mini-batch more.
+        """
+        device, sums = self._device, self._sums[::-1]  # as backwards come to them
+        for one in sums:
+            one.completion.force()
         peaks = device.download(torch.cat([one.peaks for one in self._sums]))
-        magnitudes = fixed_point.magnitudes(device.finish(peaks))
+        works = [self._replicas.begin_sum(one.addends()) for one in sums]
+        fits = self._settle(fixed_point.magnitudes(device.finish(peaks)))
+        for one, mine in zip(sums, works, strict=True):
+            wait_for(mine)
+            one.take_sum()
+        for one in sums:
+            one.arrive()
+        return fits
+
+    def _settle(self, magnitudes: torch.Tensor) -> Mapping[int, GradientFit]:
+        """Return whether gradients fit, given the magnitudes of this rank's."""
         self._replicas.maximum(magnitudes)
         rest, fits = iter(magnitudes.tolist()), {}
         for one in self._sums:
             found = list(itertools.islice(rest, one.peaks.numel()))
+            nodes = self._replicas.num_virtual_nodes
             fits[one.section.arena.section] = one.settle(found, nodes)
-        if any(not fit.in_range for fit in fits.values()):
-            return fits
-        replicas = self._replicas
-        totals = [one.total for one in self._sums]
-        replicas.sum(totals, on_device=True)
-        staged = replicas.group is not None and replicas.device_group is None
-        if staged:
-            moving = [device.download(total) for total in totals]
-            totals = [device.finish(transfer) for transfer in moving]
-            replicas.sum(totals)
-        for one, total in zip(self._sums, totals, strict=True):
-            one.write(total, on_host=staged or device.is_host)
         return fits
 
     def total_loss(self, losses: Losses) -> list[float]:
@@ -255,118 +188,6 @@ class ExactReduction(GradientReduction):
         """Take the hooks away."""
         for one in self._sums:
             one.close()
-
-
-def add_hook(
-    parameter: nn.Parameter, take: Callable[[torch.Tensor], None]
-) -> RemovableHandle:
-    """Have ``take`` called whenever a backward has completed a parameter's gradient."""
-    handle: RemovableHandle
-    handle = parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
-    return handle
-
-
-def _add_converted(total: torch.Tensor, parameter: torch.Tensor) -> None:
-    gradient, parameter.grad = parameter.grad, None
-    assert gradient is not None
-    total.add_(gradient)
-
-
-class _SectionSum:
-    """The integers of one section: its gradients one after the other."""
-
-    def __init__(
-        self,
-        parameters: Mapping[int, NamedParameters],
-        section: WorkingSection,
-        device: Device,
-    ) -> None:
-        self.section = section
-        self._device = device
-        gradients = section.arena.gradients
-        self._targets = list(gradients.values())
-        trained = dict(parameters[section.arena.section])
-        sizes = [target.numel() for target in self._targets]
-        where = device.torch_device
-        self.total = torch.zeros(sum(sizes), dtype=torch.int64, device=where)
-        self.peaks = torch.zeros(len(sizes), dtype=torch.float64, device=where)
-        """Largest absolute value of every gradient, of all virtual nodes so far."""
-        self._parts = torch.split(self.total, sizes)
-        self._hooks = [
-            add_hook(trained[name], partial(self._add, number))
-            for number, name in enumerate(gradients)
-        ]
-
-    def begin(self, attempt: int, scale_exponent: int, virtual_nodes: int) -> None:
-        self._scale_exponent = scale_exponent
-        self._used = [
-            fixed_point.exponent(committed, attempt, virtual_nodes, target.dtype)
-            for committed, target in zip(
-                self.section.arena.numbers.exponents, self._targets, strict=True
-            )
-        ]
-        self.total.zero_()
-        self.peaks.zero_()
-
-    def _add(self, number: int, parameter: torch.Tensor) -> None:
-        """Take a virtual node's gradient as soon as it is complete."""
-        gradient, parameter.grad = parameter.grad, None
-        assert gradient is not None
-        here = self.peaks[number]
-        torch.maximum(here, fixed_point.peak(gradient), out=here)
-        used = self._used[number] - self._scale_exponent
-        fixed_point.add_quantised(self._parts[number], gradient, used)
-
-    def settle(self, magnitudes: Sequence[int], virtual_nodes: int) -> GradientFit:
-        """Prepare the next exponents; return what the magnitudes say."""
-        unscaled = [
-            m if abs(m) == fixed_point.NOT_FINITE else m - self._scale_exponent
-            for m in magnitudes
-        ]
-        numbers = self.section.arena.numbers
-        numbers.prepare(
-            [
-                fixed_point.next_exponent(committed, m, virtual_nodes)
-                for committed, m in zip(numbers.exponents, unscaled, strict=True)
-            ]
-        )
-        return GradientFit(
-            finite=fixed_point.NOT_FINITE not in unscaled,
-            in_range=all(
-                fixed_point.in_range(m, used, virtual_nodes)
-                for m, used in zip(unscaled, self._used, strict=True)
-            ),
-        )
-
-    def write(self, total: torch.Tensor, *, on_host: bool) -> None:
-        """Round a sum into the arena's gradients.
-
-        Args:
-            total: As ``self.total``, summed over replicas.
-            on_host: Whether it is in the host's memory.
-        """
-        device, to_host = self._device, self.section.arena.device is None
-        sizes = [target.numel() for target in self._targets]
-        transfers = []
-        for part, used, target in zip(
-            torch.split(total, sizes), self._used, self._targets, strict=True
-        ):
-            if on_host == to_host:
-                fixed_point.dequantise(part, used, target)
-            elif to_host:
-                rounded = torch.empty_like(target, device=device.torch_device)
-                fixed_point.dequantise(part, used, rounded)
-                transfers.append(device.download(rounded, target))
-            else:
-                rounded = device.allocate_host(target.shape, target.dtype)
-                fixed_point.dequantise(part, used, rounded)
-                device.wait(device.upload(rounded, target))
-        for transfer in transfers:
-            device.finish(transfer)
-
-    def close(self) -> None:
-        for hook in self._hooks:
-            hook.remove()
 
 
 REDUCTIONS: Mapping[Reduction, Callable[..., GradientReduction]] = {
@@ -400,7 +221,7 @@ def sum_tied(
         if not mine:
             continue
         copies = {k: _on_host(arena, tied.name) for k, arena in mine.items()}
-        total = torch.zeros_like(next(iter(copies.values())))
+        total = _zeros_like(arenas[min(mine)], tied.name)
         for section in tied.sections:
             copy = copies[section] if section in copies else torch.empty_like(total)
             if len(ranks) > 1:
@@ -413,6 +234,18 @@ def sum_tied(
                 target.copy_(total)
             else:
                 arena.device.wait(arena.device.upload(total, target))
+
+
+def _zeros_like(arena: SectionArena, name: str) -> torch.Tensor:
+    """Return zeros like a gradient, in host memory from which transfers go.
+
+    From any other memory the host would wait for the stream ("API synchronization
+    behavior" of the CUDA runtime).
+    """
+    gradient = arena.gradients[name]
+    if arena.device is None:
+        return torch.zeros_like(gradient)
+    return arena.device.allocate_host(gradient.shape, gradient.dtype).zero_()
 
 
 def _on_host(arena: SectionArena, name: str) -> torch.Tensor:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
+from tests.integration.fleet import Fleet, Host, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.wire import messages
-from spottrain.wire.model import Reduction, Slot
+from spottrain.wire.model import Reduction, Slot, StateHome
 
 STEPS = 16
 SLOWLY = {"TINY_SLEEP_S": "0.03"}
@@ -60,6 +60,29 @@ def test_planned_morphs_keep_pids_and_open_no_checkpoint(
         if isinstance(r, messages.GenerationStarted) and r.generation > 1
     ]
     assert [r.sections_loaded for r in started] == [0] * len(started)
+
+
+@pytest.mark.parametrize("state", ["host", "device"])
+def test_planned_morphs_leave_groups_on_devices_and_keep_pids(
+    zygote: Zygote, tmp_path: Path, state: StateHome
+) -> None:
+    spec = job_spec(tmp_path, steps=6, network="nccl")
+    hosts = {name: Host(device="deferred:3") for name in "abcd"}
+    with Fleet(spec, "abcd", tmp_path / "log", zygote, SLOWLY, hosts=hosts) as fleet:
+        fleet.ready()
+        checkpoint = fleet.initialise()
+        for number, shape in enumerate([(1, 2), (2, 2), (1, 3)]):
+            names = "abcd"[: shape[0] * shape[1]]
+            plan = make_plan(spec, *shape, names, NUM_SECTIONS, state=state)
+            donors = [Slot(vm_id="d", index=0)] if number == 2 else []
+            fleet.run(plan, checkpoint, donors)
+            fleet.wait_for_step(number + 1)
+            if number < 2:
+                fleet.stop()
+            fleet.wait_for_end({*names, *(slot.vm_id for slot in donors)})
+        pids = fleet.pids()
+
+    assert all(len(of_slot) == 1 for of_slot in pids.values())
 
 
 def test_only_sections_whose_owner_changes_move(zygote: Zygote, tmp_path: Path) -> None:

@@ -223,7 +223,12 @@ class Nvml:
         try:
             yield
         except nvml.NVMLError as error:
-            lost = (nvml.NVML_ERROR_GPU_IS_LOST, nvml.NVML_ERROR_RESET_REQUIRED)
+            lost = (
+                nvml.NVML_ERROR_GPU_IS_LOST,
+                nvml.NVML_ERROR_RESET_REQUIRED,
+                # GPUs are asked for by UUIDs that NVML has named itself.
+                nvml.NVML_ERROR_NOT_FOUND,
+            )
             if error.value in lost:
                 raise GpuLostError(f"{what} does not answer: {error}") from error
             raise NoNvmlError(f"NVML: {error}") from error

@@ -1,14 +1,20 @@
 from __future__ import annotations
 
+import socket
+import threading
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pipeline.comm.device_group import (
+    DeviceGroups,
     Endpoint,
     NetworkRefusedError,
     choose_library,
 )
+from spottrain.pipeline.comm.groups import Connections, GenerationBrokenError
+from spottrain.pipeline.devices.deferred import DeferredDevice
 
 ENDPOINTS = st.builds(
     Endpoint,
@@ -65,3 +71,31 @@ def test_a_refusal_says_why(second: Endpoint, why: str) -> None:
 
     with pytest.raises(NetworkRefusedError, match=why):
         choose_library("nccl", [first, second], [(0, 1)])
+
+
+def test_a_sum_that_does_not_end_in_time_aborts_the_group_and_cuts_the_others() -> None:
+    connections = Connections()
+    listener = socket.create_server(("127.0.0.1", 0))
+    ours = socket.create_connection(listener.getsockname())
+    theirs, _ = listener.accept()
+    connections.seal()
+    ended: list[str] = []
+    groups = DeviceGroups(DeferredDevice(), connections, ended.append)
+    groups._watcher = threading.Thread(target=groups._watch)
+    groups._watcher.start()
+    groups._timeout_s = 60.0
+    with groups.bounded():
+        pass
+    groups.check()
+
+    groups._timeout_s = 0.0
+    with groups.bounded():
+        assert theirs.recv(1) == b""  # the peer hears of it
+
+        with pytest.raises(GenerationBrokenError, match="did not come to a sum"):
+            groups.check()
+
+    groups.close()
+    assert ended == []
+    for one in (listener, ours, theirs):
+        one.close()

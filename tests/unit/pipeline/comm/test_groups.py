@@ -119,3 +119,21 @@ def test_the_end_of_a_connection_or_a_stop_ends_the_wait(how: str) -> None:
     waiting.join(10)
     assert not waiting.is_alive()
     close(*pair, stop, stopped)
+
+
+def test_only_connections_of_the_network_count() -> None:
+    """A thread that waits for them must not hold open what is to wake it."""
+    connections = Connections()
+    ours = connect()
+    stop, stopped = socket.socketpair()
+    connections.seal()
+    waiting = threading.Thread(
+        target=connections.wait_for_end, args=(stopped,), daemon=True
+    )
+    waiting.start()
+
+    stop.close()
+
+    waiting.join(10)
+    assert not waiting.is_alive()
+    close(stopped, *ours)

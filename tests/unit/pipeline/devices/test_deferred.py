@@ -1,21 +1,32 @@
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spottrain.pipeline.devices.deferred import DeferredDevice, EarlyAccessError
+from spottrain.pipeline.devices.deferred import (
+    DeferredDevice,
+    EarlyAccessError,
+    UnlockedPagesError,
+)
 from spottrain.pipeline.devices.port import UnusableDeviceError
 
 LATE = 0
 """A seed with which nothing happens before somebody waits."""
 
 
+def pinned(device: DeferredDevice, values: Sequence[float]) -> torch.Tensor:
+    room = device.allocate_host((len(values),), torch.float32)
+    return room.copy_(torch.tensor(values))
+
+
 def test_what_was_waited_for_is_there() -> None:
     device = DeferredDevice(LATE)
     with device.using():
-        up = device.wait(device.upload(torch.arange(5.0)))
+        up = device.wait(device.upload(pinned(device, range(5))))
         down = device.finish(device.download(up * 2))
 
     assert down.tolist() == [0, 2, 4, 6, 8]
@@ -24,7 +35,7 @@ def test_what_was_waited_for_is_there() -> None:
 def test_a_target_that_is_read_too_early_is_refused() -> None:
     device = DeferredDevice(LATE)
     with device.using():
-        transfer = device.upload(torch.ones(3))
+        transfer = device.upload(pinned(device, [1] * 3))
         with pytest.raises(EarlyAccessError, match="touches a transfer's target"):
             transfer.target.sum()
         view = transfer.target
@@ -54,8 +65,8 @@ def test_a_source_must_not_change_before_the_end() -> None:
 
 def test_transfers_in_one_direction_keep_their_order() -> None:
     device = DeferredDevice(LATE)
-    first = device.upload(torch.ones(2))
-    second = device.upload(torch.zeros(2))
+    first = device.upload(pinned(device, [1] * 2))
+    second = device.upload(pinned(device, [0] * 2))
 
     device.wait(second)
 
@@ -64,7 +75,7 @@ def test_transfers_in_one_direction_keep_their_order() -> None:
 
 def test_synchronising_ends_all_transfers() -> None:
     device = DeferredDevice(LATE)
-    transfers = [device.upload(torch.ones(2)), device.download(torch.ones(2))]
+    transfers = [device.upload(pinned(device, [1] * 2)), device.download(torch.ones(2))]
 
     device.synchronise()
 
@@ -74,7 +85,7 @@ def test_synchronising_ends_all_transfers() -> None:
 def test_where_the_host_reads_values_of_the_device_is_noted() -> None:
     device = DeferredDevice(LATE)
     with device.using():
-        value = device.wait(device.upload(torch.ones(2))).sum()
+        value = device.wait(device.upload(pinned(device, [1] * 2))).sum()
         torch.ones(1).item()
         device.finish(device.download(value)).item()
         assert device.host_reads == []
@@ -104,8 +115,24 @@ def test_an_order_is_drawn_from_the_seed(seed: int, ways: list[bool]) -> None:
     def run() -> list[bool]:
         device = DeferredDevice(seed)
         transfers = [
-            (device.download if down else device.upload)(torch.ones(1)) for down in ways
+            (device.download if down else device.upload)(pinned(device, [1]))
+            for down in ways
         ]
         return [bool(transfer.target == 1) for transfer in transfers]
 
     assert run() == run()
+
+
+def test_memory_whose_pages_are_not_locked_is_refused() -> None:
+    device, memory = DeferredDevice(LATE), torch.ones(8)
+    with pytest.raises(UnlockedPagesError, match="not locked"):
+        device.upload(memory[2:4])
+    with pytest.raises(UnlockedPagesError, match="not locked"):
+        device.download(torch.ones(2), memory[2:4])
+
+    device.lock_pages(memory)
+    assert device.wait(device.upload(memory[2:4])).tolist() == [1, 1]
+    device.unlock_pages(memory)
+
+    with pytest.raises(UnlockedPagesError, match="not locked"):
+        device.upload(memory)

@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from fractions import Fraction
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
 
+from spottrain.errors import UserCodeError
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.devices.host import HostDevice
-from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.devices.port import Device, Transfer
 from spottrain.pipeline.model.loaded import ParameterSpec
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.train.reduction import (
     ExactReduction,
     FastReduction,
     GradientReduction,
-    Replicas,
 )
+from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
 
 SHAPES = {"weight": (2, 3), "bias": (2,), "unused": (4,)}
@@ -49,6 +52,8 @@ class Stage:
         self.device: Device = HostDevice() if home == "cpu" else DeferredDevice(seed)
         on_device = self.device if home == "device" else None
         self.arena = SectionArena(self.holder, 0, SPECS, on_device)
+        if on_device is None:
+            self.device.lock_pages(self.arena.payload)
         working = WorkingSection(
             self.arena, self.device, sums_gradients=kind is FastReduction
         )
@@ -210,3 +215,164 @@ def test_losses_are_added_up_in_the_order_of_virtual_nodes() -> None:
         stage = Stage(kind, "cpu", 3)
         assert stage.reduction.total_loss(losses) == [(0.1 + 1e16) - 1e16, 6.0]
         stage.holder.close()
+
+
+class Watched(DeferredDevice):
+    """Says when transfers begin; none ends before somebody waits for it."""
+
+    def __init__(self, log: list[str], names: dict[int, str]) -> None:
+        super().__init__(0)
+        self._log, self._names = log, names
+
+    def download(
+        self, source: torch.Tensor, target: torch.Tensor | None = None
+    ) -> Transfer:
+        """Say which section's memory it reads."""
+        name = self._names.get(source.untyped_storage()._cdata, "")
+        if name:
+            self._log.append(f"download {name}")
+        return super().download(source, target)
+
+
+class Chain:
+    """Two sections without a loss between them, and their reduction."""
+
+    def __init__(
+        self, kind: type[GradientReduction], on_device: bool, replicas: Replicas
+    ) -> None:
+        self.log: list[str] = []
+        self._names: dict[int, str] = {}
+        self.holder = LocalHolder()
+        self.device = Watched(self.log, self._names)
+        specs = (ParameterSpec("weight", (3,), torch.float32, True, {}),)
+        home = self.device if on_device else None
+        self.arenas = [SectionArena(self.holder, k, specs, home) for k in range(2)]
+        for arena in self.arenas if home is None else ():
+            self.device.lock_pages(arena.payload)
+        working = [
+            WorkingSection(arena, self.device, sums_gradients=kind is FastReduction)
+            for arena in self.arenas
+        ]
+        for section in working:
+            section.refresh()
+            section.wait()
+        self.weights = [nn.Parameter(one.parameters["weight"]) for one in working]
+        named = {k: [("weight", weight)] for k, weight in enumerate(self.weights)}
+        tracker = TensorTracker(0)
+        self.reduction = kind(named, working, replicas, self.device, tracker)
+        for one in self.reduction._sums:  # type: ignore[attr-defined]
+            memory = one._runs[0] if kind is FastReduction else one.total
+            key = memory.untyped_storage()._cdata
+            self._names[key] = f"section {one.section.arena.section}"
+
+    def backward(self) -> None:
+        """Go backward through the last section, then through the first one."""
+        for k in (1, 0):
+            self.weights[k].sum().backward()  # type: ignore[no-untyped-call]
+            self.log.append(f"backward {k}")
+
+
+@pytest.fixture
+def world() -> Iterator[dist.ProcessGroup]:
+    """A group of one rank."""
+    store = dist.HashStore()  # type: ignore[attr-defined]
+    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
+    group = dist.group.WORLD
+    assert group is not None
+    yield group
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("summed", ["alone", "on the host"])
+@pytest.mark.parametrize("on_device", [False, True], ids=["host", "device"])
+@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
+def test_a_section_comes_down_beside_the_backward_of_the_ones_before_it(
+    kind: type[GradientReduction],
+    on_device: bool,
+    summed: str,
+    world: dist.ProcessGroup,
+) -> None:
+    group = None if summed == "alone" else world
+    replicas = Replicas(group, virtual_nodes=range(2), num_virtual_nodes=2)
+    chain = Chain(kind, on_device, replicas)
+    for _ in range(2):
+        with chain.device.using():
+            chain.reduction.begin(0, 0)
+            chain.backward()
+            assert not any(line.startswith("download") for line in chain.log)
+            chain.log.clear()
+            chain.backward()
+            found = chain.log.copy()
+            chain.reduction.reduce()
+            chain.device.synchronise()
+        moves = not on_device or group is not None
+        assert found == (
+            ["download section 1", "backward 1", "download section 0", "backward 0"]
+            if moves
+            else ["backward 1", "backward 0"]
+        )
+        for arena in chain.arenas:
+            assert arena.gradients["weight"].eq(2).all()
+        chain.log.clear()
+    chain.reduction.close()
+    chain.holder.close()
+
+
+@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
+def test_a_section_comes_down_beside_the_sums_of_the_ones_before_it(
+    kind: type[GradientReduction],
+    world: dist.ProcessGroup,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    replicas = Replicas(world, world, virtual_nodes=range(1))
+    chain = Chain(kind, False, replicas)
+    all_reduce = dist.all_reduce
+
+    class Work:
+        def __init__(self, work: dist.Work, number: int) -> None:
+            self._work, self._number = work, number
+            chain.log.append(f"begin sum {number}")
+
+        def wait(self) -> None:
+            self._work.wait()
+            chain.log.append(f"end sum {self._number}")
+
+    def sum_and_say(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+        work = all_reduce(tensor, *args, **kwargs)
+        assert work is not None
+        key = tensor.untyped_storage()._cdata
+        name = chain._names.get(key)
+        return work if name is None else Work(work, int(name[-1]))
+
+    monkeypatch.setattr(dist, "all_reduce", sum_and_say)
+    with chain.device.using():
+        chain.reduction.begin(0, 0)
+        chain.backward()
+        chain.log.clear()
+        chain.reduction.reduce()
+
+    assert chain.log == [
+        "begin sum 1",
+        "begin sum 0",
+        "end sum 1",
+        "download section 1",
+        "end sum 0",
+        "download section 0",
+    ]
+    assert all(arena.gradients["weight"].eq(1).all() for arena in chain.arenas)
+    chain.holder.close()
+
+
+@pytest.mark.parametrize("kind", [FastReduction, ExactReduction])
+def test_a_gradient_that_comes_after_its_section_has_left_is_refused(
+    kind: type[GradientReduction],
+) -> None:
+    chain = Chain(kind, False, Replicas())
+    with chain.device.using():
+        chain.reduction.begin(0, 0)
+        chain.backward()
+        chain.device.synchronise()
+        with pytest.raises(UserCodeError, match="the gradient of weight once"):
+            chain.weights[1].sum().backward()  # type: ignore[no-untyped-call]
+    chain.reduction.close()
+    chain.holder.close()

@@ -50,6 +50,8 @@ def test_health_is_read(machine_with: Put) -> None:
         assert health == GpuHealth(row_remap_pending=True, recovery_action=2)
         gpus.change(lost=True)
         assert driver.health(gpu) == GpuHealth(is_lost=True)
+        gpus.change(uuid="GPU-another")  # the driver has taken it off its list
+        assert driver.health(gpu) == GpuHealth(is_lost=True)
         with pytest.raises(nvml.GpuLostError, match="GPU 0 does not answer"):
             driver.gpus()
 

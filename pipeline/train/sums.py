@@ -1,0 +1,366 @@
+"""The sums of one section's gradients, from backwards to the arena.
+
+A section moves by itself. What a GPU has to bring to the host's memory leaves as soon as
+the last backward has been through the section, beside the backward through the sections
+before it; its sum over replicas runs beside the transfers of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.utils.hooks import RemovableHandle
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.base import fixed_point
+from spottrain.pipeline.devices.port import Device, Transfer
+from spottrain.pipeline.model.job import NamedParameters
+from spottrain.pipeline.state.update import GradientFit
+from spottrain.pipeline.train.working import WorkingSection
+
+
+@dataclass(frozen=True, slots=True)
+class Replicas:
+    """The ranks that hold the same stage."""
+
+    group: dist.ProcessGroup | None = None
+    """Sums tensors of the host; ``None`` if there is one rank only."""
+    device_group: dist.ProcessGroup | None = None
+    """Sums tensors of the device, where there is such a group."""
+    virtual_nodes: range = range(1)
+    """Of this replica."""
+    num_virtual_nodes: int = 1
+    """Of a mini-batch."""
+    has_loss: bool = True
+    """True on the last stage."""
+    num_metrics: int = 0
+    """What the loss measures besides the loss."""
+
+    @property
+    def num_sums(self) -> int:
+        """How many sums ``LossSums.values`` has."""
+        return 2 + 2 * self.num_metrics
+
+    @property
+    def sum_on_host(self) -> bool:
+        """True if gradients are summed in the host's memory."""
+        return self.group is not None and self.device_group is None
+
+    def sum(self, tensors: Iterable[torch.Tensor]) -> None:
+        """Sum every tensor of the host over all ranks, in place."""
+        wait_for(_begin_sums(self.group, tensors))
+
+    def begin_sum(self, tensors: Iterable[torch.Tensor]) -> list[dist.Work]:
+        """Begin to sum gradients over all ranks, in place, where ``sum_on_host`` says.
+
+        Ranks must sum in the same order.
+        """
+        group = self.group if self.sum_on_host else self.device_group
+        return _begin_sums(group, tensors)
+
+    def maximum(self, tensor: torch.Tensor) -> None:
+        """Take the maximum over all ranks of a tensor of the host, in place."""
+        wait_for(_begin_sums(self.group, [tensor], dist.ReduceOp.MAX))
+
+
+def _begin_sums(
+    group: dist.ProcessGroup | None,
+    tensors: Iterable[torch.Tensor],
+    operation: dist.ReduceOp.RedOpType = dist.ReduceOp.SUM,
+) -> list[dist.Work]:
+    if group is None:
+        return []
+    works = []
+    for tensor in tensors:
+        work = dist.all_reduce(tensor, operation, group=group, async_op=True)
+        assert work is not None
+        works.append(work)
+    return works
+
+
+def wait_for(works: Iterable[dist.Work]) -> None:
+    """Wait for sums: the host, or what is computed on the device from now on."""
+    for work in works:
+        work.wait()
+
+
+def add_hook(
+    parameter: nn.Parameter, take: Callable[[torch.Tensor], None]
+) -> RemovableHandle:
+    """Have ``take`` called whenever a backward has completed a parameter's gradient."""
+    handle: RemovableHandle
+    handle = parameter.register_post_accumulate_grad_hook(take)  # type: ignore[no-untyped-call]
+    return handle
+
+
+class _Completion:
+    """Notices that all backwards of a mini-batch have been through a section.
+
+    Args:
+        names: Of the section's gradients.
+        act: What is to be done then.
+    """
+
+    def __init__(self, names: Iterable[str], act: Callable[[], None]) -> None:
+        self._names = tuple(names)
+        self._act = act
+
+    def begin(self, backwards: int) -> None:
+        """Prepare for the backwards of a mini-batch."""
+        self._left = [backwards] * len(self._names)
+        self._incomplete = len(self._names)
+        self._acted = False
+
+    def count(self, number: int) -> None:
+        """Note that a backward has given one of the gradients.
+
+        Raises:
+            UserCodeError: It has given it before.
+        """
+        self._left[number] -= 1
+        if self._left[number] < 0:
+            raise UserCodeError(
+                f"a backward must give the gradient of {self._names[number]} once: it "
+                "came several times; call activation checkpointing with "
+                "use_reentrant=False"
+            )
+        if not self._left[number]:
+            self._incomplete -= 1
+            if not self._incomplete:
+                self.force()
+
+    def force(self) -> None:
+        """Act now, if that has not been done: no backward is left."""
+        if not self._acted:
+            self._acted = True
+            self._act()
+
+
+class SectionRuns:
+    """The gradients of one section that autograd adds up in place."""
+
+    def __init__(
+        self,
+        parameters: Mapping[int, NamedParameters],
+        section: WorkingSection,
+        replicas: Replicas,
+        device: Device,
+    ) -> None:
+        self.section = section
+        self.completion = _Completion(section.gradients, self._complete)
+        self._device = device
+        self._runs = section.gradient_runs
+        self._targets = section.arena.gradient_runs
+        self._sums_on_host = replicas.sum_on_host and not device.is_host
+        self._sums_on_device = replicas.device_group is not None
+        self._transfers: list[Transfer] = []
+        # Autograd adds in place to a gradient of the parameter's own type.
+        self._in_place: list[tuple[nn.Parameter, torch.Tensor]] = []
+        self._hooks: list[RemovableHandle] = []
+        trained = dict(parameters[section.arena.section])
+        for number, (name, total) in enumerate(section.gradients.items()):
+            if total.dtype is trained[name].dtype:
+                self._in_place.append((trained[name], total))
+            else:
+                hook = partial(_add_converted, total)
+                self._hooks.append(add_hook(trained[name], hook))
+            if section.is_copy or self._sums_on_host:
+                note = partial(self._note, number)
+                self._hooks.append(add_hook(trained[name], note))
+
+    def begin(self, scale_exponent: int, backwards: int) -> None:
+        """Prepare for the backwards of a mini-batch."""
+        self._scale_exponent = scale_exponent
+        self._transfers.clear()
+        self.completion.begin(backwards)
+        for run in self._runs:
+            run.zero_()
+        for parameter, total in self._in_place:
+            parameter.grad = total
+
+    def _note(self, number: int, parameter: torch.Tensor) -> None:
+        self.completion.count(number)
+
+    def _complete(self) -> None:
+        """Take the loss scale out; what no other rank adds to on the device goes down."""
+        for run in self._runs if self._scale_exponent else ():
+            run.mul_(2.0**-self._scale_exponent)
+        if self._sums_on_device:
+            return
+        if self.section.is_copy:
+            self._go_down()
+        elif self._sums_on_host:
+            self._transfers = [self._device.download(run) for run in self._runs]
+
+    def _go_down(self) -> None:
+        pairs = zip(self._runs, self._targets, strict=True)
+        self._transfers = [self._device.download(run, target) for run, target in pairs]
+
+    def addends(self) -> list[torch.Tensor]:
+        """Return what is to be summed over replicas, once it is there."""
+        if self._sums_on_host:
+            return [self._device.finish(transfer) for transfer in self._transfers]
+        return self._runs
+
+    def take_sum(self) -> None:
+        """Take over the sum over replicas, which is in the ``addends``."""
+        if self.section.is_copy:
+            if self._sums_on_device:
+                self._go_down()
+        elif self._sums_on_host:
+            for transfer, run in zip(self._transfers, self._runs, strict=True):
+                self._device.wait(self._device.upload(transfer.target, run))
+
+    def arrive(self) -> None:
+        """Wait until the arena has the gradients."""
+        for transfer in self._transfers:
+            self._device.finish(transfer)
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
+
+
+def _add_converted(total: torch.Tensor, parameter: torch.Tensor) -> None:
+    gradient, parameter.grad = parameter.grad, None
+    assert gradient is not None
+    total.add_(gradient)
+
+
+class SectionIntegers:
+    """The integers of one section: its gradients one after the other."""
+
+    def __init__(
+        self,
+        parameters: Mapping[int, NamedParameters],
+        section: WorkingSection,
+        replicas: Replicas,
+        device: Device,
+    ) -> None:
+        self.section = section
+        gradients = section.arena.gradients
+        self.completion = _Completion(gradients, self._complete)
+        self._device = device
+        self._targets = list(gradients.values())
+        trained = dict(parameters[section.arena.section])
+        self._sizes = [target.numel() for target in self._targets]
+        where = device.torch_device
+        self.total = torch.zeros(sum(self._sizes), dtype=torch.int64, device=where)
+        self.peaks = torch.zeros(len(self._sizes), dtype=torch.float64, device=where)
+        """Largest absolute value of every gradient, of all virtual nodes so far."""
+        self._parts = torch.split(self.total, self._sizes)
+        self._sums_on_host = replicas.sum_on_host and not device.is_host
+        self._is_alone = replicas.group is None
+        self._leaves_early = self._sums_on_host or (self._is_alone and section.is_copy)
+        self._staged: Transfer | None = None
+        """The integers, on their way to where they are summed."""
+        self._transfers: list[Transfer] = []
+        """Rounded sums on their way to the arena."""
+        self._hooks = [
+            add_hook(trained[name], partial(self._add, number))
+            for number, name in enumerate(gradients)
+        ]
+
+    def begin(self, attempt: int, scale_exponent: int, replicas: Replicas) -> None:
+        """Prepare for an attempt at a mini-batch."""
+        self._scale_exponent = scale_exponent
+        nodes = replicas.num_virtual_nodes
+        self._used = [
+            fixed_point.exponent(committed, attempt, nodes, target.dtype)
+            for committed, target in zip(
+                self.section.arena.numbers.exponents, self._targets, strict=True
+            )
+        ]
+        self._transfers.clear()
+        self.completion.begin(len(replicas.virtual_nodes))
+        self.total.zero_()
+        self.peaks.zero_()
+
+    def _add(self, number: int, parameter: torch.Tensor) -> None:
+        """Take a virtual node's gradient as soon as it is complete."""
+        gradient, parameter.grad = parameter.grad, None
+        assert gradient is not None
+        here = self.peaks[number]
+        torch.maximum(here, fixed_point.peak(gradient), out=here)
+        used = self._used[number] - self._scale_exponent
+        fixed_point.add_quantised(self._parts[number], gradient, used)
+        if self._leaves_early:
+            self.completion.count(number)
+
+    def _complete(self) -> None:
+        """Go to where the sum over replicas is made; round what is the sum already."""
+        if self._sums_on_host:
+            self._staged = self._device.download(self.total)
+        elif self._is_alone:
+            self._round(self.total)
+
+    def addends(self) -> list[torch.Tensor]:
+        """Return what is to be summed over replicas, once it is there."""
+        if self._staged is not None:
+            return [self._device.finish(self._staged)]
+        return [self.total]
+
+    def settle(self, magnitudes: Sequence[int], virtual_nodes: int) -> GradientFit:
+        """Prepare the next exponents; return what the magnitudes say."""
+        unscaled = [
+            m if abs(m) == fixed_point.NOT_FINITE else m - self._scale_exponent
+            for m in magnitudes
+        ]
+        numbers = self.section.arena.numbers
+        numbers.prepare(
+            [
+                fixed_point.next_exponent(committed, m, virtual_nodes)
+                for committed, m in zip(numbers.exponents, unscaled, strict=True)
+            ]
+        )
+        return GradientFit(
+            finite=fixed_point.NOT_FINITE not in unscaled,
+            in_range=all(
+                fixed_point.in_range(m, used, virtual_nodes)
+                for m, used in zip(unscaled, self._used, strict=True)
+            ),
+        )
+
+    def take_sum(self) -> None:
+        """Take over the sum over replicas, which is in the ``addends``."""
+        if self._staged is not None:
+            self._round(self._staged.target)
+            self._staged = None
+        elif not self._is_alone:
+            self._round(self.total)
+
+    def _round(self, total: torch.Tensor) -> None:
+        """Round a sum to the types of the arena's gradients, on its way there."""
+        device, to_host = self._device, self.section.arena.device is None
+        from_host = total is not self.total or device.is_host
+        for part, used, target in zip(
+            torch.split(total, self._sizes), self._used, self._targets, strict=True
+        ):
+            if from_host == to_host:
+                fixed_point.dequantise(part, used, target)
+                continue
+            # In the memory of the integers, which are not needed any more.
+            room = part.view(torch.uint8)[: target.numel() * target.itemsize]
+            rounded = room.view(target.dtype).view(target.shape)
+            fixed_point.dequantise(part, used, rounded)
+            move = device.download if to_host else device.upload
+            self._transfers.append(move(rounded, target))
+
+    def arrive(self) -> None:
+        """Wait until the arena has the gradients."""
+        for transfer in self._transfers:
+            if self.section.arena.device is None:
+                self._device.finish(transfer)
+            else:
+                self._device.wait(transfer)
+
+    def close(self) -> None:
+        """Take the hooks away."""
+        for hook in self._hooks:
+            hook.remove()
