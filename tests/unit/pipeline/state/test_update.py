@@ -29,7 +29,7 @@ from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.handover import fill as load
-from spottrain.pipeline.state.handover import trained_tensors
+from spottrain.pipeline.state.handover import saved_tensors
 from spottrain.pipeline.state.numbers import GROUPS
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
@@ -340,7 +340,7 @@ def test_values_of_groups_are_in_checkpoints_and_missing_in_older_ones(
     fill(arena, 0, arena.parameters)
     arena.set_version(0, 1)
     open_memory(holder, job).apply(decision(0), [0], FaultScript())
-    saved = {**trained_tensors(arena), **arena.numbers.tensors()}
+    saved = {**saved_tensors(arena), **arena.numbers.tensors()}
     saved = {name: tensor.clone() for name, tensor in saved.items()}
     kept = arena.numbers.group_values
     open_memory(holder, job).apply(decision(1), [0], FaultScript())
