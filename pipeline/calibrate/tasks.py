@@ -122,7 +122,7 @@ def time_tasks(
     named = {k: stage.parameters_of(k) for k in arenas}
     sums = FastReduction(named, sections, Replicas(), bench.device, tracker)
     executor = StageExecutor(
-        [stage],
+        [[stage]],
         _place(chain, num_microbatches),
         MicrobatchSource(loaded.job, spec.seed, spec.minibatch_size, microbatch_size),
         links,

@@ -123,6 +123,33 @@ def test_any_other_schedule_and_bound_trains_to_the_same_bits(
     assert result == undisturbed[0]
 
 
+@pytest.mark.parametrize(
+    ("depth", "width", "changes"),
+    [
+        (1, 1, {"segments": 3}),
+        (1, 2, {"segments": 8}),
+        (2, 1, {"segments": 2, "schedule": "1f1b"}),
+        (3, 1, {"segments": 3, "schedule": "gpipe"}),
+        (2, 2, {"segments": 9, "in_flight_bound": 2}),
+        (2, 1, {"segments": 2, "chunks": 2}),
+    ],
+)
+def test_recompute_in_segments_trains_to_the_same_bits(
+    zygote: Zygote,
+    undisturbed: tuple[dict[str, bytes], Fleet],
+    tmp_path: Path,
+    depth: int,
+    width: int,
+    changes: dict[str, Any],
+) -> None:
+    result, fleet = train_deep(zygote, tmp_path, depth, width, **changes)
+
+    assert result == undisturbed[0]
+    (evaluated,) = reports(fleet, messages.Evaluated)
+    assert evaluated.loss == reports(undisturbed[1], messages.Evaluated)[0].loss
+    assert_memory_is_released(fleet, 12 // width * 8)
+
+
 def test_fast_mode_differs_from_exact_by_rounding_only(
     zygote: Zygote, undisturbed: tuple[dict[str, bytes], Fleet], tmp_path: Path
 ) -> None:
