@@ -177,6 +177,21 @@ def test_uncommon_models_may_be_interleaved(
     )
 
 
+@pytest.mark.parametrize(
+    "job", ["shared_job", "frozen_job", "bfloat16_job", "detached_job", "recurrent_job"]
+)
+def test_uncommon_models_may_be_recomputed_in_segments(
+    zygote: Zygote, tmp_path: Path, job: str
+) -> None:
+    reference = weights(zygote, tmp_path / "1x1", job, (1, 1))
+
+    assert (
+        weights(zygote, tmp_path / "cut", job, (1, 1), segments=4)
+        == weights(zygote, tmp_path / "2x1", job, (2, 1), segments=2)
+        == reference
+    )
+
+
 def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
     zygote: Zygote, undisturbed: tuple[dict[str, bytes], Fleet], tmp_path: Path
 ) -> None:
@@ -191,7 +206,7 @@ def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
     environment = {ENVIRONMENT_VARIABLE: json.dumps(script)}
     shapes: list[tuple[int, int, dict[str, Any]]] = [
         (2, 2, INTERLEAVED),
-        (3, 1, {}),
+        (3, 1, {"segments": 2}),
         (2, 1, {"chunks": 4}),
     ]
     waiting = iter(shapes)
