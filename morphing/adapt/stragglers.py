@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from spottrain.wire.model import Plan, Profile
+from spottrain.wire.model import Plan, Profile, segments_of
 
 MARGIN = 0.15
 """An outlier takes that much longer than the median of its peers, or more."""
@@ -203,10 +203,17 @@ def expected_busy_s(
         recomputes: Recomputes.
     """
     measured = profile.sections_at(plan.microbatch_size)
+    beside = profile.overheads_at(plan.microbatch_size)
     sections = [measured[k] for k in plan.sections_of(stage) if k < len(measured)]
     once_s = math.fsum(one.forward_s + one.backward_s for one in sections)
     again_s = math.fsum(one.recompute_s for one in sections)
-    beside = profile.overheads_at(plan.microbatch_size)
+    for run in plan.runs_of(stage):
+        for segment in segments_of(run, plan.segments)[:-1]:  # within the backward
+            inner_s = math.fsum(
+                one.recompute_s for one in measured[segment.start : segment.stop]
+            )
+            once_s += inner_s + 2 * beside.recompute_s
+            again_s -= inner_s
     inner = (stage > 0) + (stage + 1 < plan.pipeline_depth)
     once_s += beside.forward_s + beside.backward_s + inner * beside.posting_s
     return microbatches * once_s + recomputes * (again_s + beside.recompute_s)

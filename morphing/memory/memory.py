@@ -14,6 +14,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
+from spottrain.morphing.memory.chunks import Chunk
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
 from spottrain.morphing.memory.room import WorkerBytes
 from spottrain.morphing.simulate.compute import CPU, Compute, trained_bytes
@@ -25,6 +26,7 @@ from spottrain.wire.model import (
     Reduction,
     SectionProfile,
     StateHome,
+    segments_of,
 )
 
 PAGE_BYTES = 4096
@@ -126,12 +128,14 @@ class StageMemory:
     """Copy of the worker's share of a periodic checkpoint, until it is written."""
     stash_bytes: int
     """At the peak of a mini-batch, as all below up to ``buffers_bytes``: inputs of
-    micro-batches in flight, those that wait for their forward included."""
+    micro-batches in flight, those that wait for their forward included; of the others
+    but the one under way also the inputs of segments."""
     batches_bytes: int
     """The user's data of micro-batches in flight."""
     activations_bytes: int
     """Tensors saved for the backward, of one micro-batch if the stage recomputes, else of
-    all in flight; and what the task under way takes for itself."""
+    all in flight; and what the task under way takes for itself. With segments, those of
+    the last one only, and what the segment under way takes."""
     buffers_bytes: int
     """Activations and gradients on their way to neighbours, and gradients that wait."""
     update_bytes: int
@@ -188,6 +192,7 @@ def stage_bytes(
     load: StageLoad,
     terms: WorkerTerms = WorkerTerms(),
     *,
+    segments: int = 1,
     width: int = 1,
     replica: int | None = None,
 ) -> StageMemory:
@@ -199,11 +204,12 @@ def stage_bytes(
         runs: The stage's runs of consecutive sections, one per chunk.
         load: Micro-batches at once.
         terms: What holds for all workers.
+        segments: In which each run is recomputed.
         width: Replicas, which share the writing of checkpoints.
         replica: Whose worker; ``None``: the one with the largest share.
     """
     own = [facts.sections[k] for run in runs for k in run]
-    chunks = [_Chunk.of(facts, measured, run) for run in runs]
+    chunks = [Chunk.of(facts, measured, segments_of(run, segments)) for run in runs]
     gradients = sum(chunk.gradients for chunk in chunks)
     exact = terms.reduction == "exact"
     undo = max(s.param_bytes + s.optimizer_bytes + trained_bytes(s) for s in own)
@@ -290,79 +296,6 @@ def _on_device(whole: StageMemory, casts: int, words: int, staging: int) -> Stag
 
 
 @dataclass(frozen=True, slots=True)
-class _Chunk:
-    """One run of sections, by bytes of one micro-batch."""
-
-    input: int
-    output: int
-    batch: int
-    gradients: int
-    """Of its parameters."""
-    held: int
-    """Tensors that a forward leaves for the backward, the output included."""
-    forward: int
-    """Peak of a forward that leaves nothing."""
-    recompute: int
-    """Peak of a forward that leaves ``held``."""
-    backward: int
-    """Peak of the backward, with the gradient of the output."""
-
-    @classmethod
-    def of(
-        cls,
-        facts: ModelFacts,
-        measured: Sequence[SectionProfile],
-        run: range,
-    ) -> _Chunk:
-        """Follow one micro-batch through the sections, and back."""
-        gradients = [trained_bytes(facts.sections[k]) for k in run]
-        entry, end = _ends(facts, measured, run)
-        came = held = 0
-        forward = recompute = backward = 0
-        trained = run.start > 0  # a graph begins at what is received, or is trained
-        for k, own in zip(run, gradients, strict=True):
-            section = measured[k]
-            out = end if k == run[-1] else section.output_bytes
-            forward = max(forward, came + section.forward_bytes, came + out)
-            trained = trained or own > 0
-            if not trained:
-                came = out
-                continue
-            recompute = max(recompute, held + section.recompute_bytes)
-            # The gradients of this section's parameters are the last to be complete.
-            done = held + (came or entry)
-            held += section.saved_bytes + out
-            passed = 0 if k == run[-1] else out
-            here = held + passed + section.backward_bytes
-            backward = max(backward, done, here)
-            came = out
-        return cls(
-            input=entry,
-            output=end,
-            batch=max(measured[k].batch_bytes for k in run),
-            gradients=sum(gradients),
-            held=held,
-            forward=forward,
-            recompute=max(recompute, forward, held),
-            backward=end + backward,
-        )
-
-
-def _ends(
-    facts: ModelFacts, measured: Sequence[SectionProfile], run: range
-) -> tuple[int, int]:
-    """Return the bytes of what comes in and of what goes out.
-
-    The first section reads examples; a loss is not worth counting.
-    """
-    is_last = run.stop == len(facts.sections)
-    return (
-        measured[run.start - 1].output_bytes if run.start else 0,
-        0 if is_last else measured[run[-1]].output_bytes,
-    )
-
-
-@dataclass(frozen=True, slots=True)
 class _TrainingPeak:
     """The peak of a mini-batch."""
 
@@ -371,7 +304,7 @@ class _TrainingPeak:
     activations: int
 
 
-def _peak(chunks: Sequence[_Chunk], load: StageLoad, converted: int) -> _TrainingPeak:
+def _peak(chunks: Sequence[Chunk], load: StageLoad, converted: int) -> _TrainingPeak:
     """Return the peak of a mini-batch.
 
     Args:
@@ -382,7 +315,7 @@ def _peak(chunks: Sequence[_Chunk], load: StageLoad, converted: int) -> _Trainin
     kept = work = stash = 0
     spare = load.inputs_held - load.in_flight
     for chunk, count, keeps in zip(chunks, load.counts, load.keeping, strict=False):
-        stash += count * chunk.input
+        stash += count * chunk.input + max(0, count - 1) * chunk.stashed
         graphs = count if keeps else 0
         kept += graphs * chunk.held
         task = max(chunk.recompute, chunk.backward + converted)
@@ -398,7 +331,7 @@ def _peak(chunks: Sequence[_Chunk], load: StageLoad, converted: int) -> _Trainin
     )
 
 
-def _pending(chunks: Sequence[_Chunk], load: StageLoad) -> int:
+def _pending(chunks: Sequence[Chunk], load: StageLoad) -> int:
     """Return the bytes of what was sent last, in both directions by turns.
 
     An activation whose graph is kept is counted there.
@@ -412,12 +345,12 @@ def _pending(chunks: Sequence[_Chunk], load: StageLoad) -> int:
     return max(0, sent - graphs) * outputs + (PENDING_SENDS - sent) * inputs
 
 
-def _evaluation(chunks: Sequence[_Chunk]) -> int:
+def _evaluation(chunks: Sequence[Chunk]) -> int:
     one = max(
         HELDOUT_INPUTS * chunk.input
         + HELDOUT_SENDS * chunk.output
         + chunk.batch
-        + chunk.forward
+        + chunk.alone
         for chunk in chunks
     )
     return HELDOUT_FACTOR * one
@@ -472,6 +405,7 @@ def rank_bytes(
                 plan.runs_of(p),
                 load,
                 terms,
+                segments=plan.segments,
                 width=width,
                 replica=replica,
             )

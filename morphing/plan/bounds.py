@@ -13,6 +13,7 @@ other placement has more of any speed or above), and virtual nodes are divisible
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -32,6 +33,7 @@ from spottrain.wire.model import (
     Reduction,
     SectionProfile,
     TaskOverheads,
+    segments_of,
 )
 
 Array = NDArray[np.float64]
@@ -57,19 +59,25 @@ class SectionTimes:
         self.sent_bytes = np.array([compute.sent_bytes(s) for s in self.sections])
         """As they travel, from each section to the next."""
 
-    def costs_s(self, recompute: bool) -> tuple[list[float], list[float]]:
-        """Return the costs of sections before the last stage, and in the last stage."""
-        last_s = [s.forward_s + s.backward_s for s in self.sections]
-        if not recompute:
-            return last_s, last_s
-        all_s = [s.forward_s + s.recompute_s + s.backward_s for s in self.sections]
-        return all_s, last_s
+    def costs_s(self, segments: int) -> tuple[list[float], list[float]]:
+        """Return the costs of sections before the last stage, and in the last stage.
 
-    def overhead_s(self, recompute: bool) -> float:
+        Args:
+            segments: In which a run is recomputed, 0: not at all. The last stage does
+                not recompute its last segment.
+        """
+        again = float(segments > 0), 1 - 1 / segments if segments else 0.0
+        before_s, last_s = (
+            [s.forward_s + share * s.recompute_s + s.backward_s for s in self.sections]
+            for share in again
+        )
+        return before_s, last_s
+
+    def overhead_s(self, segments: int) -> float:
         """Return the time of a micro-batch's tasks beyond the stage's sections."""
         overheads = self.overheads
         once_s = overheads.forward_s + overheads.backward_s
-        return once_s + overheads.recompute_s if recompute else once_s
+        return once_s + overheads.recompute_s if segments else once_s
 
 
 def _sums(sections: Sequence[SectionProfile], name: str) -> Array:
@@ -103,7 +111,7 @@ class Pipe:
     busy_s: Array
     """Of each stage, the time of a micro-batch's forward, backward and recompute."""
     recompute_s: Array
-    """Of each stage; the recompute that its first micro-batch may skip."""
+    """Of each stage; the recompute tasks that its first micro-batch may skip."""
     arrival_s: Array
     """From the beginning until the first activation is at each stage."""
     return_s: Array
@@ -121,7 +129,7 @@ def make_pipe(
     times: SectionTimes,
     bounds: Sequence[int],
     depth: int,
-    recompute: bool,
+    segments: int,
     link: LinkProfile,
     speed: float,
 ) -> Pipe:
@@ -131,7 +139,7 @@ def make_pipe(
         times: On a device of speed 1.
         bounds: Of the runs, several per stage if interleaved.
         depth: Stages.
-        recompute: Whether all runs but the last recompute.
+        segments: In which runs are recomputed, see ``SectionTimes.costs_s``.
         link: One that no link is faster than.
         speed: One that no device is faster than.
     """
@@ -141,8 +149,16 @@ def make_pipe(
     forward[:-1] += overheads.posting_s
     backward[1:] += overheads.posting_s
     again = np.zeros(len(cuts) - 1)
-    if recompute:
-        again[:-1] = np.diff(times.recompute_s[cuts])[:-1] / speed
+    if segments:
+        parts = [
+            segments_of(range(a, b), segments) for a, b in itertools.pairwise(bounds)
+        ]
+        last = np.array([part[-1].start for part in parts])
+        further_s = np.array([len(part) - 1 for part in parts]) * overheads.recompute_s
+        forward += further_s
+        done_s = times.recompute_s
+        backward += further_s + (done_s[last] - done_s[cuts[:-1]]) / speed
+        again[:-1] = (done_s[cuts[1:]] - done_s[last])[:-1] / speed
         again[:-1] += overheads.recompute_s
     by_stage = (-1, depth)
     spare = again.reshape(by_stage).sum(axis=0)

@@ -1,7 +1,7 @@
 """Chooses the best plan for the available devices.
 
-All combinations are considered: pipeline depth and width, the schedule, recompute, a
-bound on micro-batches in flight. Each gets a lower bound on its time first, and only
+All combinations are considered: pipeline depth and width, the schedule, recompute as a
+whole or in segments, a bound on micro-batches in flight. Each gets a lower bound on its time first, and only
 what could still win is laid out and simulated, in the order of the bounds.
 """
 
@@ -72,6 +72,8 @@ class Candidate:
     """Time of the slowest stage's sum by NCCL; ``None``: it is no choice, or not
     simulated. So is the next one."""
     gloo_s: float | None = None
+    segments: int = 1
+    """As in ``Plan``."""
 
     @property
     def shape(self) -> str:
@@ -299,7 +301,7 @@ class Search:
         """
         known = mode.schedule not in (RUNNABLE[0], self.inputs.schedule)
         alone = self.layouts.cuts.virtual_nodes == width
-        alone = alone or (mode.in_flight_bound == 1 and not mode.recompute)
+        alone = alone or (mode.in_flight_bound == 1 and not mode.segments)
         return known and mode.chunks == 1 and alone
 
     def _cost(self, depth: int, width: int, step_s: float, usd: float) -> float:
@@ -315,8 +317,9 @@ class Search:
         runs = now is not None and (
             (now.pipeline_depth, now.data_parallel_width, now.schedule)
             == (draft.depth, draft.width, mode.schedule)
-            and (now.recompute, now.chunks, now.in_flight_bound or 0, now.state)
-            == (mode.recompute, mode.chunks, mode.in_flight_bound, mode.state)
+            and (now.chunks, now.in_flight_bound or 0, now.state)
+            == (mode.chunks, mode.in_flight_bound, mode.state)
+            and (now.segments if now.recompute else 0) == mode.segments
         )
         return not runs, mode, draft.depth, draft.width
 
@@ -340,7 +343,7 @@ class Search:
             self._simulate(scored, outcome)
         elif outcome.room is not None:
             self._refused[key] = scored
-            self._bound(draft, outcome.room)
+            self._make_leaner(draft, outcome.room)
 
     def _simulate(self, scored: _Scored, layout: PlanLayout) -> None:
         plan = scored.plan = self.layouts.simulate(layout)
@@ -353,16 +356,21 @@ class Search:
         good = (w for w in self._seen if w.plan is not None and w.cost <= limit)
         self.chosen = min(good, key=lambda w: self._preference(w.draft))
 
-    def _bound(self, draft: Draft, room: WorkerBytes) -> None:
-        """Where memory binds, add the same draft with fewer micro-batches in flight."""
+    def _make_leaner(self, draft: Draft, room: WorkerBytes) -> None:
+        """Where memory binds, add the same draft with less of it at once.
+
+        With fewer micro-batches in flight, and recomputed in segments.
+        """
         if draft.mode.in_flight_bound:
             return
+        leaner = [self.layouts.cuts.segmented(draft, room)]
         bound = self.layouts.cuts.largest_bound(draft, room)
-        if bound is None:
-            return
-        mode = replace(draft.mode, in_flight_bound=bound)
-        for entry in self._bounded(draft.depth, mode, [draft.width]):
-            heapq.heappush(self._open, entry)
+        if bound is not None:
+            leaner.append(replace(draft.mode, in_flight_bound=bound))
+        for mode in leaner:
+            if mode is not None:
+                for entry in self._bounded(draft.depth, mode, [draft.width]):
+                    heapq.heappush(self._open, entry)
 
     def _evaluate_other_home(self, chosen: Draft) -> None:
         """Work out the chosen plan with state in the other home, to be shown beside it.
@@ -389,12 +397,23 @@ class Search:
             draft = scored.draft
             bound = 0 if draft.mode.chunks > 1 else 1
             tight = replace(draft, mode=replace(draft.mode, in_flight_bound=bound))
-            outcome = self.layouts.lay_out(tight, uneven=math.inf)
-            if isinstance(outcome, PlanLayout):
-                again = _Scored(tight, scored.min_s, scored.min_cost, outcome)
-                self._seen.append(again)
-                self._simulate(again, outcome)
-                return
+            assert isinstance(scored.outcome, Refusal)
+            assert scored.outcome.room is not None
+            segmented = self.layouts.cuts.segmented(tight, scored.outcome.room)
+            for mode in (tight.mode, segmented):
+                if mode is not None and self._try_uneven(scored, mode):
+                    return
+
+    def _try_uneven(self, scored: _Scored, mode: ExecutionMode) -> bool:
+        """Lay a refused draft out in another mode; return whether it fits."""
+        draft = replace(scored.draft, mode=mode)
+        outcome = self.layouts.lay_out(draft, uneven=math.inf)
+        if not isinstance(outcome, PlanLayout):
+            return False
+        again = _Scored(draft, scored.min_s, scored.min_cost, outcome)
+        self._seen.append(again)
+        self._simulate(again, outcome)
+        return True
 
     # --- The answer -------------------------------------------------------------------
 
@@ -461,7 +480,8 @@ class Search:
             data_parallel_width=draft.width,
             microbatch_size=self.layouts.microbatch_size,
             schedule=draft.mode.schedule,
-            recompute=draft.mode.recompute,
+            recompute=draft.mode.segments > 0,
+            segments=max(1, draft.mode.segments),
             chunks=draft.mode.chunks,
             in_flight_bound=draft.mode.in_flight_bound or None,
             unused_slots=len(self.inputs.slots) - draft.depth * draft.width,

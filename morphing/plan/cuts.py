@@ -93,7 +93,7 @@ class Cuts:
     ) -> list[float]:
         """Return the minimum time of a mini-batch for each of ``widths``."""
         fastest_device = max(self.fleet.speeds, default=1.0)
-        pipe = self.pipe(depth, mode.chunks, mode.recompute, fastest_device)
+        pipe = self.pipe(depth, mode.chunks, mode.segments, fastest_device)
         ring = np.array(widths, np.int64)
         group = depth if mode.chunks > 1 else 1
         counts = group * -(-(self.virtual_nodes // group) // ring)
@@ -104,7 +104,7 @@ class Cuts:
             max_in_flight=self.max_in_flight(depth, mode),
             stage_bytes=self._stage_params(depth, mode),
             update_s=self._update_s(
-                self.cut(mode.recompute, depth * mode.chunks), depth, mode.state
+                self.cut(mode.segments, depth * mode.chunks), depth, mode.state
             ),
             profile=self.inputs.profile,
             reduction=self.inputs.reduction,
@@ -120,8 +120,8 @@ class Cuts:
         if len(self.fleet.speeds) <= 1:
             return None
         pure, mixed = self._counts(depth, tuple(widths))
-        chunks, recompute = mode.chunks, mode.recompute
-        pipes = [self.pipe(depth, chunks, recompute, v) for v in self.fleet.speeds]
+        chunks, segments = mode.chunks, mode.segments
+        pipes = [self.pipe(depth, chunks, segments, v) for v in self.fleet.speeds]
         return min_finish_s(pipes, pure, mixed, self.virtual_nodes)
 
     def _replica_counts(
@@ -139,7 +139,7 @@ class Cuts:
         return np.arange(depth, 0, -1) if mode.schedule == "1f1b" else None
 
     def _stage_params(self, depth: int, mode: modes.ExecutionMode) -> Array:
-        cuts = np.array(self.cut(mode.recompute, depth * mode.chunks))
+        cuts = np.array(self.cut(mode.segments, depth * mode.chunks))
         by_stage: Array = np.diff(self.param_sums[cuts]).reshape(-1, depth).sum(axis=0)
         return by_stage
 
@@ -155,19 +155,19 @@ class Cuts:
             for own in stages
         )
 
-    def _pipe(self, depth: int, chunks: int, recompute: bool, speed: float) -> Pipe:
+    def _pipe(self, depth: int, chunks: int, segments: int, speed: float) -> Pipe:
         return make_pipe(
             self.times,
-            self.cut(recompute, depth * chunks),
+            self.cut(segments, depth * chunks),
             depth,
-            recompute,
+            segments,
             fastest_link(self.inputs.profile, self.fleet.alone),
             speed,
         )
 
-    def _cut(self, recompute: bool, runs: int) -> tuple[int, ...]:
+    def _cut(self, segments: int, runs: int) -> tuple[int, ...]:
         """Cut the sections into runs as evenly as possible, regardless of memory."""
-        costs_s, last_s = self.times.costs_s(recompute)
+        costs_s, last_s = self.times.costs_s(segments)
         bounds = partition(costs_s, runs, last_costs_s=last_s)
         assert bounds is not None
         return bounds
@@ -175,19 +175,19 @@ class Cuts:
     def even_cut(self, draft: modes.Draft) -> tuple[int, ...]:
         """Cut a draft's sections evenly, tied ones into one stage where that pays."""
         depth, mode = draft.depth, draft.mode
-        even = self.cut(mode.recompute, depth * mode.chunks)
+        even = self.cut(mode.segments, depth * mode.chunks)
         if mode.chunks > 1 or not self.inputs.facts.tied:
             return even
-        joined = self._joined(mode.recompute, depth)
+        joined = self._joined(mode.segments, depth)
         count = -(-self.virtual_nodes // draft.width)
         longer_s = max(self.stage_s(draft, joined)) - max(self.stage_s(draft, even))
         spared_s = self._tied_s(even) - self._tied_s(joined)
         return joined if count * longer_s < spared_s else even
 
-    def _joined_cut(self, recompute: bool, stages: int) -> tuple[int, ...]:
+    def _joined_cut(self, segments: int, stages: int) -> tuple[int, ...]:
         """Cut as evenly as possible with tied sections in one stage, where they fit."""
         spans = {(t.sections[0], t.sections[-1]) for t in self.inputs.facts.tied}
-        costs_s, last_s = self.times.costs_s(recompute)
+        costs_s, last_s = self.times.costs_s(segments)
         groups = join(len(costs_s), spans, stages)
         bounds = partition(
             [sum(costs_s[a:b]) for a, b in itertools.pairwise(groups)],
@@ -210,7 +210,7 @@ class Cuts:
 
     def stage_s(self, draft: modes.Draft, bounds: Sequence[int]) -> list[float]:
         """Return the time of a micro-batch on each stage at speed 1."""
-        costs_s, last_s = self.times.costs_s(draft.mode.recompute)
+        costs_s, last_s = self.times.costs_s(draft.mode.segments)
         runs = [sum(costs_s[a:b]) for a, b in itertools.pairwise(bounds)]
         runs[-1] = sum(last_s[bounds[-2] :])
         return [sum(runs[p :: draft.depth]) for p in range(draft.depth)]
@@ -224,7 +224,7 @@ class Cuts:
             mode.schedule,
             depth,
             count,
-            mode.recompute,
+            mode.segments > 0,
             chunks=mode.chunks,
             in_flight_bound=mode.in_flight_bound or None,
         )
@@ -238,11 +238,17 @@ class Cuts:
         """
         if mode.schedule != "gpipe":
             count = min(count, SHORT_LISTS * depth * mode.chunks)
-        # The home of state changes nothing.
-        return self._loads(depth, replace(mode, on_device=False), count)
+        # The home of state changes nothing, nor does the number of segments.
+        lists = replace(mode, on_device=False, segments=min(mode.segments, 1))
+        return self._loads(depth, lists, count)
 
     def _stage_bytes(
-        self, runs: tuple[range, ...], load: StageLoad, state: StateHome, width: int
+        self,
+        runs: tuple[range, ...],
+        load: StageLoad,
+        state: StateHome,
+        segments: int,
+        width: int,
     ) -> WorkerBytes:
         inputs = self.inputs
         terms = WorkerTerms(
@@ -253,7 +259,7 @@ class Cuts:
         )
         sections = self.times.sections
         return stage_bytes(
-            inputs.facts, sections, runs, load, terms, width=width
+            inputs.facts, sections, runs, load, terms, segments=segments, width=width
         ).needed
 
     def needed_bytes(
@@ -266,9 +272,9 @@ class Cuts:
         """Return the peak memory of the largest worker of each stage."""
         count, width = self._replica_load(replica_bounds)
         runs = [range(a, b) for a, b in itertools.pairwise(stage_bounds)]
-        loads = self.loads(depth, mode, count)
+        loads, segments = self.loads(depth, mode, count), max(1, mode.segments)
         return [
-            self._needed(tuple(runs[p::depth]), loads[p], mode.state, width)
+            self._needed(tuple(runs[p::depth]), loads[p], mode.state, segments, width)
             for p in range(depth)
         ]
 
@@ -305,17 +311,17 @@ class Cuts:
         uneven: float,
     ) -> tuple[int, ...] | None:
         count, width = replica_load
-        loads = self.loads(depth, mode, count)
-
-        costs_s, last_s = self.times.costs_s(mode.recompute)
+        loads, segments = self.loads(depth, mode, count), max(1, mode.segments)
+        costs_s, last_s = self.times.costs_s(mode.segments)
         sums_s = [0.0, *itertools.accumulate(costs_s)]
-        even = self.cut(mode.recompute, depth)
+        even = self.cut(mode.segments, depth)
         slowest_s = max(sums_s[b] - sums_s[a] for a, b in itertools.pairwise(even))
         max_s = uneven * slowest_s
 
         def excess(stage: int, start: int, end: int) -> int:
             run = (range(start, end),)
-            return self._needed(run, loads[stage], mode.state, width).beyond(room)
+            needed = self._needed(run, loads[stage], mode.state, segments, width)
+            return needed.beyond(room)
 
         @cache
         def farthest(stage: int, start: int) -> int:
@@ -355,6 +361,37 @@ class Cuts:
             low, high = (middle, high) if fits(middle) else (low, middle)
         return low or None
 
+    def segmented(
+        self, draft: modes.Draft, room: WorkerBytes
+    ) -> modes.ExecutionMode | None:
+        """Return the draft's mode with as many segments as memory wants.
+
+        The fewest with which an even cut fits, else those with which it needs least;
+        ``None`` if no number needs less than the draft, or it must not recompute. On one
+        stage alone nothing but segments can be recomputed.
+        """
+        mode, depth = draft.mode, draft.depth
+        may = self.inputs.recompute is not False and (mode.segments == 1 or depth == 1)
+        if not may or mode.segments > 1:
+            return None
+        replicas = self.even_shares(draft)
+
+        def beyond(mode: modes.ExecutionMode) -> float:
+            even = self.even_cut(replace(draft, mode=mode))
+            needed = self.needed_bytes(depth, mode, even, replicas)
+            return largest(needed).beyond(room)
+
+        best, least = None, beyond(mode)
+        longest = max(b - a for a, b in itertools.pairwise(self.even_cut(draft)))
+        # Of all numbers whose longest segment is as long, the fewest are needed.
+        for segments in sorted({-(-longest // n) for n in range(1, longest)}):
+            tried = replace(mode, segments=segments)
+            if (now := beyond(tried)) < least:
+                best, least = tried, now
+            if least <= 0:
+                break
+        return best
+
     def even_shares(self, draft: modes.Draft) -> tuple[int, ...]:
         """Return the shares of equally fast replicas."""
         group = draft.depth if draft.mode.chunks > 1 else 1
@@ -383,13 +420,21 @@ class Cuts:
             for mode in self._leanest_modes(depth)
             if self.state_bytes(mode.state).beyond(times(room, depth)) <= 0
         ]
-        return any(
-            self._even_bytes(depth, mode).beyond(room) <= 0 for mode in modes_of
-        ) or any(
-            self.tight_cut(depth, mode, replicas, room, math.inf) is not None
-            for mode in modes_of
-            if mode.chunks == 1
-        )
+
+        def fits(tried: Sequence[modes.ExecutionMode]) -> bool:
+            return any(
+                self._even_bytes(depth, mode).beyond(room) <= 0 for mode in tried
+            ) or any(
+                self.tight_cut(depth, mode, replicas, room, math.inf) is not None
+                for mode in tried
+                if mode.chunks == 1
+            )
+
+        if fits(modes_of):
+            return True
+        drafts = (modes.Draft(depth, 1, mode) for mode in modes_of)
+        segmented = (self.segmented(draft, room) for draft in drafts)
+        return fits([mode for mode in segmented if mode is not None])
 
     def _leanest_modes(self, depth: int) -> list[modes.ExecutionMode]:
         """Return the execution modes, each with the fewest micro-batches in flight."""
@@ -401,7 +446,7 @@ class Cuts:
 
     def _even_bytes(self, depth: int, mode: modes.ExecutionMode) -> WorkerBytes:
         """Return the memory of the largest workers of an even cut."""
-        even, alone = self.cut(mode.recompute, depth * mode.chunks), self.virtual_nodes
+        even, alone = self.cut(mode.segments, depth * mode.chunks), self.virtual_nodes
         return largest(self.needed_bytes(depth, mode, even, (0, alone)))
 
     def why_nothing_fits(self) -> str:

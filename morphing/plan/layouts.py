@@ -135,6 +135,8 @@ class Layouts:
                 return _too_small(largest(needed), room)
             bounds = tight
             needed = self.cuts.needed_bytes(depth, mode, bounds, replicas)
+            if largest(needed).beyond(room) > 0:  # more sections may make less segments
+                return _too_small(largest(needed), room)
         if placed is None or bounds != even:
             placed = self._place(devices, draft, bounds)
         plan = self._plan(draft, bounds, replicas, placed)
@@ -213,7 +215,8 @@ class Layouts:
             microbatch_size=self.microbatch_size,
             minibatch_size=self.inputs.minibatch_size,
             schedule=mode.schedule,
-            recompute=mode.recompute,
+            recompute=mode.segments > 0,
+            segments=max(1, mode.segments),
             stage_bounds=stage_bounds,
             replica_bounds=replica_bounds,
             slots=tuple(device.slot for device in placed),
@@ -269,7 +272,7 @@ def choose_layouts(inputs: PlanInputs) -> Layouts:
     fitting = [layouts for layouts in known if layouts.cuts.fits_somehow()]
     if not fitting:
         return known[0]
-    again = inputs.recompute is not False
+    again = int(inputs.recompute is not False)
     each_s = [
         (
             sum(layouts.cuts.times.costs_s(again)[0])

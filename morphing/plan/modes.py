@@ -28,7 +28,8 @@ class ExecutionMode:
     chunks: int
     in_flight_bound: int
     """0 for none."""
-    recompute: bool
+    segments: int
+    """In which each run of sections is recomputed; 0: nothing is recomputed."""
     on_device: bool = False
     """Whether committed state is kept on GPUs."""
 
@@ -53,14 +54,18 @@ class Draft:
 
 
 def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
-    """Return the execution modes of a pipeline of ``depth``."""
+    """Return the execution modes of a pipeline of ``depth``.
+
+    More segments are for want of memory only: see ``Cuts.segmented``.
+    """
     if depth == 1:
         # One stage has nothing to order: it alternates forward and backward.
         asked = inputs.schedule
         alone = asked if asked in RUNNABLE and asked != "interleaved" else RUNNABLE[0]
-        rank, again = RUNNABLE.index(alone), inputs.recompute is True
+        rank, segments = RUNNABLE.index(alone), int(inputs.recompute is True)
         return [
-            ExecutionMode(rank, 1, 0, again, home == "device") for home in inputs.homes
+            ExecutionMode(rank, 1, 0, segments, home == "device")
+            for home in inputs.homes
         ]
     found = []
     for rank, schedule in enumerate(RUNNABLE):
@@ -68,9 +73,9 @@ def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
             for chunks in CHUNKS if schedule == "interleaved" else (1,):
                 if depth * chunks <= len(inputs.facts.sections):
                     found += [
-                        ExecutionMode(rank, chunks, 0, recompute, home == "device")
-                        for recompute in (False, True)
-                        if inputs.recompute in (None, recompute)
+                        ExecutionMode(rank, chunks, 0, segments, home == "device")
+                        for segments in (0, 1)
+                        if inputs.recompute in (None, segments == 1)
                         for home in inputs.homes
                     ]
     return found

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.errors import PlanError
@@ -33,6 +33,7 @@ from spottrain.wire.model import (
     Reduction,
     SectionProfile,
     TaskOverheads,
+    segments_of,
 )
 
 NO_OVERHEADS = TaskOverheads(forward_s=0.0, recompute_s=0.0, backward_s=0.0)
@@ -263,37 +264,57 @@ def _is_calm(
 
 def stage_times(
     measured: Sequence[SectionProfile],
-    sections: Iterable[int],
+    run: range,
     speed: float,
     overheads: TaskOverheads = NO_OVERHEADS,
     *,
     keeps_graph: bool = False,
+    segments: int = 1,
 ) -> StageTimes:
-    """Return the times of a micro-batch on a run of ``sections`` at ``speed``.
+    """Return the times of a micro-batch on a run of sections at ``speed``.
+
+    All segments but the last are recomputed within the backward. Each further segment
+    enters the user's code once more in a forward, and in a backward.
 
     Args:
         measured: All sections.
-        sections: Those of the run.
+        run: Those of the run.
         speed: Of the device.
         overheads: Added to each task, at any speed.
         keeps_graph: Whether forwards keep their tensors for the backward: then they
             take as long as recomputes, which do nothing else.
+        segments: In which the run is recomputed.
     """
-    own = [measured[k] for k in sections]
+    own = [measured[k] for k in run]
+    *others, last = segments_of(run, segments)
+    further_s = len(others) * overheads.recompute_s
+    beside_s = {
+        "forward": overheads.forward_s + further_s,
+        "recompute": overheads.recompute_s,
+        "backward": overheads.backward_s + further_s,
+    }
     sends = {
         "forward": own[-1].index < measured[-1].index,
         "backward": own[0].index > measured[0].index,
     }
     times = {}
     for work in ("forward", "recompute", "backward"):
-        kept = keeps_graph and work == "forward"
-        parts = [
-            (max(s.forward_s, s.recompute_s) if kept else getattr(s, f"{work}_s"))
-            / speed
+        taken = [
+            (getattr(s, f"{work}_s"), getattr(s, f"{work}_spread"))
             for s in own
+            if work != "recompute" or s.index in last
         ]
-        spreads = [getattr(s, f"{work}_spread") for s in own]
-        total_s = sum(parts) + getattr(overheads, f"{work}_s")
+        if work == "forward" and keeps_graph:
+            taken = [
+                (max(time_s, s.recompute_s) if s.index in last else time_s, spread)
+                for s, (time_s, spread) in zip(own, taken, strict=True)
+            ]
+        if work == "backward":
+            again = (s for s in own if s.index not in last)
+            taken += [(s.recompute_s, s.recompute_spread) for s in again]
+        parts = [time_s / speed for time_s, _ in taken]
+        spreads = [spread for _, spread in taken]
+        total_s = sum(parts) + beside_s[work]
         total_s += overheads.posting_s if sends.get(work) else 0.0
         varies_s = math.hypot(*(p * s for p, s in zip(parts, spreads, strict=True)))
         times[f"{work}_s"] = total_s
@@ -331,6 +352,7 @@ def _run_replicas(
                         own[p],
                         overheads,
                         keeps_graph=not plan.recompute or run.stop == plan.num_sections,
+                        segments=plan.segments,
                     )
                     for run in plan.runs_of(p)
                 ]

@@ -124,7 +124,7 @@ def time_tasks(
     alone = Replicas(virtual_nodes=range(num_microbatches))
     sums = FastReduction(named, sections, alone, bench.device, tracker)
     executor = StageExecutor(
-        [stage],
+        [[stage]],
         _place(chain, num_microbatches),
         MicrobatchSource(loaded.job, spec.seed, spec.minibatch_size, microbatch_size),
         links,

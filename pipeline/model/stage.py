@@ -65,6 +65,8 @@ class StageModel:
             tied name. Those of ``layout.matrices`` may be in the type of ``precision``.
         device: Where the tensors are; buffers are moved there.
         precision: Type that the loss computes matrix multiplications in (autocast).
+        buffers: Of the whole model on ``device``, by name, where another stage model of
+            this process has moved them there already; those that are missing are added.
 
     Raises:
         UserCodeError: The model cannot be built.
@@ -79,6 +81,7 @@ class StageModel:
         tensors: Mapping[int, Mapping[str, torch.Tensor]],
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
+        buffers: dict[str, torch.Tensor] | None = None,
     ) -> None:
         self.sections = sections
         self._job = job
@@ -91,7 +94,7 @@ class StageModel:
         self._section = self._reached = _IDLE
         self._seeds: Seeds = int
         self._received: torch.Tensor | None = None
-        _move_buffers(self._model, self._device)
+        _place_buffers(self._model, self._device, {} if buffers is None else buffers)
         self._parameters = {
             section: {
                 name: _owned_parameter(
@@ -353,11 +356,17 @@ def _foreign_parameter(spec: TensorSpec, device: torch.device) -> nn.Parameter:
     return nn.Parameter(zero.expand(spec.shape), requires_grad=False)
 
 
-def _move_buffers(model: nn.Module, device: torch.device) -> None:
-    for module in model.modules():
+def _place_buffers(
+    model: nn.Module, device: torch.device, known: dict[str, torch.Tensor]
+) -> None:
+    """Put buffers on the device, once for all models: no forward may change them."""
+    for prefix, module in model.named_modules():
         for name, buffer in module._buffers.items():
             if buffer is not None:
-                module._buffers[name] = buffer.to(device)
+                full = f"{prefix}.{name}"
+                if full not in known:
+                    known[full] = buffer.to(device)
+                module._buffers[name] = known[full]
 
 
 def _refuse_order(block: str, section: int, current: int) -> NoReturn:

@@ -6,7 +6,8 @@ simulated is what runs.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
@@ -67,8 +68,8 @@ class StagePlace:
 class StageExecutor:
     """Computes one stage of one replica."""
 
-    chunks: Sequence[StageModel]
-    """The user's model, cut: one for each of the stage's runs of sections."""
+    chunks: Sequence[Sequence[StageModel]]
+    """The user's model, cut: the segments of each of the stage's runs of sections."""
     place: StagePlace
     source: MicrobatchSource
     links: PipelineLinks
@@ -89,11 +90,20 @@ class StageExecutor:
     """Recomputes among them."""
     task: Task | None = None
     """The one under way, or that an error ended; ``None`` in an evaluation."""
+    model: StageModel | None = None
+    """The segment that runs, or ran last."""
+    segments: list[list[_Segment]] = field(init=False)
+    """Of each chunk."""
     expected: tuple[tuple[Unit, ...], tuple[Unit, ...]] = field(init=False)
     """Arrivals of a mini-batch by direction, in order."""
 
     def __post_init__(self) -> None:
         self.expected = arrivals(self.place.lists, self.place.stage)
+        numbers = itertools.count()
+        self.segments = [
+            list(_segments(chunk, numbers, self.reads_examples(index)))
+            for index, chunk in enumerate(self.chunks)
+        ]
 
     @property
     def microbatches(self) -> int:
@@ -125,16 +135,17 @@ class StageExecutor:
         """
         links, place, self.task = self.links, self.place, None
         units = _evaluation_units(microbatches, len(place.lists), len(self.chunks))
-        awaited = sum(not self._reads_examples(chunk) for _, chunk in units)
+        awaited = sum(not self.reads_examples(chunk) for _, chunk in units)
         # No backward holds the senders back here: arrivals must not pile up.
         links.expect(Direction.ACTIVATION, min(_LEAD, awaited))
         losses = []
-        for model in self.chunks:
+        models = list(itertools.chain(*self.chunks))
+        for model in models:
             model.eval()
         try:
             for microbatch, chunk in units:
                 activation = None
-                if not self._reads_examples(chunk):
+                if not self.reads_examples(chunk):
                     arrival = links.arrival(wait=True)
                     assert arrival is not None
                     activation = arrival.on(self.device)
@@ -151,7 +162,7 @@ class StageExecutor:
                 else:
                     losses.append(out)
         finally:
-            for model in self.chunks:
+            for model in models:
                 model.train()
         return losses
 
@@ -161,20 +172,61 @@ class StageExecutor:
         microbatch, chunk = unit
         batch = on_device(self.source.heldout(name, microbatch), self.device)
         self.tracker.adopt_all(batch)
-        return self.tracker.forward(
-            "evaluation",
-            unit,
-            False,
-            partial(self.chunks[chunk].forward, batch, activation, _no_seeds),
-        )
+        out: StageOutput | None = activation
+        for segment in self.segments[chunk]:
+            assert not isinstance(out, tuple)
+            self.model = segment.model
+            out = self.tracker.forward(
+                "evaluation",
+                (microbatch, segment.number),
+                False,
+                partial(segment.model.forward, batch, out, _no_seeds),
+            )
+        assert out is not None
+        return out
 
-    def _reads_examples(self, chunk: int) -> bool:
+    def reads_examples(self, chunk: int) -> bool:
         """Return whether a chunk begins the model, so that no activation comes for it."""
         return self.place.is_first and chunk == 0
 
     def seeds(self, step: int, virtual_node: int) -> Callable[[int], int]:
         """Return the seed of each section in one micro-batch."""
         return lambda section: random_seed(self.seed, step, virtual_node, section)
+
+
+@dataclass(frozen=True, slots=True)
+class _Segment:
+    """Sections of a chunk whose graph exists as a whole, or not at all."""
+
+    number: int
+    """Among all of the stage."""
+    model: StageModel
+    goes_back: bool
+    """False if nothing is trained from the beginning of the model to its end."""
+
+    def of(self, microbatch: int) -> Unit:
+        """Return the name of one micro-batch in it."""
+        return microbatch, self.number
+
+
+def _segments(
+    chunk: Sequence[StageModel], numbers: Iterator[int], reads_examples: bool
+) -> Iterator[_Segment]:
+    """Yield the segments of a chunk.
+
+    Args:
+        chunk: Models, one for each segment.
+        numbers: Of the stage's segments, from here on.
+        reads_examples: Whether it begins the model; else gradients are sent on from it.
+    """
+    goes_back = not reads_examples
+    for model in chunk:
+        goes_back = goes_back or any(
+            parameter.requires_grad
+            for section in model.sections
+            for _, parameter in model.parameters_of(section)
+        )
+        yield _Segment(next(numbers), model, goes_back)
 
 
 def _no_seeds(section: int) -> int:
@@ -259,9 +311,9 @@ class _Minibatch:
         self._arrived: dict[Unit, Arrival] = {}
         """What has come in, on its way to the device."""
         self._stash: dict[Unit, torch.Tensor] = {}
-        """Inputs of what is in flight."""
+        """Inputs of what is in flight, by segment."""
         self._graphs: dict[Unit, torch.Tensor] = {}
-        """Outputs whose graph is kept."""
+        """Outputs whose graph is kept, of the last segments of chunks."""
         self._gradients: dict[Unit, Arrival] = {}
         """Of outputs, that have come in and wait for their backward."""
         self._losses: list[list[Real]] = []
@@ -318,8 +370,14 @@ class _Minibatch:
                 )
             self._batches[task.microbatch] = on_device(batch, self._device)
             self._stage.tracker.adopt_all(self._batches[task.microbatch])
+        *others, last = self._stage.segments[task.chunk]
+        if (arrived := self._arrived.pop(_unit(task), None)) is not None:
+            first = others[0] if others else last
+            self._stash[first.of(task.microbatch)] = arrived.on(self._device)
+        for segment in others:
+            self._stash_output(segment, task.microbatch)
         keep = self._progress.keeps_graph(task)
-        out = self._compute(task, keep)
+        out = self._compute(last, task.microbatch, keep)
         if not isinstance(out, torch.Tensor):
             self._losses.append(out.values(self._stage.metrics))
             self._graphs[_unit(task)] = out.loss
@@ -328,21 +386,29 @@ class _Minibatch:
         if keep:
             self._graphs[_unit(task)] = out
 
+    def _stash_output(self, segment: _Segment, microbatch: int) -> None:
+        """Run a segment that is not the last of its chunk; keep but what comes out."""
+        out = self._compute(segment, microbatch, keep=False)
+        assert isinstance(out, torch.Tensor)
+        self._stash[microbatch, segment.number + 1] = out.detach()
+        if not segment.goes_back:
+            self._stash.pop(segment.of(microbatch), None)
+
     def _recompute(self, task: Task) -> None:
         self._stage.faults.at(Hook.RECOMPUTE)
-        out = self._compute(task, keep=True)
+        last = self._stage.segments[task.chunk][-1]
+        out = self._compute(last, task.microbatch, keep=True)
         assert isinstance(out, torch.Tensor)
         self._graphs[_unit(task)] = out
 
-    def _compute(self, task: Task, keep: bool) -> StageOutput:
-        unit = j, chunk = _unit(task)
-        if (arrived := self._arrived.pop(unit, None)) is not None:
-            self._stash[unit] = arrived.on(self._device)
+    def _compute(self, segment: _Segment, microbatch: int, keep: bool) -> StageOutput:
+        unit = segment.of(microbatch)
         activation = self._stash.get(unit)
-        if activation is not None:
+        if activation is not None and segment.goes_back:
             activation.requires_grad_()
-        seeds = self._stage.seeds(self._step, self._place.virtual_nodes[j])
-        model = self._stage.chunks[chunk]
+        node = self._place.virtual_nodes[microbatch]
+        seeds = self._stage.seeds(self._step, node)
+        model = self._stage.model = segment.model
         with (
             user_code(f"model in mini-batch {self._step}"),
             nullcontext() if keep else saving_nothing(),
@@ -351,31 +417,66 @@ class _Minibatch:
                 "recompute" if keep else "forward",
                 unit,
                 keep,
-                partial(model.forward, self._batches[j], activation, seeds),
+                partial(model.forward, self._batches[microbatch], activation, seeds),
             )
 
     def _backward(self, task: Task) -> None:
         unit = _unit(task)
         self._stage.faults.at(Hook.BACKWARD)
+        gradient = None  # none comes for the loss
+        if unit in self._gradients:
+            gradient = self._gradients.pop(unit).on(self._device)
+        *others, last = self._stage.segments[task.chunk]
         out = self._graphs.pop(unit)
-        if (arrived := self._gradients.pop(unit, None)) is not None:
-            gradient = arrived.on(self._device)
-        else:  # none comes for the loss
-            gradient = torch.full_like(out, self._scale)
+        gradient = self._go_back(last, task.microbatch, out, gradient)
+        del out
+        for segment in reversed(others):
+            if segment.goes_back:
+                again = self._compute(segment, task.microbatch, keep=True)
+                assert isinstance(again, torch.Tensor)
+                gradient = self._go_back(segment, task.microbatch, again, gradient)
+                del again
+        if task.chunk == 0:
+            del self._batches[task.microbatch]
+        if not self._stage.reads_examples(task.chunk):
+            assert gradient is not None
+            self._links.send(Direction.GRADIENT, gradient)
+
+    def _go_back(
+        self,
+        segment: _Segment,
+        microbatch: int,
+        out: torch.Tensor,
+        gradient: torch.Tensor | None,
+    ) -> torch.Tensor | None:
+        """Go backward through a segment.
+
+        Args:
+            segment: The segment.
+            microbatch: The micro-batch.
+            out: What has come out of it, with its graph.
+            gradient: Of that; ``None`` for the loss.
+
+        Returns:
+            The gradient of its input, if there is one and it goes back.
+        """
+        unit = segment.of(microbatch)
+        self._stage.model = segment.model
         # Without a graph everything up to here is frozen; of a loss that is an error.
-        is_trained = out.requires_grad or arrived is None
+        is_trained = out.requires_grad or gradient is None
+        if gradient is None:
+            gradient = torch.full_like(out, self._scale)
         backward = partial(_go_backward, out, gradient) if is_trained else _do_nothing
         with user_code(f"backward in mini-batch {self._step}"):
             self._stage.tracker.backward(unit, backward)
-        del out, backward
-        if task.chunk == 0:
-            del self._batches[task.microbatch]
-        if (activation := self._stash.pop(unit, None)) is not None:
-            returned = activation.grad
-            if returned is None:  # the loss does not depend on it
-                returned = torch.zeros_like(activation)
-            self._stage.tracker.adopt(returned)
-            self._links.send(Direction.GRADIENT, returned)
+        activation = self._stash.pop(unit, None)
+        if activation is None or not segment.goes_back:
+            return None
+        returned = activation.grad
+        if returned is None:  # the loss does not depend on it
+            returned = torch.zeros_like(activation)
+        self._stage.tracker.adopt(returned)
+        return returned
 
 
 def _go_backward(out: torch.Tensor, gradient: torch.Tensor) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -49,7 +50,7 @@ from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
-from spottrain.wire.model import TiedParameter
+from spottrain.wire.model import TiedParameter, segments_of
 
 _REQUESTED = re.compile(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
 """In the message of torch's allocator."""
@@ -185,7 +186,9 @@ class _Training:
         self._sections = self._make_sections()
         self._chunks = self._make_chunks()
         self._parameters = {
-            k: chunk.parameters_of(k) for chunk in self._chunks for k in chunk.sections
+            k: model.parameters_of(k)
+            for model in itertools.chain(*self._chunks)
+            for k in model.sections
         }
         self._ties = _trainable_ties(context.loaded.layout)
         self._updater = context.memory.updater(self._arenas, context.faults)
@@ -230,19 +233,24 @@ class _Training:
             section.refresh()
         return sections
 
-    def _make_chunks(self) -> list[StageModel]:
+    def _make_chunks(self) -> list[list[StageModel]]:
         loaded, device = self._context.loaded, self._context.device
         tensors = {s.arena.section: s.parameters for s in self._sections}
+        buffers: dict[str, torch.Tensor] = {}
         return [
-            StageModel(
-                loaded.job,
-                loaded.layout,
-                sections,
-                tensors,
-                device.torch_device,
-                loaded.spec.precision,
-            )
-            for sections in self._plan.runs_of(self._stage_index)
+            [
+                StageModel(
+                    loaded.job,
+                    loaded.layout,
+                    sections,
+                    tensors,
+                    device.torch_device,
+                    loaded.spec.precision,
+                    buffers,
+                )
+                for sections in segments_of(run, self._plan.segments)
+            ]
+            for run in self._plan.runs_of(self._stage_index)
         ]
 
     def _make_reduction(self) -> GradientReduction:
@@ -375,7 +383,8 @@ class _Training:
             return "update", self._updating
         if (task := self._executor.task) is None:
             return "evaluation", None
-        return _USES[task.work], self._chunks[task.chunk].section
+        model = self._executor.model
+        return _USES[task.work], model.section if model else None
 
     def close(self) -> None:
         """End the threads; after an error the connections must have been cut."""

@@ -56,6 +56,11 @@ def runs_of(entrypoint: str) -> list[Run]:
         run(2, 2, schedule="interleaved", chunks=2),
         run(4, 1, schedule="interleaved", chunks=2, recompute=False),
         run(2, 1, schedule="interleaved", chunks=4, reduction="exact"),
+        run(1, 1, segments=3, microbatch_size=4),
+        run(2, 1, segments=2, schedule="1f1b", microbatch_size=4),
+        run(2, 2, segments=4, reduction="exact"),
+        run(3, 1, segments=3, schedule="gpipe"),
+        run(2, 1, segments=2, schedule="interleaved", chunks=2),
         run(2, 2, checkpoint_every_steps=1),
     ]
 

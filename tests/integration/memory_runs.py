@@ -37,6 +37,7 @@ class Run:
     """Virtual nodes of a mini-batch."""
     chunks: int = 1
     in_flight_bound: int | None = None
+    segments: int = 1
     checkpoint_every_steps: int = 1000
     steps: int = 2
 
@@ -46,6 +47,7 @@ class Run:
         kind = self.schedule + (f"/{self.chunks}" if self.chunks > 1 else "")
         bound = f" <={self.in_flight_bound}" if self.in_flight_bound else ""
         again = "recompute" if self.recompute else "keep"
+        again += f"/{self.segments}" if self.segments > 1 else ""
         saves = self.checkpoint_every_steps < self.steps
         return (
             f"{name} {self.depth}x{self.width} {kind}{bound} {again} {self.reduction} "
@@ -87,6 +89,7 @@ class Run:
             recompute=self.recompute,
             chunks=self.chunks,
             in_flight_bound=self.in_flight_bound,
+            segments=self.segments,
             stage_bounds=tuple(num_sections * k // runs for k in range(runs + 1)),
         )
 

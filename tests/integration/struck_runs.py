@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 from tests.integration.fleet import Fleet, Host, Zygote, make_plan
 
@@ -38,10 +38,12 @@ class Runtime:
     precision: Precision = "fp32"
     network: Network = "auto"
     """Without gloo, stand-ins sum on their device."""
+    segments: int = 1
 
     def __str__(self) -> str:
         name = f"{self.device.partition(':')[0]}-{self.state}-{self.precision}"
-        return name if self.network == "auto" else f"{name}-{self.network}"
+        name += "" if self.network == "auto" else f"-{self.network}"
+        return name if self.segments == 1 else f"{name}-segments"
 
     @property
     def outlives_workers(self) -> bool:
@@ -50,11 +52,11 @@ class Runtime:
 
 RUNTIMES = (
     Runtime(),
-    Runtime("deferred:3", "host", "bf16", "nccl"),
+    Runtime("deferred:3", "host", "bf16", "nccl", segments=2),
     Runtime("deferred:9", "device", "fp32", "gloo"),
     Runtime("cpu", "host", "fp16"),
     Runtime("deferred:1", "host", "fp32", "gloo"),
-    Runtime("deferred:2", "device", "fp16", "nccl"),
+    Runtime("deferred:2", "device", "fp16", "nccl", segments=4),
 )
 
 
@@ -123,7 +125,7 @@ def train(
     ]
 
     def choose(machines: Sequence[str]) -> Plan:
-        home = {"state": runtime.state}
+        home: dict[str, Any] = {"state": runtime.state, "segments": runtime.segments}
         if len(machines) < depth * width:
             return make_plan(spec, 1, 1, machines, NUM_SECTIONS, **home)
         return make_plan(

@@ -123,6 +123,33 @@ def test_any_other_schedule_and_bound_trains_to_the_same_bits(
     assert result == undisturbed[0]
 
 
+@pytest.mark.parametrize(
+    ("depth", "width", "changes"),
+    [
+        (1, 1, {"segments": 3}),
+        (1, 2, {"segments": 8}),
+        (2, 1, {"segments": 2, "schedule": "1f1b"}),
+        (3, 1, {"segments": 3, "schedule": "gpipe"}),
+        (2, 2, {"segments": 9, "in_flight_bound": 2}),
+        (2, 1, {"segments": 2, "chunks": 2}),
+    ],
+)
+def test_recompute_in_segments_trains_to_the_same_bits(
+    zygote: Zygote,
+    undisturbed: tuple[dict[str, bytes], Fleet],
+    tmp_path: Path,
+    depth: int,
+    width: int,
+    changes: dict[str, Any],
+) -> None:
+    result, fleet = train_deep(zygote, tmp_path, depth, width, **changes)
+
+    assert result == undisturbed[0]
+    (evaluated,) = reports(fleet, messages.Evaluated)
+    assert evaluated.loss == reports(undisturbed[1], messages.Evaluated)[0].loss
+    assert_memory_is_released(fleet, 12 // width * 8)
+
+
 def test_fast_mode_differs_from_exact_by_rounding_only(
     zygote: Zygote, undisturbed: tuple[dict[str, bytes], Fleet], tmp_path: Path
 ) -> None:
@@ -150,6 +177,21 @@ def test_uncommon_models_may_be_interleaved(
     )
 
 
+@pytest.mark.parametrize(
+    "job", ["shared_job", "frozen_job", "bfloat16_job", "detached_job", "recurrent_job"]
+)
+def test_uncommon_models_may_be_recomputed_in_segments(
+    zygote: Zygote, tmp_path: Path, job: str
+) -> None:
+    reference = weights(zygote, tmp_path / "1x1", job, (1, 1))
+
+    assert (
+        weights(zygote, tmp_path / "cut", job, (1, 1), segments=4)
+        == weights(zygote, tmp_path / "2x1", job, (2, 1), segments=2)
+        == reference
+    )
+
+
 def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
     zygote: Zygote, undisturbed: tuple[dict[str, bytes], Fleet], tmp_path: Path
 ) -> None:
@@ -164,7 +206,7 @@ def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
     environment = {ENVIRONMENT_VARIABLE: json.dumps(script)}
     shapes: list[tuple[int, int, dict[str, Any]]] = [
         (2, 2, INTERLEAVED),
-        (3, 1, {}),
+        (3, 1, {"segments": 2}),
         (2, 1, {"chunks": 4}),
     ]
     waiting = iter(shapes)

@@ -51,7 +51,9 @@ def shares(ranks: list[Rank]) -> list[float]:
         Run(entrypoint=LANGUAGE, depth=3, width=1, schedule="gpipe", recompute=False),
         Run(entrypoint=LANGUAGE, depth=2, width=2, schedule="interleaved", chunks=2),
         Run(entrypoint=FROZEN, depth=2, width=1),
+        Run(entrypoint=FROZEN, depth=1, width=1, segments=4, microbatch_size=4),
         Run(entrypoint=PERCEPTRON, depth=1, width=1, microbatch_size=4),
+        Run(entrypoint=PERCEPTRON, depth=2, width=1, segments=2, schedule="1f1b"),
         Run(entrypoint=PERCEPTRON, depth=3, width=1, recompute=False),
         Run(
             entrypoint=PERCEPTRON,
@@ -80,6 +82,20 @@ def test_no_worker_tracks_more_than_the_planner_allows_for_nor_much_less(
 ) -> None:
     ranks = track(zygote, tmp_path, run, known(run.entrypoint))
     assert all(LEAST <= share <= MOST for share in shares(ranks)), shares(ranks)
+
+
+def test_segments_take_less_memory_than_a_whole_stage(
+    zygote: Zygote, tmp_path: Path, known: Known
+) -> None:
+    peaks = []
+    for segments in (1, 3):
+        run = Run(entrypoint=PERCEPTRON, depth=1, width=1, segments=segments)
+        folder = tmp_path / str(segments)
+        folder.mkdir()
+        (rank,) = track(zygote, folder, run, known(PERCEPTRON))
+        assert LEAST <= rank.share <= MOST
+        peaks.append(rank.tracked_bytes)
+    assert peaks[1] < 0.7 * peaks[0]
 
 
 def test_where_timing_decides_the_planner_allows_for_the_worst(

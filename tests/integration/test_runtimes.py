@@ -94,7 +94,7 @@ def test_fast_mode_has_the_same_bits_on_every_device(
     found = []
     for runtime in (
         Runtime("cpu", "host", precision),
-        Runtime("deferred:3", "host", precision),
+        Runtime("deferred:3", "host", precision, segments=2),
         Runtime("deferred:3", "device", precision),
     ):
         (folder := tmp_path / str(runtime)).mkdir()

@@ -221,8 +221,8 @@ class MorphingConfig(Section):
     schedule: ScheduleKind | Literal["auto"] = "auto"
     """Pipeline schedule; `auto`: the best one for each plan."""
     recompute: bool | Literal["auto"] = "auto"
-    """Recompute activations in the backward pass to save memory; `auto`: where that is
-    faster."""
+    """Recompute activations in the backward pass to save memory, in segments where that
+    is what fits; `auto`: where that is faster."""
     objective: Objective = "throughput"
     """How plans are compared: by `throughput` (examples per second) or by
     `examples_per_dollar`, which returns machines that are not worth their price."""

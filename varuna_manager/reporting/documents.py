@@ -248,6 +248,7 @@ def _present_plan(state: states.State) -> dict[str, Any] | None:
         "measured_step_s": generation.measured_step_s,
         "schedule": generation.plan.schedule,
         "recompute": generation.plan.recompute,
+        "segments": generation.plan.segments,
         "microbatch_size": generation.plan.microbatch_size,
         "decision": decision(generation.decision_hash, generation.candidates),
     }

@@ -332,6 +332,8 @@ def execution_line(plan: dict[str, Any]) -> str:
         words += f" of {plan['chunks']}"
     if plan["recompute"]:
         words += " recompute"
+    if plan["segments"] > 1:
+        words += f" in {plan['segments']} segments"
     bound = plan["in_flight_bound"]
     return words if bound is None else f"{words}, {bound} in flight"
 

@@ -342,6 +342,8 @@ class Plan:
     """Where workers on GPUs keep parameters, optimizer state and undo slot."""
     network: Network = "auto"
     """What sums gradients over replicas of workers on GPUs, where that was chosen."""
+    segments: int = 1
+    """In which each run of sections is recomputed, see ``segments_of``; 1: as a whole."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -355,6 +357,8 @@ class Plan:
             and (self._interleaves() if self.chunks > 1 else self.chunks == 1)
             and (self.schedule == "interleaved") == (self.chunks > 1)
             and (self.in_flight_bound is None or self.in_flight_bound >= 1)
+            and self.segments >= 1
+            and (self.segments == 1 or self.recompute)
             and _is_cover(self.replica_bounds, width)
             and self.replica_bounds[-1] == self.minibatch_size // self.microbatch_size
             and len(set(self.slots)) == len(self.slots) == depth * width
@@ -402,6 +406,23 @@ class Plan:
     def virtual_nodes_of(self, replica: int) -> range:
         """Return the virtual nodes that ``replica`` computes."""
         return range(self.replica_bounds[replica], self.replica_bounds[replica + 1])
+
+
+def segments_of(run: range, segments: int) -> tuple[range, ...]:
+    """Cut a run of sections into segments of as many sections each, or nearly so.
+
+    All but the last one are recomputed during the backward, one at a time from its input
+    (``torch.utils.checkpoint.checkpoint_sequential``); of the last one the graph is kept,
+    or made by the recompute before the backward.
+
+    Args:
+        run: Sections.
+        segments: At most; no segment is empty.
+    """
+    count = min(segments, len(run))
+    return tuple(
+        run[len(run) * i // count : len(run) * (i + 1) // count] for i in range(count)
+    )
 
 
 def _is_cover(bounds: tuple[int, ...], parts: int) -> bool:

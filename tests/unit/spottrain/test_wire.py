@@ -24,6 +24,7 @@ from spottrain.wire.model import (
     ScheduleKind,
     SectionFacts,
     Slot,
+    segments_of,
 )
 
 COMMANDS = get_args(messages.Command)
@@ -43,6 +44,7 @@ def plans(draw: st.DrawFn) -> Plan:
     replicas = draw(st.lists(st.integers(1, 3), min_size=width, max_size=width))
     if interleaved:
         replicas = [depth * groups for groups in replicas]
+    recompute = draw(st.booleans())
     bounds = [0], [0]
     for cuts, sizes in zip(bounds, (stages, replicas), strict=True):
         for size in sizes:
@@ -53,7 +55,7 @@ def plans(draw: st.DrawFn) -> Plan:
         microbatch_size=microbatch_size,
         minibatch_size=microbatch_size * bounds[1][-1],
         schedule=schedule,
-        recompute=draw(st.booleans()),
+        recompute=recompute,
         stage_bounds=tuple(bounds[0]),
         replica_bounds=tuple(bounds[1]),
         slots=tuple(
@@ -62,6 +64,7 @@ def plans(draw: st.DrawFn) -> Plan:
         predicted_step_s=draw(st.floats(0, 1e6)),
         in_flight_bound=None if interleaved else draw(st.none() | st.integers(1, 8)),
         chunks=chunks,
+        segments=draw(st.integers(1, 8)) if recompute else 1,
     )
 
 
@@ -294,6 +297,34 @@ def test_an_interleaved_plan_that_cannot_run_is_refused(
 ) -> None:
     with pytest.raises(WireError, match="plan does not add up"):
         a_plan(**INTERLEAVED | changes)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"segments": 0}, {"segments": 2, "recompute": False}]
+)
+def test_segments_that_cannot_be_recomputed_are_refused(
+    changes: dict[str, Any],
+) -> None:
+    with pytest.raises(WireError, match="plan does not add up"):
+        a_plan(**changes)
+
+
+def test_a_plan_stored_before_there_were_segments_recomputes_runs_as_a_whole() -> None:
+    stored = json.loads(encode(a_plan()))
+    del stored["segments"]
+    assert decode(Plan, json.dumps(stored)).segments == 1
+
+
+@given(st.integers(0, 9), st.integers(1, 60), st.integers(1, 70))
+def test_segments_are_even_and_cover_their_run(
+    start: int, length: int, segments: int
+) -> None:
+    run = range(start, start + length)
+    parts = segments_of(run, segments)
+    assert len(parts) == min(segments, length)
+    assert [k for part in parts for k in part] == list(run)
+    lengths = set(map(len, parts))
+    assert max(lengths) - min(lengths) <= 1
 
 
 JSON = st.recursive(

@@ -268,3 +268,10 @@ def test_busy_time_is_expected_from_the_tasks_that_were_run() -> None:
     assert expected_busy_s(plan, by_kind, 0, 4, 3) == pytest.approx(
         4 * (1 + 2 + 20 + 0.6875) + 3 * (200 + 0.25)
     )
+    both = replace(plan, stage_bounds=(0, 2, 3), segments=2)
+    whole = replace(both, segments=1)
+    assert expected_busy_s(both, by_kind, 0, 4, 3) == pytest.approx(
+        expected_busy_s(whole, by_kind, 0, 4, 3)
+        + (4 - 3) * profile.sections_at(both.microbatch_size)[0].recompute_s
+        + 4 * 2 * 0.25
+    )

@@ -113,6 +113,8 @@ def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) 
     layouts = Layouts(case, 4)
     depth = data.draw(st.integers(1, min(len(case.facts.sections), len(case.slots))))
     mode = data.draw(st.sampled_from(execution_modes(case, depth)))
+    if mode.segments or depth == 1:
+        mode = replace(mode, segments=data.draw(st.integers(mode.segments, 4)))
     if mode.chunks == 1:
         bound = data.draw(st.integers(0, 5))
         mode = replace(mode, in_flight_bound=bound)

@@ -179,6 +179,57 @@ def test_recompute_is_for_want_of_memory_only() -> None:
     raise AssertionError("recompute was never chosen")
 
 
+def alone(mib: int, recompute: bool | None = None) -> PlanInputs:
+    """Two devices, each for the whole model."""
+    return replace(inputs(vms=2, memory_bytes=mib * MIB), recompute=recompute)
+
+
+def test_a_stage_that_does_not_fit_as_a_whole_is_recomputed_in_segments() -> None:
+    """32 MiB each of parameters and gradients, 64 of the optimizer; 136 of tensors."""
+    assert plan_of(alone(400)).segments == 1
+    tight = replace(alone(275), pipeline_depth=1)
+    plan = plan_of(tight)
+    assert (plan.shape, plan.recompute) == ("1x2", True)
+    assert plan.segments > 1
+    refused = next(c for c in choose_plan(tight).candidates if c.segments == 1)
+    assert "a stage needs" in refused.why_not
+    assert choose_plan(replace(tight, recompute=False)).plan is None
+    # The fewest that fit.
+    sections, rooms = tight.profile.sections_at(4), tight.slots[0].memory_bytes
+    needed = {
+        segments: max(
+            memory.total_bytes
+            for memory in plan_bytes(
+                tight.facts, tight.profile, replace(plan, segments=segments), "fast"
+            )
+        )
+        for segments in range(1, len(sections) + 1)
+    }
+    assert needed[plan.segments] <= rooms
+    assert all(needed[fewer] > rooms for fewer in range(1, plan.segments))
+
+
+def test_with_less_memory_plans_are_no_faster_and_segments_help_to_the_end() -> None:
+    steps_s, found = [], set()
+    for mib in range(300, 240, -4):
+        plan = choose_plan(replace(alone(mib), pipeline_depth=1)).plan
+        if plan is not None:
+            steps_s.append(plan.predicted_step_s)
+            found.add(plan.segments)
+    assert steps_s == sorted(steps_s)
+    assert len(found) > 2
+
+
+def test_a_pipeline_with_many_in_flight_may_be_recomputed_in_segments() -> None:
+    case = replace(inputs(sections=32, vms=4, virtual_nodes=64), pipeline_depth=4)
+    rooms = range(800, 300, -20)
+    tight = [
+        tuple(replace(d, memory_bytes=mib * MIB) for d in case.slots) for mib in rooms
+    ]
+    plans = [choose_plan(replace(case, slots=slots)).plan for slots in tight]
+    assert any(plan is not None and plan.segments > 1 for plan in plans)
+
+
 def test_a_bound_is_put_on_micro_batches_in_flight_where_memory_binds() -> None:
     case = replace(inputs(virtual_nodes=64), schedule="gpipe", recompute=False)
     case = replace(case, profile=linked(case.profile, bandwidth_bytes_per_s=1e7))

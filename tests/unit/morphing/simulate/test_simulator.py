@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -27,6 +28,7 @@ from spottrain.morphing.simulate.simulator import (
     MAX_PLAYED_MICROBATCHES,
     expect_step,
     simulate_step,
+    stage_times,
 )
 from spottrain.wire.model import LinkProfile, ScheduleKind, TaskOverheads, TiedParameter
 
@@ -358,3 +360,36 @@ def test_a_very_long_mini_batch_is_slowed_down_as_a_long_one_is() -> None:
         )
         ratios.append(shaken.pipeline_s / still.pipeline_s)
     assert ratios[0] == pytest.approx(ratios[1], rel=1e-3)
+
+
+def test_segments_cost_the_forward_of_all_but_the_last_once_more() -> None:
+    def step_s(**changes: Any) -> float:
+        step = simulate_step(plan(1, 1, 3, **changes), PROFILE, FACTS, reduction="fast")
+        return step.step_s
+
+    whole = step_s(recompute=True)
+    assert whole == step_s()
+    assert step_s(recompute=True, segments=2) == pytest.approx(whole + 3 * 2)
+    assert step_s(recompute=True, segments=9) == pytest.approx(whole + 3 * 3)
+
+
+def test_each_further_segment_enters_the_user_s_code_once_more() -> None:
+    beside = TaskOverheads(forward_s=0.5, recompute_s=0.25, backward_s=0.125)
+    measured = PROFILE.sections_at(1)
+    times = stage_times(measured, range(4), 2.0, beside, segments=2)
+    assert times.forward_s == 4 * 0.5 + 0.5 + 0.25
+    assert times.recompute_s == 2 * 0.5 + 0.25
+    assert times.backward_s == 4 * 1.0 + 2 * 0.5 + 0.125 + 0.25
+
+
+@given(st.integers(1, 3), st.integers(1, 6), st.integers(1, 5))
+def test_segments_never_make_a_mini_batch_faster_than_a_whole_recompute(
+    depth: int, virtual_nodes: int, segments: int
+) -> None:
+    whole = plan(depth, 1, virtual_nodes, schedule="1f1b", recompute=True)
+    cut = replace(whole, segments=segments)
+    times = [
+        simulate_step(one, PROFILE, FACTS, reduction="fast").step_s
+        for one in (whole, cut)
+    ]
+    assert times[0] <= times[1] + 1e-9

@@ -49,6 +49,19 @@ def test_a_plan_is_explained_by_all_that_was_weighed(run: Run) -> None:
     assert document["profile_origin"] == "written"
 
 
+def test_recompute_in_segments_is_said_where_nothing_else_fits(run: Run) -> None:
+    small = PROFILES / "small-memory.json"
+    asked = small, "--gpus", "16", "--depth", "7", "--schedule", "1f1b"
+    _, out, _ = run(*asked)
+    assert "1f1b recompute in 3 segments, 2 in flight" in out
+    code, out, _ = run(*asked, "--explain", "-o", "json")
+    assert code == 0
+    best, *others = json.loads(out)["candidates"]
+    assert (best["recompute"], best["segments"]) == (True, 3)
+    assert all("a stage needs" in c["why_not"] for c in others if c["segments"] == 1)
+    assert run(*asked, "--no-recompute")[0] == 5
+
+
 def test_the_table_is_short_unless_it_is_to_explain(run: Run) -> None:
     _, short, _ = run(SLOW, "--gpus", "4")
     _, long, _ = run(SLOW, "--gpus", "4", "--explain")
