@@ -30,7 +30,9 @@ from spottrain.varuna_manager.daemon.server import ControlChannel
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.jobs.identity import Identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
+from spottrain.varuna_manager.jobs.measurements import Sample
 from spottrain.varuna_manager.jobs.replication import JournalReplication
+from spottrain.varuna_manager.jobs.samples import Sampler
 from spottrain.varuna_manager.jobs.vm_history import VmHistory
 from spottrain.varuna_manager.launch.limits import check as check_limits
 from spottrain.varuna_manager.reporting.history import fold
@@ -74,6 +76,8 @@ class ManagerLoop:
         self._journal = journal
         self._copy = copy
         self._seq = 0
+        journal.measure()
+        self._sampler = Sampler()
         self.state, self.past = fold(journal)
         self._clock = Clock(self.state.now_s)
         self._lives = VmHistory(self.state)
@@ -159,16 +163,17 @@ class ManagerLoop:
 
     async def _take(self, events: list[e.Event]) -> list[c.Command]:
         """Fold and journal ``events``; return the commands that follow."""
-        state, commands = self.state, list[c.Command]()
+        state, commands, samples = self.state, list[c.Command](), list[Sample]()
         for event in events:
             news, before = state.last_news, state
             state, more = step.step(state, event)
             self.past.note(before, event, state)
             self._lives.note(before, event.at_s, state)
             commands += more
+            samples += self._sampler.samples(event, state)
             if state.last_news != news:
                 logger.info("%s", state.last_news)
-        await self._write(events)
+        await self._write(events, samples)
         self.state = state
         if ended := self._lives.take_ended():
             self._start(self._effects.market.ended(ended))
@@ -176,12 +181,12 @@ class ManagerLoop:
             self.sessions.revoke(vm_id)
         return commands
 
-    async def _write(self, events: list[e.Event]) -> None:
-        """Journal ``events``; try again for a while if the disk is full."""
+    async def _write(self, events: list[e.Event], samples: list[Sample]) -> None:
+        """Journal ``events`` and what they measure; try again for a while if the disk is full."""
         give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
         while True:
             try:
-                self._seq = self._journal.append(*events)
+                self._seq = self._journal.append(*events, samples=samples)
                 if self._copy is not None:
                     self._copy.wake()
                 return

@@ -1,7 +1,8 @@
 """The journal of a job: all its events, in order, in one SQLite file.
 
 State is a fold over it. One process writes (it holds the job's manager.lock); any number
-may read at the same time. An event is durable when ``append`` returns.
+may read at the same time. An event is durable when ``append`` returns. The measurements
+of the job lie in the same file (``measurements``).
 """
 
 from __future__ import annotations
@@ -20,8 +21,15 @@ from pydantic import TypeAdapter
 from spottrain.cloud.port.stored import FORMER_FIELDS, with_current_names
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core import step
-from spottrain.varuna_manager.core.model.events import EVENT_TYPES, Event
+from spottrain.varuna_manager.core.model.events import (
+    EVENT_TYPES,
+    Event,
+    ReportReceived,
+)
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs import measurements
+from spottrain.varuna_manager.jobs.measurements import Measurements, Sample
+from spottrain.varuna_manager.jobs.samples import Sampler
 
 _MIGRATIONS = (
     """
@@ -32,6 +40,7 @@ _MIGRATIONS = (
         body TEXT NOT NULL
     ) STRICT;
     """,
+    measurements.SCHEMA,
 )
 """Entry n takes a file from ``user_version`` n to n + 1."""
 
@@ -87,16 +96,61 @@ class Journal:
             self._db.close()
             raise
 
-    def append(self, *events: Event) -> int:
+    def append(self, *events: Event, samples: Iterable[Sample] | None = None) -> int:
         """Add events, all or none; return the number of the last one in the journal.
+
+        Args:
+            events: In order.
+            samples: What they measure. Without them the measurements of these events,
+                if they have any, are made up for by ``measure``.
 
         Raises:
             JournalWriteError: The disk refused; nothing was added.
             JournalError: The file is damaged.
         """
         rows = [(e.at_s, type(e).__name__, _encode(e)) for e in events]
-        self._insert("INSERT INTO events (at_s, kind, body) VALUES (?, ?, ?)", rows)
-        return self.last_seq()
+        reports = any(isinstance(event, ReportReceived) for event in events)
+        with self._transaction():
+            before = self.last_seq()
+            self._db.executemany(
+                "INSERT INTO events (at_s, kind, body) VALUES (?, ?, ?)", rows
+            )
+            last = self.last_seq()
+            if samples is not None or not reports:
+                Measurements(self._db).write(samples or ())
+                self._db.execute(
+                    "UPDATE measured SET seq = ? WHERE seq = ?", (last, before)
+                )
+        return last
+
+    def measure(self) -> None:
+        """Take the measurements of events that lack them: those of a journal that was
+        written before there were any, or copied from elsewhere.
+
+        Raises:
+            JournalError: The disk refused, or the file is damaged.
+        """
+        if not self._is_measured():
+            with self._transaction():
+                known = self._db.execute("SELECT seq FROM measured").fetchone()[0]
+                self._measure_into(self._db, after_seq=known)
+                self._db.execute("UPDATE measured SET seq = ?", (self.last_seq(),))
+
+    def measurements(self) -> Measurements:
+        """Return the measurements, to read them until the journal is closed.
+
+        Those of a journal that lacks them are taken from its events, which takes as long
+        as ``replay``.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
+        if self._is_measured():
+            return Measurements(self._db)
+        memory = sqlite3.connect(":memory:", isolation_level=None)
+        memory.executescript(measurements.SCHEMA)
+        self._measure_into(memory)
+        return Measurements(memory)
 
     def read(self, after_seq: int = 0) -> Iterator[tuple[int, Event]]:
         """Yield (number, event) of every event numbered above ``after_seq``.
@@ -140,7 +194,8 @@ class Journal:
         Raises:
             JournalError: The disk refused, or a number is taken.
         """
-        self._insert("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+        with self._transaction():
+            self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
 
     def last_seq(self) -> int:
         """Return the number of the newest event; 0 if there is none.
@@ -167,17 +222,36 @@ class Journal:
         """Close the file."""
         self._db.close()
 
-    def _insert(self, statement: str, rows: Iterable[tuple[Any, ...]]) -> None:
-        """Add rows, all or none."""
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """What is written within the block is written all or none."""
         with self._translating_errors():
             self._db.execute("BEGIN IMMEDIATE")
             try:
-                self._db.executemany(statement, rows)
+                yield
                 self._db.execute("COMMIT")
             except BaseException:
                 if self._db.in_transaction:
                     self._db.execute("ROLLBACK")
                 raise
+
+    def _is_measured(self) -> bool:
+        """Return whether the measurements of all events are in the file."""
+        with self._translating_errors():
+            if self._db.execute("PRAGMA user_version").fetchone()[0] < len(_MIGRATIONS):
+                return False
+            found = self._db.execute(
+                "SELECT seq = (SELECT coalesce(max(seq), 0) FROM events) FROM measured"
+            )
+            return bool(found.fetchone()[0])
+
+    def _measure_into(self, db: sqlite3.Connection, after_seq: int = 0) -> None:
+        """Write what the events above ``after_seq`` measure."""
+        store, sampler, state = Measurements(db), Sampler(), State()
+        for seq, event in self.read():
+            state, _ = step.step(state, event)
+            if seq > after_seq:
+                store.write(sampler.samples(event, state))
 
     def _check_version(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]

@@ -1,0 +1,220 @@
+"""The store of measurements against a job that is simulated with its whole history."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from dataclasses import dataclass, field, replace
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spottrain.varuna_manager.jobs.measurements import (
+    SCHEMA,
+    Cursor,
+    Evaluation,
+    GenerationBegan,
+    Measurements,
+    Minibatch,
+    Row,
+    Sample,
+)
+
+
+def store() -> Measurements:
+    db = sqlite3.connect(":memory:", isolation_level=None)
+    db.executescript(SCHEMA)
+    return Measurements(db)
+
+
+def trained(generation: int, step: int, **more: object) -> Minibatch:
+    row = Minibatch(
+        step=step,
+        generation=generation,
+        at_s=float(step),
+        loss=1000.0 * generation + step,
+        grad_norm=1.0,
+        step_s=0.5,
+        examples=8,
+        plan="1x1",
+        usd_spent=0.25,
+    )
+    return replace(row, **more)  # type: ignore[arg-type]
+
+
+def adopted(generation: int, step: int, by: int) -> Minibatch:
+    """The mini-batch of ``generation``, as the ranks of the next one report it."""
+    return replace(trained(generation, step), generation=by, step_s=None)
+
+
+def evaluated(generation: int, step: int, name: str = "heldout") -> Evaluation:
+    return Evaluation(
+        step=step, name=name, generation=generation, at_s=0.0, loss=1000.0 * generation
+    )
+
+
+def key(row: Row) -> tuple[int, str, float]:
+    return row.position, getattr(row, "name", ""), row.loss
+
+
+@dataclass
+class SimulatedJob:
+    """What happened, and what each rank of each generation has to report."""
+
+    random: Random
+    line: dict[int, float] = field(default_factory=dict)
+    """Loss of every mini-batch that the weights have gone through."""
+    judged: dict[tuple[int, str], float] = field(default_factory=dict)
+    queues: list[list[Sample]] = field(default_factory=list)
+    """In order; the first of each generation arrives whole, others may be cut short."""
+    number: int = 0
+    beyond: dict[int, float] = field(default_factory=dict)
+    """The line above the beginning of a generation that has not committed yet."""
+
+    def run_generation(self) -> None:
+        random, self.number = self.random, self.number + 1
+        number, top = self.number, max(self.line, default=0)
+        whole: list[Sample] = []
+        if self.beyond and random.random() < 0.5:
+            # What an earlier start gave up was still there.
+            self.line |= self.beyond
+            top = max(self.line)
+        start = random.choice([top, top, random.randint(0, top)])
+        adopts = start == top and top > 0 and random.random() < 0.3
+        whole.append(GenerationBegan(generation=number, step=start))
+        if adopts:
+            former = int(self.line[top] // 1000)
+            whole.append(adopted(former, top, number))
+        self.beyond = {s: loss for s, loss in self.line.items() if s > start}
+        commits = random.choice([0, 1, 2, 5])
+        if commits:
+            self.beyond = {}
+        self.line = {s: loss for s, loss in self.line.items() if s <= start}
+        for step in range(start + 1, start + commits + 1):
+            self.line[step] = 1000.0 * number + step
+            whole.append(trained(number, step))
+            if random.random() < 0.3:
+                whole.append(evaluated(number, step, random.choice("ab")))
+        self.queues.append(whole)
+        for _ in range(random.randint(0, 2)):
+            cut = random.randint(1, len(whole))
+            self.queues.append([s for s in whole[:cut] if random.random() < 0.9])
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.randoms(use_true_random=False), st.integers(1, 6))
+def test_every_surviving_step_is_there_once_whatever_arrives_when(
+    random: Random, generations: int
+) -> None:
+    job = SimulatedJob(random)
+    for _ in range(generations):
+        job.run_generation()
+    measurements, follower = store(), Follower()
+    order = [i for i, queue in enumerate(job.queues) for _ in queue]
+    # Mostly in the order of generations; some VMs are late, and send twice.
+    order.sort(key=lambda i: i + random.choice([0.0, 0.0, 1.5, 50.0]))
+    queues = [list(queue) for queue in job.queues]
+    for index in order:
+        sample = queues[index].pop(0)
+        measurements.write([sample] * random.choice([1, 1, 2]))
+        if random.random() < 0.3:
+            follower.read(measurements, random.randint(1, 4))
+    while follower.read(measurements, 3):
+        pass
+    rows = measurements.minibatches()
+    assert {row.step: row.loss for row in rows} == job.line
+    assert [row.step for row in rows] == sorted(job.line)
+    assert all(
+        job.line.get(one.step) == one.loss + one.step
+        for one in measurements.evaluations()
+    )
+    everything: list[Row] = [*rows, *measurements.evaluations()]
+    everything.sort(key=key)
+    assert sorted(follower.rows, key=key) == everything
+    assert [r.position for r in follower.rows] == [r.position for r in everything]
+
+
+class Follower:
+    """Keeps a copy as a file of lines is kept: cut off, then added to."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+        self.cursor = Cursor()
+
+    def read(self, measurements: Measurements, most: int) -> bool:
+        page = measurements.changes(self.cursor, most)
+        if page.rewound_to is not None:
+            self.rows = [r for r in self.rows if r.position < page.rewound_to]
+        self.rows += page.rows
+        moved, self.cursor = page.cursor != self.cursor, page.cursor
+        return moved
+
+
+def test_what_other_ranks_say_again_changes_nothing() -> None:
+    measurements = store()
+    said: list[Sample] = [GenerationBegan(generation=1, step=0)]
+    said += [trained(1, 1), evaluated(1, 1), trained(1, 2)]
+    said += [GenerationBegan(generation=2, step=2), adopted(1, 2, 2), trained(2, 3)]
+    measurements.write(said)
+    page = measurements.changes(Cursor())
+    measurements.write(said)
+    again = measurements.changes(page.cursor)
+    assert (again.rows, again.rewound_to) == ([], None)
+    assert [row.position for row in page.rows] == [2, 3, 4, 6]
+
+
+def test_a_learning_rate_that_the_first_report_lacks_is_filled_in() -> None:
+    measurements = store()
+    measurements.write([GenerationBegan(generation=1, step=0), trained(1, 1)])
+    before = measurements.changes(Cursor())
+    measurements.write([trained(1, 1, learning_rate=0.1, loss=7.0)])
+    (row,) = measurements.minibatches()
+    assert (row.loss, row.learning_rate) == (1001.0, 0.1)
+    assert measurements.changes(before.cursor).rewound_to == 2
+
+
+def test_numbers_that_are_not_finite_stay_what_they_are() -> None:
+    measurements = store()
+    odd = {"nan": math.nan, 'a"b': 2.0}
+    row = trained(1, 1, loss=math.nan, grad_norm=math.inf, metrics=odd)
+    measurements.write([row])
+    (found,) = measurements.minibatches()
+    assert math.isnan(found.loss)
+    assert found.grad_norm == math.inf
+    assert math.isnan(found.metrics.pop("nan"))  # type: ignore[attr-defined]
+    assert found.metrics == {'a"b': 2.0}
+
+
+def test_speeds() -> None:
+    row = trained(1, 1)
+    assert (row.examples_per_s, row.tokens_per_s) == (16.0, None)
+    assert replace(row, weight=8.0).tokens_per_s is None
+    assert replace(row, weight=1024.0).tokens_per_s == 2048.0
+    assert replace(row, step_s=None, weight=9.0).tokens_per_s is None
+
+
+def test_rows_are_thinned_out_and_limited() -> None:
+    measurements = store()
+    measurements.write(trained(1, step) for step in range(1, 24))
+    assert [r.step for r in measurements.minibatches(every=10)] == [10, 20, 23]
+    assert [r.step for r in measurements.minibatches(last=2)] == [22, 23]
+    assert [r.step for r in measurements.minibatches(last=2, every=5)] == [20, 23]
+
+
+def test_curves_of_long_jobs_stay_small() -> None:
+    measurements = store()
+    measurements.write(trained(1, step, loss=float(step)) for step in range(1, 10_001))
+    curve = measurements.curve("loss", 100)
+    assert len(curve) == 100
+    assert curve[0] == (50.5, 50.5, 1.0, 100.0)
+    assert measurements.losses(3) == [1.0, 5001.0, 10_000.0]
+    assert (store().losses(3), store().curve("loss", 3)) == ([], [])
+
+
+@pytest.mark.parametrize("count", [1, 2, 7])
+def test_few_losses_are_all_of_them(count: int) -> None:
+    measurements = store()
+    measurements.write(trained(1, step) for step in range(1, count + 1))
+    assert measurements.losses(40) == [1000.0 + s for s in range(1, count + 1)]

@@ -1,0 +1,124 @@
+"""Measurements taken from events: as they come, or made up for from an older journal."""
+
+from __future__ import annotations
+
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from tests.unit.varuna_manager.story import Story
+
+from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
+from spottrain.varuna_manager.jobs.measurements import Evaluation, Minibatch
+from spottrain.varuna_manager.jobs.samples import Sampler
+from spottrain.wire import messages
+
+
+@pytest.fixture(scope="module")
+def story() -> Story:
+    """Two mini-batches on two ranks, a loss, and a third that the survivor adopted."""
+    story = Story().training("vm-1", "vm-2", steps=2)
+    story.report("vm-1", messages.Evaluated(generation=1, step=0, loss=9.0))
+    adopted = messages.MinibatchAdopted(generation=2, step=3, loss=0.25, grad_norm=2.0)
+    story.report("vm-1", adopted)
+    return story
+
+
+def written(path: Path, story: Story) -> Path:
+    """Write a story as the manager does."""
+    sampler, state = Sampler(), State()
+    with closing(Journal(path)) as journal:
+        for event in story.events:
+            state, _ = step.step(state, event)
+            journal.append(event, samples=sampler.samples(event, state))
+    return path
+
+
+def rows(path: Path) -> tuple[list[Minibatch], list[Evaluation]]:
+    with closing(Journal(path, read_only=True)) as journal:
+        measurements = journal.measurements()
+        return measurements.minibatches(), measurements.evaluations()
+
+
+def test_reports_become_rows(story: Story, tmp_path: Path) -> None:
+    minibatches, (evaluation,) = rows(written(tmp_path / "j.sqlite", story))
+    assert [row.step for row in minibatches] == [1, 2, 3]
+    assert [row.step_s is None for row in minibatches] == [False, False, True]
+    assert [row.plan for row in minibatches] == ["2x1", "2x1", ""]
+    assert {row.examples for row in minibatches} == {8}
+    spent = [row.usd_spent for row in minibatches]
+    assert spent == sorted(spent)
+    assert spent[0] > 0
+    assert (evaluation.step, evaluation.name, evaluation.loss) == (0, "heldout", 9.0)
+
+
+def test_a_journal_without_measurements_has_those_of_its_events(
+    story: Story, tmp_path: Path
+) -> None:
+    expected = rows(written(tmp_path / "new.sqlite", story))
+    path = tmp_path / "old.sqlite"
+    with closing(Journal(path)) as journal:
+        journal.append(*story.events)
+    with closing(sqlite3.connect(path)) as db:
+        tables = ["minibatches", "evaluations", "generations", "rewrites", "measured"]
+        db.executescript("".join(f"DROP TABLE {table};" for table in tables))
+        db.executescript("PRAGMA user_version = 1")
+    assert rows(path) == expected  # reading needs no table
+    with closing(Journal(path)) as journal:
+        journal.measure()
+        assert journal.measurements().minibatches() == expected[0]
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT count(*) FROM minibatches").fetchone() == (3,)
+    assert rows(path) == expected
+
+
+def test_a_copied_journal_has_the_measurements_of_its_events(
+    story: Story, tmp_path: Path
+) -> None:
+    source, copy = written(tmp_path / "a.sqlite", story), tmp_path / "b.sqlite"
+    last = story.events.pop()
+    with closing(Journal(source, read_only=True)) as journal:
+        events = journal.rows(1, len(story.events))
+    with closing(Journal(copy)) as journal:
+        journal.take_over(events)
+        journal.append(last)
+    assert rows(copy) == rows(source)
+    with closing(Journal(copy)) as journal:
+        journal.measure()
+        journal.measure()
+    assert rows(copy) == rows(source)
+    story.events.append(last)
+
+
+def test_what_is_not_journalled_is_not_measured(story: Story, tmp_path: Path) -> None:
+    path = written(tmp_path / "j.sqlite", story)
+    with closing(sqlite3.connect(path)) as db:
+        db.executescript("DELETE FROM minibatches WHERE step = 3")
+        db.executescript("DROP TABLE evaluations")
+    with closing(Journal(path)) as journal:
+        before = journal.last_seq()
+        late = Minibatch(
+            step=3,
+            generation=1,
+            at_s=1.0,
+            loss=1.0,
+            grad_norm=1.0,
+            step_s=0.1,
+            examples=8,
+            plan="1x1",
+            usd_spent=1.0,
+        )
+        with pytest.raises(JournalWriteError):
+            journal.append(
+                story.events[-1],
+                samples=[
+                    late,
+                    Evaluation(step=3, name="", generation=1, at_s=0, loss=0),
+                ],
+            )
+        assert journal.last_seq() == before
+    with closing(sqlite3.connect(path)) as db:
+        assert db.execute("SELECT max(step) FROM minibatches").fetchone() == (2,)

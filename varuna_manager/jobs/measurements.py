@@ -1,0 +1,461 @@
+"""The measurements of a job: one row for every mini-batch of its final history.
+
+They lie beside the events in the job's SQLite file and are written with them. What the
+rows hold follows from the reports alone, in whatever order they arrive:
+
+- A mini-batch of generation g is on the line that the weights took unless a later
+  generation, which has committed something or is the newest, began below it.
+- Of several reports of a mini-batch on the line the first one counts.
+
+A generation that began lower and broke before it committed anything changed nothing: the
+next one may begin above it. So rows above the beginning of the newest generation are
+hidden, and deleted when it commits.
+
+Positions order all rows: a mini-batch has twice its step, the evaluations after it one
+more. A reader that follows the rows is told from which position on they have changed
+other than by rows added at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sqlite3
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+SCHEMA = """
+    CREATE TABLE minibatches (
+        step INTEGER PRIMARY KEY,
+        generation INTEGER NOT NULL,
+        at_s REAL NOT NULL,
+        loss REAL,
+        grad_norm REAL,
+        weight REAL NOT NULL,
+        learning_rate REAL,
+        metrics TEXT NOT NULL,
+        step_s REAL,
+        examples INTEGER NOT NULL,
+        plan TEXT NOT NULL,
+        usd_spent REAL NOT NULL,
+        skipped TEXT NOT NULL
+    ) STRICT;
+    CREATE TABLE evaluations (
+        step INTEGER NOT NULL,
+        name TEXT NOT NULL,
+        generation INTEGER NOT NULL,
+        at_s REAL NOT NULL,
+        loss REAL,
+        metrics TEXT NOT NULL,
+        is_best INTEGER NOT NULL,
+        PRIMARY KEY (step, name)
+    ) STRICT, WITHOUT ROWID;
+    CREATE TABLE generations (
+        number INTEGER PRIMARY KEY,
+        step INTEGER NOT NULL,
+        committed INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE rewrites (
+        id INTEGER PRIMARY KEY,
+        position INTEGER NOT NULL
+    ) STRICT;
+    CREATE TABLE measured (seq INTEGER NOT NULL) STRICT;
+    INSERT INTO measured VALUES (0);
+"""
+"""``measured`` is the number of the newest event whose measurements are here. SQLite keeps
+NaN as NULL."""
+
+_ROW = (
+    "step, generation, at_s, loss, grad_norm, weight, learning_rate, metrics, step_s, "
+    "examples, plan, usd_spent, skipped"
+)
+_EVALUATION = "step, name, generation, at_s, loss, metrics, is_best"
+_END = 1 << 62
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GenerationBegan:
+    """A generation trains on from the weights after ``step`` mini-batches."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Minibatch:
+    """A committed mini-batch; numbers that were not finite are NaN."""
+
+    step: int
+    generation: int
+    at_s: float
+    """When it was reported, seconds since the epoch."""
+    loss: float
+    grad_norm: float
+    weight: float = 0.0
+    """Sum of the loss's weights; 0: not reported."""
+    learning_rate: float | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    step_s: float | None = None
+    """``None``: survivors have brought it to its end, whoever measured it is gone."""
+    examples: int
+    plan: str
+    """Pipeline depth x data-parallel width; empty: unknown."""
+    usd_spent: float
+    """By the job until then."""
+    skipped: str = ""
+    """As in ``wire.messages``."""
+
+    @property
+    def position(self) -> int:
+        """See the module."""
+        return 2 * self.step
+
+    @property
+    def examples_per_s(self) -> float | None:
+        """Measured speed of this mini-batch."""
+        return self.examples / self.step_s if self.step_s else None
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """Speed in units of the loss's weight, if that is not the number of examples."""
+        if not self.step_s or self.weight in (0.0, float(self.examples)):
+            return None
+        return self.weight / self.step_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Evaluation:
+    """Loss and metrics of a held-out set after ``step`` mini-batches."""
+
+    step: int
+    name: str
+    """Of the set."""
+    generation: int
+    at_s: float
+    loss: float
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    is_best: bool = False
+
+    @property
+    def position(self) -> int:
+        """See the module."""
+        return 2 * self.step + 1
+
+
+Sample = GenerationBegan | Minibatch | Evaluation
+"""What the store is fed with."""
+Row = Minibatch | Evaluation
+
+
+class Cursor(NamedTuple):
+    """How far a follower has read."""
+
+    rewrite: int = 0
+    """Number of the newest rewrite that it has taken into account."""
+    position: int = -1
+    """Of the last row."""
+
+
+class Page(NamedTuple):
+    """The rows that follow a cursor."""
+
+    rows: list[Row]
+    """In order of position."""
+    rewound_to: int | None
+    """Rows from this position on are to be dropped first: they have changed."""
+    cursor: Cursor
+    """Where to read on."""
+
+
+class CurvePoint(NamedTuple):
+    """Some neighbouring rows, as one point of a curve."""
+
+    step: float
+    mean: float
+    low: float
+    high: float
+
+
+class Measurements:
+    """The measurements in an open SQLite file that has the tables of ``SCHEMA``.
+
+    Args:
+        db: In autocommit mode. Errors are those of ``sqlite3``.
+    """
+
+    def __init__(self, db: sqlite3.Connection) -> None:
+        self._db = db
+
+    # --- Writing --------------------------------------------------------------------------
+
+    def write(self, samples: Iterable[Sample]) -> None:
+        """Add samples, within the caller's transaction; see the module."""
+        for sample in samples:
+            match sample:
+                case GenerationBegan():
+                    self._begin(sample)
+                case Minibatch():
+                    self._add_minibatch(sample)
+                case Evaluation():
+                    self._add_evaluation(sample)
+
+    def _begin(self, began: GenerationBegan) -> None:
+        top = self._top()
+        self._db.execute(
+            "INSERT OR IGNORE INTO generations VALUES (?, ?, 0)",
+            (began.generation, began.step),
+        )
+        if self._top() < top:
+            self._rewrite(self._top() + 1)
+
+    def _add_minibatch(self, row: Minibatch) -> None:
+        if row.step_s is not None:
+            self._commit(row.generation, row.step)
+        if self._is_superseded(row):
+            return
+        found = self._db.execute(
+            "SELECT generation, learning_rate FROM minibatches WHERE step = ?",
+            (row.step,),
+        ).fetchone()
+        if found is None:
+            self._note_insertion(row)
+            self._db.execute(
+                f"INSERT INTO minibatches ({_ROW}) VALUES ({', '.join('?' * 13)})",
+                (
+                    *(row.step, row.generation, row.at_s, row.loss, row.grad_norm),
+                    *(row.weight, row.learning_rate, _text(row.metrics), row.step_s),
+                    *(row.examples, row.plan, row.usd_spent, row.skipped),
+                ),
+            )
+        elif found == (row.generation, None) and row.learning_rate is not None:
+            # Whoever reported first trains nothing, so it has none.
+            self._note_insertion(row)
+            self._db.execute(
+                "UPDATE minibatches SET learning_rate = ? WHERE step = ?",
+                (row.learning_rate, row.step),
+            )
+
+    def _add_evaluation(self, row: Evaluation) -> None:
+        start = self._start(row.generation)
+        if start is not None and row.step > start:
+            self._commit(row.generation, row.step)
+        if self._is_superseded(row):
+            return
+        found = self._db.execute(
+            "SELECT 1 FROM evaluations WHERE step = ? AND name = ?",
+            (row.step, row.name),
+        ).fetchone()
+        if found is None:
+            self._note_insertion(row)
+            self._db.execute(
+                f"INSERT INTO evaluations ({_EVALUATION}) VALUES (?, ?, ?, ?, ?, ?, ?)",
+                (
+                    *(row.step, row.name, row.generation, row.at_s, row.loss),
+                    *(_text(row.metrics), row.is_best),
+                ),
+            )
+
+    def _is_superseded(self, row: Row) -> bool:
+        """Return whether a later generation has trained on from below ``row``."""
+        found = self._db.execute(
+            "SELECT 1 FROM generations WHERE number > ? AND step < ? AND committed",
+            (row.generation, row.step),
+        )
+        return found.fetchone() is not None
+
+    def _commit(self, generation: int, step: int) -> None:
+        """Record that a generation has committed ``step``: what it began below goes."""
+        self._begin(GenerationBegan(generation=generation, step=step - 1))
+        top, start = self._top(), self._start(generation)
+        committed = self._db.execute(
+            "UPDATE generations SET committed = 1 WHERE number = ? AND NOT committed",
+            (generation,),
+        )
+        if not committed.rowcount or start is None:
+            return
+        removed = sum(
+            self._db.execute(
+                f"DELETE FROM {table} WHERE generation < ? AND step > ?",
+                (generation, start),
+            ).rowcount
+            for table in ("minibatches", "evaluations")
+        )
+        if removed and top > 2 * start + 1:
+            self._rewrite(min(2 * start + 1, self._top()) + 1)
+
+    def _start(self, generation: int) -> int | None:
+        """Return the step from which a generation trains on, if it is known."""
+        found = self._db.execute(
+            "SELECT step FROM generations WHERE number = ?", (generation,)
+        ).fetchone()
+        return None if found is None else int(found[0])
+
+    def _note_insertion(self, row: Row) -> None:
+        """Tell followers of a row that does not come after all others."""
+        if row.step <= self._cut() and row.position <= self._top():
+            self._rewrite(row.position)
+
+    def _rewrite(self, position: int) -> None:
+        self._db.execute("INSERT INTO rewrites (position) VALUES (?)", (position,))
+
+    def _cut(self) -> int:
+        """Return the step above which rows are hidden."""
+        found = self._db.execute(
+            "SELECT step, committed FROM generations ORDER BY number DESC LIMIT 1"
+        ).fetchone()
+        return _END if found is None or found[1] else int(found[0])
+
+    def _top(self) -> int:
+        """Return the position of the last row; -1 if there is none."""
+        minibatch = self._edge("minibatches", "DESC")
+        evaluation = self._edge("evaluations", "DESC")
+        return max(
+            -1 if minibatch is None else 2 * minibatch,
+            -1 if evaluation is None else 2 * evaluation + 1,
+        )
+
+    def _edge(self, table: str, order: str) -> int | None:
+        """Return the first or last step of a table; an aggregate would read all of it."""
+        found = self._select(f"step FROM {table}", f"ORDER BY step {order} LIMIT 1")
+        return found[0][0] if found else None
+
+    # --- Reading --------------------------------------------------------------------------
+
+    def changes(self, cursor: Cursor, max_minibatches: int = 1000) -> Page:
+        """Return what follows a cursor, at most ``max_minibatches`` and evaluations."""
+        self._db.execute("BEGIN")
+        try:
+            lowest, newest = self._db.execute(
+                "SELECT min(position), max(id) FROM rewrites WHERE id > ?",
+                (cursor.rewrite,),
+            ).fetchone()
+            rewinds = lowest is not None and lowest <= cursor.position
+            begin = lowest if rewinds else cursor.position + 1
+            rows: list[Row] = [
+                _minibatch(found)
+                for found in self._select(
+                    f"{_ROW} FROM minibatches",
+                    "AND step >= :first ORDER BY step LIMIT :limit",
+                    first=(begin + 1) // 2,
+                    limit=max_minibatches,
+                )
+            ]
+            last = rows[-1].step if len(rows) == max_minibatches else _END
+            rows += self._evaluations(begin // 2, last)
+            rows.sort(key=lambda row: row.position)
+            position = rows[-1].position if rows else self._top()
+        finally:
+            self._db.execute("COMMIT")
+        found_rewrite = cursor.rewrite if newest is None else newest
+        return Page(rows, begin if rewinds else None, Cursor(found_rewrite, position))
+
+    def minibatches(
+        self, *, last: int | None = None, every: int = 1
+    ) -> list[Minibatch]:
+        """Return rows in order of step.
+
+        Args:
+            last: Only so many, the newest.
+            every: Only those whose step it divides, and the newest.
+        """
+        found = self._select(
+            f"{_ROW} FROM minibatches",
+            "AND (step % :every = 0 OR step = :newest_step) "
+            "ORDER BY step DESC LIMIT :limit",
+            every=every,
+            newest_step=self._edge("minibatches", "DESC") or 0,
+            limit=-1 if last is None else last,
+        )
+        return [_minibatch(row) for row in reversed(found)]
+
+    def evaluations(self) -> list[Evaluation]:
+        """Return all evaluations in order of step and name."""
+        return self._evaluations(0, _END)
+
+    def curve(self, column: str, max_points: int) -> list[CurvePoint]:
+        """Return a column of numbers over steps, downsampled; what is not finite is
+        left out.
+
+        Args:
+            column: ``loss``, ``grad_norm`` or ``learning_rate``.
+            max_points: Neighbours are taken together so that there are no more.
+        """
+        first, last = (self._edge("minibatches", order) for order in ("ASC", "DESC"))
+        if first is None or last is None:
+            return []
+        width = -(-(last - first + 1) // max_points)
+        found = self._select(
+            f"avg(step), avg({column}), min({column}), max({column}) FROM minibatches",
+            f"AND abs({column}) < 1e308 GROUP BY (step - :low) / :width ORDER BY 1",
+            low=first,
+            width=width,
+        )
+        return [CurvePoint(*point) for point in found]
+
+    def losses(self, points: int) -> list[float]:
+        """Return some losses at even distances over all steps, in a time that does not
+        depend on how many there are."""
+        first, last = (self._edge("minibatches", order) for order in ("ASC", "DESC"))
+        if first is None or last is None:
+            return []
+        count = min(points, last - first + 1)
+        steps = {last - (last - first) * i // max(1, count - 1) for i in range(count)}
+        found = (
+            self._select(
+                "loss FROM minibatches",
+                "AND step >= :step AND abs(loss) < 1e308 ORDER BY step LIMIT 1",
+                step=step,
+            )
+            for step in sorted(steps)
+        )
+        return [row[0] for rows in found for row in rows]
+
+    def _evaluations(self, first: int, last: int) -> list[Evaluation]:
+        found = self._select(
+            f"{_EVALUATION} FROM evaluations",
+            "AND step BETWEEN :first AND :last ORDER BY step, name",
+            first=first,
+            last=last,
+        )
+        return [_evaluation(row) for row in found]
+
+    def _select(self, what: str, rest: str = "", **values: int) -> list[Any]:
+        """Return rows that are not hidden; ``rest`` follows that condition."""
+        return self._db.execute(
+            f"SELECT {what} WHERE step <= :cut {rest}", {"cut": self._cut()} | values
+        ).fetchall()
+
+
+def _text(metrics: Mapping[str, float]) -> str:
+    """Return metrics as stored; JSON has no NaN."""
+    finite = {k: v if math.isfinite(v) else None for k, v in metrics.items()}
+    return json.dumps(finite, separators=(",", ":")) if finite else ""
+
+
+def _metrics(text: str) -> dict[str, float]:
+    stored = json.loads(text) if text else {}
+    return {name: _number(value) for name, value in stored.items()}
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _minibatch(row: Sequence[Any]) -> Minibatch:
+    known = dict(zip(_ROW.split(", "), row, strict=True))
+    known |= {name: _number(known[name]) for name in ("loss", "grad_norm")}
+    return Minibatch(**known | {"metrics": _metrics(known["metrics"])})
+
+
+def _evaluation(row: Sequence[Any]) -> Evaluation:
+    step, name, generation, at_s, loss, metrics, is_best = row
+    return Evaluation(
+        step=step,
+        name=name,
+        generation=generation,
+        at_s=at_s,
+        loss=_number(loss),
+        metrics=_metrics(metrics),
+        is_best=bool(is_best),
+    )

@@ -1,0 +1,107 @@
+"""Measurements, taken from the events of a job's journal as they are folded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from spottrain.varuna_manager.core.model.events import Event, ReportReceived
+from spottrain.varuna_manager.core.model.state import State, spent_usd
+from spottrain.varuna_manager.jobs.measurements import (
+    Evaluation,
+    GenerationBegan,
+    Minibatch,
+    Sample,
+)
+from spottrain.wire import messages
+
+_Trained = messages.MinibatchCommitted | messages.MinibatchAdopted
+
+
+class Sampler:
+    """Turns reports into samples; leaves out most of what other ranks report again."""
+
+    def __init__(self) -> None:
+        self._generation = 0
+        self._step = 0
+        """Newest mini-batch of the generation that was sampled."""
+        self._rated_step = 0
+        """The newest one of them with a learning rate."""
+
+    def samples(self, event: Event, after: State) -> list[Sample]:
+        """Return what an event measures.
+
+        Args:
+            event: Any event.
+            after: The state that it leads to.
+        """
+        if not isinstance(event, ReportReceived):
+            return []
+        match report := event.report:
+            case messages.GenerationStarted(generation=number, step=step):
+                return [GenerationBegan(generation=number, step=step)]
+            case messages.MinibatchCommitted() if self._is_news(report):
+                return [_minibatch(report, event.at_s, after, report.step_s)]
+            case messages.MinibatchAdopted():
+                return [_minibatch(report, event.at_s, after, None)]
+            case messages.Evaluated():
+                return [_evaluation(report, event.at_s)]
+            case _:
+                return []
+
+    def _is_news(self, report: messages.MinibatchCommitted) -> bool:
+        """Return whether a report may add something; ranks report in order of step."""
+        if report.generation != self._generation:
+            self._generation, self._step, self._rated_step = report.generation, 0, 0
+        known = self._step if report.learning_rate is None else self._rated_step
+        if report.step <= known:
+            return False
+        self._step = max(self._step, report.step)
+        if report.learning_rate is not None:
+            self._rated_step = report.step
+        return True
+
+
+def _minibatch(
+    report: _Trained, at_s: float, after: State, step_s: float | None
+) -> Minibatch:
+    return Minibatch(
+        step=report.step,
+        generation=report.generation,
+        at_s=at_s,
+        loss=report.loss,
+        grad_norm=report.grad_norm,
+        weight=report.weight,
+        learning_rate=report.learning_rate,
+        metrics=_values(report.metrics),
+        step_s=step_s,
+        examples=after.job.spec.minibatch_size,
+        plan=_shape(after, report.generation),
+        usd_spent=spent_usd(after, at_s),
+        skipped=report.skipped,
+    )
+
+
+def _evaluation(report: messages.Evaluated, at_s: float) -> Evaluation:
+    return Evaluation(
+        step=report.step,
+        name=report.name,
+        generation=report.generation,
+        at_s=at_s,
+        loss=report.loss,
+        metrics=_values(report.metrics),
+        is_best=report.is_best,
+    )
+
+
+def _values(metrics: Iterable[messages.Metric]) -> dict[str, float]:
+    return {metric.name: metric.value for metric in metrics}
+
+
+def _shape(state: State, number: int) -> str:
+    """Return the shape of a generation's plan; empty if it is not known any more."""
+    if (now := state.generation) is not None and now.number == number:
+        return now.plan.shape
+    ran = (one for one in reversed(state.generations) if one.generation == number)
+    plan = next(ran, None)
+    shape = (plan.pipeline_depth, plan.data_parallel_width) if plan else ()
+    return "x".join(map(str, shape))
