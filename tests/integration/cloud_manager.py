@@ -17,6 +17,7 @@ import os
 import signal
 import sys
 import tarfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import uvloop
@@ -31,6 +32,7 @@ from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.daemon.main import manage, only_manager
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Sample
 
 STUB = Path(__file__).with_name("stub_supervisor.py")
 _REPLACED = "spottrain/pipeline/process/supervisor.py"
@@ -41,11 +43,11 @@ class DyingJournal(Journal):
 
     event = when = ""
 
-    def append(self, *events: Event) -> int:
+    def append(self, *events: Event, samples: Iterable[Sample] | None = None) -> int:
         hit = any(type(event).__name__ == self.event for event in events)
         if hit and self.when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
-        seq = super().append(*events)
+        seq = super().append(*events, samples=samples)
         if hit:
             os.kill(os.getpid(), signal.SIGKILL)
         return seq

@@ -10,16 +10,20 @@ import logging
 import os
 import signal
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import uvloop
 
 from spottrain.cloud.local.market import MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
+from spottrain.varuna_manager.config.track import TrackConfig
 from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.daemon.main import manage, only_manager
+from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs import journal
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.measurements import Sample
 
 AGENT = (sys.executable, str(Path(__file__).with_name("stub_agent.py")))
 
@@ -35,12 +39,12 @@ class CrashingJournal(journal.Journal):
     crash_at = 0
     appended = 0
 
-    def append(self, *events: Event) -> int:
+    def append(self, *events: Event, samples: Iterable[Sample] | None = None) -> int:
         self.appended += 1
         last = self.appended == self.crash_at
         if last and self.crash_at % 2:
             os.kill(os.getpid(), signal.SIGKILL)
-        seq = super().append(*events)
+        seq = super().append(*events, samples=samples)
         if last:
             os.kill(os.getpid(), signal.SIGKILL)
         return seq
@@ -54,7 +58,10 @@ def main() -> int:
         CrashingJournal.crash_at = int(sys.argv[2])
         sys.modules["spottrain.varuna_manager.daemon.main"].Journal = CrashingJournal  # type: ignore[attr-defined]
     with only_manager(job.path):
-        outcome = uvloop.run(manage(job, open_cloud(job.path)))
+        # Jobs of most tests have no job file.
+        tracked = (job.path / "config.json").exists()
+        trackers = Trackers(job, TrackConfig(tensorboard=True)) if tracked else None
+        outcome = uvloop.run(manage(job, open_cloud(job.path), None, trackers))
     return 143 if outcome is None else outcome.exit_code
 
 

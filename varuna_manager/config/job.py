@@ -48,6 +48,7 @@ from spottrain.varuna_manager.config.init_from import InitFrom
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
+from spottrain.varuna_manager.config.track import TrackConfig, absolute_track
 from spottrain.wire.messages import DeviceChoice, EvaluationSpec, JobSpec
 from spottrain.wire.model import (
     Network,
@@ -340,6 +341,7 @@ class JobConfig(Section):
     on_nonfinite: NonFiniteConfig = NonFiniteConfig()
     morphing: MorphingConfig = MorphingConfig()
     runtime: RuntimeConfig = RuntimeConfig()
+    track: TrackConfig = TrackConfig()
     manager: ManagerConfig = ManagerConfig()
     manager_vm: ManagerVmConfig = ManagerVmConfig()
     local: LocalConfig = LocalConfig()
@@ -496,6 +498,7 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
     update: dict[str, Any] = {
         "workdir": str(workdir),
         "data": absolute_data(config.data, base, config.resources.providers),
+        "track": absolute_track(config.track, base),
         **{
             name: getattr(config, name).absolute(base)
             for name in ("ssh", "aws", "azure", "gcp")

@@ -28,6 +28,7 @@ from spottrain.varuna_manager.daemon.clock import Clock
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.server import ControlChannel
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
+from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs.identity import Identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
 from spottrain.varuna_manager.jobs.measurements import Sample
@@ -62,6 +63,7 @@ class ManagerLoop:
         url: Where agents reach this manager.
         workdir: The user's code, packed.
         copy: Copies the journal to the checkpoint store, if given.
+        trackers: Write what is measured to files and elsewhere, if given.
     """
 
     def __init__(
@@ -72,8 +74,10 @@ class ManagerLoop:
         url: str,
         workdir: Path,
         copy: JournalReplication | None = None,
+        trackers: Trackers | None = None,
     ) -> None:
         self._journal = journal
+        self._trackers = trackers
         self._copy = copy
         self._seq = 0
         journal.measure()
@@ -113,6 +117,8 @@ class ManagerLoop:
             self._start(work)
         if self._copy is not None:
             self._start(self._copy.run())
+        if self._trackers is not None and self.state.progress.highest_step:
+            self._trackers.wake()
         folding = asyncio.create_task(self._fold())
         try:
             first = asyncio.FIRST_COMPLETED
@@ -189,6 +195,8 @@ class ManagerLoop:
                 self._seq = self._journal.append(*events, samples=samples)
                 if self._copy is not None:
                     self._copy.wake()
+                if self._trackers is not None and samples:
+                    self._trackers.wake()
                 return
             except JournalWriteError as error:
                 if time.monotonic() > give_up_at_s:

@@ -32,6 +32,7 @@ from spottrain.varuna_manager.daemon.server import (
     make_server,
     tune_for_many_agents,
 )
+from spottrain.varuna_manager.daemon.tracking import FINISH_S, Trackers
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -50,6 +51,8 @@ TERMINATED = 143
 ADDRESS = "127.0.0.1"
 """Where agents reach the manager: they are on this machine, or their calls are forwarded
 to it (``ForwardsCalls``). A manager on a VM of its own is reached at its private address."""
+LEAVE_S = 5.0
+"""How long a manager that is told to exit waits for the measurements to be written."""
 COPY_WAIT_S = 5.0
 """How long a manager that is told to exit waits for the copy of its journal."""
 DURABLE_COPY = "--durable-copy"
@@ -86,7 +89,10 @@ def only_manager(job_dir: Path) -> Iterator[None]:
 
 
 async def manage(
-    job: JobDir, provider: CloudProvider, copy: JournalReplication | None = None
+    job: JobDir,
+    provider: CloudProvider,
+    copy: JournalReplication | None = None,
+    trackers: Trackers | None = None,
 ) -> Outcome | None:
     """Manage a job to its end; return ``None`` if this process was told to exit.
 
@@ -94,6 +100,7 @@ async def manage(
         job: A submitted job; the caller holds its lock.
         provider: The cloud to rent from.
         copy: Copies its journal to its checkpoint store, if given.
+        trackers: Write its measurements, if given.
 
     Raises:
         FencedError: another machine has taken the job over.
@@ -105,7 +112,9 @@ async def manage(
     url = f"https://{address}:{listener.getsockname()[1]}"
     identity = ensure_identity(job.path, (address, "localhost"))
     journal = Journal(job.journal)
-    manager_loop = ManagerLoop(journal, provider, identity, url, job.workdir, copy)
+    manager_loop = ManagerLoop(
+        journal, provider, identity, url, job.workdir, copy, trackers
+    )
     server = make_server(manager_loop.channel, identity.path)
     _publish(job.path, url)
     if isinstance(provider, ForwardsCalls):
@@ -122,8 +131,10 @@ async def manage(
 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, leave)
+    write_s = LEAVE_S
     try:
         outcome = await running
+        write_s = FINISH_S
         if copy is not None:
             await copy.finish()
         _leave_page(job, manager_loop)
@@ -136,6 +147,8 @@ async def manage(
             await copy.finish(COPY_WAIT_S)
         return None
     finally:
+        if trackers is not None:
+            await trackers.finish(write_s)
         if copy is not None:
             copy.close()
         server.should_exit = True
@@ -174,8 +187,9 @@ def main(argv: Sequence[str]) -> int:
         with only_manager(job.path):
             copy = begin_replication(job, durable=DURABLE_COPY in argv)
             provider = open_provider(job)
+            trackers = Trackers(job, job.config().track)
             try:
-                outcome = uvloop.run(manage(job, provider, copy))
+                outcome = uvloop.run(manage(job, provider, copy, trackers))
             finally:
                 if isinstance(provider, ForwardsCalls):
                     provider.close()

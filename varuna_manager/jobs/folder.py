@@ -12,6 +12,9 @@ The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
                        report.html      once the job is over
                        folder.id        tells this folder from copies on other machines
                        copy.json        progress of the journal's copy
+                       metrics.jsonl    its measurements, a line each
+                       tracking/        of the processes that write them
+                       tracking.json    what is in their way
     <home>/cache/                       facts and profiles by fingerprint
            locks/<name>                 held while a job of that name is put on disk
 """
@@ -82,6 +85,11 @@ class JobDir:
     def copy_status(self) -> Path:
         """Progress of the journal's copy, if the journal is copied."""
         return self.path / "copy.json"
+
+    @property
+    def tracking_status(self) -> Path:
+        """What is in the way of writing measurements, by sink."""
+        return self.path / "tracking.json"
 
     @property
     def remote_manager_file(self) -> Path:

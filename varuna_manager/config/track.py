@@ -1,0 +1,95 @@
+"""The section of a job file about trackers of experiments; see docs/metrics.md."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.base import Section
+
+Name = Annotated[str, Field(min_length=1)]
+
+PACKAGES: Mapping[str, str] = {
+    "tensorboard": "tensorboard",
+    "wandb": "wandb",
+    "mlflow": "mlflow",
+}
+"""What each tracker is installed as; also an extra of spottrain."""
+
+
+class WandbConfig(Section):
+    """A run of Weights & Biases. Its API key is taken from the environment or from
+    `wandb login`."""
+
+    project: Name
+    """Project of the run."""
+    entity: Name | None = None
+    """Team or user that the project belongs to; by default your own."""
+    mode: Literal["online", "offline"] = "online"
+    """`offline`: the run is kept in the job's folder until `wandb sync`."""
+
+
+class MlflowConfig(Section):
+    """A run of MLflow."""
+
+    tracking_uri: Name
+    """Server or database, such as http://host:5000 or sqlite:////home/me/mlflow.db."""
+    experiment: Name = "spottrain"
+    """Experiment of the run; it is created if there is none."""
+
+
+class TrackConfig(Section):
+    """Where measurements are written besides the job's `metrics.jsonl`."""
+
+    tensorboard: bool = False
+    """Write TensorBoard files into the folder `tensorboard` of the job's folder."""
+    wandb: WandbConfig | None = None
+    """Log to Weights & Biases."""
+    mlflow: MlflowConfig | None = None
+    """Log to MLflow."""
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """Names of the trackers asked for."""
+        return tuple(name for name in PACKAGES if getattr(self, name))
+
+
+def check_trackers(track: TrackConfig, *, on_vm: bool) -> None:
+    """Check that the trackers asked for can be used where the manager will run.
+
+    Args:
+        track: Of the job file.
+        on_vm: On a VM of its own, which has only what spottrain needs.
+
+    Raises:
+        ConfigError: A package is missing there.
+    """
+    for name in track.asked:
+        if on_vm:
+            raise ConfigError(
+                f"track.{name}: cannot be used with --manager-vm, which installs only "
+                "what spottrain needs; remove it and read metrics.jsonl in "
+                "checkpoint.path"
+            )
+        if importlib.util.find_spec(PACKAGES[name]) is None:
+            raise ConfigError(
+                f"track.{name}: the package {PACKAGES[name]} is not installed here; "
+                f"install it: pip install 'spottrain[{name}]'"
+            )
+
+
+def absolute_track(track: TrackConfig, base: Path) -> TrackConfig:
+    """Return the section with SQLite files of MLflow relative to ``base`` made absolute."""
+    scheme, mark, path = (track.mlflow.tracking_uri if track.mlflow else "").partition(
+        ":///"
+    )
+    if track.mlflow is None or scheme != "sqlite" or not mark or path.startswith("/"):
+        return track
+    uri = f"sqlite:///{(base / path).resolve()}"
+    mlflow = track.mlflow.model_copy(update={"tracking_uri": uri})
+    return track.model_copy(update={"mlflow": mlflow})

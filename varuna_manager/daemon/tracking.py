@@ -1,0 +1,133 @@
+"""Starts the processes that write a job's measurements, and keeps them running.
+
+What happens to them is told, once, and changes nothing else: no event waits for them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import sys
+from contextlib import suppress
+from pathlib import Path
+
+from spottrain.varuna_manager.config.track import TrackConfig
+from spottrain.varuna_manager.jobs.folder import JobDir
+
+logger = logging.getLogger(__name__)
+
+TRACKER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.tracking.main")
+FIRST_PAUSE_S = 5.0
+"""Before a process that has ended is started again; twice as long each time."""
+MAX_PAUSE_S = 600.0
+FINISH_S = 30.0
+"""How long the processes may take at the job's end to write what is left."""
+_LINES = "metrics.jsonl"
+
+
+class Trackers:
+    """The processes of one job.
+
+    Args:
+        job: The job.
+        track: The trackers asked for.
+    """
+
+    def __init__(self, job: JobDir, track: TrackConfig) -> None:
+        self._job = job
+        self._sinks = (_LINES, *track.asked)
+        self._ending = asyncio.Event()
+        self._running: asyncio.Task[None] | None = None
+        self._processes: dict[str, asyncio.subprocess.Process] = {}
+        self._trouble: dict[str, str] = {}
+        self._write_status()
+
+    def wake(self) -> None:
+        """There is something to write: start the processes, if they do not run."""
+        if self._running is None:
+            self._running = asyncio.create_task(self._run())
+
+    async def finish(self, limit_s: float) -> None:
+        """Let the processes write what is left; they are killed if it takes too long."""
+        if self._running is None:
+            return
+        self._ending.set()
+        for process in self._processes.values():
+            _close_stdin(process)
+        await asyncio.wait((self._running,), timeout=limit_s)
+        for sink, process in self._processes.items():
+            if process.returncode is None:
+                self._tell(sink, f"not all was written within {limit_s:.0f} s")
+                process.kill()
+        await self._running
+
+    async def _run(self) -> None:
+        """Keep the processes running until ``finish``."""
+        (self._job.path / "tracking").mkdir(exist_ok=True)
+        await asyncio.gather(*(self._keep(sink) for sink in self._sinks))
+
+    async def _keep(self, sink: str) -> None:
+        pause_s = FIRST_PAUSE_S
+        log = self._job.path / "tracking" / f"{sink}.log"
+        while True:
+            try:
+                code = await self._run_once(sink, log)
+            except OSError as error:
+                self._tell(sink, f"cannot be started: {error}")
+            else:
+                if code == 0:
+                    return
+                if code > 0 or not self._ending.is_set():
+                    self._tell(sink, f"{_last_line(log)} (exit {code})")
+            if self._ending.is_set():
+                return
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._ending.wait(), pause_s)
+            pause_s = min(2 * pause_s, MAX_PAUSE_S)
+
+    async def _run_once(self, sink: str, log: Path) -> int:
+        output = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
+        try:
+            process = await asyncio.create_subprocess_exec(
+                *(*TRACKER_ARGV, str(self._job.path), sink),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=output,
+            )
+        finally:
+            os.close(output)
+        self._processes[sink] = process
+        if self._ending.is_set():
+            _close_stdin(process)
+        assert process.stdout is not None, "it is a pipe"
+        async for line in process.stdout:
+            self._tell(sink, line.decode(errors="replace").strip())
+        return await process.wait()
+
+    def _tell(self, sink: str, trouble: str) -> None:
+        """Log what is in the way of a sink, and keep it for ``status``."""
+        if trouble == self._trouble.get(sink, ""):
+            return
+        self._trouble[sink] = trouble
+        if trouble:
+            logger.warning("%s: %s; the job goes on", sink, trouble)
+        else:
+            logger.info("%s is written again", sink)
+        self._write_status()
+
+    def _write_status(self) -> None:
+        draft = self._job.tracking_status.with_suffix(".tmp")
+        draft.write_text(json.dumps({k: v for k, v in self._trouble.items() if v}))
+        draft.replace(self._job.tracking_status)
+
+
+def _close_stdin(process: asyncio.subprocess.Process) -> None:
+    assert process.stdin is not None, "it is a pipe"
+    process.stdin.close()
+
+
+def _last_line(log: Path) -> str:
+    lines = log.read_text(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else "ended"

@@ -1,0 +1,1 @@
+"""Measurements, written to files and trackers by processes of their own."""

@@ -1,0 +1,98 @@
+"""Writes a job's measurements to one sink: ``… tracking.main <job_dir> <sink>``.
+
+The manager starts one such process for each sink. It reads the job's file, so nobody waits
+for it, and it may be killed at any time: the next one goes on from what it has written.
+When its stdin is closed it writes what is left, and ends. A line on stdout says what is in
+the way of writing; an empty one that nothing is any more.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import select
+import sqlite3
+import sys
+from collections.abc import Sequence
+from contextlib import closing
+from pathlib import Path
+from typing import Any, TextIO
+
+from spottrain.varuna_manager.jobs.measurements import Cursor, Measurements
+from spottrain.varuna_manager.tracking.sinks import (
+    LINES,
+    JsonLines,
+    Mlflow,
+    Sink,
+    TensorBoard,
+    Wandb,
+)
+
+POLL_S = 1.0
+"""Between two looks for new measurements."""
+NICENESS = 10
+"""Training and the manager come first."""
+_BUSY_S = 10.0
+
+
+def open_sink(job: Path, name: str, uid: str) -> Sink:
+    """Return a sink of the job in folder ``job``; ``uid`` is the job's."""
+    config: dict[str, Any] = json.loads((job / "config.json").read_text())
+    notes = job / "tracking"
+    note = notes / f"{name}.json"
+    match name:
+        case "tensorboard":
+            return TensorBoard(job / "tensorboard", note)
+        case "wandb":
+            return Wandb(config["track"]["wandb"], job.name, uid, notes, note)
+        case "mlflow":
+            return Mlflow(config["track"]["mlflow"], job.name, uid, note)
+        case _:
+            place = config["checkpoint"]["path"]
+            return JsonLines(job / LINES, notes / "lines.json", place)
+
+
+def follow(db: sqlite3.Connection, sink: Sink, say: TextIO) -> None:
+    """Write to a sink until stdin is closed and nothing is left."""
+    measurements, cursor = Measurements(db), sink.begin()
+    told, ends = None, False
+    while True:
+        before, page = cursor, measurements.changes(cursor)
+        if page.rows or page.rewound_to is not None:
+            sink.take(page)
+        cursor = Cursor(*page.cursor)
+        if cursor != before:
+            continue
+        if (trouble := sink.idle(ends=ends)) != told:
+            told = trouble
+            say.write(" ".join(trouble.split()) + "\n")
+            say.flush()
+        if ends:
+            return
+        ends = bool(select.select([0], [], [], POLL_S)[0]) and not os.read(0, 4096)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Write the measurements of the job in folder ``argv[0]`` to sink ``argv[1]``."""
+    job, name = Path(argv[0]).absolute(), argv[1]
+    os.nice(NICENESS)
+    # Stdout is for us: what libraries print goes to the log.
+    say = os.fdopen(os.dup(1), "w", encoding="utf-8")
+    os.dup2(2, 1)
+    (job / "tracking").mkdir(exist_ok=True)
+    with open(job / "tracking" / f"{name}.lock", "ab") as lock:
+        # The process of a manager before may still write what was left.
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        uri = f"{(job / 'journal.sqlite').as_uri()}?mode=ro"
+        db = sqlite3.connect(uri, timeout=_BUSY_S, uri=True, isolation_level=None)
+        with closing(db):
+            body = db.execute("SELECT body FROM events WHERE seq = 1").fetchone()[0]
+            sink = open_sink(job, name, json.loads(body)["settings"]["uid"])
+            with closing(sink):
+                follow(db, sink, say)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,415 @@
+"""What measurements are written to: ``metrics.jsonl``, TensorBoard, W&B, MLflow.
+
+A sink says where to read on, takes page after page, and has made a page durable when it
+has taken it. ``metrics.jsonl`` and TensorBoard go back when training has. W&B and MLflow
+keep the first value of every step: further ones are left out, and the next value is
+accompanied by ``trained_again/from_step``.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, BinaryIO, Protocol
+
+from spottrain.storage.open import open_store
+from spottrain.storage.store import StorageError
+from spottrain.varuna_manager.jobs.measurements import Cursor, Minibatch, Page, Row
+from spottrain.varuna_manager.tracking.lines import as_line, position_of, scalars
+
+LINES = "metrics.jsonl"
+COPY_PAUSE_S = 60.0
+"""Least time between two copies of ``metrics.jsonl`` to the store."""
+COPY_SHARE = 0.02
+"""Largest share of the time that is spent on copying."""
+MLFLOW_BATCH = 1000
+"""Metrics that MLflow takes in one request (REST API, ``runs/log-batch``)."""
+AGAIN = "trained_again/from_step"
+
+
+class Sink(Protocol):
+    """Something that measurements are written to, by one process at a time."""
+
+    def begin(self) -> Cursor:
+        """Return where to read on."""
+        ...
+
+    def take(self, page: Page) -> None:
+        """Write a page; it is durable when this returns."""
+        ...
+
+    def idle(self, *, ends: bool) -> str:
+        """Do what is due while there is nothing to write; return what is in the way.
+
+        Args:
+            ends: This is the last call before ``close``.
+        """
+        ...
+
+    def close(self) -> None:
+        """Close files and connections."""
+        ...
+
+
+class JsonLines:
+    """``metrics.jsonl``, a line for each row, and its copy in the checkpoint store.
+
+    Args:
+        path: The file.
+        note: Keeps how far rewrites have been taken into account.
+        place: The store that the file is copied to; ``None``: nowhere.
+    """
+
+    def __init__(self, path: Path, note: Path, place: str | None) -> None:
+        self._path = path
+        self._note = note
+        self._place = place
+        self._copied_bytes = -1
+        self._copy_at_s = 0.0
+        self._trouble = ""
+        path.touch()
+
+    def begin(self) -> Cursor:
+        """Return where to read on: after the last line that is whole."""
+        with open(self._path, "r+b") as file:
+            file.truncate(_whole_bytes(file))
+            try:
+                last = position_of(_last_line(file))
+            except ValueError:
+                file.truncate(0)
+                return Cursor()
+        return Cursor(int(_read(self._note).get("rewrite", 0)), last)
+
+    def take(self, page: Page) -> None:
+        """Write a page, over what it replaces."""
+        with open(self._path, "r+b") as file:
+            if page.rewound_to is not None:
+                file.truncate(_offset(file, page.rewound_to))
+            file.seek(0, os.SEEK_END)
+            file.write("".join(map(as_line, page.rows)).encode())
+        self._copied_bytes = -1
+        # After the lines: what is rewound twice comes out the same.
+        _write(self._note, {"rewrite": page.cursor.rewrite})
+
+    def idle(self, *, ends: bool) -> str:
+        """Copy the file to the store if that is due; return why it cannot be copied."""
+        num_bytes, now_s = self._path.stat().st_size, time.monotonic()
+        is_due = num_bytes != self._copied_bytes and (ends or now_s >= self._copy_at_s)
+        if self._place is not None and is_due:
+            try:
+                open_store(self._place).put(LINES, self._path)
+                self._trouble, self._copied_bytes = "", num_bytes
+            except StorageError as error:
+                self._trouble = f"{LINES} is not copied: {error}"
+            took_s = time.monotonic() - now_s
+            self._copy_at_s = now_s + max(COPY_PAUSE_S, took_s / COPY_SHARE)
+        return self._trouble
+
+    def close(self) -> None:
+        """Do nothing: no file stays open."""
+
+
+@dataclass
+class _Written:
+    """What a sink that follows steps holds."""
+
+    step: int = 0
+    """The last mini-batch."""
+    judged: dict[str, int] = field(default_factory=dict)
+    """The last evaluation of each set."""
+
+    def is_new(self, row: Row) -> bool:
+        """Return whether a row comes after what is held; then it is held."""
+        if isinstance(row, Minibatch):
+            is_new, self.step = row.step > self.step, max(self.step, row.step)
+            return is_new
+        known = self.judged.get(row.name, -1)
+        self.judged[row.name] = max(known, row.step)
+        return row.step > known
+
+    def rewind(self, step: int) -> None:
+        """Forget what was held from ``step`` on."""
+        self.step = min(self.step, step - 1)
+        self.judged = {name: min(at, step - 1) for name, at in self.judged.items()}
+
+
+class TensorBoard:
+    """Event files of TensorBoard; a restart at a step hides what came after it.
+
+    ``SessionLog.START`` as in TensorBoard's ``event.proto``; see ``purge_step`` of
+    ``torch.utils.tensorboard``.
+
+    Args:
+        folder: Of the event files.
+        note: Keeps what has been written.
+    """
+
+    def __init__(self, folder: Path, note: Path) -> None:
+        from tensorboard.compat.proto import event_pb2, summary_pb2
+        from tensorboard.summary.writer.event_file_writer import EventFileWriter
+
+        self._events, self._summaries = event_pb2, summary_pb2
+        self._writer = EventFileWriter(str(folder))
+        self._note = note
+        self._written = _Written()
+
+    def begin(self) -> Cursor:
+        """Return where to read on; what was written after the note is hidden."""
+        note = _read(self._note)
+        cursor = Cursor(*note.get("cursor", Cursor()))
+        self._written = _Written(note.get("step", 0), note.get("judged", {}))
+        if note:
+            self._restart(self._written.step + 1)
+        return cursor
+
+    def take(self, page: Page) -> None:
+        """Write a page, after a restart if it goes back."""
+        if page.rewound_to is not None and page.rewound_to % 2 == 0:
+            self._written.rewind(page.rewound_to // 2)
+            self._restart(page.rewound_to // 2)
+        for row in filter(self._written.is_new, page.rows):
+            values = (
+                self._summaries.Summary.Value(tag=name, simple_value=value)
+                for name, value in scalars(row).items()
+            )
+            summary = self._summaries.Summary(value=values)
+            self._add(wall_time=row.at_s, step=row.step, summary=summary)
+        self._writer.flush()
+        _write(self._note, {"cursor": page.cursor, **vars(self._written)})
+
+    def idle(self, *, ends: bool) -> str:
+        """Do nothing."""
+        return ""
+
+    def close(self) -> None:
+        """Close the file."""
+        self._writer.close()
+
+    def _restart(self, step: int) -> None:
+        start = self._events.SessionLog(status=self._events.SessionLog.START)
+        self._add(wall_time=time.time(), step=step, session_log=start)
+
+    def _add(self, **fields: Any) -> None:
+        self._writer.add_event(self._events.Event(**fields))
+
+
+class Wandb:
+    """A run of Weights & Biases; a process that goes on resumes it.
+
+    Args:
+        options: ``track.wandb`` of the job file.
+        name: Of the run.
+        uid: Of the job; the run has it as its id.
+        folder: Of W&B's own files.
+        note: Keeps what has been written.
+    """
+
+    def __init__(
+        self, options: dict[str, Any], name: str, uid: str, folder: Path, note: Path
+    ) -> None:
+        import wandb
+
+        self._run = wandb.init(
+            project=options["project"],
+            entity=options["entity"],
+            mode=options["mode"],
+            name=name,
+            id=uid,
+            resume="allow",
+            dir=folder,
+        )
+        # A run's own step cannot go back; a set is judged after later mini-batches.
+        self._run.define_metric("*", step_metric="step")
+        self._note = note
+        self._again: int | None = None
+        self._written = _Written()
+
+    def begin(self) -> Cursor:
+        """Return where to read on: after what this job has logged from anywhere."""
+        note = _read(self._note)
+        self._again = note.get("again")
+        self._written = _Written(note.get("step", 0), note.get("judged", {}))
+        if self._run.resumed and not note:
+            logged = int(self._run.summary.get("step", 0))
+            self._written.step = logged
+        return Cursor(*note.get("cursor", Cursor()))
+
+    def take(self, page: Page) -> None:
+        """Log what is new in a page."""
+        self._again = _trained_again(page, self._written, self._again)
+        for row in filter(self._written.is_new, page.rows):
+            values = {"step": row.step, **scalars(row)}
+            if self._again is not None and isinstance(row, Minibatch):
+                values[AGAIN], self._again = self._again, None
+            self._run.log(values)
+        note = {"cursor": page.cursor, "again": self._again, **vars(self._written)}
+        _write(self._note, note)
+
+    def idle(self, *, ends: bool) -> str:
+        """Do nothing: W&B sends by itself."""
+        return ""
+
+    def close(self) -> None:
+        """Send what is left."""
+        self._run.finish()
+
+
+class Mlflow:
+    """A run of MLflow; a process that goes on asks what it holds.
+
+    Args:
+        options: ``track.mlflow`` of the job file.
+        name: Of the run.
+        uid: Of the job; the run has it as the tag ``spottrain.uid``.
+        note: Keeps how far the measurements have been read.
+    """
+
+    def __init__(
+        self, options: dict[str, Any], name: str, uid: str, note: Path
+    ) -> None:
+        from mlflow.entities import Metric
+        from mlflow.tracking import MlflowClient
+
+        self._metric = Metric
+        self._client = client = MlflowClient(tracking_uri=options["tracking_uri"])
+        known = client.get_experiment_by_name(options["experiment"])
+        experiment = (
+            known.experiment_id
+            if known is not None
+            else client.create_experiment(options["experiment"])
+        )
+        runs = client.search_runs([experiment], f"tags.`spottrain.uid` = '{uid}'")
+        run = (
+            runs[0]
+            if runs
+            else client.create_run(
+                experiment, run_name=name, tags={"spottrain.uid": uid}
+            )
+        )
+        self._id = run.info.run_id
+        client.update_run(self._id, status="RUNNING")
+        self._note = note
+        self._names = list(run.data.metrics)
+        self._again: int | None = None
+        self._written = _Written()
+
+    def begin(self) -> Cursor:
+        """Return where to read on; what the run holds is left out."""
+        note = _read(self._note)
+        self._again = note.get("again")
+        for name in self._names:
+            if name == "train/loss":
+                self._written.step = self._last_step(name)
+            elif name.endswith("/loss"):
+                self._written.judged[name.removesuffix("/loss")] = self._last_step(name)
+        return Cursor(*note.get("cursor", Cursor()))
+
+    def take(self, page: Page) -> None:
+        """Log what is new in a page."""
+        self._again = _trained_again(page, self._written, self._again)
+        batch = []
+        for row in filter(self._written.is_new, page.rows):
+            values = scalars(row)
+            if self._again is not None and isinstance(row, Minibatch):
+                values[AGAIN], self._again = float(self._again), None
+            at_ms = int(1000 * row.at_s)
+            batch += [
+                self._metric(name, value, at_ms, row.step)
+                for name, value in values.items()
+            ]
+        for first in range(0, len(batch), MLFLOW_BATCH):
+            part = batch[first : first + MLFLOW_BATCH]
+            self._client.log_batch(self._id, metrics=part)
+        _write(self._note, {"cursor": page.cursor, "again": self._again})
+
+    def idle(self, *, ends: bool) -> str:
+        """Do nothing: everything is sent."""
+        return ""
+
+    def close(self) -> None:
+        """Mark the run as finished, until a process goes on with it."""
+        self._client.set_terminated(self._id)
+
+    def _last_step(self, name: str) -> int:
+        history = self._client.get_metric_history(self._id, name)
+        return max((int(metric.step) for metric in history), default=0)
+
+
+def _trained_again(page: Page, written: _Written, before: int | None) -> int | None:
+    """Return the first step whose value is not the one that was logged, if any."""
+    if page.rewound_to is None or page.rewound_to % 2:
+        return before
+    step = page.rewound_to // 2
+    if step > written.step:
+        return before
+    return step if before is None else min(step, before)
+
+
+# --- Files ----------------------------------------------------------------------------
+
+
+def _whole_bytes(file: BinaryIO) -> int:
+    """Return the length of a file without a last line that is not finished."""
+    end = file.seek(0, os.SEEK_END)
+    while end:
+        begin = max(0, end - 65536)
+        file.seek(begin)
+        newline = file.read(end - begin).rfind(b"\n")
+        if newline >= 0:
+            return begin + newline + 1
+        end = begin
+    return 0
+
+
+def _last_line(file: BinaryIO) -> bytes:
+    """Return the last line of a file of whole lines; empty if there is none."""
+    end = file.seek(0, os.SEEK_END)
+    size = 4096
+    while True:
+        begin = max(0, end - size)
+        file.seek(begin)
+        tail = file.read(end - begin)
+        lines = tail.splitlines()
+        if begin == 0 or len(lines) > 1:
+            return lines[-1] if lines else b""
+        size *= 2
+
+
+def _offset(file: BinaryIO, position: int) -> int:
+    """Return where the first line of at least ``position`` begins, by bisection."""
+    low, high = 0, file.seek(0, os.SEEK_END)
+    while low < high:
+        middle = (low + high) // 2
+        file.seek(middle)
+        if middle > 0:
+            file.seek(middle - 1)
+            file.readline()
+        begin = file.tell()
+        if begin >= high:
+            high = middle
+            continue
+        line = file.readline()
+        if position_of(line) >= position:
+            high = middle
+        else:
+            low = begin + len(line)
+    file.seek(low)
+    return low
+
+
+def _read(note: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads(note.read_text())
+    except (FileNotFoundError, ValueError):
+        return {}
+    return found
+
+
+def _write(note: Path, content: dict[str, Any]) -> None:
+    """Write a note atomically."""
+    draft = note.with_suffix(".tmp")
+    draft.write_text(json.dumps(content))
+    draft.replace(note)
