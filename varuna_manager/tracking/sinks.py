@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
@@ -114,26 +115,54 @@ class JsonLines:
 
 @dataclass
 class _Written:
-    """What a sink that follows steps holds."""
+    """What a sink that follows steps holds; kept in its note."""
 
     step: int = 0
     """The last mini-batch."""
+    generation: int = 0
+    """That trained it."""
     judged: dict[str, int] = field(default_factory=dict)
     """The last evaluation of each set."""
+    again: int | None = None
+    """First mini-batch that has been trained again since the last one was written."""
 
     def is_new(self, row: Row) -> bool:
         """Return whether a row comes after what is held; then it is held."""
         if isinstance(row, Minibatch):
-            is_new, self.step = row.step > self.step, max(self.step, row.step)
-            return is_new
+            if row.step > self.step:
+                self.step, self.generation = row.step, row.generation
+                return True
+            if row.generation > self.generation and self.again is None:
+                self.again = row.step
+            return False
         known = self.judged.get(row.name, -1)
         self.judged[row.name] = max(known, row.step)
         return row.step > known
+
+    def first_values(self, page: Page) -> Iterator[tuple[Row, dict[str, float]]]:
+        """Yield the new rows of a page and their numbers, with a mark where those of
+        earlier steps are not the ones that were trained in the end."""
+        for row in filter(self.is_new, page.rows):
+            values = scalars(row)
+            if self.again is not None and isinstance(row, Minibatch):
+                values[AGAIN], self.again = float(self.again), None
+            yield row, values
 
     def rewind(self, step: int) -> None:
         """Forget what was held from ``step`` on."""
         self.step = min(self.step, step - 1)
         self.judged = {name: min(at, step - 1) for name, at in self.judged.items()}
+
+
+def _read_note(note: Path) -> tuple[Cursor, _Written]:
+    """Return where a sink has to read on, and what it holds."""
+    known = _read(note)
+    cursor = Cursor(*known.pop("cursor", Cursor()))
+    return cursor, _Written(**known)
+
+
+def _write_note(note: Path, cursor: Cursor, written: _Written) -> None:
+    _write(note, {"cursor": cursor, **vars(written)})
 
 
 class TensorBoard:
@@ -158,18 +187,17 @@ class TensorBoard:
 
     def begin(self) -> Cursor:
         """Return where to read on; what was written after the note is hidden."""
-        note = _read(self._note)
-        cursor = Cursor(*note.get("cursor", Cursor()))
-        self._written = _Written(note.get("step", 0), note.get("judged", {}))
-        if note:
+        cursor, self._written = _read_note(self._note)
+        if self._written.step:
             self._restart(self._written.step + 1)
         return cursor
 
     def take(self, page: Page) -> None:
         """Write a page, after a restart if it goes back."""
-        if page.rewound_to is not None and page.rewound_to % 2 == 0:
-            self._written.rewind(page.rewound_to // 2)
-            self._restart(page.rewound_to // 2)
+        if page.rewound_to is not None:
+            step = (page.rewound_to + 1) // 2
+            self._written.rewind(step)
+            self._restart(step)
         for row in filter(self._written.is_new, page.rows):
             values = (
                 self._summaries.Summary.Value(tag=name, simple_value=value)
@@ -178,7 +206,7 @@ class TensorBoard:
             summary = self._summaries.Summary(value=values)
             self._add(wall_time=row.at_s, step=row.step, summary=summary)
         self._writer.flush()
-        _write(self._note, {"cursor": page.cursor, **vars(self._written)})
+        _write_note(self._note, page.cursor, self._written)
 
     def idle(self, *, ends: bool) -> str:
         """Do nothing."""
@@ -224,29 +252,20 @@ class Wandb:
         # A run's own step cannot go back; a set is judged after later mini-batches.
         self._run.define_metric("*", step_metric="step")
         self._note = note
-        self._again: int | None = None
         self._written = _Written()
 
     def begin(self) -> Cursor:
         """Return where to read on: after what this job has logged from anywhere."""
-        note = _read(self._note)
-        self._again = note.get("again")
-        self._written = _Written(note.get("step", 0), note.get("judged", {}))
-        if self._run.resumed and not note:
-            logged = int(self._run.summary.get("step", 0))
-            self._written.step = logged
-        return Cursor(*note.get("cursor", Cursor()))
+        cursor, self._written = _read_note(self._note)
+        if self._run.resumed and cursor == Cursor():
+            self._written.step = int(self._run.summary.get("step", 0))
+        return cursor
 
     def take(self, page: Page) -> None:
         """Log what is new in a page."""
-        self._again = _trained_again(page, self._written, self._again)
-        for row in filter(self._written.is_new, page.rows):
-            values = {"step": row.step, **scalars(row)}
-            if self._again is not None and isinstance(row, Minibatch):
-                values[AGAIN], self._again = self._again, None
-            self._run.log(values)
-        note = {"cursor": page.cursor, "again": self._again, **vars(self._written)}
-        _write(self._note, note)
+        for row, values in self._written.first_values(page):
+            self._run.log({"step": row.step, **values})
+        _write_note(self._note, page.cursor, self._written)
 
     def idle(self, *, ends: bool) -> str:
         """Do nothing: W&B sends by itself."""
@@ -293,37 +312,29 @@ class Mlflow:
         client.update_run(self._id, status="RUNNING")
         self._note = note
         self._names = list(run.data.metrics)
-        self._again: int | None = None
         self._written = _Written()
 
     def begin(self) -> Cursor:
         """Return where to read on; what the run holds is left out."""
-        note = _read(self._note)
-        self._again = note.get("again")
+        cursor, self._written = _read_note(self._note)
         for name in self._names:
             if name == "train/loss":
                 self._written.step = self._last_step(name)
             elif name.endswith("/loss"):
                 self._written.judged[name.removesuffix("/loss")] = self._last_step(name)
-        return Cursor(*note.get("cursor", Cursor()))
+        return cursor
 
     def take(self, page: Page) -> None:
         """Log what is new in a page."""
-        self._again = _trained_again(page, self._written, self._again)
-        batch = []
-        for row in filter(self._written.is_new, page.rows):
-            values = scalars(row)
-            if self._again is not None and isinstance(row, Minibatch):
-                values[AGAIN], self._again = float(self._again), None
-            at_ms = int(1000 * row.at_s)
-            batch += [
-                self._metric(name, value, at_ms, row.step)
-                for name, value in values.items()
-            ]
+        batch = [
+            self._metric(name, value, int(1000 * row.at_s), row.step)
+            for row, values in self._written.first_values(page)
+            for name, value in values.items()
+        ]
         for first in range(0, len(batch), MLFLOW_BATCH):
             part = batch[first : first + MLFLOW_BATCH]
             self._client.log_batch(self._id, metrics=part)
-        _write(self._note, {"cursor": page.cursor, "again": self._again})
+        _write_note(self._note, page.cursor, self._written)
 
     def idle(self, *, ends: bool) -> str:
         """Do nothing: everything is sent."""
@@ -336,16 +347,6 @@ class Mlflow:
     def _last_step(self, name: str) -> int:
         history = self._client.get_metric_history(self._id, name)
         return max((int(metric.step) for metric in history), default=0)
-
-
-def _trained_again(page: Page, written: _Written, before: int | None) -> int | None:
-    """Return the first step whose value is not the one that was logged, if any."""
-    if page.rewound_to is None or page.rewound_to % 2:
-        return before
-    step = page.rewound_to // 2
-    if step > written.step:
-        return before
-    return step if before is None else min(step, before)
 
 
 # --- Files ----------------------------------------------------------------------------
