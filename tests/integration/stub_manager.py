@@ -17,7 +17,7 @@ import uvloop
 
 from spottrain.cloud.local.market import MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
-from spottrain.varuna_manager.config.track import TrackConfig
+from spottrain.varuna_manager.config.track import MlflowConfig, TrackConfig
 from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.daemon.main import manage, only_manager
 from spottrain.varuna_manager.daemon.tracking import Trackers
@@ -58,9 +58,10 @@ def main() -> int:
         CrashingJournal.crash_at = int(sys.argv[2])
         sys.modules["spottrain.varuna_manager.daemon.main"].Journal = CrashingJournal  # type: ignore[attr-defined]
     with only_manager(job.path):
-        # Jobs of most tests have no job file.
+        # Most jobs have no job file. Asked for without a server, MLflow fails.
         tracked = (job.path / "config.json").exists()
-        trackers = Trackers(job, TrackConfig(tensorboard=True)) if tracked else None
+        mlflow = TrackConfig(mlflow=MlflowConfig(tracking_uri="none"))
+        trackers = Trackers(job, mlflow) if tracked else None
         outcome = uvloop.run(manage(job, open_cloud(job.path), None, trackers))
     return 143 if outcome is None else outcome.exit_code
 

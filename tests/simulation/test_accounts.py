@@ -15,6 +15,7 @@ from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.reporting import documents
 from spottrain.varuna_manager.reporting.history import JobHistory
+from spottrain.varuna_manager.reporting.html.curves import Curves
 from spottrain.varuna_manager.reporting.html.page import page
 
 WORLDS = range(3)
@@ -113,4 +114,4 @@ def test_a_job_with_many_faults_has_a_page() -> None:
     job = tormented(1)
     past = past_of(job)
     report = documents.report(job.state, past, False, job.state.now_s)
-    assert len(page(report, job.state, past)) < 1_000_000
+    assert len(page(report, job.state, past, Curves(heldout={}))) < 1_000_000

@@ -1,4 +1,4 @@
-"""The argument that names a job; the command runs where that job's manager is."""
+"""Arguments that name jobs; a command runs where that job's manager is."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from typing import Annotated
 
 import typer
 
+from spottrain.errors import ConfigError
 from spottrain.varuna_manager.jobs.folder import job_dir
 
 
@@ -24,6 +25,23 @@ def run_at_manager(context: typer.Context, name: str | None) -> str | None:
     return name
 
 
+def _run_all_at_manager(context: typer.Context, names: list[str]) -> list[str]:
+    """As ``run_at_manager``; several jobs are read on this machine."""
+    if len(names) == 1:
+        run_at_manager(context, names[0])
+        return names
+    for name in names:
+        if job_dir(name).remote_manager_file.exists():
+            raise ConfigError(
+                f"job {name} has its manager on a VM of its own, and cannot be compared "
+                "with others before it has ended; leave it out"
+            )
+    return list(dict.fromkeys(names))
+
+
+NamesArgument = Annotated[
+    list[str], typer.Argument(help="Names of jobs.", callback=_run_all_at_manager)
+]
 NameArgument = Annotated[
     str, typer.Argument(help="Name of a job.", callback=run_at_manager)
 ]

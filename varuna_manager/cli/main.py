@@ -246,6 +246,7 @@ for command in (
     show_commands.logs,
     show_commands.events,
     show_commands.report,
+    show_commands.metrics,
     show_commands.inspect,
     show_commands.cost,
     export.export,

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import csv
 import dataclasses
+import itertools
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import closing
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
+from spottrain.varuna_manager.cli.arguments import (
+    NameArgument,
+    NamesArgument,
+    run_at_manager,
+)
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -28,6 +37,8 @@ from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
 from spottrain.varuna_manager.jobs.follow import Follower, JournalEntry, read_state
+from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Row
 from spottrain.varuna_manager.jobs.replication import lag_line
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
@@ -35,12 +46,31 @@ from spottrain.varuna_manager.reporting import tables
 from spottrain.varuna_manager.reporting.bill import cost_parts
 from spottrain.varuna_manager.reporting.costs import By
 from spottrain.varuna_manager.reporting.history import JobHistory, read_history
-from spottrain.varuna_manager.reporting.html.page import write_page
+from spottrain.varuna_manager.reporting.html.curves import Curves, read_curves
+from spottrain.varuna_manager.reporting.html.page import comparison, page, write_page
+from spottrain.varuna_manager.reporting.measured import (
+    evaluations_table,
+    minibatches_table,
+    newest,
+)
+from spottrain.varuna_manager.tracking.lines import COLUMNS, as_data, as_line
 
 FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
 ]
 POLL_S = 0.5
+TABLE_ROWS = 20
+"""Mini-batches in a table for people."""
+
+
+class MetricsOutput(StrEnum):
+    """Format of the answer of ``metrics``."""
+
+    TABLE = "table"
+    JSON = "json"
+    CSV = "csv"
+
+
 FINAL = ("succeeded", "failed")
 """Final states that ``down`` does not change."""
 
@@ -66,7 +96,7 @@ def status(
     job = find(name)
     if watch:
         raise typer.Exit(_watch(job, output))
-    document = _describe(job, job_documents.status)
+    document = _status(job)
     document["journal_copy"] = lag_line(job, time.time())
     if output is Output.JSON:
         show_json(document)
@@ -104,12 +134,19 @@ def _show_all(output: Output) -> None:
 def _watch(job: JobDir, output: Output) -> int:
     code = Watcher(job, console(stderr=True)).run()
     if output is Output.JSON:
-        show_json(_describe(job, job_documents.status))
+        show_json(_status(job))
     return code
 
 
+def _status(job: JobDir) -> dict[str, Any]:
+    """Return a job's status with its newest measurements."""
+    document = _describe(job, job_documents.status)
+    with closing(Journal(job.journal, read_only=True)) as journal:
+        return document | newest(job, journal.measurements())
+
+
 def report(
-    name: NameArgument,
+    names: NamesArgument,
     html: Annotated[
         Path | None,
         typer.Option(
@@ -118,16 +155,32 @@ def report(
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show what a job did, what happened to it, and what it cost."""
-    job = find(name)
-    if html is None:
-        show_report(job, output)
+    """Show what jobs did, what happened to them, and what they cost.
+
+    With --html, several jobs are compared: their loss curves are overlaid.
+    """
+    jobs = [find(name) for name in names]
+    if html is None and output is not Output.JSON:
+        for job in jobs:
+            show_report(job, output)
         return
-    document, state, history = describe_history(job, job_documents.report)
-    write_page(html, document, state, history)
-    say(f"report: {html.absolute()}")
+    described = [describe_history(job, job_documents.report) for job in jobs]
+    documents = [document for document, _, _ in described]
+    if html is not None:
+        curves = [_read_curves(job) for job in jobs]
+        if len(jobs) == 1:
+            write_page(html, page(*described[0], curves[0]))
+        else:
+            pairs = list(zip(documents, curves, strict=True))
+            write_page(html, comparison(pairs))
+        say(f"report: {html.absolute()}")
     if output is Output.JSON:
-        show_json(document)
+        show_json(documents[0] if len(jobs) == 1 else documents)
+
+
+def _read_curves(job: JobDir) -> Curves:
+    with closing(Journal(job.journal, read_only=True)) as journal:
+        return read_curves(journal.measurements())
 
 
 def events(
@@ -177,6 +230,65 @@ def cost(
         show_json(document)
     else:
         show(*cost_parts(document, by))
+
+
+def metrics(
+    name: NameArgument,
+    every: Annotated[
+        int, typer.Option("--every", min=1, help="Only steps that this divides.")
+    ] = 1,
+    last: Annotated[
+        int | None,
+        typer.Option(
+            "--last", min=1, help="Only so many, the newest; a table has 20 of them."
+        ),
+    ] = None,
+    output: Annotated[
+        MetricsOutput,
+        typer.Option("--output", "-o", help="json and csv have all rows, unrounded."),
+    ] = MetricsOutput.TABLE,
+) -> None:
+    """Show the loss and what else was measured of each mini-batch, and evaluations."""
+    job = find(name)
+    with closing(Journal(job.journal, read_only=True)) as journal:
+        measured = journal.measurements()
+        if output is MetricsOutput.TABLE:
+            rows = measured.minibatches(last=last or TABLE_ROWS, every=every)
+            show(minibatches_table(rows))
+            if evaluations := measured.evaluations()[-(last or TABLE_ROWS) :]:
+                show("", evaluations_table(evaluations))
+            return
+        found: Iterator[Row] = (
+            iter(measured.minibatches(last=last, every=every))
+            if last is not None
+            else measured.iterate(every)
+        )
+        chosen = itertools.chain(found, measured.evaluations())
+        if output is MetricsOutput.CSV:
+            _write_csv(chosen, measured.metric_names())
+        else:
+            _write_json(job, chosen)
+
+
+def _write_csv(rows: Iterator[Row], metrics: list[str]) -> None:
+    """Print rows, with a column for each metric."""
+    columns = [*COLUMNS, *(f"metrics.{name}" for name in metrics)]
+    out = csv.DictWriter(sys.stdout, columns, restval="")
+    out.writeheader()
+    for row in rows:
+        data = as_data(row)
+        values = {f"metrics.{name}": value for name, value in data["metrics"].items()}
+        out.writerow({k: v for k, v in data.items() if k != "metrics"} | values)
+
+
+def _write_json(job: JobDir, rows: Iterator[Row]) -> None:
+    """Print one document, row by row: there may be millions."""
+    schema = job_documents.SCHEMA_VERSION
+    head = json.dumps({"schema_version": schema, "name": job.name})[:-1]
+    sys.stdout.write(f'{head}, "rows": [')
+    for number, row in enumerate(rows):
+        sys.stdout.write(("," if number else "") + "\n" + as_line(row).rstrip())
+    sys.stdout.write("\n]}\n")
 
 
 def inspect(

@@ -25,6 +25,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import Follower
 from spottrain.varuna_manager.launch.control import request_stop
 from spottrain.varuna_manager.reporting.documents import status
+from spottrain.varuna_manager.reporting.measured import newest
 from spottrain.varuna_manager.reporting.tables import live_panel, plain_line
 
 POLL_S = 0.25
@@ -95,6 +96,7 @@ class Watcher:
             if entry.news:
                 self._say(f"{clock(entry.event.at_s)} {entry.news}")
         view = status(self._follower.state, not gone, time.time())
+        view |= newest(self._job, self._follower.measurements())
         if live is not None:
             live.update(live_panel(view, self._follower.news_at_s), refresh=True)
         elif self._plain_is_due():

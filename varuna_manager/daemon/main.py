@@ -43,7 +43,8 @@ from spottrain.varuna_manager.jobs.replication import (
 )
 from spottrain.varuna_manager.launch.control import ShutsDown, open_provider
 from spottrain.varuna_manager.reporting.documents import report
-from spottrain.varuna_manager.reporting.html.page import PageError, write_page
+from spottrain.varuna_manager.reporting.html.curves import read_curves
+from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page
 
 logger = logging.getLogger(__name__)
 
@@ -121,7 +122,6 @@ async def manage(
         provider.serve(url)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(manager_loop.run())
-    loop = asyncio.get_running_loop()
 
     def leave() -> None:
         running.cancel()
@@ -130,14 +130,14 @@ async def manage(
             threading.Thread(target=provider.close).start()
 
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, leave)
+        asyncio.get_running_loop().add_signal_handler(number, leave)
     write_s = LEAVE_S
     try:
         outcome = await running
         write_s = FINISH_S
         if copy is not None:
             await copy.finish()
-        _leave_page(job, manager_loop)
+        _leave_page(job, manager_loop, journal)
         return outcome
     except asyncio.CancelledError:
         logger.info(
@@ -158,11 +158,13 @@ async def manage(
         (job.path / "manager.json").unlink(missing_ok=True)
 
 
-def _leave_page(job: JobDir, manager_loop: ManagerLoop) -> None:
+def _leave_page(job: JobDir, manager_loop: ManagerLoop, journal: Journal) -> None:
     """Write the report of a job that has ended into its folder."""
     state, past = manager_loop.state, manager_loop.past
     try:
-        write_page(job.page, report(state, past, False, state.now_s), state, past)
+        document = report(state, past, False, state.now_s)
+        curves = read_curves(journal.measurements())
+        write_page(job.page, page(document, state, past, curves))
     except PageError as error:
         logger.warning("%s", error)
     else:

@@ -11,6 +11,7 @@ from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Measurements
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,10 @@ class Follower:
             if news != before:
                 self.news_at_s = event.at_s
             yield JournalEntry(seq, event, news if news != before else "")
+
+    def measurements(self) -> Measurements:
+        """Return the job's measurements, to read them until ``close``."""
+        return self._journal.measurements()
 
     @property
     def has_ended(self) -> bool:

@@ -21,7 +21,7 @@ from __future__ import annotations
 import json
 import math
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -357,17 +357,53 @@ class Measurements:
 
         Args:
             last: Only so many, the newest.
-            every: Only those whose step it divides, and the newest.
+            every: Only those whose step it divides.
         """
         found = self._select(
             f"{_ROW} FROM minibatches",
-            "AND (step % :every = 0 OR step = :newest_step) "
-            "ORDER BY step DESC LIMIT :limit",
+            "AND step % :every = 0 ORDER BY step DESC LIMIT :limit",
             every=every,
-            newest_step=self._edge("minibatches", "DESC") or 0,
             limit=-1 if last is None else last,
         )
         return [_minibatch(row) for row in reversed(found)]
+
+    def iterate(self, every: int = 1, page: int = 1000) -> Iterator[Minibatch]:
+        """Yield rows in order of step, without holding all of them.
+
+        Args:
+            every: Only those whose step it divides.
+            page: So many are read at once.
+        """
+        step = -1
+        while True:
+            rows = self._select(
+                f"{_ROW} FROM minibatches",
+                "AND step > :step AND step % :every = 0 ORDER BY step LIMIT :page",
+                step=step,
+                every=every,
+                page=page,
+            )
+            yield from map(_minibatch, rows)
+            if len(rows) < page:
+                return
+            step = rows[-1][0]
+
+    def metric_names(self) -> list[str]:
+        """Return the names of all metrics, in alphabetical order."""
+        found = {
+            name
+            for table in ("minibatches", "evaluations")
+            for (name,) in self._db.execute(
+                f"SELECT DISTINCT key FROM {table}, json_each({table}.metrics) "
+                "WHERE metrics != ''"
+            )
+        }
+        return sorted(found)
+
+    def newest_evaluations(self) -> dict[str, float]:
+        """Return the newest loss of each held-out set."""
+        found = self._select("name, max(step), loss FROM evaluations", "GROUP BY name")
+        return {name: _number(loss) for name, _, loss in found}
 
     def evaluations(self) -> list[Evaluation]:
         """Return all evaluations in order of step and name."""

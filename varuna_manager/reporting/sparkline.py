@@ -1,4 +1,4 @@
-"""Charts of prices over time: a line of text, and SVG."""
+"""Numbers as a line of text; prices over time, as such a line and as SVG."""
 
 from __future__ import annotations
 
@@ -31,13 +31,15 @@ def sparkline(
         width: In characters.
     """
     step_s = (to_s - from_s) / max(1, width - 1)
-    values = [usd_at(series, from_s + i * step_s) for i in range(width)]
-    seen = [usd for usd in values if usd is not None]
-    if not seen:
-        return " " * width
-    low, span = min(seen), max(seen) - min(seen)
+    return bars([usd_at(series, from_s + i * step_s) for i in range(width)])
+
+
+def bars(values: Sequence[float | None]) -> str:
+    """Return numbers as one line of text, a character each; blank for ``None``."""
+    seen = [value for value in values if value is not None]
+    low, span = (min(seen), max(seen) - min(seen)) if seen else (0.0, 0.0)
     return "".join(
-        " " if usd is None else _BARS[_level(usd - low, span)] for usd in values
+        " " if value is None else _BARS[_level(value - low, span)] for value in values
     )
 
 

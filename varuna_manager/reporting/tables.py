@@ -16,6 +16,8 @@ from spottrain.units import HOUR_S
 from spottrain.varuna_manager import format as fmt
 from spottrain.varuna_manager.reporting.deadline import deadline_line
 from spottrain.varuna_manager.reporting.documents import fleet_line
+from spottrain.varuna_manager.reporting.measured import SKIPPED
+from spottrain.varuna_manager.reporting.sparkline import bars
 from spottrain.varuna_manager.reporting.utilisation import use_line
 from spottrain.wire.model import ModelFacts
 
@@ -47,9 +49,11 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_column(ratio=1)
     grid.add_row("computes on", Text(status["computes_on"]))
     grid.add_row("step", _progress(status))
-    grid.add_row("loss", fmt.number(status["loss"]) + nonfinite_words(status))
+    grid.add_row("loss", Text(loss_line(status) + nonfinite_words(status)))
     compute = use_line(status)
     speed = _speed(status["examples_per_s"])
+    if tokens_per_s := status.get("newest", {}).get("tokens_per_s"):
+        speed += f" · {tokens_per_s:,.0f} tokens/s"
     grid.add_row("speed", speed + (f" · {compute}" if compute else ""))
     grid.add_row("cost", money_line(status))
     if (deadline := status["promise"]) is not None:
@@ -58,11 +62,33 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
     grid.add_row("plan", plan_line(status))
     grid.add_row("now", Text(status["activity"]))
+    for sink, trouble in status.get("tracking", {}).items():
+        grid.add_row("tracking", Text(f"{sink}: {trouble}"))
     moment = "" if last_at_s is None else f"{fmt.clock(last_at_s)} "
     grid.add_row("last event", Text(moment + (status["last_event"] or fmt.NOTHING)))
     state = status["state"]
     title = f"{status['name']} · {state} · {fmt.duration(status['wall_s'])}"
     return Panel(grid, title=title, border_style=COLOURS.get(state, "red"))
+
+
+def loss_line(status: dict[str, Any]) -> str:
+    """Return the newest loss with what was measured beside it, and its curve."""
+    newest = status.get("newest", {})
+    words = [fmt.number(status["loss"])]
+    if newest.get("learning_rate") is not None:
+        words.append(f"lr {newest['learning_rate']:.3g}")
+    words += [f"{name} {_short(v)}" for name, v in newest.get("metrics", {}).items()]
+    words += [
+        f"{name} {_short(loss)}" for name, loss in newest.get("evaluations", {}).items()
+    ]
+    if skipped := newest.get("skipped"):
+        words.append(f"skipped: {SKIPPED[skipped]}")
+    curve = bars(status.get("loss_curve", ()))
+    return " · ".join(words) + (f"  {curve}" if len(curve) > 1 else "")
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"
 
 
 def _progress(status: dict[str, Any]) -> RenderableType:

@@ -131,6 +131,21 @@ def _trouble_sentence(report: Mapping[str, Any]) -> str:
     return " ".join(sentences)
 
 
+def comparison_row(report: Mapping[str, Any]) -> Row:
+    """Return a job's row in a table of several."""
+    return (
+        report["name"],
+        report["state"],
+        f"{report['steps_done']:,} of {report['steps']:,}",
+        number(report["loss_last"]),
+        number(report["heldout_loss"]),
+        dollars(report["usd_spent"]),
+        dollars(report["cost"]["usd_per_million_examples"]),
+        duration(report["wall_s"]),
+        number(report["examples_per_s"], 1),
+    )
+
+
 def tiles(report: Mapping[str, Any]) -> Iterator[tuple[str, str, str]]:
     """Yield (name, value, note) of the key figures."""
     cost = report["cost"]

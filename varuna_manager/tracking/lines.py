@@ -9,6 +9,13 @@ from typing import Any
 
 from spottrain.varuna_manager.jobs.measurements import Evaluation, Minibatch, Row
 
+COLUMNS = (
+    *("kind", "step", "set", "loss", "grad_norm", "learning_rate", "skipped"),
+    *("weight", "examples", "step_s", "examples_per_s", "tokens_per_s", "plan"),
+    *("usd_spent", "is_best", "generation", "at_s"),
+)
+"""Keys of ``as_data``, metrics apart."""
+
 
 def as_data(row: Row) -> dict[str, Any]:
     """Return a row as plain data: numbers not rounded, what is unknown ``None``."""

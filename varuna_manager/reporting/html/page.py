@@ -1,4 +1,4 @@
-"""A job's report as a self-contained HTML page: no scripts, no other files, no network.
+"""Reports as self-contained HTML pages, on one job or several: no scripts, no other files, no network.
 
 Text comes from job files, clouds and users' code: all of it is escaped.
 """
@@ -20,6 +20,7 @@ from spottrain.varuna_manager.reporting import text
 from spottrain.varuna_manager.reporting.costs import rentals
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.reporting.html import charts as pictures
+from spottrain.varuna_manager.reporting.html.curves import Curves, figures
 from spottrain.varuna_manager.reporting.html.style import STYLE
 
 MAX_ROWS = 300
@@ -37,25 +38,19 @@ class PageError(SpottrainError):
     """The page cannot be written."""
 
 
-def write_page(
-    path: Path, report: dict[str, Any], state: State, history: JobHistory
-) -> None:
-    """Write a job's page atomically.
+def write_page(path: Path, html: str) -> None:
+    """Write a page atomically.
 
     Args:
         path: The HTML file; its folder must exist.
-        report: From ``documents.report``.
-        state: The job's state.
-        history: The job's history.
+        html: From ``page`` or ``comparison``.
 
     Raises:
         PageError: The file cannot be written.
     """
     draft = path.with_name(f".{path.name}.draft")
     try:
-        draft.write_text(
-            page(report, state, history), encoding="utf-8", errors="replace"
-        )
+        draft.write_text(html, encoding="utf-8", errors="replace")
         draft.replace(path)
     except OSError as error:
         raise PageError(
@@ -63,8 +58,17 @@ def write_page(
         ) from error
 
 
-def page(report: dict[str, Any], state: State, history: JobHistory) -> str:
-    """Return a job's report as HTML; the arguments are those of ``write_page``."""
+def page(
+    report: dict[str, Any], state: State, history: JobHistory, curves: Curves
+) -> str:
+    """Return a job's report as HTML.
+
+    Args:
+        report: From ``documents.report``.
+        state: The job's state.
+        history: The job's history.
+        curves: What it has measured.
+    """
     at_s = state.submitted_at_s + report["wall_s"]
     scene = pictures.Scene(
         report=report,
@@ -74,21 +78,55 @@ def page(report: dict[str, Any], state: State, history: JobHistory) -> str:
         from_s=state.submitted_at_s,
         to_s=at_s,
     )
-    name = escape(report["name"])
-    parts = [
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
-        '<meta name="viewport" content="width=device-width, initial-scale=1">',
-        _POLICY,
-        f"<title>{name} · spottrain report</title><style>{STYLE}</style></head><body>",
+    return _html(
+        report["name"],
         _head(report, state),
+        _curves({report["name"]: curves}),
         _tiles(report),
         _spending(report),
         _pictures(scene),
         _tables(report),
         _foot(state),
-        "</body></html>\n",
+    )
+
+
+def comparison(jobs: Sequence[tuple[dict[str, Any], Curves]]) -> str:
+    """Return a page on several jobs: their curves overlaid, and a table.
+
+    Args:
+        jobs: Report and curves of each.
+    """
+    names = [report["name"] for report, _ in jobs]
+    columns = [
+        *("job", "state", "r:steps", "r:loss", "r:held out", "r:spent"),
+        *("r:per million examples", "r:time", "r:examples/s"),
     ]
-    return "\n".join(parts)
+    rows = [text.comparison_row(report) for report, _ in jobs]
+    return _html(
+        ", ".join(names),
+        f"<header><h1>{escape(', '.join(names))}</h1></header><main>",
+        _curves(dict(zip(names, (curves for _, curves in jobs), strict=True))),
+        f"<h2>Results</h2>{_table(columns, rows)}",
+        f"</main><footer>Made {_moment(time.time())} by spottrain "
+        f"{escape(spottrain.__version__)} from the jobs' journals.</footer>",
+    )
+
+
+def _html(title: str, *parts: str) -> str:
+    head = (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
+        '<meta name="viewport" content="width=device-width, initial-scale=1">',
+        _POLICY,
+        f"<title>{escape(title)} · spottrain report</title>",
+        f"<style>{STYLE}</style></head><body>",
+    )
+    return "\n".join([*head, *parts, "</body></html>\n"])
+
+
+def _curves(jobs: Mapping[str, Curves]) -> str:
+    """Return the charts of what jobs have measured."""
+    drawn = "".join(_figure(one.title, one.svg, *one.legend) for one in figures(jobs))
+    return f"<h2>Training</h2>{drawn}" if drawn else ""
 
 
 def _head(report: Mapping[str, Any], state: State) -> str:

@@ -1,4 +1,4 @@
-"""Scales, ticks and SVG paths for charts over one time axis; pure.
+"""Scales, ticks and SVG paths for charts over time, or over steps; pure.
 
 Colours are CSS classes, so that the page around a chart decides on light and dark.
 """
@@ -24,13 +24,17 @@ _NICE_S = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Frame:
-    """Maps times and values to a chart's coordinates, in units of its view box."""
+    """Maps times and values to a chart's coordinates, in units of its view box.
+
+    Charts over steps have them where others have seconds.
+    """
 
     from_s: float
     to_s: float
     """Later than ``from_s``."""
     top: float
-    """The highest value; above 0. The lowest is 0."""
+    """The highest value; above ``bottom``."""
+    bottom: float = 0.0
     height: int = 130
     width: int = 1000
     left: int = 86
@@ -40,7 +44,7 @@ class Frame:
 
     @property
     def base(self) -> int:
-        """The coordinate of value 0."""
+        """The coordinate of the lowest value."""
         return self.height - self.below
 
     @property
@@ -55,7 +59,8 @@ class Frame:
 
     def y(self, value: float) -> float:
         """Return the coordinate of a value, clipped to the frame."""
-        share = min(1.0, max(0.0, value / self.top))
+        part = (value - self.bottom) / (self.top - self.bottom)
+        share = min(1.0, max(0.0, part))
         return self.base - share * (self.base - self.above)
 
 
@@ -126,20 +131,34 @@ def text(x: float, y: float, words: str, css: str = "tick") -> str:
     return f'<text class="{css}" x="{x:.1f}" y="{y:.1f}">{escape(words)}</text>'
 
 
-def axes(frame: Frame, values: Iterable[tuple[float, str]]) -> str:
-    """Return grid and labels: time below, the given values on the left."""
+def axes(
+    frame: Frame,
+    values: Iterable[tuple[float, str]],
+    ticks: Iterable[tuple[float, str]] | None = None,
+) -> str:
+    """Return grid and labels: the given values on the left, the axis below.
+
+    Args:
+        frame: The chart's frame.
+        values: With their labels.
+        ticks: Places on the axis, with their labels; by default times since its start.
+    """
     parts = []
     for value, label in values:
         y = frame.y(value)
         parts.append(path(f"M{frame.left} {y:.1f}H{frame.end}", "grid"))
         parts.append(text(frame.left - 8, y + 4, label, "tick value"))
+    for place, label in _since_start(frame) if ticks is None else ticks:
+        x = frame.x(place)
+        parts.append(path(f"M{x:.1f} {frame.above}V{frame.base}", "grid"))
+        parts.append(text(x, frame.base + 15, label, "tick time"))
+    return "".join(parts)
+
+
+def _since_start(frame: Frame) -> Iterable[tuple[float, str]]:
     ticks = time_ticks(frame.to_s - frame.from_s)
     step_s = ticks[1] if len(ticks) > 1 else frame.to_s - frame.from_s
-    for seconds in ticks:
-        x = frame.x(frame.from_s + seconds)
-        parts.append(path(f"M{x:.1f} {frame.above}V{frame.base}", "grid"))
-        parts.append(text(x, frame.base + 15, elapsed(seconds, step_s), "tick time"))
-    return "".join(parts)
+    return [(frame.from_s + s, elapsed(s, step_s)) for s in ticks]
 
 
 def picture(

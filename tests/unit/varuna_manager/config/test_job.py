@@ -28,6 +28,7 @@ from spottrain.varuna_manager.config.job import (
     parse_config,
 )
 from spottrain.varuna_manager.config.local import EventConfig, LocalConfig, ZoneConfig
+from spottrain.varuna_manager.config.track import TrackConfig, check_trackers
 from spottrain.wire.model import Reduction
 
 ROOT = Path(__file__).parents[4]
@@ -242,6 +243,36 @@ def test_a_missing_file_and_a_missing_workdir_are_named(tmp_path: Path) -> None:
         load_config(tmp_path / "job.yaml")
     with pytest.raises(ConfigError, match="workdir: is not a folder"):
         load_config(write(tmp_path, {**MINIMAL, "workdir": "nowhere"}))
+
+
+def test_trackers_are_asked_for_and_their_files_relative_to_the_job_file(
+    tmp_path: Path,
+) -> None:
+    uri = {"tracking_uri": "sqlite:///runs.db"}
+    asked = {"tensorboard": True, "wandb": {"project": "p"}, "mlflow": uri}
+    track = load_config(write(tmp_path, {**MINIMAL, "track": asked})).track
+    assert track.asked == ("tensorboard", "wandb", "mlflow")
+    assert track.wandb is not None
+    assert track.wandb.mode == "online"
+    assert track.mlflow is not None
+    assert track.mlflow.tracking_uri == f"sqlite:///{tmp_path}/runs.db"
+    assert parse(track={}).track.asked == ()
+    with pytest.raises(
+        ConfigError, match=r"track.wandb.projct: .*did you mean project"
+    ):
+        parse(track={"wandb": {"projct": "p"}})
+
+
+def test_a_tracker_whose_package_is_missing_is_refused_with_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    check_trackers(TrackConfig(), on_vm=True)
+    track = parse(track={"wandb": {"project": "p"}}).track
+    with pytest.raises(ConfigError, match="--manager-vm"):
+        check_trackers(track, on_vm=True)
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
+    with pytest.raises(ConfigError, match=r"pip install 'spottrain\[wandb\]'"):
+        check_trackers(track, on_vm=False)
 
 
 def test_max_hours_count_from_launch() -> None:

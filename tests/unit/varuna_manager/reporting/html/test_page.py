@@ -11,6 +11,7 @@ from typing import Any
 from xml.etree import ElementTree
 
 import pytest
+from tests.unit.varuna_manager.measured_jobs import evaluated, store, trained
 from tests.unit.varuna_manager.reporting.test_history import past_of
 from tests.unit.varuna_manager.story import OFFER, SPEC, Story
 
@@ -25,7 +26,13 @@ from spottrain.varuna_manager.core.model.records import (
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.reporting import documents
 from spottrain.varuna_manager.reporting.history import JobHistory, PriceSeries
-from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page
+from spottrain.varuna_manager.reporting.html.curves import read_curves
+from spottrain.varuna_manager.reporting.html.page import (
+    PageError,
+    comparison,
+    page,
+    write_page,
+)
 
 EVIL = "<script>alert('\"&')</script>"
 VOID = {"meta"}
@@ -62,7 +69,8 @@ class Structure(HTMLParser):
 
 
 def page_of(state: State, history: JobHistory) -> str:
-    return page(documents.report(state, history, False, state.now_s), state, history)
+    report = documents.report(state, history, False, state.now_s)
+    return page(report, state, history, read_curves(store()))
 
 
 def eventful() -> Story:
@@ -248,8 +256,48 @@ def test_the_page_is_written_whole_or_an_error_says_why(tmp_path: Path) -> None:
     history = past_of(story)
     report: dict[str, Any] = documents.report(story.state, history, False, 0.0)
     file = tmp_path / "report.html"
-    write_page(file, report, story.state, history)
+    html = page(report, story.state, history, read_curves(store()))
+    write_page(file, html)
     assert file.read_text().startswith("<!doctype html>")
     assert [path.name for path in tmp_path.iterdir()] == ["report.html"]
     with pytest.raises(PageError, match="cannot write the report: No such file"):
-        write_page(tmp_path / "nowhere" / "x.html", report, story.state, history)
+        write_page(tmp_path / "nowhere" / "x.html", html)
+
+
+def test_very_many_mini_batches_have_small_curves_first_on_the_page() -> None:
+    story, measurements = eventful(), store()
+    rows = (
+        trained(1, step, loss=3.0 + 1 / step, learning_rate=1 / step)
+        for step in range(1, 20_001)
+    )
+    measurements.write(rows)
+    measurements.write(evaluated(1, step, "dev") for step in range(0, 20_001, 100))
+    history = past_of(story)
+    report = documents.report(story.state, history, False, story.state.now_s)
+    text = page(report, story.state, history, read_curves(measurements))
+    found = Structure(text)
+    assert len(text.encode()) < 200_000
+    assert text.index("<b>Loss</b>") < text.index("<b>Throughput</b>")
+    for name in ("Gradient norm", "Learning rate", "training", "dev", "2,500"):
+        assert name in found.words
+    for svg in re.findall(r"<svg role.*?</svg>", text):
+        ElementTree.fromstring(svg)
+
+
+def test_several_jobs_are_overlaid_on_one_page() -> None:
+    story, jobs = eventful(), []
+    history = past_of(story)
+    report = documents.report(story.state, history, False, story.state.now_s)
+    for name in ("first", EVIL, "alone"):
+        measurements = store()
+        measurements.write(
+            trained(1, step) for step in range(1, 2 + 5 * (name != "alone"))
+        )
+        measurements.write([evaluated(1, 1, "dev")])
+        jobs.append(({**report, "name": name}, read_curves(measurements)))
+    text = comparison(jobs)
+    found = Structure(text)
+    assert "script" not in found.tags
+    assert text.count('class="line c2"') >= 3
+    for part in ("Training loss", "Held-out loss", "first: dev", EVIL, "21 of 100"):
+        assert part in found.words
