@@ -15,6 +15,7 @@ from tests.integration.test_manager_process import Job, assert_ended_well
 
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Row
 from spottrain.varuna_manager.tracking.lines import as_line
 
 STEPS = 200
@@ -76,7 +77,8 @@ def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
     assert [row.step for row in minibatches] == list(range(1, STEPS + 1))
     assert [row.loss for row in minibatches] == [1 / s for s in range(1, STEPS + 1)]
     assert [row.step for row in evaluations] == [0, STEPS]
-    rows = sorted([*minibatches, *evaluations], key=lambda row: row.position)
+    rows: list[Row] = [*minibatches, *evaluations]
+    rows.sort(key=lambda row: row.position)
     written = (job.dir.path / "metrics.jsonl").read_text()
     assert written == "".join(map(as_line, rows))
     assert trackers(job) == []

@@ -40,9 +40,13 @@ class Sampler:
             case messages.GenerationStarted(generation=number, step=step):
                 return [GenerationBegan(generation=number, step=step)]
             case messages.MinibatchCommitted() if self._is_news(report):
-                return [_minibatch(report, event.at_s, after, report.step_s)]
+                generation = report.generation
+                return [
+                    _minibatch(report, event.at_s, after, generation, report.step_s)
+                ]
             case messages.MinibatchAdopted():
-                return [_minibatch(report, event.at_s, after, None)]
+                generation = _trained_by(after, report)
+                return [_minibatch(report, event.at_s, after, generation, None)]
             case messages.Evaluated():
                 return [_evaluation(report, event.at_s)]
             case _:
@@ -62,11 +66,11 @@ class Sampler:
 
 
 def _minibatch(
-    report: _Trained, at_s: float, after: State, step_s: float | None
+    report: _Trained, at_s: float, after: State, generation: int, step_s: float | None
 ) -> Minibatch:
     return Minibatch(
         step=report.step,
-        generation=report.generation,
+        generation=generation,
         at_s=at_s,
         loss=report.loss,
         grad_norm=report.grad_norm,
@@ -75,7 +79,7 @@ def _minibatch(
         metrics=_values(report.metrics),
         step_s=step_s,
         examples=after.job.spec.minibatch_size,
-        plan=_shape(after, report.generation),
+        plan=_shape(after, generation),
         usd_spent=spent_usd(after, at_s),
         skipped=report.skipped,
     )
@@ -95,6 +99,16 @@ def _evaluation(report: messages.Evaluated, at_s: float) -> Evaluation:
 
 def _values(metrics: Iterable[messages.Metric]) -> dict[str, float]:
     return {metric.name: metric.value for metric in metrics}
+
+
+def _trained_by(state: State, report: messages.MinibatchAdopted) -> int:
+    """Return the generation that computed a mini-batch; a later one adopted it."""
+    trained = (
+        one.generation
+        for one in reversed(state.generations)
+        if one.from_step is not None and one.from_step < report.step
+    )
+    return next(trained, report.generation)
 
 
 def _shape(state: State, number: int) -> str:

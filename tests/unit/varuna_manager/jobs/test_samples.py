@@ -10,6 +10,7 @@ import pytest
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core import step
+from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
 from spottrain.varuna_manager.jobs.measurements import Evaluation, Minibatch
@@ -19,11 +20,16 @@ from spottrain.wire import messages
 
 @pytest.fixture(scope="module")
 def story() -> Story:
-    """Two mini-batches on two ranks, a loss, and a third that the survivor adopted."""
-    story = Story().training("vm-1", "vm-2", steps=2)
-    story.report("vm-1", messages.Evaluated(generation=1, step=0, loss=9.0))
+    """Two mini-batches, a loss, and a third that the survivors adopted."""
+    story = Story().training("a", "b", "c", "d", steps=2)
+    story.report("a", messages.Evaluated(generation=1, step=0, loss=9.0))
+    story.tell(e.VmLost, vm_id="d", reason="gone")
+    story.broken("a", "b", "c")
+    story.plan("a", "b")
+    story.open()
+    story.begin(3)
     adopted = messages.MinibatchAdopted(generation=2, step=3, loss=0.25, grad_norm=2.0)
-    story.report("vm-1", adopted)
+    story.report("a", adopted)
     return story
 
 
@@ -47,7 +53,8 @@ def test_reports_become_rows(story: Story, tmp_path: Path) -> None:
     minibatches, (evaluation,) = rows(written(tmp_path / "j.sqlite", story))
     assert [row.step for row in minibatches] == [1, 2, 3]
     assert [row.step_s is None for row in minibatches] == [False, False, True]
-    assert [row.plan for row in minibatches] == ["2x1", "2x1", ""]
+    assert [row.plan for row in minibatches] == ["2x2", "2x2", "2x2"]
+    assert [row.generation for row in minibatches] == [1, 1, 1]
     assert {row.examples for row in minibatches} == {8}
     spent = [row.usd_spent for row in minibatches]
     assert spent == sorted(spent)
