@@ -278,6 +278,10 @@ class Job:
         finally:
             journal.close()
 
+    def losses(self) -> list[tuple[int, float]]:
+        """Return (step, loss) of every mini-batch in ``metrics.jsonl``."""
+        return losses(self.dir.path / "metrics.jsonl")
+
     def state(self) -> State:
         """Return what the manager knows now."""
         return read_state(self.dir)
@@ -335,6 +339,12 @@ def until(what: str, look: Callable[[], T | None], why: Callable[[], str] = str)
             raise TooLateError(f"{what}: not in {DEADLINE_S:g} s\n{why()}")
         time.sleep(POLL_S)
     return found
+
+
+def losses(lines: Path) -> list[tuple[int, float]]:
+    """Return (step, loss) of every mini-batch in a file of measurements."""
+    rows = [json.loads(line) for line in lines.read_text().splitlines()]
+    return [(r["step"], r["loss"]) for r in rows if r["kind"] == "minibatch"]
 
 
 def is_port_open(url: str) -> bool:

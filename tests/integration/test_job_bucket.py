@@ -11,6 +11,8 @@ from tests.integration.jobs import STEPS, Job, weights
 from tests.integration.tiny_job import Tiny
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
+from spottrain.storage.open import open_store
+
 pytestmark = pytest.mark.timeout(400)
 
 
@@ -40,6 +42,10 @@ def test_a_job_stops_and_resumes_from_a_bucket_with_the_weights_of_the_undisturb
             assert resumed.code == 0, resumed.err
             assert [entry.step for entry in job.checkpoints()] == [STEPS, STEPS - 40]
             assert weights(job.checkpoint_root) == reference.weights
+
+            copy = open_store(s3.url("jobs/bucket")).get("metrics.jsonl")
+            assert copy == (job.dir.path / "metrics.jsonl").read_bytes()
+            assert dict(job.losses()) == pytest.approx(dict(reference.losses))
 
             url, to = s3.url("jobs/bucket"), tmp_path / "export"
             exported = job.run("export", url, "--to", str(to), "-o", "json")

@@ -135,5 +135,12 @@ def test_the_report_tells_what_was_computed_again(story: Story) -> None:
     assert len(managers) == 3
 
 
+def test_every_minibatch_is_measured_once_in_order(
+    story: Story, reference: Undisturbed
+) -> None:
+    assert [step for step, _ in story.job.losses()] == [*range(1, STEPS + 1)]
+    assert dict(story.job.losses()) == pytest.approx(dict(reference.losses))
+
+
 def test_nothing_is_left_of_it(story: Story) -> None:
     assert story.processes_left == []

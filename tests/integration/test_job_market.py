@@ -98,6 +98,13 @@ def test_no_minibatch_is_lost_or_computed_twice(story: Story) -> None:
     assert story.report["minibatches_recomputed"] == 0
 
 
+def test_every_minibatch_is_measured_once_in_order(
+    story: Story, reference: Undisturbed
+) -> None:
+    assert [step for step, _ in story.job.losses()] == [*range(1, STEPS + 1)]
+    assert dict(story.job.losses()) == pytest.approx(dict(reference.losses))
+
+
 def test_every_interruption_is_told_with_its_cost(story: Story) -> None:
     hits = story.report["interruptions"]
     assert [hit["kind"] for hit in hits] == ["silence", "kill", "notice"]

@@ -66,6 +66,7 @@ def test_a_job_goes_on_from_its_store_after_its_machine_has_burnt_down(
         assert last.code == 0, last.err
         assert "keys are on the other machine" in last.err
         assert weights(url) == reference.weights
+        assert dict(job.losses()) == pytest.approx(dict(reference.losses))
         events = job.events()
         assert isinstance(events[0], JobSubmitted)
         moved = next(i for i, e in enumerate(events) if isinstance(e, JobMoved))

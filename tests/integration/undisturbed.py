@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.integration.jobs import Answer, Job, is_port_open, weights
+from tests.integration.jobs import Answer, Job, is_port_open, losses, weights
 
 
 @dataclass(frozen=True)
@@ -23,6 +23,11 @@ class Undisturbed:
     processes_left: int
     port_left: bool
     checkpoints: Path
+
+    @property
+    def losses(self) -> list[tuple[int, float]]:
+        """(step, loss) of every mini-batch."""
+        return losses(self.checkpoints.parent / "metrics.jsonl")
 
     @property
     def weights(self) -> dict[str, str]:
