@@ -91,7 +91,8 @@ class CheckpointRound:
         """Parameters that every checkpoint names, but does not hold."""
         self._rooms = self._writer.run(self._make_rooms)
         """Room for copies, kept: to get it takes longer than to copy."""
-        self.best_step = 0
+        records = (arena.numbers.evaluation for arena in arenas.values())
+        self.best_step = max(records, key=lambda record: record.step).best_step
         """Step of the best weights by evaluation, whose checkpoint is kept; 0: none."""
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None

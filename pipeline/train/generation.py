@@ -94,6 +94,9 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         )
         return
     connections = join(store, "training", rank, len(command.plan.slots), timeout_s)
+    if command.save_only:
+        _save(context, command, rank, store, connections, result, pid)
+        return
     training = None
     end = partial(end_worker, context)
     device_groups = DeviceGroups(context.device, connections, end)
@@ -115,6 +118,108 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         if training is not None:
             training.close()
         leave()
+
+
+def _save(
+    context: WorkerContext,
+    command: RunGeneration,
+    rank: int,
+    store: RendezvousStore,
+    connections: Connections,
+    result: HandoverResult,
+    pid: int,
+) -> None:
+    """Write a checkpoint of what is committed; neither model nor data set is needed."""
+    plan, held = command.plan, context.memory.arenas
+    replica, stage = divmod(rank, plan.pipeline_depth)
+    arenas = {k: held[k] for k in plan.sections_of(stage)}
+    step = next(iter(arenas.values())).version
+    saving = None
+    try:
+        with context.device.using():
+            _report_start(context, command, rank, step, result, pid)
+            for arena in arenas.values():
+                arena.synchronise()
+            tracker = TensorTracker(context.memory.num_bytes)
+            saving = CheckpointRound(context, command, arenas, replica, store, tracker)
+            saving.save_now(step)
+            dist.barrier()
+    except BaseException:
+        connections.cut()
+        raise
+    finally:
+        if saving is not None:
+            saving.close()
+        leave()
+    context.supervisor.report(
+        messages.GenerationStopped(
+            generation=command.generation, slot=context.slot, step=step, done=False
+        )
+    )
+
+
+def _report_start(
+    context: WorkerContext,
+    command: RunGeneration,
+    rank: int,
+    step: int,
+    result: HandoverResult,
+    pid: int,
+    updater: update.Updater | None = None,
+) -> None:
+    """Report that a rank is ready; the first one, what was adopted in the handover."""
+    context.supervisor.report(
+        messages.GenerationStarted(
+            generation=command.generation,
+            slot=context.slot,
+            pid=pid,
+            step=step,
+            outcome=result.agreement.outcome,
+            sections_moved=result.moved,
+            sections_loaded=result.loaded,
+        )
+    )
+    decision = result.agreement.decision
+    if rank == 0 and decision is not None:
+        context.supervisor.report(
+            messages.MinibatchAdopted(
+                generation=command.generation,
+                step=step,
+                skipped=_skip_reason(context, decision),
+                **_measured(context, decision, updater),
+            )
+        )
+
+
+def _measured(
+    context: WorkerContext,
+    decision: MinibatchDecision,
+    updater: update.Updater | None,
+) -> dict[str, Any]:
+    """Return what a decision says of its mini-batch, as reports name it."""
+    names = (LOSS, *context.loaded.layout.metrics)
+    means = weighted_means(
+        names, (decision.loss_sum, decision.weight, *decision.metrics)
+    )
+    return {
+        "loss": means.pop(LOSS, 0.0),
+        "grad_norm": update.gradient_norm(decision),
+        "weight": decision.weight,
+        "learning_rate": updater and updater.learning_rate(decision.step),
+        "metrics": tuple(
+            messages.Metric(name=name, value=value) for name, value in means.items()
+        ),
+    }
+
+
+def _skip_reason(
+    context: WorkerContext, decision: MinibatchDecision
+) -> messages.SkipReason:
+    """Return why a mini-batch changes no parameter."""
+    scale = None
+    if context.loaded.spec.precision == "fp16":
+        scale = next(iter(context.memory.arenas.values())).numbers.loss_scale
+    return update.skip_reason(decision, scale)
 
 
 def _form_groups(
@@ -296,27 +401,15 @@ class _Training:
 
     def begin(self, result: HandoverResult, pid: int) -> None:
         """Report that this rank is ready."""
-        self._context.supervisor.report(
-            messages.GenerationStarted(
-                generation=self._command.generation,
-                slot=self._context.slot,
-                pid=pid,
-                step=self._step,
-                outcome=result.agreement.outcome,
-                sections_moved=result.moved,
-                sections_loaded=result.loaded,
-            )
+        _report_start(
+            self._context,
+            self._command,
+            self._rank,
+            self._step,
+            result,
+            pid,
+            self._updater,
         )
-        decision = result.agreement.decision
-        if self._rank == 0 and decision is not None:
-            self._context.supervisor.report(
-                messages.MinibatchAdopted(
-                    generation=self._command.generation,
-                    step=self._step,
-                    skipped=self._skip_reason(decision),
-                    **self._measured(decision),
-                )
-            )
 
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
@@ -421,26 +514,11 @@ class _Training:
                 recomputes=executor.recomputes,
                 tasks_s=tasks_s,
                 skipped=self._skipped,
-                **self._measured(decision),
+                **_measured(self._context, decision, self._updater),
             )
         )
         faults.at(Hook.REPORTED)
         return stop
-
-    def _measured(self, decision: MinibatchDecision) -> dict[str, Any]:
-        """Return what a decision says of its mini-batch, as reports name it."""
-        names = (LOSS, *self._context.loaded.layout.metrics)
-        sums = decision.loss_sum, decision.weight, *decision.metrics
-        means = weighted_means(names, sums)
-        return {
-            "loss": means.pop(LOSS, 0.0),
-            "grad_norm": update.gradient_norm(decision),
-            "weight": decision.weight,
-            "learning_rate": self._updater.learning_rate(decision.step),
-            "metrics": tuple(
-                messages.Metric(name=name, value=value) for name, value in means.items()
-            ),
-        }
 
     def _compute(self, step: int, attempt: int) -> list[list[float]]:
         """Run all forwards and backwards; return the sums of the virtual nodes."""
@@ -480,7 +558,7 @@ class _Training:
             return None
         stops = all_ranks.stop != StopRequest.NONE
         decision = fold(generation, step, all_ranks.contributions, stops)
-        self._skipped = self._skip_reason(decision)
+        self._skipped = _skip_reason(self._context, decision)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
         self._saving.finish_copying()
@@ -510,13 +588,6 @@ class _Training:
             )
             for k, arena in self._arenas.items()
         ]
-
-    def _skip_reason(self, decision: MinibatchDecision) -> messages.SkipReason:
-        """Return why a mini-batch will change no parameter."""
-        scale = None
-        if self._context.loaded.spec.precision == "fp16":
-            scale = next(iter(self._arenas.values())).numbers.loss_scale
-        return update.skip_reason(decision, scale)
 
     def _prepare(self, step: int, mine: Sequence[Contribution]) -> None:
         """Mark gradients as whole, once the device is done with them."""

@@ -76,6 +76,7 @@ class Failed:
 
     answer: Answer
     processes_left: list[int]
+    saved_steps: list[int]
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,8 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failed]:
     settings = {"entrypoint": "tiny_job:raising_job", "resources": {"max_vms": 1}}
     with Job(folder, "raising", **settings) as job:
         answer = job.launch("-o", "json")
-        yield Failed(answer, job.processes())
+        saved = [entry.step for entry in job.checkpoints()]
+        yield Failed(answer, job.processes(), saved)
 
 
 def test_code_that_raises_ends_the_job_with_3_and_its_traceback(
@@ -101,6 +103,10 @@ def test_code_that_raises_is_told_in_the_report(failed: Failed) -> None:
     assert report["state"] == "failed"
     assert report["exit_code"] == 3
     assert report["steps_done"] == 6
+
+
+def test_what_was_committed_before_code_raised_is_saved(failed: Failed) -> None:
+    assert failed.saved_steps == [6, 0]
 
 
 def test_code_that_raises_leaves_no_vm(failed: Failed) -> None:

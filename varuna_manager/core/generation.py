@@ -21,7 +21,7 @@ from spottrain.varuna_manager.core.model.records import (
     RankPhase,
     VmPhase,
 )
-from spottrain.varuna_manager.core.model.state import State, summary_of
+from spottrain.varuna_manager.core.model.state import JobPhase, State, summary_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
 from spottrain.wire.model import Plan, Slot
@@ -45,11 +45,15 @@ _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 def open_generation(
     transition: Transition, plan: Plan, inputs_hash: str, checkpoint: str
 ) -> None:
-    """Open the next generation with ``plan``: its store first."""
+    """Open the next generation with ``plan``: its store first.
+
+    One of a job that ends only writes a checkpoint: the code that failed must not run.
+    """
     state = transition.state
     sites = {vm_id: place_of(vm.offer).site for vm_id, vm in state.vms.items()}
     spec = state.job.spec
     sent = sent_bytes(plan, state.job.facts, sites, spec.reduction, spec.wire)
+    save_only = state.phase is JobPhase.ENDING
     generation = Generation(
         number=state.next_generation,
         plan=plan,
@@ -61,6 +65,8 @@ def open_generation(
         participants=plan.slots,
         ranks=dict.fromkeys(plan.slots, RankPhase.INVITED),
         section_steps=(state.progress.step,) * plan.num_sections,
+        checkpoint_asked=save_only,
+        save_only=save_only,
         egress=egress.sent(sent, state.job.zone_usd_per_gb),
         inputs_hash=inputs_hash,
         decision_hash=inputs_hash,
@@ -118,6 +124,7 @@ def invite(transition: Transition, generation: Generation) -> None:
         store_port=generation.store_port,
         checkpoint=generation.checkpoint,
         evaluate_first=heldout_missing and transition.state.progress.step == 0,
+        save_only=generation.save_only,
     )
     invited = RankPhase.INVITED
     slots = (s for s in generation.participants if ranks.get(s, invited) is invited)
@@ -297,7 +304,8 @@ def _run(transition: Transition, generation: Generation) -> None:
     transition.put_generation(generation)
     number, step = generation.number, generation.from_step
     shape = generation.plan.shape
-    transition.log(f"generation {number} trains {shape} from step {step}")
+    does = "saves step" if generation.save_only else f"trains {shape} from step"
+    transition.log(f"generation {number} {does} {step}")
 
 
 def _enforce_break(transition: Transition, generation: Generation) -> None:
@@ -355,7 +363,7 @@ def close(transition: Transition, ended_by: str) -> None:
         transition.end(_outcome_of_done(state, generation.early))
     elif fruitless >= MAX_FRUITLESS:
         reason = f"{fruitless} generations in a row broke before a commit: {ended_by}"
-        transition.end(Outcome(kind="failed", exit_code=1, reason=reason))
+        transition.fail(reason, checkpoint=True)
 
 
 def _outcome_of_done(state: State, early: str) -> Outcome:

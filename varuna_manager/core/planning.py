@@ -58,6 +58,8 @@ def advance(transition: Transition) -> None:
         _prepare(transition)
         _start(transition)
     elif generation.phase is records.GenerationPhase.RUNNING and not generation.done:
+        if generation.save_only:
+            return
         if state.phase is JobPhase.ENDING:
             generations.stop_generation(transition, checkpoint=True)
         else:

@@ -59,7 +59,7 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
         case messages.Evaluated():
             counters.evaluated(transition, report)
         case messages.UserCodeFailed(message=message, traceback=traceback):
-            transition.fail(message, exit_code=3, traceback=traceback)
+            _user_code_failed(transition, message, traceback)
         case messages.CheckpointSaved(name=name, step=step):
             _checkpoint_saved(transition, e.CheckpointRef(name=name, step=step))
         case messages.CheckpointFailed():
@@ -80,6 +80,18 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             _gpu_throttled(transition, vm_id, reason)
         case _:
             assert_never(report)
+
+
+def _user_code_failed(transition: Transition, message: str, traceback: str) -> None:
+    """End the job; those who hold newer weights than the newest checkpoint save them.
+
+    Where that runs into the user's code too, as an update that was interrupted by the
+    error cannot be completed, the newest checkpoint remains.
+    """
+    transition.fail(message, exit_code=3, traceback=traceback, checkpoint=True)
+    generation = transition.state.generation
+    if generation is not None and generation.save_only:
+        transition.state = replace(transition.state, ending_checkpoint=False)
 
 
 def _supervisor_ready(

@@ -169,7 +169,7 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.JobReleased():
             shutdown.job_released(transition)
         case e.SetupFailed(reason=reason, output=output):
-            transition.fail(reason, exit_code=3, traceback=output)
+            transition.fail(reason, exit_code=3, traceback=output, checkpoint=True)
         case _:
             assert_never(event)
 
@@ -286,7 +286,7 @@ def _activity(state: State) -> str:
         case JobPhase.NEW:
             return "new"
         case JobPhase.ENDED:
-            return f"over: {outcome.reason}" if outcome else "over"
+            return f"over: {outcome.reason}{_saved(state)}" if outcome else "over"
         case JobPhase.ENDING if not state.ending_checkpoint:
             return f"returning VMs: {outcome.reason}" if outcome else "returning VMs"
         case JobPhase.ENDING:
@@ -294,6 +294,14 @@ def _activity(state: State) -> str:
         case _:
             generation = state.generation
             return _training(state, generation) if generation else _waiting(state)
+
+
+def _saved(state: State) -> str:
+    """Return which weights of a job that has failed are kept."""
+    newest, outcome = state.newest_checkpoint, state.outcome
+    if outcome is None or outcome.kind != "failed" or newest is None:
+        return ""
+    return f"; the state of step {newest.step} is saved"
 
 
 def _training(state: State, generation: records.Generation) -> str:

@@ -130,6 +130,8 @@ class RunGeneration:
     """Newest complete checkpoint, for sections that no participant holds."""
     evaluate_first: bool
     """True if the held-out loss of the very first weights is still to be measured."""
+    save_only: bool = False
+    """Write a checkpoint after the handover, then stop: no code of the user's runs."""
     kind: Literal["run_generation"] = "run_generation"
 
 

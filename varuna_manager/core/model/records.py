@@ -279,6 +279,8 @@ class Generation:
     """Why training stopped before the last step."""
     checkpoint_asked: bool = False
     """Whether its stop includes a checkpoint."""
+    save_only: bool = False
+    """Whether it trains nothing: it writes a checkpoint and stops by itself."""
     break_reason: str = ""
     out_of_memory: bool = False
     """Whether it broke because a device had no memory left."""

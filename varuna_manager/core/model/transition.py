@@ -117,12 +117,19 @@ class Transition:
         self.note_phase(before, phase)
         return generation
 
-    def fail(self, reason: str, *, exit_code: int = 1, traceback: str = "") -> None:
+    def fail(
+        self,
+        reason: str,
+        *,
+        exit_code: int = 1,
+        traceback: str = "",
+        checkpoint: bool = False,
+    ) -> None:
         """Begin to end the job as failed."""
         failed = Outcome(
             kind="failed", exit_code=exit_code, reason=reason, traceback=traceback
         )
-        self.end(failed)
+        self.end(failed, checkpoint=checkpoint)
 
     def end(self, outcome: Outcome, *, checkpoint: bool = False) -> None:
         """Begin to end the job, unless it is ending already.
@@ -133,7 +140,8 @@ class Transition:
         final = ("succeeded", "failed")
         weaker = state.outcome is not None and state.outcome.kind not in final
         if weaker and outcome.kind in final:
-            self.state = replace(state, outcome=outcome, ending_checkpoint=False)
+            wanted = state.ending_checkpoint and checkpoint
+            self.state = replace(state, outcome=outcome, ending_checkpoint=wanted)
         elif state.phase is JobPhase.ACTIVE:
             self.state = replace(
                 state,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, Story
 
-from spottrain.pricing.billing.budget import reserve_s
+from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, reserve_s
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -192,3 +192,91 @@ def test_replaying_the_journal_gives_the_same_state() -> None:
     for event in story.events:
         state, _ = step.step(state, event)
     assert state == story.state
+
+
+# --- A last checkpoint after a failure ----------------------------------------------------------
+
+
+def fail_in_training(story: Story) -> None:
+    """User code raises on one VM, whose end breaks the generation."""
+    story.training(*FOUR)
+    story.report("a", messages.UserCodeFailed(message="boom", traceback="line 7"))
+    story.broken(*FOUR)
+
+
+def test_what_is_committed_is_saved_after_user_code_has_failed() -> None:
+    story = Story()
+    fail_in_training(story)
+    assert story.emitted(c.TerminateVms) == []
+    story.open()
+    commands = story.sent(messages.RunGeneration)
+    assert set(commands) == set(FOUR)
+    assert all(command.save_only for command in commands.values())
+    story.begin(3)
+    assert not story.sent(messages.StopGeneration), "it stops by itself"
+    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.stopped(3)
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    (finish,) = story.emitted(c.Finish)
+    assert finish.outcome == c.Outcome(
+        kind="failed", exit_code=3, reason="boom", traceback="line 7"
+    )
+    assert story.state.activity == "over: boom; the state of step 3 is saved"
+
+
+def test_saving_that_runs_into_user_code_again_is_given_up() -> None:
+    story = Story()
+    fail_in_training(story)
+    story.open()
+    story.report("b", messages.UserCodeFailed(message="again", traceback=""))
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+    assert story.state.outcome is not None
+    assert story.state.outcome.reason == "boom"
+
+
+def test_saving_after_a_failure_is_bounded_in_time() -> None:
+    story = Story()
+    fail_in_training(story)
+    story.wait(LAST_CHECKPOINT_S)
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+
+
+def test_user_code_that_fails_while_the_job_ends_at_a_limit_is_saved_too() -> None:
+    story = Story(deadline_s=2000.0).training(*FOUR)
+    story.wait(2000.0 - story.now_s)
+    story.report("a", messages.UserCodeFailed(message="boom", traceback=""))
+    story.broken(*FOUR)
+    assert story.generation.save_only
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 3
+
+
+def test_a_failing_setup_of_another_vm_stops_the_generation_with_a_checkpoint() -> None:
+    story = Story().training(*FOUR)
+    story.tell(e.SetupFailed, vm_id="e", reason="pip", output="")
+    assert story.sent(messages.StopGeneration)["a"].checkpoint
+
+
+def test_losses_that_are_not_finite_leave_the_newest_good_checkpoint() -> None:
+    story = Story(stop_after_nonfinite=2).training(*FOUR)
+    story.commit(4, only=("a", "b"), skipped="loss")
+    story.commit(5, only=("a", "b"), skipped="loss")
+    assert story.state.outcome is not None
+    assert story.state.outcome.exit_code == 3
+    assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
+
+
+def test_a_manager_that_starts_while_the_last_weights_are_saved_trains_afterwards() -> (
+    None
+):
+    story = Story()
+    fail_in_training(story)
+    story.open()
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert story.sent(messages.RunGeneration)["a"].save_only
+    story.begin(3)
+    story.report("a", messages.CheckpointSaved(name="step-3", step=3))
+    story.stopped(3)
+    story.open()
+    assert not story.sent(messages.RunGeneration)["a"].save_only

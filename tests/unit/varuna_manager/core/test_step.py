@@ -349,7 +349,7 @@ def test_breaks_without_progress_fail_the_job_with_the_last_reason() -> None:
 
 
 def test_user_code_that_raises_ends_the_job_with_its_traceback() -> None:
-    story = Story().training(*FOUR)
+    story = Story().training(*FOUR, steps=0)
     story.report("a", messages.UserCodeFailed(message="boom", traceback="line 7"))
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=FOUR)]
     assert story.state.outcome == c.Outcome(
