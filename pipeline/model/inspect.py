@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import torch
@@ -20,6 +20,7 @@ from spottrain.pipeline.model.entrypoint import load_job, user_code
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import (
     StateSpec,
+    any_optimizer,
     optimizer_class,
     section_state_spec,
 )
@@ -27,7 +28,10 @@ from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
 from spottrain.pipeline.model.trial import try_optimizer
 from spottrain.wire.codec import encode
-from spottrain.wire.model import ModelFacts, SectionFacts
+from spottrain.wire.model import CodeDetails, Detail, ModelFacts, SectionFacts
+
+_PLAIN = (bool, int, float, str, tuple)
+"""Types of values that are the same text in any process."""
 
 
 def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
@@ -97,6 +101,63 @@ def _plain(spec: TensorSpec) -> list[object]:
     return [list(spec.shape), str(spec.dtype), spec.requires_grad]
 
 
+def code_details(job: TrainingJob, layout: ModelLayout, step: int) -> CodeDetails:
+    """Return what a checkpoint depends on, and the learning rate of a mini-batch.
+
+    Args:
+        job: The user's.
+        layout: Its model's.
+        step: The mini-batch, from 0.
+
+    Raises:
+        UserCodeError: The user's code raised.
+    """
+    facts = model_facts(job, layout)
+    kept = [section_state_spec(job, layout, k) for k in range(layout.num_sections)]
+    tensors = {
+        f"{name}/{key}": _in_words(spec)
+        for section in kept
+        for name, keys in section.state.items()
+        for key, spec in keys.items()
+    }
+    groups = {
+        f"group of {name}": f"{num_bytes} bytes"
+        for section in kept
+        for name, num_bytes in section.group_bytes.items()
+        if num_bytes
+    }
+    optimizer = any_optimizer(job, layout)
+    groups_of = [] if optimizer is None else optimizer.param_groups
+    first = groups_of[0] if groups_of else {}
+    settings = {k: repr(v) for k, v in first.items() if isinstance(v, _PLAIN)}
+    rate = first.get("lr")
+    if rate is not None and job.lr_schedule is not None:
+        with user_code("lr_schedule"):
+            rate = rate * job.lr_schedule(step)
+    return CodeDetails(
+        fingerprint=facts.fingerprint,
+        sections=layout.parameters,
+        parameters=_listed({k: _in_words(spec) for k, spec in layout.specs.items()}),
+        optimizer_state=_listed(tensors | groups),
+        optimizer=optimizer_class(job, layout),
+        optimizer_settings=_listed({"param_groups": str(len(groups_of)), **settings}),
+        batch=tuple(_in_words(spec) for spec in layout.batch),
+        dataset_len=facts.dataset_len,
+        heldout_sets=facts.heldout_sets,
+        metrics=facts.metrics,
+        learning_rate=None if rate is None else float(rate),
+    )
+
+
+def _listed(texts: Mapping[str, str]) -> tuple[Detail, ...]:
+    return tuple(Detail(name=name, text=text) for name, text in texts.items())
+
+
+def _in_words(spec: TensorSpec) -> str:
+    kind = str(spec.dtype).removeprefix("torch.")
+    return f"{tuple(spec.shape)} {kind}" + " trained" * spec.requires_grad
+
+
 def answer(compute: Callable[[], object]) -> int:
     """Print the message that ``compute`` returns as one line of JSON; return the exit code.
 
@@ -122,11 +183,14 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m spottrain.pipeline.model.inspect")
     parser.add_argument("entrypoint", help="module:function")
     parser.add_argument("workdir", type=Path)
+    parser.add_argument("--details-at", type=int, help="Details at a step instead.")
     chosen = parser.parse_args(arguments)
 
-    def facts() -> ModelFacts:
+    def facts() -> ModelFacts | CodeDetails:
         job = load_job(chosen.entrypoint, chosen.workdir)
         layout = trace(job)
+        if chosen.details_at is not None:
+            return code_details(job, layout, chosen.details_at)
         found = model_facts(job, layout)
         try_optimizer(job, layout)
         return found

@@ -114,8 +114,10 @@ def section_state_spec(
     return optimizer_state_spec(job, [(name, layout.specs[name]) for name in names])
 
 
-def optimizer_class(job: TrainingJob, layout: ModelLayout) -> str:
-    """Return the full name of the optimizer's class; empty if nothing is trained.
+def any_optimizer(
+    job: TrainingJob, layout: ModelLayout
+) -> torch.optim.Optimizer | None:
+    """Return the optimizer of the first section that trains; ``None``: nothing is trained.
 
     Raises:
         UserCodeError: As ``build_optimizer``.
@@ -128,8 +130,20 @@ def optimizer_class(job: TrainingJob, layout: ModelLayout) -> str:
         ]
         optimizer = build_optimizer(job.optimizer, named)
         if optimizer is not None:
-            return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
-    return ""
+            return optimizer
+    return None
+
+
+def optimizer_class(job: TrainingJob, layout: ModelLayout) -> str:
+    """Return the full name of the optimizer's class; empty if nothing is trained.
+
+    Raises:
+        UserCodeError: As ``build_optimizer``.
+    """
+    optimizer = any_optimizer(job, layout)
+    if optimizer is None:
+        return ""
+    return f"{type(optimizer).__module__}.{type(optimizer).__qualname__}"
 
 
 def build_optimizer(

@@ -17,7 +17,7 @@ from typer.exceptions import TyperException
 
 import spottrain
 from spottrain.cloud.port.provider import Offer
-from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.errors import ConfigError, SpottrainError, UserCodeError
 from spottrain.storage.store import is_url
 from spottrain.varuna_manager.cli import (
     calibrate,
@@ -50,6 +50,7 @@ from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.format import size
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.launch import control, data, inspect, submit
+from spottrain.varuna_manager.launch.changes import Changes, change
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 internal or other error, 2 usage or job file, "
@@ -172,19 +173,41 @@ def resume(
             callback=run_at_manager,
         ),
     ],
+    update_code: Annotated[
+        bool,
+        typer.Option(
+            "--update-code", help="Send the workdir as it is now, if the weights fit."
+        ),
+    ] = False,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --update-code: where the workdir is now.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train so many steps in all, fewer or more."),
+    ] = None,
     detach: Annotated[
         bool, typer.Option("--detach", "-d", help="Return once the job has started.")
     ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Continue a job that was stopped or lost its manager, and watch it."""
+    """Continue a job that was stopped, failed or lost its manager, and watch it."""
+    if workdir is not None and not update_code:
+        raise ConfigError("--workdir: goes with --update-code")
     if is_url(name):
         # Not above: no other command uses it.
         from spottrain.varuna_manager.launch.takeover import take_over
 
-        job = take_over(name, say)
+        job = take_over(name, say, steps)
     else:
         job = find(name)
+    if changes := Changes(code=update_code, workdir=workdir, steps=steps):
+        change(job, changes, say)
     _run_here(job, control.resume_job(job), detach, output)
 
 

@@ -16,7 +16,7 @@ from typing import Annotated, Any
 
 import typer
 
-from spottrain.errors import SpottrainError
+from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.varuna_manager.cli.arguments import (
     NameArgument,
     NamesArgument,
@@ -328,11 +328,18 @@ def show_report(job: JobDir, output: Output) -> None:
 
 def say_failure(job: JobDir) -> None:
     """Print why a job failed, with the traceback of the user's code if there is one."""
-    outcome = read_state(job).outcome
+    state = read_state(job)
+    outcome = state.outcome
     if outcome is not None:
         if outcome.traceback:
             say(outcome.traceback.rstrip())
         say(f"error: {outcome.reason}")
+    newest = state.newest_checkpoint
+    if outcome is not None and outcome.exit_code == UserCodeError.exit_code and newest:
+        say(
+            f"the state of step {newest.step} is saved: once the code is fixed, "
+            f"'spottrain resume {job.name} --update-code' continues from there"
+        )
 
 
 def _describe(

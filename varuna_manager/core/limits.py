@@ -1,4 +1,5 @@
-"""Limits that a person changes while the job runs, and what follows from them."""
+"""What a person changes of a job, and what follows: limits while it runs; before it goes
+on, the number of steps and the user's code."""
 
 from __future__ import annotations
 
@@ -7,7 +8,11 @@ from dataclasses import replace
 
 from spottrain.pricing.billing.money import FREE, Rate
 from spottrain.varuna_manager.core.fleet import return_vms
-from spottrain.varuna_manager.core.model.events import LimitsChanged
+from spottrain.varuna_manager.core.model.events import (
+    CodeUpdated,
+    LimitsChanged,
+    StepsChanged,
+)
 from spottrain.varuna_manager.core.model.records import VmPhase, VmRecord
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
@@ -61,6 +66,33 @@ def described(event: LimitsChanged) -> str:
             value = utc(limit.value)
         parts.append(f"{key} is now {value}")
     return ", ".join(parts)
+
+
+def with_steps(state: State, event: StepsChanged) -> State:
+    """Return the state with another number of steps: of a job that has succeeded too, if
+    there are more than it has trained."""
+    spec, outcome = replace(state.job.spec, steps=event.steps), state.outcome
+    news = f"{event.by}: {event.steps} steps instead of {state.job.spec.steps}"
+    done = outcome is not None and outcome.kind == "succeeded"
+    if outcome is not None and done and event.steps > state.progress.step:
+        outcome = replace(outcome, kind="stopped", exit_code=130, reason=news)
+    settings = replace(state.job, spec=spec)
+    return replace(state, settings=settings, outcome=outcome, last_news=news)
+
+
+def with_code(state: State, event: CodeUpdated) -> State:
+    """Return the state with other code; what was measured of the old holds if it was
+    measured of an equal model."""
+    same = event.facts.fingerprint == state.job.facts.fingerprint
+    told = "".join(f"; {line}" for line in event.changes)
+    return replace(
+        state,
+        settings=replace(state.job, facts=event.facts, profile=event.profile),
+        profile=state.profile if same else event.profile,
+        known_profiles=state.known_profiles if same else (),
+        code_sha256=event.sha256,
+        last_news=f"{event.by}: code updated to {event.sha256[:12]}{told}",
+    )
 
 
 def advance(transition: Transition) -> None:

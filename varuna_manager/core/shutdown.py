@@ -162,6 +162,7 @@ def reopen(transition: Transition) -> None:
         shortages={},
         failed_preparations=0,
         no_vms_since_s=None,
+        progress=replace(state.progress, nonfinite_in_row=0),
     )
     transition.note_phase(state.phase, JobPhase.ACTIVE)
 

@@ -90,6 +90,10 @@ def _fold_after_end(state: State, event: e.Event) -> State:
     match event:
         case e.LimitsChanged():
             return limits.with_limits(state, event)
+        case e.StepsChanged():
+            return limits.with_steps(state, event)
+        case e.CodeUpdated():
+            return limits.with_code(state, event)
         case e.VmsListed():
             return spending.settled(state, event)
         case _:
@@ -114,6 +118,10 @@ def _fold(transition: Transition, event: e.Event) -> None:
             shutdown.stop_requested(transition, event)
         case e.LimitsChanged():
             limits.limits_changed(transition, event)
+        case e.StepsChanged():
+            transition.state = limits.with_steps(transition.state, event)
+        case e.CodeUpdated():
+            transition.state = limits.with_code(transition.state, event)
         case e.ClockSet(by_s=by_s):
             way = "forward" if by_s > 0 else "back"
             transition.log(

@@ -12,6 +12,7 @@ name with the same checkpoint path gets a folder of its own.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import platform
 import tarfile
@@ -80,6 +81,8 @@ class Newest:
 
     name: JobName
     uid: Annotated[str, Field(pattern=r"^[0-9a-f-]+$")]
+    code: str = ""
+    """Hash of the packed workdir in the store; empty: an earlier spottrain wrote it."""
 
 
 _Document = TypeVar("_Document", Claim, Newest)
@@ -91,6 +94,12 @@ class Found(NamedTuple):
     place: str
     """The job's ``checkpoint.path``."""
     newest: Newest
+
+
+def sha256_of(path: Path) -> str:
+    """Return the hash of a file's contents."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def folder_mark(job: JobDir) -> str:
@@ -121,16 +130,16 @@ class StoredJob:
     # --- What the job is ------------------------------------------------------------------
 
     def publish(self, job: JobDir) -> None:
-        """Copy the files that do not change into the store, once."""
-        found = _read_newest(self._store)
-        if found is None or found.uid != self._uid:
+        """Copy the files that no manager changes into the store, if it lacks them."""
+        found, code = _read_newest(self._store), sha256_of(job.workdir)
+        if found is None or (found.uid, found.code) != (self._uid, code):
             for name in _FILES:
                 self._store.put(f"{self._root}/{name}", job.path / name)
-            document = {"name": job.config().name, "uid": self._uid}
+            document = {"name": job.config().name, "uid": self._uid, "code": code}
             self._put_json(_NEWEST, document)
 
     def fetch(self, folder: Path) -> None:
-        """Copy the files that do not change into a folder.
+        """Copy the files that no manager changes into a folder.
 
         Raises:
             StoredJobError: One is damaged or of another version.

@@ -229,7 +229,7 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
             f"job {job.name} has ended, its limits cannot be changed; see 'spottrain "
             f"report {job.name}'"
         )
-    with _manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
+    with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
         event = LimitsChanged(at_s=time.time(), by="command line", limits=limits)
         if not sure:
             check_limits(journal.replay(), event)
@@ -312,16 +312,16 @@ def end_job(job: JobDir) -> int:
     replication.check_here(job)
     if job.is_managed():
         _end_manager(job)
-    with _manager_lock(job):
+    with manager_lock(job):
         provider = open_provider(job)
         asked_at_s = time.time()
-        live = _live(provider, job)
+        live = live_vms(provider, job)
         provider.terminate([vm.vm_id for vm in live])
         if isinstance(provider, ReleasesJob):
             provider.release(job.name)
         if isinstance(provider, ShutsDown):
             provider.shut_down()
-        if left := [vm.vm_id for vm in _live(provider, job)]:
+        if left := [vm.vm_id for vm in live_vms(provider, job)]:
             raise CloudError(
                 f"job {job.name}: VMs are still running after their termination: {', '.join(left)}; "
                 f"run 'spottrain down {job.name}' again"
@@ -338,7 +338,7 @@ def end_job(job: JobDir) -> int:
     return len(live)
 
 
-def _live(provider: CloudProvider, job: JobDir) -> list[Vm]:
+def live_vms(provider: CloudProvider, job: JobDir) -> list[Vm]:
     """Return the VMs that are not ending yet."""
     ended = (VmState.STOPPING, VmState.TERMINATED)
     return [vm for vm in provider.list_vms(job.name) if vm.state not in ended]
@@ -358,7 +358,7 @@ def _end_manager(job: JobDir) -> None:
 
 
 @contextlib.contextmanager
-def _manager_lock(job: JobDir) -> Iterator[None]:
+def manager_lock(job: JobDir) -> Iterator[None]:
     """Hold the manager's lock, so that no manager can start."""
     with open(job.path / "manager.lock", "ab") as lock:
         deadline = time.monotonic() + ANSWER_S

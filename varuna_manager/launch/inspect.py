@@ -35,7 +35,7 @@ TIME_LIMIT_S = 600.0
 """A model that cannot be inspected or measured in that time never will be."""
 
 
-_INSPECTOR = "spottrain.pipeline.model.inspect"
+INSPECTOR = "spottrain.pipeline.model.inspect"
 
 
 class ToolError(SpottrainError):
@@ -82,7 +82,7 @@ def _facts(config: JobConfig) -> ModelFacts:
         facts = decode(ModelFacts, kept.read_bytes())
     except (FileNotFoundError, WireError):
         data.ensure_data(config)
-        facts = decode(ModelFacts, run_tool(_INSPECTOR, config))
+        facts = decode(ModelFacts, run_tool(INSPECTOR, config))
     else:
         return facts
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)

@@ -24,6 +24,15 @@ SETTABLE = (
     "slo.min_examples_per_s",
 )
 """Keys of the job file that can be changed before the job has ended."""
+_FIXED = (
+    "entrypoint",
+    "microbatch_size",
+    "minibatch_size",
+    "precision",
+    "reduction",
+    "seed",
+)
+"""Keys of the job file that ``config_fingerprint`` of a checkpoint depends on."""
 _NO_BOUND = ("none", "null")
 
 
@@ -57,7 +66,7 @@ def read_limits(
         if key in values:
             raise ConfigError(f"{key}: is given twice; remove one")
         values[key] = _scalar(key, value.strip())
-    _check_keys(values)
+    _check_keys(values, config.name)
     if "slo.deadline" in values and "slo.max_hours" in values:
         raise ConfigError("slo: give deadline or max_hours, not both")
     given_config = _parsed(values, config)
@@ -75,9 +84,19 @@ def _scalar(key: str, text: str) -> Any:
         raise ConfigError(f"{key}: {error}") from error
 
 
-def _check_keys(values: dict[str, Any]) -> None:
+def _check_keys(values: dict[str, Any], name: str) -> None:
     known = set(key_paths(JobConfig))
     for key in values:
+        if key == "steps":
+            raise ConfigError(
+                f"steps: 'spottrain stop {name}', then 'spottrain resume {name} --steps N' "
+                "changes it"
+            )
+        if key in _FIXED:
+            raise ConfigError(
+                f"{key}: the weights so far depend on it; launch a new job with "
+                f"init_from: {name}"
+            )
         if key in known and key not in SETTABLE:
             raise ConfigError(
                 f"{key}: cannot be changed after the launch; these can: "

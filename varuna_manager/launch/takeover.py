@@ -18,11 +18,13 @@ from spottrain.varuna_manager.jobs.bucket import (
     StoredJobError,
     find_stored,
     folder_mark,
+    sha256_of,
 )
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.replication import uid_of
 from spottrain.varuna_manager.jobs.segments import Segment
+from spottrain.varuna_manager.launch.changes import check_steps
 from spottrain.varuna_manager.launch.submit import (
     archive,
     check_name,
@@ -31,7 +33,7 @@ from spottrain.varuna_manager.launch.submit import (
 )
 
 
-def take_over(url: str, say: Callable[[str], None]) -> JobDir:
+def take_over(url: str, say: Callable[[str], None], steps: int | None = None) -> JobDir:
     """Copy a job from its checkpoint store to this machine, ready for a manager.
 
     All of it or nothing. A manager that runs on another machine ends within seconds.
@@ -39,6 +41,7 @@ def take_over(url: str, say: Callable[[str], None]) -> JobDir:
     Args:
         url: The job's ``checkpoint.path``; ``/job`` may follow.
         say: Called with messages: what was found and what is lost.
+        steps: To train from now on, in all, if they change.
 
     Raises:
         ConfigError: There is no job, it has ended, or this machine has it already.
@@ -55,7 +58,12 @@ def take_over(url: str, say: Callable[[str], None]) -> JobDir:
         with draft_of(job) as draft:
             stored.fetch(draft.path)
             check_secrets(draft.config().secrets)
-            state = _restore_journal(draft, stored, found, say)
+            state = _restore_journal(draft, stored, found, say, steps)
+            if state.code_sha256 not in ("", sha256_of(draft.workdir)):
+                say(
+                    "warning: the code in the store is not that of the newest update; "
+                    "'resume --update-code' sends it"
+                )
             archive(job)
             draft.path.rename(job.path)
     _say_state(job, state, say)
@@ -83,7 +91,11 @@ def _check_here(job: JobDir, stored: StoredJob, uid: str) -> None:
 
 
 def _restore_journal(
-    draft: JobDir, stored: StoredJob, found: Newest, say: Callable[[str], None]
+    draft: JobDir,
+    stored: StoredJob,
+    found: Newest,
+    say: Callable[[str], None],
+    steps: int | None,
 ) -> State:
     """Copy the journal here and claim the job.
 
@@ -97,7 +109,7 @@ def _restore_journal(
             why = "; ".join(warnings) or "it is empty"
             raise StoredJobError(f"{stored.url}: the journal cannot be used: {why}")
         _check_whose(draft, stored, journal, found)
-        _check_goes_on(stored, journal.replay())
+        _check_goes_on(stored, journal.replay(), steps)
         epoch = stored.claim(folder_mark(draft), take_over=True)
         for rows in stored.journal(warnings.setdefault, journal.last_seq() + 1):
             journal.take_over(rows)
@@ -126,8 +138,10 @@ def _check_whose(
         )
 
 
-def _check_goes_on(stored: StoredJob, state: State) -> None:
-    if state.outcome is not None and state.outcome.kind == "succeeded":
+def _check_goes_on(stored: StoredJob, state: State, steps: int | None) -> None:
+    if steps is not None:
+        check_steps(state, steps)
+    elif state.outcome is not None and state.outcome.kind == "succeeded":
         raise ConfigError(
             f"{stored.url}: job {state.job.spec.name} has finished; its weights are there"
         )

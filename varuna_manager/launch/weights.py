@@ -9,7 +9,6 @@ import contextlib
 import os
 import secrets
 import shutil
-import tarfile
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ from spottrain.varuna_manager.jobs.bucket import StoredJob, find_stored
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.launch import data
 from spottrain.varuna_manager.launch.inspect import run_tool
+from spottrain.varuna_manager.launch.workdir import unpack
 from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import ExportedWeights, ExportFormat, FirstWeights
 
@@ -123,8 +123,7 @@ def _code_of(name: str) -> Iterator[tuple[JobConfig, str, Path]]:
             config = job.config()
             place = config.checkpoint.path or str(job.checkpoints)
         code = Path(scratch, "workdir")
-        with tarfile.open(job.workdir) as packed:
-            packed.extractall(code, filter="data")
+        unpack(job.workdir, code)
         yield config, place, code
 
 

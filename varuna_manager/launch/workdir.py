@@ -138,3 +138,31 @@ def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:
     member.uid = member.gid = member.mtime = 0
     member.uname = member.gname = ""
     return member
+
+
+def differing(old: Path, new: Path) -> list[str]:
+    """Return the files that differ between two packages: what happened to each."""
+    before, after = _hashes(old), _hashes(new)
+    return [
+        f"{name} {'changed' if name in before and name in after else verb}"
+        for name in sorted({*before, *after})
+        for verb in ["added" if name in after else "removed"]
+        if before.get(name) != after.get(name)
+    ]
+
+
+def unpack(package: Path, folder: Path) -> None:
+    """Unpack a workdir that this program has packed."""
+    with tarfile.open(package) as packed:
+        packed.extractall(folder, filter="data")
+
+
+def _hashes(package: Path) -> dict[str, str]:
+    """Return what a package holds: names, and a hash of contents and mode."""
+    found = {}
+    with tarfile.open(package) as packed:
+        for member in packed:
+            file = packed.extractfile(member) if member.isreg() else None
+            data = member.linkname.encode() if file is None else file.read()
+            found[member.name] = f"{hashlib.sha256(data).hexdigest()} {member.mode}"
+    return found

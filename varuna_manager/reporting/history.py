@@ -132,6 +132,8 @@ class JobHistory:
                 self._add_milestone(
                     after.now_s, "limits", f"{_limits(limits)}, by {by}"
                 )
+            case e.StepsChanged() | e.CodeUpdated():
+                self._add_milestone(event.at_s, "change", after.last_news)
             case e.ClockSet(by_s=by_s):
                 self._add_milestone(
                     after.now_s, "manager", f"manager's clock was set by {by_s:+.0f} s"

@@ -21,6 +21,7 @@ LANES = {
     "manager": "manager",
     "stop": "stop",
     "limits": "limits",
+    "change": "changed",
     "alert": "budget",
     "end": "end",
 }

@@ -117,6 +117,39 @@ class ModelFacts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Detail:
+    """Something by name, in a text for people that can be compared."""
+
+    name: str
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeDetails:
+    """What a checkpoint depends on in the user's code, and what else can be told of it."""
+
+    fingerprint: str
+    """As in ``ModelFacts``."""
+    sections: tuple[tuple[str, ...], ...]
+    """Names of each section's parameters."""
+    parameters: tuple[Detail, ...]
+    """Shape and type, by name."""
+    optimizer_state: tuple[Detail, ...]
+    """Shape and type of what is kept, by parameter and key."""
+    optimizer: str
+    """Its class."""
+    optimizer_settings: tuple[Detail, ...]
+    """Values of its first group in the first section, by name."""
+    batch: tuple[str, ...]
+    """The tensors of one example."""
+    dataset_len: int
+    heldout_sets: tuple[str, ...]
+    metrics: tuple[str, ...]
+    learning_rate: float | None
+    """Of the first group, in the mini-batch that was asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedWeights:
     """What an export has written."""
 

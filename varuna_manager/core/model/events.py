@@ -21,7 +21,7 @@ from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings, Limit
 from spottrain.wire import messages
-from spottrain.wire.model import Plan, Profile
+from spottrain.wire.model import ModelFacts, Plan, Profile
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,6 +88,32 @@ class LimitsChanged:
     at_s: float
     by: str
     limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsChanged:
+    """A person wants another number of mini-batches; no VM runs that knows the old one."""
+
+    at_s: float
+    by: str
+    steps: int
+    """Of the whole job."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CodeUpdated:
+    """The job goes on with other code; no VM runs that has the old one."""
+
+    at_s: float
+    by: str
+    sha256: str
+    """Of the packed workdir."""
+    facts: ModelFacts
+    """Of the same model: newest weights fit it."""
+    changes: tuple[str, ...] = ()
+    """What the user was told, in lines."""
+    profile: Profile | None = None
+    """A profile given by the user."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -349,6 +375,8 @@ Event = (
     | JobMoved
     | StopRequested
     | LimitsChanged
+    | StepsChanged
+    | CodeUpdated
     | ClockSet
     | TimerFired
     | CheckpointsListed

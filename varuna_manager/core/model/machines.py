@@ -77,7 +77,7 @@ JOB: Machine = {
     (JobPhase.ENDING, JobPhase.ENDED): Entry("nothing is rented any more", (DECISION,)),
     (JobPhase.ENDING, JobPhase.ACTIVE): Entry("resumed", (e.ManagerStarted,)),
     (JobPhase.ENDED, JobPhase.ACTIVE): Entry(
-        "resumed, unless it succeeded", (e.ManagerStarted,)
+        "resumed, unless all steps are done", (e.ManagerStarted,)
     ),
 }
 

@@ -47,6 +47,8 @@ class State:
     phase: JobPhase = JobPhase.NEW
     settings: JobSettings | None = None
     submitted_at_s: float = 0.0
+    code_sha256: str = ""
+    """Of the packed workdir since the code was updated; empty: it is that of the launch."""
     now_s: float = 0.0
     """Time of the newest event."""
     activity: str = "new"
