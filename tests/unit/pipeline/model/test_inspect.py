@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import nn
 
-from spottrain.pipeline.model.inspect import model_facts
+from spottrain.pipeline.model.inspect import code_details, model_facts
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.tracer import trace
-from spottrain.wire.codec import decode
-from spottrain.wire.model import ModelFacts, TiedParameter
+from spottrain.wire.codec import decode, encode
+from spottrain.wire.model import CodeDetails, ModelFacts, TiedParameter
 
 WIDTH = 8
 
@@ -145,3 +145,25 @@ def test_the_tool_prints_the_users_error_and_exits_with_3(tmp_path: Path) -> Non
         "entrypoint user_code:fails raised RuntimeError: the user's own"
     )
     assert "in fails" in answer["traceback"]
+
+
+def test_details_name_what_a_checkpoint_depends_on() -> None:
+    job = TrainingJob(
+        model=Model,
+        dataset=[torch.ones(WIDTH)] * 5,
+        loss=lambda model, batch: (model(batch).sum(), len(batch)),
+        optimizer=lambda named: torch.optim.SGD(named, lr=0.5, momentum=0.9),
+        lr_schedule=lambda step: 0.1 * step,
+    )
+    layout = trace(job)
+    details = code_details(job, layout, 4)
+    assert details.fingerprint == model_facts(job, layout).fingerprint
+    assert details.sections == layout.parameters
+    assert details.learning_rate == pytest.approx(0.2)
+    parameters = {one.name: one.text for one in details.parameters}
+    state = {one.name: one.text for one in details.optimizer_state}
+    settings = {one.name: one.text for one in details.optimizer_settings}
+    assert parameters["embed.weight"] == "(8, 8) float32 trained"
+    assert state["embed.weight/momentum_buffer"] == "(8, 8) float32"
+    assert settings["momentum"] == "0.9"
+    assert decode(CodeDetails, encode(details)) == details

@@ -133,7 +133,7 @@ def test_a_stopped_job_has_its_new_limits_when_it_is_resumed(
     [
         ("budget.max_usd=60 EUR", 2, "must be a number of US dollars"),
         ("budgt.max_usd=60", 2, "budgt: unknown key; did you mean budget?"),
-        ("steps=60", 2, "cannot be changed after the launch"),
+        ("steps=60", 2, "resume demo --steps N"),
         ("slo.deadline=2001-01-01T00:00:00Z", 2, "slo.deadline: is in the past"),
     ],
 )

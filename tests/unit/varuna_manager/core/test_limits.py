@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from tests.unit.varuna_manager.story import OFFER, Story
+from tests.unit.varuna_manager.story import FACTS, OFFER, PROFILE, Story
 
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.limits import DRAIN_S
@@ -209,3 +209,54 @@ def test_replaying_changed_limits_gives_the_same_state() -> None:
     for event in story.events:
         state, _ = step.step(state, event)
     assert state == story.state
+
+
+# --- Steps and code ---------------------------------------------------------------------
+
+
+def succeeded(step: int = 100) -> Story:
+    story = Story().training(*FOUR)
+    story.commit(step)
+    story.report("a", messages.CheckpointSaved(name=f"step-{step}", step=step))
+    story.stopped(step, done=True)
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    assert story.state.phase is JobPhase.ENDED
+    return story
+
+
+@pytest.mark.parametrize(("steps", "goes_on"), [(150, True), (100, False)])
+def test_a_job_that_has_succeeded_goes_on_for_more_steps_only(
+    steps: int, goes_on: bool
+) -> None:
+    story = succeeded()
+    story.tell(e.StepsChanged, by="a person", steps=steps)
+    assert story.state.job.spec.steps == steps
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert (story.state.phase is JobPhase.ACTIVE) == goes_on
+
+
+def test_other_code_of_an_equal_model_keeps_what_was_measured() -> None:
+    story = succeeded()
+    facts = replace(FACTS, dataset_len=7)
+    story.tell(
+        e.CodeUpdated, by="a person", sha256="ab" * 32, facts=facts, changes=("data",)
+    )
+    assert story.state.job.facts == facts
+    assert story.state.profile == PROFILE
+    assert story.state.last_news == "a person: code updated to abababababab; data"
+
+
+def test_other_code_is_measured_again_if_its_batches_differ() -> None:
+    story = succeeded()
+    facts = replace(FACTS, fingerprint="longer sequences")
+    story.tell(e.CodeUpdated, by="a person", sha256="ab" * 32, facts=facts)
+    assert story.state.profile is None
+
+
+def test_losses_that_were_not_finite_do_not_count_after_a_resume() -> None:
+    story = Story(stop_after_nonfinite=2).training(*FOUR)
+    story.commit(4, only=("a", "b"), skipped="loss")
+    story.commit(5, only=("a", "b"), skipped="loss")
+    story.tell(e.VmsReturned, vm_ids=FOUR)
+    story.tell(e.ManagerStarted, software_version="1", pid=2)
+    assert story.state.progress.nonfinite_in_row == 0

@@ -12,7 +12,14 @@ from typing import Any
 import pytest
 from tests.fakes.gpus import facts as gpu_facts
 from tests.unit.varuna_manager.invariants import KINDS, Change, newest_changes
-from tests.unit.varuna_manager.story import OFFER, PROFILE, SETTINGS, SPEC, Story
+from tests.unit.varuna_manager.story import (
+    FACTS,
+    OFFER,
+    PROFILE,
+    SETTINGS,
+    SPEC,
+    Story,
+)
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model import commands as c
@@ -143,6 +150,14 @@ def leaving(story: Watched) -> Iterator[Watched]:
     ending.tell(e.VmsReturned, vm_ids=("a", "b", "c", "d"))
     assert ending.state.phase is JobPhase.ENDED
     yield ending
+    failed = fork(story)
+    failed.report("a", messages.UserCodeFailed(message="x", traceback="y"))
+    yield fork(failed)
+    failed.broken("a", "b")
+    failed.open()
+    yield fork(failed)
+    failed.begin(3)
+    yield failed
     done = fork(story)
     done.report("a", messages.CheckpointSaved(name="last", step=100))
     done.stopped(100, done=True)
@@ -164,6 +179,8 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.StopRequested, by="me")
     yield told(e.StopRequested, by="me", now=True)
     yield told(e.LimitsChanged, by="me", limits=())
+    yield told(e.StepsChanged, by="me", steps=200)
+    yield told(e.CodeUpdated, by="me", sha256="ab", facts=FACTS)
     yield told(e.ClockSet, by_s=60.0)
     yield told(e.TimerFired)
     yield told(e.CheckpointsListed, checkpoints=())

@@ -2,19 +2,30 @@ from __future__ import annotations
 
 import asyncio
 import shutil
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from tests.unit.varuna_manager.stored_jobs import append, copied, events, stored, submit
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.core.model.events import JobMoved, StopRequested
-from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, StoredJobError
+from spottrain.varuna_manager.core.model.events import (
+    CodeUpdated,
+    JobMoved,
+    StopRequested,
+)
+from spottrain.varuna_manager.jobs.bucket import (
+    FencedError,
+    StoredJob,
+    StoredJobError,
+    sha256_of,
+)
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.launch.takeover import take_over
+from spottrain.varuna_manager.launch.workdir import pack, packed_files
 
 
 @pytest.fixture
@@ -233,3 +244,31 @@ def test_the_folder_left_behind_can_be_removed(
     shutil.rmtree(job.path)
     elsewhere(monkeypatch, tmp_path)
     assert copied(take_over(place, lambda _: None)) == 5
+
+
+@pytest.mark.parametrize("is_published", [True, False])
+def test_updated_code_goes_with_the_job(
+    job: JobDir,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    is_published: bool,
+) -> None:
+    workdir = tmp_path / "mended"
+    workdir.mkdir()
+    (workdir / "own.py").write_text("mended = True")
+    package = job.workdir if is_published else tmp_path / "package"
+    pack(workdir, packed_files(workdir), package)
+    update = CodeUpdated(
+        at_s=2000.0, by="me", sha256=sha256_of(package), facts=job.facts()
+    )
+    with closing(Journal(job.journal)) as journal:
+        journal.append(update)
+    copy(job)
+    elsewhere(monkeypatch, tmp_path)
+    told: list[str] = []
+    found = take_over(place, told.append)
+    assert found.workdir.read_bytes() == job.workdir.read_bytes()
+    assert read_state(found).code_sha256 == update.sha256
+    warned = any(line.startswith("warning: the code in the store") for line in told)
+    assert warned != is_published

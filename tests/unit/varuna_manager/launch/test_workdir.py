@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.launch.workdir import IGNORE_FILE, pack, packed_files
+from spottrain.varuna_manager.launch.workdir import (
+    IGNORE_FILE,
+    differing,
+    pack,
+    packed_files,
+)
 
 
 def workdir(folder: Path, *names: str) -> Path:
@@ -78,3 +83,15 @@ def test_the_same_files_are_packed_to_the_same_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
     with tarfile.open(tmp_path / "one") as archive:
         assert archive.getnames() == ["a/c.py", "b.py"]
+
+
+def test_packages_tell_their_differences(tmp_path: Path) -> None:
+    code = workdir(tmp_path / "code", "changed", "kept", "removed")
+    old, new = tmp_path / "old", tmp_path / "new"
+    pack(code, packed_files(code), old)
+    (code / "changed").write_text("otherwise")
+    (code / "removed").unlink()
+    workdir(code, "added")
+    pack(code, packed_files(code), new)
+    assert differing(old, new) == ["added added", "changed changed", "removed removed"]
+    assert differing(new, new) == []
