@@ -1,9 +1,9 @@
 """spottrain: train large models on preemptible VMs.
 
 A user's entrypoint returns a ``TrainingJob``; ``CutPoint`` marks cuts by hand in models
-without repeated blocks; ``data_path`` leads to the data that the job file names. ``hf``,
-``optim`` and ``schedules`` are losses, parameter groups and learning-rate schedules that
-many jobs need. Importing this package never imports torch.
+without repeated blocks; ``data_path`` leads to the data that the job file names,
+``step`` tells which mini-batch is being trained. ``hf``, ``optim`` and ``schedules`` are
+losses, parameter groups and learning-rate schedules that many jobs need. Importing this package never imports torch.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from spottrain import hf, optim, schedules
     from spottrain.datasets import data_path
     from spottrain.pipeline.model.job import CutPoint, TrainingJob
+    from spottrain.steps import step
 
 __all__ = [
     "CutPoint",
@@ -26,6 +27,7 @@ __all__ = [
     "hf",
     "optim",
     "schedules",
+    "step",
 ]
 
 
@@ -39,6 +41,10 @@ def __getattr__(name: str) -> object:
         from spottrain.datasets import data_path
 
         return data_path
+    if name == "step":
+        from spottrain.steps import step
+
+        return step
     if name in ("hf", "optim", "schedules"):
         return importlib.import_module(f"{__name__}.{name}")
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

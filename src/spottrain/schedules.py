@@ -41,7 +41,7 @@ def cosine(
     def fall(progress: float) -> float:
         return 0.5 * (1 + math.cos(math.pi * progress))
 
-    return _schedule(warmup, total - warmup, fall, final)
+    return _schedule(warmup, warmup, total, fall, final)
 
 
 def linear(
@@ -53,7 +53,7 @@ def linear(
     Args and errors are those of ``cosine``.
     """
     total, warmup = _lengths(steps, warmup_steps, final)
-    return _schedule(warmup, total - warmup, lambda progress: 1 - progress, final)
+    return _schedule(warmup, warmup, total, lambda progress: 1 - progress, final)
 
 
 def wsd(
@@ -70,7 +70,8 @@ def wsd(
     transformers with ``decay_type="linear"``.
 
     Args:
-        decay_steps: Steps of the fall; below 1, their share of all steps.
+        decay_steps: Steps of the fall, which begins no earlier than the warm-up ends;
+            below 1, their share of all steps.
         warmup_steps: As ``final`` and ``steps``, see ``cosine``.
         final: Factor at the end.
         steps: Number of mini-batches; by default the job's.
@@ -79,30 +80,21 @@ def wsd(
         UserCodeError: An argument does not suit, or ``steps`` is not known.
     """
     total, warmup = _lengths(steps, warmup_steps, final)
-    decay = _number("decay_steps", decay_steps, total)
-    if warmup + decay > total:
-        raise UserCodeError(
-            f"warmup_steps and decay_steps must fit into {total} steps: got {warmup} and "
-            f"{decay}"
-        )
-    return _schedule(warmup, decay, lambda progress: 1 - progress, final, total - decay)
+    begin = max(warmup, total - _number("decay_steps", decay_steps, total))
+    return _schedule(warmup, begin, total, lambda progress: 1 - progress, final)
 
 
 def _schedule(
-    warmup: int,
-    decay: int,
-    fall: Callable[[float], float],
-    final: float,
-    decay_start: int | None = None,
+    warmup: int, begin: int, end: int, fall: Callable[[float], float], final: float
 ) -> Schedule:
-    begin = warmup if decay_start is None else decay_start
+    """Return a schedule whose warm-up ends at one step, and that falls from ``begin`` on."""
 
     def factor(step: int) -> float:
         if step < warmup:
             return step / warmup
         if step < begin:
             return 1.0
-        progress = min(1.0, (step - begin) / max(1, decay))
+        progress = min(1.0, (step - begin) / max(1, end - begin))
         return max(final, final + (1 - final) * fall(progress))
 
     return factor
@@ -125,9 +117,8 @@ def _lengths(steps: int | None, warmup_steps: float, final: float) -> tuple[int,
 
 def _number(name: str, value: float, steps: int) -> int:
     """Return a number of steps, which below 1 is a share, rounded up."""
-    if not 0 <= value <= steps or (value > 1 and value != int(value)):
+    if value < 0 or (value > 1 and value != int(value)):
         raise UserCodeError(
-            f"{name} must be a number of steps up to {steps}, or a share below 1: got "
-            f"{value}"
+            f"{name} must be a number of steps, or below 1 their share: got {value}"
         )
     return math.ceil(value * steps) if value < 1 else int(value)
