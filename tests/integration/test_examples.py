@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.tracer import trace
 from spottrain.pipeline.model.trial import try_optimizer
 from spottrain.varuna_manager.config.job import load_config
+from spottrain.wire.model import Plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -49,6 +51,10 @@ def test_an_example_is_accepted(
     assert job.lr_schedule(config.steps) < 0.2
 
 
+def always(plan: Plan) -> Callable[[Sequence[str]], Plan]:
+    return lambda _: plan
+
+
 def test_the_fine_tune_ends_with_the_same_bits_at_2x1_with_a_kill(
     zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -71,6 +77,6 @@ def test_the_fine_tune_ends_with_the_same_bits_at_2x1_with_a_kill(
         ) as fleet:
             fleet.ready()
             plan = make_plan(spec, depth, 1, names, NUM_SECTIONS)
-            weights[depth] = fleet.train(lambda _, plan=plan: plan, fleet.initialise())
+            weights[depth] = fleet.train(always(plan), fleet.initialise())
     assert (tmp_path / "2" / "mark").exists()
     assert weights[1] == weights[2]

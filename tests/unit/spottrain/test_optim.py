@@ -34,7 +34,7 @@ def test_the_moving_average_is_that_of_torch() -> None:
     torch.manual_seed(0)
     model = nn.Linear(4, 3)
     optimizer = optim.keep_ema(torch.optim.AdamW(model.parameters(), lr=0.1), 0.9)
-    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
+    averaged = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))  # type: ignore[no-untyped-call]
     for _ in range(5):
         optimizer.zero_grad()
         model(torch.randn(2, 4)).square().sum().backward()
