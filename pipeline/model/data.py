@@ -13,6 +13,7 @@ import sys
 import torch
 
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.steps import at_step
 
 _DATA, _HELDOUT = -1, -2
 """Distinguish the seeds of examples."""
@@ -81,10 +82,12 @@ class MicrobatchSource:
         first = step * self._minibatch_size + virtual_node * self._size
         dataset = self._job.dataset
         examples = []
-        for position in range(first, first + self._size):
-            seed_everything(random_seed(self._seed, _DATA, position))
-            examples.append(dataset[example_index(self._seed, len(dataset), position)])
-        return self._job.collate(examples)
+        with at_step(step):  # also in a process of its own
+            for position in range(first, first + self._size):
+                seed_everything(random_seed(self._seed, _DATA, position))
+                index = example_index(self._seed, len(dataset), position)
+                examples.append(dataset[index])
+            return self._job.collate(examples)
 
     def num_heldout(self, name: str) -> int:
         """Return how many micro-batches the examples of a held-out set make."""

@@ -41,6 +41,7 @@ from spottrain.pipeline.model.sections import (
 )
 from spottrain.pipeline.model.skeleton import build_skeleton
 from spottrain.pipeline.model.stage import first_tensor, split_output
+from spottrain.steps import at_step
 from spottrain.wire.model import TiedParameter
 
 
@@ -189,6 +190,11 @@ def trace(job: TrainingJob) -> ModelLayout:
             besides the one activation crosses a cut, blocks run out of order, buffers
             change in forward or are random, or the user's code raised.
     """
+    with at_step(0):
+        return _trace(job)
+
+
+def _trace(job: TrainingJob) -> ModelLayout:
     _refuse_random_buffers(job)
     with user_code("data set or collate"):
         example = job.dataset[0]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import io
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import threading
 import traceback
 from collections import deque
 from functools import partial
+from typing import TextIO, cast
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
@@ -37,8 +39,38 @@ _WorkerCommand = (
 )
 _MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
 """A character may take 14 bytes; together they must fit into a message."""
+_MAX_LINE_CHARACTERS = 4096
 _MAX_PIECE_CHARACTERS = 32_000
 """Two bytes and more each, where quotes are escaped."""
+
+
+class RankedStream(io.TextIOBase):
+    """Writes whole lines to the log that workers share, each with its worker's rank.
+
+    Args:
+        stream: The log.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._begun = ""
+        """A line that has no end yet, such as a progress bar."""
+        self.rank: int | None = None
+
+    def write(self, text: str) -> int:
+        """Write the lines that are complete with ``text``."""
+        *lines, self._begun = (self._begun + text).split("\n")
+        if len(self._begun) > _MAX_LINE_CHARACTERS:
+            lines, self._begun = [*lines, self._begun], ""
+        prefix = "" if self.rank is None else f"[rank {self.rank}] "
+        if lines:
+            self._stream.write("".join(f"{prefix}{line}\n" for line in lines))
+            self._stream.flush()
+        return len(text)
+
+    def fileno(self) -> int:
+        """Return the log's file descriptor."""
+        return self._stream.fileno()
 
 
 class SupervisorLink:
@@ -142,6 +174,8 @@ def run_worker(
     link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int, device: Device
 ) -> None:
     """Run one generation after the other, forever."""
+    streams = RankedStream(sys.stdout), RankedStream(sys.stderr)
+    sys.stdout, sys.stderr = cast(tuple[TextIO, TextIO], streams)
     scales_loss = loaded.spec.precision == "fp16"
     context = WorkerContext(
         loaded=loaded,
@@ -158,6 +192,10 @@ def run_worker(
     context.faults.end_with(partial(end_worker, context, "injected fault"))
     while True:
         command = link.next_command()
+        places = [(place.vm_id, place.index) for place in command.plan.slots]
+        for stream in streams:
+            at = (vm_id, slot)
+            stream.rank = places.index(at) if at in places else None
         reason = _run_one(context, link, command)
         gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
         trim_heap()

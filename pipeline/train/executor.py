@@ -34,6 +34,7 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, Real
 from spottrain.pipeline.model.loss import LossSums
 from spottrain.pipeline.model.stage import StageModel, StageOutput
+from spottrain.steps import at_step
 
 _AHEAD = 2
 """Tasks that the host may have queued on the device."""
@@ -123,7 +124,8 @@ class StageExecutor:
         """
         self.recomputes = 0
         minibatch = _Minibatch(self, step, scale_exponent)
-        losses = minibatch.run()
+        with at_step(step):
+            losses = minibatch.run()
         self.busy_s = self.device.elapsed_s(minibatch.tasks)
         return losses
 

@@ -21,13 +21,18 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
-from spottrain.errors import SpottrainError
+from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.manifest import CheckpointError, Manifest, read_manifest
+from spottrain.optim import EMA
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import answer
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.skeleton import build_skeleton
-from spottrain.pipeline.state.checkpoint import STATE_SEPARATOR, load_section
+from spottrain.pipeline.state.checkpoint import (
+    STATE_SEPARATOR,
+    load_section,
+    state_name,
+)
 from spottrain.pipeline.weights.formats import WRITERS, StateDict
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
@@ -46,6 +51,8 @@ class Request:
     """Exists; written to."""
     full: bool = False
     """Frozen parameters too, where by themselves only trained ones are written."""
+    ema: bool = False
+    """The moving average of the weights (``spottrain.optim.keep_ema``) instead."""
 
 
 def export(job: TrainingJob, request: Request) -> ExportedWeights:
@@ -63,30 +70,50 @@ def export(job: TrainingJob, request: Request) -> ExportedWeights:
         tempfile.TemporaryDirectory(dir=request.folder, prefix=".parts-") as parts,
         _writing(request.folder),
     ):
-        values = gather_parameters(request.store, manifest, Path(parts))
+        values = gather_parameters(
+            request.store, manifest, Path(parts), ema=request.ema
+        )
         check_values(model, values, manifest.name)
         state = StateDict.of(model, values)
         return WRITERS[request.format](state, request.folder, full=request.full)
 
 
 def gather_parameters(
-    store: Store, manifest: Manifest, parts: Path
+    store: Store, manifest: Manifest, parts: Path, *, ema: bool = False
 ) -> dict[str, torch.Tensor]:
     """Return the parameters of a checkpoint, mapped from files in the folder ``parts``.
 
-    A tied parameter comes once, from the first section that has it.
+    A tied parameter comes once, from the first section that has it. With ``ema`` each is
+    its moving average, if it has one, in its own type.
+
+    Raises:
+        UserCodeError: ``ema`` is asked for, and no parameter has one.
     """
     values: dict[str, torch.Tensor] = {}
+    averaged = False
     for section in range(manifest.num_sections):
+        tensors = load_section(store, manifest, section)
         found = {
             name: tensor
-            for name, tensor in load_section(store, manifest, section).items()
+            for name, tensor in tensors.items()
             if STATE_SEPARATOR not in name and name not in values
         }
+        averages = {
+            name: tensors[key].to(tensor.dtype)
+            for name, tensor in found.items()
+            if ema and (key := state_name(name, EMA)) in tensors
+        }
+        averaged = averaged or bool(averages)
+        found |= averages
         path = parts / f"section-{section}.safetensors"
         save_file(found, path)
         with safe_open(path, framework="pt") as file:
             values |= {name: file.get_tensor(name) for name in found}
+    if ema and not averaged:
+        raise UserCodeError(
+            f"checkpoint {manifest.name} has no moving average of the weights: have the "
+            "optimizer keep one, by spottrain.optim.keep_ema, or leave --ema out"
+        )
     return values
 
 
@@ -134,6 +161,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--format", choices=sorted(WRITERS), required=True)
     parser.add_argument("--full", action="store_true")
+    parser.add_argument("--ema", action="store_true")
     chosen = parser.parse_args(arguments)
 
     def run() -> ExportedWeights:
@@ -142,7 +170,12 @@ def main(arguments: list[str] | None = None) -> int:
         return export(
             job,
             Request(
-                store, chosen.checkpoint, chosen.format, chosen.folder, chosen.full
+                store,
+                chosen.checkpoint,
+                chosen.format,
+                chosen.folder,
+                full=chosen.full,
+                ema=chosen.ema,
             ),
         )
 

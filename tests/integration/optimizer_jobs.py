@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from spottrain import TrainingJob
+from spottrain.optim import keep_ema
 
 if TYPE_CHECKING:
     from tests import optimizers
@@ -75,6 +76,7 @@ _MADE: dict[str, Factory] = {
     "adamw": _of_torch("AdamW"),
     "adamw_fused": _of_torch("AdamW", fused=True),
     "adamw_foreach": _of_torch("AdamW", foreach=True),
+    "adamw_ema": lambda named: keep_ema(_of_torch("AdamW")(named), 0.9),
     "adamw_amsgrad": _of_torch("AdamW", amsgrad=True),
     "adamw_tensor_lr": _of_torch("AdamW", lr=torch.tensor(1e-2)),
     "sgd": _of_torch("SGD"),

@@ -48,7 +48,12 @@ from spottrain.varuna_manager.agent.client import (
     Route,
     VmFencedError,
 )
-from spottrain.varuna_manager.agent.supervisor import Outbox, SupervisorProcess
+from spottrain.varuna_manager.agent.supervisor import (
+    LOG,
+    Outbox,
+    SupervisorProcess,
+    rotate,
+)
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
 
@@ -65,6 +70,8 @@ FLUSH_S = 5.0
 """How long the last reports may take to be posted."""
 ROUTE_CHECK_S = 0.5
 """Time between checks of the manager's address."""
+LOG_CHECK_S = 1.0
+"""Time between checks of the sizes of logs."""
 MANAGER_ADDRESS = "manager.address"
 """File in the VM's folder, written by the manager: its present address."""
 SUPERVISOR = "spottrain.pipeline.process.supervisor"
@@ -153,6 +160,7 @@ class Agent:
             "heartbeats": lambda: self._beat(spec, supervisor),
             "reports": self._post_reports,
             "notices": self._watch_notices,
+            "logs": self._rotate_logs,
         }
         if devices.gpus:
             threads["gpus"] = lambda: self._watch_gpus(devices, supervisor)
@@ -168,6 +176,12 @@ class Agent:
             supervisor.kill()
         hear.acknowledge(self._notice_source)
         return self._log_end(code, reason)
+
+    def _rotate_logs(self) -> None:
+        """Bound what logs take of the disk, whatever the user's code prints."""
+        while not self._closing.wait(LOG_CHECK_S):
+            for name in (LOG, "agent.log"):
+                rotate(self._folder / name)
 
     def _log_end(self, code: int, reason: str) -> int:
         logger.info("agent of %s ends: %s", self._bootstrap.vm_id, reason)

@@ -46,6 +46,10 @@ def export(
     full: Annotated[
         bool, typer.Option("--full", help="Frozen parameters, too (as with LoRA).")
     ] = False,
+    ema: Annotated[
+        bool,
+        typer.Option("--ema", help="The moving average of the weights (keep_ema)."),
+    ] = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Write a checkpoint's weights as PyTorch or transformers load them.
@@ -55,7 +59,14 @@ def export(
     if (step is not None) + (checkpoint is not None) + best > 1:
         raise ConfigError("--step, --checkpoint and --best name one each; give one")
     done = weights.export(
-        name, to, kind, step=step, checkpoint=checkpoint, best=best, full=full
+        name,
+        to,
+        kind,
+        step=step,
+        checkpoint=checkpoint,
+        best=best,
+        full=full,
+        ema=ema,
     )
     if output is Output.JSON:
         show_json(_document(done))

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -209,7 +210,7 @@ def logs(name: NameArgument, follow: FollowOption = False) -> None:
     read: dict[Path, int] = {}
     while True:
         managed = follow and job.is_managed()
-        for path in _log_files(job):
+        for path in _log_files(job, rotated=not read):
             _copy_log(path, read, str(path.relative_to(job.path)))
         if not managed:
             return
@@ -385,16 +386,18 @@ def _event(entry: JournalEntry) -> dict[str, Any]:
     return {"seq": entry.seq, "kind": kind, **dataclasses.asdict(entry.event)}
 
 
-def _log_files(job: JobDir) -> list[Path]:
-    return [
-        path for path in (job.log, *sorted(job.cloud.rglob("*.log"))) if path.exists()
-    ]
+def _log_files(job: JobDir, *, rotated: bool) -> list[Path]:
+    """Return the logs there are; older parts of them, ``NAME.1.log``, if asked for."""
+    logs = (job.log, *sorted(job.cloud.rglob("*.log")))
+    return [x for x in logs if x.exists() and (rotated or not x.match("*.1.log"))]
 
 
 def _copy_log(path: Path, read: dict[Path, int], name: str) -> None:
     """Print the complete new lines of a log, each with its name."""
     try:
         with open(path, "rb") as log:
+            if log.seek(0, os.SEEK_END) < read.get(path, 0):
+                read[path] = 0  # it was rotated since
             log.seek(read.get(path, 0))
             new = log.read()
     except FileNotFoundError:

@@ -66,6 +66,7 @@ def export(
     checkpoint: str | None = None,
     best: bool = False,
     full: bool = False,
+    ema: bool = False,
 ) -> Export:
     """Write the weights of a job's checkpoint into a new folder, all of it or nothing.
 
@@ -77,6 +78,7 @@ def export(
         checkpoint: Its name instead.
         best: Take the best one by evaluation instead.
         full: Write frozen parameters, too, where only trained ones would be.
+        ema: Write the moving average that the optimizer keeps in place of the weights.
 
     Raises:
         ConfigError: There is no such job or checkpoint, or the folder is not empty.
@@ -90,7 +92,8 @@ def export(
         os.environ.update(config.env)
         data.ensure_data(config)
         with _draft(to) as draft:
-            options = ("--format", kind, *(["--full"] if full else []))
+            flags = {"--full": full, "--ema": ema}
+            options = ("--format", kind, *(flag for flag in flags if flags[flag]))
             arguments = (place, chosen.name, str(draft), *options)
             text = run_tool(
                 _EXPORTER, config, *arguments, workdir=str(workdir), timeout_s=None

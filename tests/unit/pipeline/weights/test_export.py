@@ -107,7 +107,7 @@ def trained(factory: Factory) -> nn.Module:
     return model
 
 
-def save(store: Store, model: nn.Module, step: int = 9) -> str:
+def save(store: Store, model: nn.Module, step: int = 9, *, ema: bool = False) -> str:
     """Write a checkpoint of three sections; a tied parameter is in two of them."""
     values = {n: getattr(*s[0]).detach() for n, s in parameter_slots(model).items()}
     names, name = list(values), new_name(step, 1)
@@ -116,6 +116,8 @@ def save(store: Store, model: nn.Module, step: int = 9) -> str:
     for k, share in enumerate(shares):
         tensors = {n: values[n] for n in share}
         states = {f"{n}//exp_avg": torch.zeros_like(values[n]) for n in share}
+        if ema:
+            states |= {f"{n}//ema": values[n].float() / 2 for n in share}
         files.append(save_section(store, name, k, {**tensors, **states}))
     manifest = Manifest(
         name=name,
@@ -260,6 +262,20 @@ def _load(folder: Path) -> dict[str, torch.Tensor]:
         return load_file(path)
     loaded: dict[str, torch.Tensor] = torch.load(folder / "model.pt", weights_only=True)
     return loaded
+
+
+def test_the_moving_average_in_place_of_the_weights(tmp_path: Path) -> None:
+    store, model = open_store(tmp_path / "checkpoints"), trained(Buffered)
+    (tmp_path / "out").mkdir()
+    name = save(store, model, ema=True)
+    request = Request(store, name, "safetensors", tmp_path / "out", ema=True)
+    export(job_of(Buffered), request)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    for key, value in model.named_parameters():
+        assert torch.equal(found[key], value / 2)
+        assert found[key].dtype is value.dtype
+    with pytest.raises(UserCodeError, match=r"has no moving average .*keep_ema"):
+        run(tmp_path, gpt2, "safetensors", ema=True)
 
 
 def test_a_tied_tensor_is_written_once_by_torch(tmp_path: Path) -> None:

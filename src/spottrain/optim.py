@@ -1,0 +1,82 @@
+"""Helpers for ``optimizer`` of a ``TrainingJob``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from fnmatch import fnmatchcase
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from spottrain.errors import UserCodeError
+
+EMA = "ema"
+"""Name of the average in the state of a parameter."""
+
+
+def decay_groups(
+    named: Iterable[tuple[str, nn.Parameter]],
+    weight_decay: float,
+    *,
+    no_decay: Sequence[str] = (),
+) -> list[dict[str, Any]]:
+    """Return parameter groups with and without weight decay.
+
+    Matrices and everything of more dimensions decay; vectors and scalars, which are biases
+    and the weights of norms, do not (as in nanoGPT, ``configure_optimizers``).
+
+    Args:
+        named: (name, parameter) pairs, as ``optimizer`` gets them.
+        weight_decay: Of the first group.
+        no_decay: Patterns of further names that do not decay, such as ``"*embed*"``.
+
+    Returns:
+        Two groups, which may be empty, so that all sections have the same ones.
+    """
+    groups: tuple[list[nn.Parameter], list[nn.Parameter]] = ([], [])
+    for name, parameter in named:
+        spared = any(fnmatchcase(name, pattern) for pattern in no_decay)
+        groups[parameter.dim() < 2 or spared].append(parameter)
+    decayed, others = groups
+    return [
+        {"params": decayed, "weight_decay": weight_decay},
+        {"params": others, "weight_decay": 0.0},
+    ]
+
+
+def keep_ema(optimizer: Optimizer, decay: float = 0.999) -> Optimizer:
+    """Have an optimizer keep an exponential moving average of the weights.
+
+    After the first step the average is the weights, after each further one ``decay *
+    average + (1 - decay) * weights``, in fp32 (as ``torch.optim.swa_utils.AveragedModel``
+    with ``get_ema_avg_fn``). It is state of the optimizer, ``state[parameter]["ema"]``, and
+    so kept when machines are lost, moved, and saved in checkpoints; it takes the memory of
+    the weights once more. ``spottrain export --ema`` writes it in place of the weights.
+    A mini-batch that is skipped changes nothing.
+
+    Args:
+        optimizer: Any that a job may have.
+        decay: From 0 to 1.
+
+    Returns:
+        ``optimizer``.
+    """
+    if not 0 <= decay <= 1:
+        raise UserCodeError(f"decay of keep_ema must be from 0 to 1: got {decay}")
+
+    @torch.no_grad()
+    def update(optimizer: Optimizer, *_: object) -> None:
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if parameter.grad is None:
+                    continue
+                state, weights = optimizer.state[parameter], parameter.detach().float()
+                if EMA in state:
+                    state[EMA].lerp_(weights, 1 - decay)
+                else:
+                    state[EMA] = weights.clone()
+
+    optimizer.register_step_post_hook(update)
+    return optimizer
