@@ -25,7 +25,7 @@ HEADS = 4
 DROPOUT = 0.1
 PEAK_LR = 4e-3
 WARM_UP_STEPS = 30
-HELDOUT_BYTES = 64 * 1024
+HELDOUT_BYTES = 16 * 1024
 
 
 class Block(nn.Module):
