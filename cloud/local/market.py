@@ -33,7 +33,7 @@ class ZoneSpec:
     name: str
     instance_type: str = "cpu"
     slots: int = 1
-    """CPU slots of one machine; each is planned as a separate device."""
+    """CPU slots of one machine; all of them share the cores of this computer."""
     slot_memory_bytes: int
     """Declared, not enforced: the planner keeps tensors within it."""
     slot_speed: float = 1.0

@@ -5,6 +5,7 @@ Methods get the time as an argument, in seconds since the epoch.
 
 from __future__ import annotations
 
+import os
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -126,6 +127,7 @@ class LocalCloud:
             gpus=spec.slots,
             gpu_memory_bytes=spec.slot_memory_bytes,
             gpu_speed=spec.slot_speed,
+            shared_cores=len(os.sched_getaffinity(0)),
             available=self._available(zone) if spot else None,
         )
 

@@ -54,6 +54,8 @@ class Offer:
     """What it is rented for; empty: a machine of the user's, of which nothing is known."""
     gpu: str = ""
     """Name of the GPUs of a machine of the user's; empty: there are none, or unknown."""
+    shared_cores: int = 0
+    """Cores of the one computer that all VMs of its cloud are on; 0: each has its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,7 @@ Three facts hold for any order of tasks. A stage cannot begin before the first
 activation has arrived, must run all its tasks, and after its last one the gradient has
 to go all the way back. A micro-batch that is in flight on a stage holds one of its
 places until its gradient is back. And a stage's replicas reduce after they have
-drained.
+drained. Devices that share cores compute no more at once than there are cores.
 
 That assumes the fastest device everywhere, which says little about a mixed fleet. There
 replicas are counted by the speed of their slowest device, as ``placement`` makes them (no
@@ -199,6 +199,7 @@ def min_steps_s(
     profile: Profile,
     reduction: Reduction,
     finish_s: Array | None = None,
+    shared_s: Array | None = None,
 ) -> Array:
     """Return the minimum time of a mini-batch for each of several widths.
 
@@ -214,6 +215,8 @@ def min_steps_s(
         reduction: How gradients are summed up.
         finish_s: When the first stage has drained at the earliest, as far as that is
             known, see ``min_finish_s``.
+        shared_s: For each width, the time of all tasks on the cores that devices share;
+            None: each has a core of its own.
     """
     many = counts[:, None]
     busy = many * pipe.busy_s - pipe.recompute_s
@@ -227,6 +230,8 @@ def min_steps_s(
         drained = np.maximum(drained, pipe.arrival_s + turns * pipe.round_trip_s)
     reduce_s = _reduce_s(pipe, profile, widths[:, None], stage_bytes, reduction)
     prepared = (drained + reduce_s).max(axis=1)
+    if shared_s is not None:
+        prepared = np.maximum(prepared, shared_s)
     latency_s = pipe.link.latency_s
     ranks: list[int] = (widths * pipe.depth).tolist()
     gather_s = [(n - 1).bit_length() * latency_s for n in ranks]

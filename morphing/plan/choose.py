@@ -159,6 +159,8 @@ def canonical(inputs: PlanInputs) -> tuple[PlanInputs, dict[str, str]]:
                 device.is_gpu,
                 -device.host_memory_bytes,
                 -device.locked_memory_bytes,
+                -device.cores,
+                device.machine,
             )
             for device in vms[vm_id]
         )
@@ -469,7 +471,7 @@ class Search:
         elif outcome is not None and plan is not None:
             step_s, usd = plan.predicted_step_s, outcome.usd_per_hour
             needed, room = outcome.needed, outcome.room
-            update_s = self.layouts.update_s(plan, outcome.speeds)
+            update_s = self.layouts.update_s(outcome)
             sums_s = self.layouts.sums_s(plan)
         examples_per_s = None if step_s is None else self.inputs.minibatch_size / step_s
         each = None

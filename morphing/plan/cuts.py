@@ -17,6 +17,7 @@ from spottrain.morphing.memory.memory import WorkerTerms, stage_bytes
 from spottrain.morphing.memory.room import WorkerBytes, largest, megabytes, times
 from spottrain.morphing.plan import modes
 from spottrain.morphing.plan.bounds import (
+    NANOSECOND,
     Array,
     Counts,
     Pipe,
@@ -109,9 +110,20 @@ class Cuts:
             profile=self.inputs.profile,
             reduction=self.inputs.reduction,
             finish_s=self._finish_s(depth, mode, widths),
+            shared_s=self._shared_s(pipe, ring),
         )
         steps: list[float] = min_s.tolist()
         return steps
+
+    def _shared_s(self, pipe: Pipe, widths: NDArray[np.int64]) -> Array | None:
+        """Return the time of all tasks on the cores there are, where slots share them."""
+        cores = self.fleet.cores
+        if cores is None:
+            return None
+        work_s = self.virtual_nodes * pipe.busy_s.sum()
+        rounded_s = 3 * NANOSECOND * self.virtual_nodes * pipe.depth**2
+        shared: Array = (work_s - widths * pipe.recompute_s.sum() - rounded_s) / cores
+        return shared
 
     def _finish_s(
         self, depth: int, mode: modes.ExecutionMode, widths: Sequence[int]

@@ -163,6 +163,7 @@ def check_inputs(inputs: PlanInputs) -> None:
         locked = device.locked_memory_bytes
         positive(f"locked_memory_bytes of {name}", locked, or_zero=True)
         positive(f"usd_per_hour of {name}", device.usd_per_hour, or_zero=True)
+        positive(f"cores of {name}", device.cores, or_zero=True)
     if inputs.objective == "examples_per_dollar":
         for device in inputs.slots:
             positive(f"usd_per_hour of {device.slot.vm_id}", device.usd_per_hour)

@@ -20,6 +20,7 @@ from spottrain.morphing.plan.cuts import MAX_UNEVEN, Cuts
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.modes import DeviceFleet, Draft
 from spottrain.morphing.plan.placement import Device, place
+from spottrain.morphing.simulate.sharing import SharedCores, shared_cores
 from spottrain.morphing.simulate.simulator import (
     expect_step,
     slowest_sums_s,
@@ -49,6 +50,8 @@ class PlanLayout:
     plan: Plan
     speeds: tuple[float, ...]
     """Of its devices."""
+    sharing: SharedCores | None
+    """How they share cores; None: each has one of its own."""
     needed: WorkerBytes
     """Of its largest workers."""
     room: WorkerBytes
@@ -147,6 +150,7 @@ class Layouts:
         return PlanLayout(
             plan,
             tuple(device.speed for device in placed),
+            shared_cores((device.machine, device.cores) for device in placed),
             largest(needed),
             room,
             math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms),
@@ -226,16 +230,17 @@ class Layouts:
             state=mode.state,
         )
 
-    def update_s(self, plan: Plan, speeds: Sequence[float]) -> float:
-        """Return the time of the slowest update under ``plan``."""
+    def update_s(self, layout: PlanLayout) -> float:
+        """Return the time of the slowest update under the plan of ``layout``."""
         inputs = self.inputs
         return slowest_update_s(
-            plan,
+            layout.plan,
             inputs.profile,
             inputs.facts,
-            speeds,
+            layout.speeds,
             self.cuts.compute,
             reduction=inputs.reduction,
+            sharing=layout.sharing,
         )
 
     def sums_s(self, plan: Plan) -> dict[Network, float]:
@@ -254,6 +259,7 @@ class Layouts:
             reduction=self.inputs.reduction,
             speeds=layout.speeds,
             compute=self.cuts.compute,
+            sharing=layout.sharing,
         )
         return replace(layout.plan, predicted_step_s=step.step_s, network=step.network)
 

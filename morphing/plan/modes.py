@@ -122,6 +122,14 @@ class DeviceFleet:
         self._sizes = Counter(self.vm_slots.values())
 
     @property
+    def cores(self) -> int | None:
+        """How many devices compute at once if all do; None if each has its own core."""
+        machines = Counter((d.machine, d.cores) for d in self.devices)
+        if all(not 0 < at[1] < count for at, count in machines.items()):
+            return None
+        return sum(min(at[1] or count, count) for at, count in machines.items())
+
+    @property
     def alone(self) -> bool:
         """True if every VM has one device only."""
         return set(self._sizes) <= {1}

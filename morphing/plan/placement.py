@@ -39,6 +39,10 @@ class Device:
     """Of a GPU: its share of its VM's memory; 0: unknown, then it is no limit."""
     locked_memory_bytes: int = 0
     """Of a GPU: what its worker may page-lock of that; 0: there is no limit."""
+    machine: str = ""
+    """The computer whose cores it shares with other slots; empty: unknown."""
+    cores: int = 0
+    """Cores of that computer; 0: as many as it has slots."""
 
     @property
     def room(self) -> WorkerBytes:

@@ -214,12 +214,6 @@ class Reducer:
         self._rings = [max(through.get(vm, 1) for vm in vms) for vms in stages]
         self._tensors = [len(plan.sections_of(p)) + LOSS_TENSORS for p in range(depth)]
 
-    def reduced_s(
-        self, stage: int, drained_s: Sequence[float], num_bytes: int
-    ) -> float:
-        """Return when a stage's replicas, drained at ``drained_s``, have their sum."""
-        return max(drained_s) + self.sum_s(stage, num_bytes)
-
     def sections_s(self, stage: int, num_bytes: Sequence[int]) -> list[float]:
         """Return for how long a sum of several replicas is at each of its sections."""
         total = sum(num_bytes)

@@ -21,6 +21,7 @@ from spottrain.morphing.schedules.schedule import NUMBERS, StageSchedule, Work
 from spottrain.morphing.schedules.stage import BUSY, FINISH, PEAK
 from spottrain.morphing.schedules.types import Numbers
 from spottrain.morphing.simulate.loops.play import play
+from spottrain.morphing.simulate.sharing import OWN_CORE, Shares
 
 NANOSECONDS = 10**9
 MAX_NANOSECONDS = 1 << 58
@@ -97,13 +98,14 @@ def simulate_pipeline(
     bound: int | None = None,
     conditions: Conditions = Conditions.RUNTIME,
     jitter: Jitter | None = None,
+    shares: Shares | None = None,
     fast_forward: bool = True,
 ) -> PipelineRun:
     """Simulate one replica's mini-batch.
 
     The steady state is fast-forwarded, so that millions of micro-batches take no longer
-    than hundreds; the result is the same to the nanosecond. (Not with jitter,
-    which has no steady state.)
+    than hundreds; the result is the same to the nanosecond. (Not with jitter or shared
+    cores, which have no steady state.)
 
     Args:
         lists: Of all stages: ``compact_schedule`` or, at length, ``make_schedule``.
@@ -116,6 +118,7 @@ def simulate_pipeline(
         conditions: Rules of the simulation; an interleaved schedule is played in order
             in the runtime's conditions too, as the runtime does.
         jitter: None if not given.
+        shares: Cores that stages share; not given: each has one of its own.
         fast_forward: Whether to skip the steady state; ``False`` for comparison.
 
     Raises:
@@ -125,20 +128,23 @@ def simulate_pipeline(
     schedule = lists if isinstance(lists, Schedule) else _packed(lists)
     parts = [_parts(stage, schedule.chunks) for stage in stages]
     _check(schedule, parts, links)
-    if not jitter and _never_waits(schedule):
+    if not jitter and not shares and _never_waits(schedule):
         return _run_alone(schedule, parts[0][0], bound, conditions)
+    computers, cores = shares or ((OWN_CORE,) * len(stages), ())
     around = _around(links, len(stages))
     durations, transfer, latency = _times(schedule, parts, around, jitter)
     free = conditions is Conditions.RUNTIME and schedule.chunks == 1
+    slowest = int(durations.sum(axis=1).argmax())
     rows, _ = jitted(play, schedule.num_tasks)(
         schedule.codes,
         schedule.runs,
         bound or 0,
         durations,
         (transfer, latency, _carriers(around)),
+        (np.array(computers, np.int64), np.array(cores, np.float64)),
         schedule.num_microbatches,
         rule.OPPORTUNISTIC if free else rule.STRICT,
-        int(durations.sum(axis=1).argmax()) if fast_forward and not jitter else -1,
+        -1 if jitter or shares or not fast_forward else slowest,
     )
     return _run(rows)
 

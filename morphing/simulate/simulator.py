@@ -24,6 +24,7 @@ from spottrain.morphing.simulate.replica import (
     StageTimes,
     simulate_pipeline,
 )
+from spottrain.morphing.simulate.sharing import SharedCores, Shares
 from spottrain.morphing.simulate.wiring import wire_replicas
 from spottrain.wire.model import (
     ModelFacts,
@@ -43,8 +44,8 @@ CALM = 0.005
 """Deviation of a message's time, as a share of a micro-batch's time on the fastest
 stage, from which on jitter is simulated. Below, it hardly slows pipelines down."""
 MAX_PLAYED_MICROBATCHES = 256
-"""Maximum micro-batches per replica that are simulated with jitter; more are slowed
-down as these are."""
+"""Maximum micro-batches per replica that are simulated with jitter, or on shared cores;
+more are slowed down as these are."""
 MAX_PLAYED_REPLICAS = 4
 """Maximum number of replicas with random numbers of their own; more reuse those of the
 first."""
@@ -73,6 +74,7 @@ def simulate_step(
     speeds: Sequence[float] | None = None,
     seed: int | None = None,
     compute: Compute = CPU,
+    sharing: SharedCores | None = None,
 ) -> StepTime:
     """Return the times of one mini-batch under ``plan``.
 
@@ -89,6 +91,7 @@ def simulate_step(
         seed: If given, tasks and messages vary at random as they did when measured,
             equally for the same seed; see ``expect_step``.
         compute: What workers compute on: it decides where updates are made.
+        sharing: Cores that ranks share; not given: each has one of its own.
     """
     depth, width = plan.pipeline_depth, plan.data_parallel_width
     speeds = [1.0] * (depth * width) if speeds is None else speeds
@@ -98,9 +101,9 @@ def simulate_step(
             f"got {list(speeds)}"
         )
     measured = reducing.sections_at(profile, plan.microbatch_size, facts, reduction)
-    runs = _run_replicas(plan, profile, compute, measured, speeds, seed)
+    runs = _run_replicas(plan, profile, compute, measured, speeds, seed, sharing)
     prepared_s: dict[Network, float] = {
-        network: _prepared_s(plan, facts, profile, reducer, runs)
+        network: _prepared_s(plan, facts, profile, reducer, runs, sharing)
         for network, reducer in _reducers(plan, profile, reduction, compute)
     }
     network = min(prepared_s, key=prepared_s.__getitem__)
@@ -108,7 +111,15 @@ def simulate_step(
     return StepTime(
         step_s=prepared_s[network]
         + reducing.gather_s(profile, depth * width, between_vms)
-        + slowest_update_s(plan, profile, facts, speeds, compute, reduction=reduction),
+        + slowest_update_s(
+            plan,
+            profile,
+            facts,
+            speeds,
+            compute,
+            reduction=reduction,
+            sharing=sharing,
+        ),
         pipeline_s=max(max(run.finish_s) for run in runs),
         busy_s=tuple(max(run.busy_s[p] for run in runs) for p in range(depth)),
         peak_in_flight=tuple(
@@ -143,12 +154,18 @@ def _prepared_s(
     profile: Profile,
     reducer: reducing.Reducer,
     runs: Sequence[PipelineRun],
+    sharing: SharedCores | None,
 ) -> float:
     """Return when all stages have their sums after ``runs``."""
-    reduced = [
-        reducer.reduced_s(p, [run.finish_s[p] for run in runs], num_bytes)
-        for p, num_bytes in enumerate(_stage_bytes(plan, facts))
+    drained = [
+        max(run.finish_s[p] for run in runs) for p in range(plan.pipeline_depth)
     ]
+    sums = [reducer.sum_s(p, size) for p, size in enumerate(_stage_bytes(plan, facts))]
+    reduced = [at_s + sum_s for at_s, sum_s in zip(drained, sums, strict=True)]
+    if sharing is not None:
+        width = plan.data_parallel_width
+        summed = sharing.finish_s(drained * width, sums * width)
+        reduced = [max(summed[p :: len(sums)]) for p in range(len(sums))]
     return _tied_s(plan, facts, profile, reduced)
 
 
@@ -179,9 +196,10 @@ def slowest_update_s(
     compute: Compute = CPU,
     *,
     reduction: Reduction,
+    sharing: SharedCores | None = None,
 ) -> float:
     """Return the time of the slowest update; arguments as of ``simulate_step``."""
-    depth = plan.pipeline_depth
+    depth, width = plan.pipeline_depth, plan.data_parallel_width
     measured = reducing.sections_at(profile, plan.microbatch_size, facts, reduction)
     reducer = reducing.Reducer(plan, profile, reduction, compute)
 
@@ -193,7 +211,10 @@ def slowest_update_s(
             beside_s = reducer.sections_s(stage, [s.param_bytes for s in own])
         return update_s(profile, own, plan.state, compute, speed, beside_s)
 
-    return max(map(one_s, range(depth)))
+    updates = list(map(one_s, range(depth)))
+    if sharing is None:
+        return max(updates)
+    return max(sharing.finish_s([0.0] * (depth * width), updates * width))
 
 
 def expect_step(
@@ -204,6 +225,7 @@ def expect_step(
     reduction: Reduction,
     speeds: Sequence[float] | None = None,
     compute: Compute = CPU,
+    sharing: SharedCores | None = None,
 ) -> StepTime:
     """Return the expected times of a mini-batch where links jitter.
 
@@ -222,6 +244,7 @@ def expect_step(
             speeds=speeds,
             seed=seed,
             compute=compute,
+            sharing=sharing,
         )
 
     calm = play(plan, None)
@@ -329,6 +352,7 @@ def _run_replicas(
     measured: Sequence[SectionProfile],
     speeds: Sequence[float],
     seed: int | None,
+    sharing: SharedCores | None,
 ) -> list[PipelineRun]:
     """Simulate every replica, equal ones once (with jitter: a few times)."""
     depth = plan.pipeline_depth
@@ -336,13 +360,15 @@ def _run_replicas(
     known: dict[object, PipelineRun] = {}
     lists: dict[int, Schedule] = {}
     runs = []
+    counts = [len(plan.virtual_nodes_of(d)) for d in range(plan.data_parallel_width)]
+    every = None if sharing is None else sharing.of_replicas(depth, counts)
     for replica, links in enumerate(wire_replicas(plan, profile, compute)):
-        count = len(plan.virtual_nodes_of(replica))
+        count, shares = counts[replica], None if every is None else every[replica]
         own = tuple(speeds[replica * depth : (replica + 1) * depth])
         chance = seed
         if seed is not None:
             chance = seed + SEEDS.stop * (replica % MAX_PLAYED_REPLICAS)
-        key = count, own, id(links), chance  # equal links are one tuple
+        key = count, own, id(links), chance, shares  # equal links are one tuple
         if key not in known:
             stages = [
                 [
@@ -358,7 +384,7 @@ def _run_replicas(
                 ]
                 for p in range(depth)
             ]
-            known[key] = _play(plan, count, stages, links, chance, lists)
+            known[key] = _play(plan, count, stages, links, chance, shares, lists)
         runs.append(known[key])
     return runs
 
@@ -369,11 +395,13 @@ def _play(
     stages: Sequence[Sequence[StageTimes]],
     links: Sequence[Link],
     seed: int | None,
+    shares: Shares | None,
     lists: dict[int, Schedule],
 ) -> PipelineRun:
     """Play a replica of ``count`` micro-batches; ``lists`` are those known so far."""
+    jitter = None if seed is None else Jitter(seed=seed)
 
-    def run(count: int, jitter: Jitter | None) -> PipelineRun:
+    def run(count: int, *, plain: bool = False) -> PipelineRun:
         if count not in lists:
             lists[count] = compact_schedule(
                 plan.schedule,
@@ -383,16 +411,21 @@ def _play(
                 chunks=plan.chunks,
             )
         return simulate_pipeline(
-            lists[count], stages, links, bound=plan.in_flight_bound, jitter=jitter
+            lists[count],
+            stages,
+            links,
+            bound=plan.in_flight_bound,
+            jitter=None if plain else jitter,
+            shares=None if plain else shares,
         )
 
-    jitter = None if seed is None else Jitter(seed=seed)
     fewer = MAX_PLAYED_MICROBATCHES // plan.pipeline_depth * plan.pipeline_depth
-    if jitter is None or count <= max(fewer, plan.pipeline_depth):
-        return run(count, jitter)
-    calm, brief = run(count, None), max(fewer, plan.pipeline_depth)
-    shaken = zip(run(brief, jitter).finish_s, run(brief, None).finish_s, strict=True)
-    slower = max(late_s / early_s for late_s, early_s in shaken)
+    brief = max(fewer, plan.pipeline_depth)
+    if count <= brief or (jitter is None and shares is None):
+        return run(count)
+    calm = run(count, plain=True)
+    slowed = zip(run(brief).finish_s, run(brief, plain=True).finish_s, strict=True)
+    slower = max(late_s / early_s for late_s, early_s in slowed)
     return PipelineRun(
         finish_s=tuple(slower * finish_s for finish_s in calm.finish_s),
         busy_s=calm.busy_s,

@@ -74,6 +74,12 @@ class Fleet:
         """The most VMs the job may have."""
         return len(self.examples_per_s) - 1
 
+    @cached_property
+    def useful_vms(self) -> int:
+        """The fewest VMs that train about as fast as any number of them."""
+        enough = (1 - tuning.NO_GAIN) * self.rates[-1]
+        return next(size for size, rate in enumerate(self.rates) if rate >= enough)
+
     def _slope(self, few: int, many: int) -> float:
         return (self.rates[many] - self.rates[few]) / (many - few)
 

@@ -244,20 +244,22 @@ class _Policy:
         self, candidates: Sequence[Candidate], kept: int, why: str
     ) -> model.FleetDecision:
         spot = sum(candidate.count for candidate in candidates if candidate.spot)
+        if not kept:
+            spot = min(spot, self.fleet.useful_vms)
         wanted = min(self.fleet.max_vms, max(spot + kept, self._rate_size()))
         if not wanted:
             return self._answer((), "wait", f"{why}: there are no spot VMs")
         taken = self._take(candidates, wanted)
-        return self._answer(taken, "spot", f"{why}: all the spot VMs there are")
+        return self._answer(taken, "spot", f"{why}: all spot VMs that make it faster")
 
     def _without_fallback(self) -> model.FleetDecision:
         why = "there are no on-demand VMs"
         if self.fallback.prices:
             why = "on-demand VMs alone cannot finish within the budget"
         return self._answer(
-            self._take(self._candidates(on_demand=False), self.fleet.max_vms),
+            self._take(self._candidates(on_demand=False), self.fleet.useful_vms),
             "late" if self.fallback.prices else "spot",
-            f"{why}: nothing can be guaranteed; all the spot VMs there are",
+            f"{why}: nothing can be guaranteed; all spot VMs that make it faster",
         )
 
     def _near_deadline(self) -> model.FleetDecision:

@@ -15,6 +15,8 @@ HOLD_PREMIUM = 0.25
 """Share by which a held VM may cost more than its examples are worth."""
 MIN_TRAINING_BOOTS = 3.0
 """No VMs are rented that would train for less than so many boot times."""
+NO_GAIN = 0.02
+"""Share of a fleet's throughput for which no further VMs are rented."""
 
 # --- How near the deadline: deadline.policy ---
 

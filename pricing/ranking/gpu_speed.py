@@ -116,6 +116,8 @@ def machine_as_offered(offer: Offer, gpus: int, speed: float) -> MachineShape:
         speed=speed,
         is_gpu=device == "gpu",
         memory_bytes=0 if kind is None else kind.memory_bytes,
+        computer=offer.cloud if offer.shared_cores else "",
+        cores=offer.shared_cores,
     )
 
 

@@ -35,6 +35,10 @@ class MachineShape:
     """Of the machine beside its GPUs'; 0: unknown."""
     locked_memory_bytes: int = 0
     """What each of its workers may page-lock; 0: there is no limit."""
+    computer: str = ""
+    """The computer that all machines of its kind are on; empty: each is one of its own."""
+    cores: int = 0
+    """That CPU slots of its computer share; 0: each slot has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,6 +190,8 @@ def devices_of(
             is_gpu=machine.is_gpu,
             host_memory_bytes=machine.memory_bytes // machine.gpus,
             locked_memory_bytes=machine.locked_memory_bytes,
+            machine="" if machine.is_gpu else machine.computer or vm_id,
+            cores=0 if machine.is_gpu else machine.cores,
         )
 
 

@@ -55,6 +55,8 @@ def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineS
         is_gpu=is_gpu,
         memory_bytes=vm.memory_bytes // max(1, sharing) or machine.memory_bytes,
         locked_memory_bytes=vm.locked_memory_bytes,
+        computer=vm.machine or machine.computer,
+        cores=vm.cores or machine.cores,
     )
 
 

@@ -9,6 +9,7 @@ returned once a generation without it trains.
 from __future__ import annotations
 
 import statistics
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
 
@@ -142,10 +143,29 @@ def _minibatch(
         return
     if timings.balancer is not None:
         _share(transition, timings.balancer, [ranks[slot] for slot in plan.slots])
-    found = watch.stragglers()
+    crowding = _crowding(transition.state, plan)
+    found = [
+        one for one in watch.stragglers() if one.slowness > crowding[one.rank] + MARGIN
+    ]
     hot = _hot_ranks(transition.state, plan, watch, {one.rank for one in found})
     for straggler in (*found, *hot):
         _consider(transition, watch, straggler)
+
+
+def _crowding(state: State, plan: Plan) -> list[float]:
+    """Return by what factor each rank may be slower than its peers for lack of cores.
+
+    Slots of one computer take turns where they are more than its cores: at worst all the
+    time, while a peer has a core of its own. On the same computer all are equally slow.
+    """
+    machines = [
+        ("", 0) if vm is None or vm.gpus else (vm.machine, vm.cores)
+        for vm in (state.vms.get(slot.vm_id) for slot in plan.slots)
+    ]
+    slots = Counter(machines)
+    each = [max(1.0, slots[at] / at[1]) if at[1] else 1.0 for at in machines]
+    least = min(each)
+    return [factor / least for factor in each]
 
 
 def _hot_ranks(

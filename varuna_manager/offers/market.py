@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
+from spottrain.machine import cores
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import Catalogue, GpuType, catalogue
@@ -96,6 +97,7 @@ def own_market(
                 gpu_memory_bytes=zone.slot_memory_bytes,
                 gpu_speed=zone.slot_speed,
                 gpu=gpus.get(zone.instance_type, ""),
+                shared_cores=cores() if provider == "local" else 0,
             )
             shape = machine_as_offered(offer, zone.slots, speed_of(offer))
             priced = Priced(

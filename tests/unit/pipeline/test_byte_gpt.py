@@ -31,9 +31,9 @@ def test_it_has_8_sections_2_million_parameters_and_a_tied_embedding(
     assert [(t.name, t.sections) for t in layout.tied] == [("embedding.weight", (0, 7))]
 
 
-def test_held_out_text_is_64_kb_of_other_files(job: TrainingJob) -> None:
+def test_held_out_text_is_16_kb_of_other_files(job: TrainingJob) -> None:
     text, heldout = job.dataset.text, job.heldout.text  # type: ignore[attr-defined, union-attr]
-    assert len(heldout) == 64 * 1024
+    assert len(heldout) == 16 * 1024
     assert len(text) > 5e6
     assert bytes(heldout[:2000].tolist()) not in bytes(text.tolist())
     library = Path(sysconfig.get_path("stdlib"))

@@ -94,6 +94,13 @@ def cases(draw: st.DrawFn) -> PlanInputs:
     slots = tuple(
         replace(device, speed=draw(speeds), is_gpu=is_gpu) for device in case.slots
     )
+    cores = draw(st.integers(0, 4))
+    machines = draw(st.sampled_from([("a",), ("a", "b")]))
+    if not is_gpu:
+        slots = tuple(
+            replace(device, machine=machines[i % len(machines)], cores=cores)
+            for i, device in enumerate(slots)
+        )
     reduction: Reduction = draw(st.sampled_from(["fast", "exact"]))
     precision: Precision = draw(st.sampled_from(["fp32", "fp16"]))
     return replace(

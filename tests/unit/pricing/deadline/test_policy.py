@@ -127,6 +127,19 @@ def test_without_on_demand_vms_nothing_is_guaranteed_and_all_spot_is_taken() -> 
     assert "nothing can be guaranteed" in decision.reason
 
 
+@pytest.mark.parametrize(
+    ("hours", "supplies"), [(None, (spot(), ON_DEMAND)), (9, (spot(),))]
+)
+def test_no_vms_are_rented_that_would_not_make_it_faster(
+    hours: float | None, supplies: tuple[Supply, ...]
+) -> None:
+    crowded = replace(FLEET, examples_per_s=(0.0, 1.0, 2.0, 2.03, 1.9))
+    assert crowded.useful_vms == 2
+    at = status(hours=hours, work=5)
+    decision = decide(at, crowded, supplies, NOTHING, MarketOutlook())
+    assert (decision.mode, dict(decision.wanted)) == ("spot", {"spot": 2})
+
+
 def test_a_rate_below_the_minimum_rents_on_demand_until_spot_suffices() -> None:
     at = replace(
         status(hours=None, work=5), min_examples_per_s=2.0, recent_examples_per_s=1.0

@@ -89,3 +89,13 @@ def test_a_machine_of_the_catalogue_has_gpus_and_a_memory_of_its_own() -> None:
     assert not machine_as_offered(cores, 32, 1.0).is_gpu
     own = machine_as_offered(replace(OFFER, cloud="local"), 2, 1.0)
     assert all(d.room == (1 << 30, 0, 0) for d in devices_of("vm", own, 1.0))
+
+
+def test_slots_of_one_computer_share_its_cores() -> None:
+    here = replace(OFFER, cloud="local", gpus=2, shared_cores=3)
+    shape = machine_as_offered(here, 2, 1.0)
+    fleet = [d for vm_id in "ab" for d in devices_of(vm_id, shape, 1.0)]
+    assert {(d.machine, d.cores) for d in fleet} == {("local", 3)}
+    apart = machine_as_offered(OFFER, 2, 1.0)
+    fleet = [d for vm_id in "ab" for d in devices_of(vm_id, apart, 1.0)]
+    assert {(d.machine, d.cores) for d in fleet} == {("a", 0), ("b", 0)}

@@ -161,6 +161,22 @@ def test_a_slow_vm_is_only_marked_if_a_replacement_can_be_had(available: int) ->
     assert bool(story.emitted(c.IntendLaunch)) == bool(available)
 
 
+@pytest.mark.parametrize("machines", ["hhxx", "hhhh"])
+def test_a_vm_that_shares_cores_is_not_slow(machines: str) -> None:
+    """It may be as slow as its computer is crowded, if its peers are not."""
+    story = training()
+    vms = dict(story.state.vms)
+    for vm_id, machine in zip("cdab", machines, strict=True):
+        cores = 1 if machine == "h" else 2
+        vms[vm_id] = replace(vms[vm_id], machine=machine, cores=cores)
+    story.state = replace(story.state, vms=vms)
+    story.now_s += 100.0
+    story.tell(e.OffersSeen, offers=(replace(OFFER, available=1),))
+    found_slow(story, 2.0)
+    slow = story.state.vms["d"].slow
+    assert (slow is None) == (machines == "hhxx")
+
+
 def test_a_slow_vm_is_returned_once_a_generation_without_it_trains() -> None:
     story = training()
     story.now_s += 100.0
