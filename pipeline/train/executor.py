@@ -82,6 +82,8 @@ class StageExecutor:
     """Counts tensor bytes."""
     device: Device
     """What computes."""
+    steps: int = 0
+    """Of the whole job; no examples are fetched for later ones."""
     metrics: tuple[str, ...] = ()
     """What the loss measures besides the loss in training."""
     busy_s: float = 0.0
@@ -139,6 +141,7 @@ class StageExecutor:
         # No backward holds the senders back here: arrivals must not pile up.
         links.expect(Direction.ACTIVATION, min(_LEAD, awaited))
         losses = []
+        batches: dict[int, Batch] = {}
         models = list(itertools.chain(*self.chunks))
         for model in models:
             model.eval()
@@ -153,8 +156,16 @@ class StageExecutor:
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
                     self.tracker.adopt(activation)
+                if chunk == 0:
+                    following = range(microbatch + 1, microbatches.stop)
+                    batch = self.source.heldout(name, microbatch, following)
+                    batches[microbatch] = on_device(batch, self.device)
+                    self.tracker.adopt_all(batches[microbatch])
+                batch = batches[microbatch]
+                if chunk == len(self.chunks) - 1:
+                    del batches[microbatch]
                 with user_code("evaluation"), torch.no_grad():
-                    out = self._evaluate(name, (microbatch, chunk), activation)
+                    out = self._evaluate((microbatch, chunk), batch, activation)
                 if isinstance(out, torch.Tensor):
                     # One is in flight at a time: they are large.
                     links.flush()
@@ -167,11 +178,9 @@ class StageExecutor:
         return losses
 
     def _evaluate(
-        self, name: str, unit: Unit, activation: torch.Tensor | None
+        self, unit: Unit, batch: Batch, activation: torch.Tensor | None
     ) -> StageOutput:
         microbatch, chunk = unit
-        batch = on_device(self.source.heldout(name, microbatch), self.device)
-        self.tracker.adopt_all(batch)
         out: StageOutput | None = activation
         for segment in self.segments[chunk]:
             assert not isinstance(out, tuple)
@@ -364,10 +373,11 @@ class _Minibatch:
     def _forward(self, task: Task) -> None:
         self._stage.faults.at(Hook.FORWARD)
         if task.chunk == 0:
-            with user_code(f"dataset in mini-batch {self._step}"):
-                batch = self._stage.source.training(
-                    self._step, self._place.virtual_nodes[task.microbatch]
-                )
+            batch = self._stage.source.training(
+                self._step,
+                self._place.virtual_nodes[task.microbatch],
+                self._following(task.microbatch),
+            )
             self._batches[task.microbatch] = on_device(batch, self._device)
             self._stage.tracker.adopt_all(self._batches[task.microbatch])
         *others, last = self._stage.segments[task.chunk]
@@ -393,6 +403,13 @@ class _Minibatch:
         self._stash[microbatch, segment.number + 1] = out.detach()
         if not segment.goes_back:
             self._stash.pop(segment.of(microbatch), None)
+
+    def _following(self, microbatch: int) -> Iterator[tuple[int, int]]:
+        """Yield steps and virtual nodes after one of this mini-batch."""
+        nodes = self._place.virtual_nodes
+        yield from ((self._step, node) for node in nodes[microbatch + 1 :])
+        for step in range(self._step + 1, self._stage.steps):
+            yield from ((step, node) for node in nodes)
 
     def _recompute(self, task: Task) -> None:
         self._stage.faults.at(Hook.RECOMPUTE)
