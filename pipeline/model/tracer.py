@@ -19,6 +19,7 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.data import check_datasets
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.libraries import base_name
@@ -189,6 +190,7 @@ def trace(job: TrainingJob) -> ModelLayout:
             besides the one activation crosses a cut, blocks run out of order, buffers
             change in forward or are random, or the user's code raised.
     """
+    check_datasets(job)
     _refuse_random_buffers(job)
     with user_code("data set or collate"):
         example = job.dataset[0]

@@ -102,6 +102,8 @@ class ModelFacts:
     """Their names."""
     metrics: tuple[str, ...] = ()
     """What the loss measures besides the loss, sorted."""
+    unsendable: str = ""
+    """Why batches cannot go from one process to another; empty: they can."""
     schema_version: int = SCHEMA_VERSION
 
     def stored_bytes(self, checkpoints: int) -> int:
