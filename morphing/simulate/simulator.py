@@ -358,9 +358,23 @@ def _run_replicas(
                 ]
                 for p in range(depth)
             ]
+            if overheads.fetch_s:
+                stages = [_waiting(runs, overheads, plan.recompute) for runs in stages]
             known[key] = _play(plan, count, stages, links, chance, lists)
         runs.append(known[key])
     return runs
+
+
+def _waiting(
+    stage: Sequence[StageTimes], overheads: TaskOverheads, recompute: bool
+) -> list[StageTimes]:
+    """Return a stage whose first forward waits for examples that loaders make."""
+    busy_s = sum(run.forward_s + run.backward_s for run in stage)
+    if recompute:
+        busy_s += sum(run.recompute_s for run in stage)
+    first, *others = stage
+    waits_s = overheads.stall_s(busy_s)
+    return [replace(first, forward_s=first.forward_s + waits_s), *others]
 
 
 def _play(

@@ -8,6 +8,7 @@ requests are made again; whatever was asked for in vain is dropped.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import socket
@@ -27,12 +28,24 @@ from spottrain.wire.messages import LoaderSpec
 
 MAX_CHOSEN = 4
 """Loaders of a worker for which the job file names no number."""
-_STALL_SHARE, _STALL_S = 0.02, 0.01
+_STALL_SHARE, _STALL_S = 0.02, 0.005
 """Of a mini-batch, spent waiting for examples: less than that is left alone."""
 _MAX_DEATHS = 3
 
 OpenLoader = Callable[[int], socket.socket]
 """Has the supervisor start a loader in place of any with the same number."""
+
+
+def loaders_for(spec: LoaderSpec, minibatch_fetch_s: float) -> int:
+    """Return how many loaders a worker will have at most.
+
+    Args:
+        spec: What the job file asks for.
+        minibatch_fetch_s: Time in which the worker would make a whole mini-batch.
+    """
+    if spec.workers is not None:
+        return spec.workers
+    return min(MAX_CHOSEN, spec.ahead) if minibatch_fetch_s >= _STALL_S else 0
 
 
 @dataclass(eq=False, slots=True)
@@ -64,9 +77,7 @@ class Prefetcher:
         self._job, self._seed, self._spec = job, seed, spec
         self._open = open_loader
         self._number = spec.workers or 0
-        self._most = self._number
-        if spec.workers is None:
-            self._most = min(MAX_CHOSEN, spec.ahead)
+        self._most = loaders_for(spec, math.inf)
         self._loaders: list[_Loader] = []
         self._held: dict[Microbatch, int | UserCodeError | None] = {}
         """What was asked for: its memory, an error, or nothing yet. As much as the
