@@ -27,7 +27,7 @@ class Model(nn.Module):
         if x.device.type != "meta":
             time.sleep(COMPUTE_S)
         for block in self.blocks:
-            x = x + block(x)
+            x = block(x)
         return x
 
 
