@@ -285,8 +285,8 @@ class TimedLinks(PipelineLinks):
             return super().arrival(wait=False)
         return self.clock.exclude(partial(super().arrival, wait=True))
 
-    def send(self, direction: Direction, tensor: torch.Tensor) -> None:
+    def send(self, direction: Direction, tensor: torch.Tensor, note: int = 0) -> None:
         """Send a tensor, as ``PipelineLinks`` does."""
         self.clock.exclude(self.flush)  # a late neighbour makes us wait
-        post = partial(super().send, direction, tensor)
+        post = partial(super().send, direction, tensor, note)
         self.clock.exclude(post, _POSTING)

@@ -134,7 +134,7 @@ class MicrobatchSource:
         fetch: Fetch | None = None,
     ) -> None:
         self._minibatch_size = minibatch_size
-        self._size = microbatch_size
+        self.microbatch_size = microbatch_size
         self._heldout_sets = job.heldout_sets
         self._heldout_size = HELDOUT_FACTOR * microbatch_size
         self._fetch = fetch or (lambda wanted, _: make_batch(job, seed, wanted))
@@ -156,7 +156,7 @@ class MicrobatchSource:
         return self._fetch(self._name(step, virtual_node), rest)
 
     def _name(self, step: int, virtual_node: int) -> Microbatch:
-        return Microbatch(virtual_node, self._size, step, self._minibatch_size)
+        return Microbatch(virtual_node, self.microbatch_size, step, self._minibatch_size)
 
     def num_heldout(self, name: str) -> int:
         """Return how many micro-batches the examples of a held-out set make."""

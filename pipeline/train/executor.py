@@ -29,6 +29,7 @@ from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.base.blank import BlankBatch, signature_of
 from spottrain.pipeline.model.data import MicrobatchSource, random_seed
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, Real
@@ -86,6 +87,8 @@ class StageExecutor:
     """Of the whole job; no examples are fetched for later ones."""
     metrics: tuple[str, ...] = ()
     """What the loss measures besides the loss in training."""
+    blank: BlankBatch | None = None
+    """What it does with instead of examples, where they have the shapes for it."""
     busy_s: float = 0.0
     """Time inside the tasks of the newest mini-batch."""
     recomputes: int = 0
@@ -317,6 +320,8 @@ class _Minibatch:
             self._links.expect(direction, len(units))
         self._batches: dict[int, Batch] = {}
         """Examples of micro-batches in flight in any chunk."""
+        self._notes: dict[int, int] = {}
+        """Their signatures, which go along with activations."""
         self._arrived: dict[Unit, Arrival] = {}
         """What has come in, on its way to the device."""
         self._stash: dict[Unit, torch.Tensor] = {}
@@ -373,13 +378,11 @@ class _Minibatch:
     def _forward(self, task: Task) -> None:
         self._stage.faults.at(Hook.FORWARD)
         if task.chunk == 0:
-            batch = self._stage.source.training(
-                self._step,
-                self._place.virtual_nodes[task.microbatch],
-                self._following(task.microbatch),
-            )
-            self._batches[task.microbatch] = on_device(batch, self._device)
-            self._stage.tracker.adopt_all(self._batches[task.microbatch])
+            batch = self._blank(task)
+            if batch is None:
+                batch = on_device(self._fetch(task.microbatch), self._device)
+            self._batches[task.microbatch] = batch
+            self._stage.tracker.adopt_all(batch)
         *others, last = self._stage.segments[task.chunk]
         if (arrived := self._arrived.pop(_unit(task), None)) is not None:
             first = others[0] if others else last
@@ -392,7 +395,8 @@ class _Minibatch:
             self._losses.append(out.values(self._stage.metrics))
             self._graphs[_unit(task)] = out.loss
             return
-        self._links.send(Direction.ACTIVATION, out.detach())
+        note = self._notes[task.microbatch]
+        self._links.send(Direction.ACTIVATION, out.detach(), note)
         if keep:
             self._graphs[_unit(task)] = out
 
@@ -403,6 +407,31 @@ class _Minibatch:
         self._stash[microbatch, segment.number + 1] = out.detach()
         if not segment.goes_back:
             self._stash.pop(segment.of(microbatch), None)
+
+    def _blank(self, task: Task) -> Batch | None:
+        """Return a stand-in for examples, if the stage can do with one."""
+        stage, arrived = self._stage, self._arrived.get(_unit(task))
+        if arrived is None:
+            return None
+        self._notes[task.microbatch] = arrived.note
+        if stage.blank is None:
+            return None
+        blank = stage.blank.make(stage.source.microbatch_size, self._device.torch_device)
+        if signature_of(blank) == arrived.note:
+            return blank
+        stage.blank = None  # shapes vary: examples are fetched ahead from now on
+        return None
+
+    def _fetch(self, microbatch: int) -> Batch:
+        """Get the examples of a micro-batch."""
+        batch = self._stage.source.training(
+            self._step,
+            self._place.virtual_nodes[microbatch],
+            self._following(microbatch),
+        )
+        if self._place.is_first:
+            self._notes[microbatch] = signature_of(batch)
+        return batch
 
     def _following(self, microbatch: int) -> Iterator[tuple[int, int]]:
         """Yield steps and virtual nodes after one of this mini-batch."""
@@ -454,7 +483,7 @@ class _Minibatch:
                 gradient = self._go_back(segment, task.microbatch, again, gradient)
                 del again
         if task.chunk == 0:
-            del self._batches[task.microbatch]
+            del self._batches[task.microbatch], self._notes[task.microbatch]
         if not self._stage.reads_examples(task.chunk):
             assert gradient is not None
             self._links.send(Direction.GRADIENT, gradient)

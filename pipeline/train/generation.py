@@ -292,6 +292,7 @@ class _Training:
             self._context.device,
             self._context.loaded.spec.steps,
             self._context.loaded.layout.metrics,
+            self._context.loaded.layout.blank_for(self._arenas),
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import select
 from dataclasses import replace
@@ -51,8 +52,10 @@ def losses(fleet: Fleet) -> dict[object, float]:
     return {**steps, **sets}
 
 
-def makers(folder: Path) -> set[int]:
-    return {int(path.name.partition("-")[2]) for path in folder.glob("made-*")}
+def makers(folder: Path, length: str = "*") -> set[int]:
+    """Return who has made examples, of all sets or of the one of that length."""
+    found = folder.glob(f"made-{length}-*")
+    return {int(path.name.rpartition("-")[2]) for path in found}
 
 
 def alive(pids: set[int]) -> set[int]:
@@ -147,3 +150,27 @@ def test_a_bad_example_is_told_with_the_users_traceback(
 
     assert "raised ValueError: example 7 is bad" in str(caught.value)
     assert "loader_jobs.py" in str(caught.value)
+
+
+@pytest.mark.parametrize("entrypoint", ["unread_job", "uneven_job"])
+def test_stages_that_use_no_value_of_the_batch_fetch_no_examples(
+    zygote: Zygote, tmp_path: Path, entrypoint: str
+) -> None:
+    results = []
+    for depth in (1, 4):
+        folder, names = tmp_path / str(depth), "abcd"[:depth]
+        spec = spec_of(folder, workers=0)
+        spec = replace(spec, entrypoint=f"loader_jobs:{entrypoint}")
+        with start(spec, folder, names, zygote) as fleet:
+            fleet.ready()
+            plan = make_plan(spec, depth, 1, names, NUM_SECTIONS)
+            choose = functools.partial(lambda plan, _: plan, plan)
+            weights = fleet.train(choose, fleet.initialise())
+            workers = [fleet.pids()[name, 0] for name in names]
+        results.append((weights, losses(fleet)))
+    assert results[0] == results[1]
+    made = makers(tmp_path / "4", "50")
+    if entrypoint == "unread_job":
+        assert made == workers[0] | workers[3]
+    else:  # whatever shapes come
+        assert made == set().union(*workers)
