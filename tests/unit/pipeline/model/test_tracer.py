@@ -301,7 +301,7 @@ def masked(self: Any, x: torch.Tensor) -> torch.Tensor:
     mask = torch.where(x > 0, 1.0, 0.0)
     x = self.embed(x)
     for number, block in enumerate(self.blocks):
-        x = block(x) * mask if number == 2 else block(x)
+        x = block(x) * mask if number == 1 else block(x)
     return self.head(x)  # type: ignore[no-any-return]
 
 
