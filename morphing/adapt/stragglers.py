@@ -216,4 +216,5 @@ def expected_busy_s(
             again_s -= inner_s
     inner = (stage > 0) + (stage + 1 < plan.pipeline_depth)
     once_s += beside.forward_s + beside.backward_s + inner * beside.posting_s
-    return microbatches * once_s + recomputes * (again_s + beside.recompute_s)
+    busy_s = microbatches * once_s + recomputes * (again_s + beside.recompute_s)
+    return busy_s + microbatches * beside.stall_s(busy_s / max(1, microbatches))

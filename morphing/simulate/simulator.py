@@ -157,9 +157,7 @@ def _prepared_s(
     sharing: SharedCores | None,
 ) -> float:
     """Return when all stages have their sums after ``runs``."""
-    drained = [
-        max(run.finish_s[p] for run in runs) for p in range(plan.pipeline_depth)
-    ]
+    drained = [max(run.finish_s[p] for run in runs) for p in range(plan.pipeline_depth)]
     sums = [reducer.sum_s(p, size) for p, size in enumerate(_stage_bytes(plan, facts))]
     reduced = [at_s + sum_s for at_s, sum_s in zip(drained, sums, strict=True)]
     if sharing is not None:
@@ -384,9 +382,23 @@ def _run_replicas(
                 ]
                 for p in range(depth)
             ]
+            if overheads.fetch_s:
+                stages = [_waiting(runs, overheads, plan.recompute) for runs in stages]
             known[key] = _play(plan, count, stages, links, chance, shares, lists)
         runs.append(known[key])
     return runs
+
+
+def _waiting(
+    stage: Sequence[StageTimes], overheads: TaskOverheads, recompute: bool
+) -> list[StageTimes]:
+    """Return a stage whose first forward waits for examples that loaders make."""
+    busy_s = sum(run.forward_s + run.backward_s for run in stage)
+    if recompute:
+        busy_s += sum(run.recompute_s for run in stage)
+    first, *others = stage
+    waits_s = overheads.stall_s(busy_s)
+    return [replace(first, forward_s=first.forward_s + waits_s), *others]
 
 
 def _play(

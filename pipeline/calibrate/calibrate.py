@@ -298,7 +298,11 @@ class _Round:
             self.close()
         own_s = (every[rank]["reaching_s"] for rank in self._computing)
         reaching_s = statistics.median(own_s)
-        return tasks.summarise_overheads(_gather(samples), reaching_s)
+        spec = self._loaded.spec
+        microbatches = spec.minibatch_size // size
+        return tasks.summarise_overheads(
+            _gather(samples), reaching_s, spec.loader, microbatches
+        )
 
     def _may_grow(self, size: int, every: Sequence[dict[str, Any]]) -> bool:
         """Return whether the next size may be measured too, the same at all ranks."""

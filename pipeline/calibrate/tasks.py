@@ -9,7 +9,7 @@ messages, being held up by receivers. Waiting for what has not arrived does not.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from statistics import median
@@ -24,13 +24,16 @@ from spottrain.pipeline.calibrate.sections import SectionBench
 from spottrain.pipeline.calibrate.statistics import sigma
 from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
-from spottrain.pipeline.model.data import MicrobatchSource
+from spottrain.pipeline.loader.prefetch import loaders_for
+from spottrain.pipeline.model.data import Microbatch, MicrobatchSource, make_batch
+from spottrain.pipeline.model.job import Batch
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import FastReduction
 from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
+from spottrain.wire.messages import LoaderSpec
 from spottrain.wire.model import TaskOverheads
 
 T = TypeVar("T")
@@ -43,10 +46,10 @@ _MIN_MICROBATCHES, _MAX_MICROBATCHES = 2, 24
 _MINIBATCHES = 2
 """The first one is a warm-up: it watches every operation."""
 _KINDS = (Hook.FORWARD, Hook.RECOMPUTE, Hook.BACKWARD)
-_POSTING = "posting"
+_POSTING, _FETCHING = "posting", "fetching"
 
 Samples = dict[str, list[float]]
-"""Overheads by kind of task; and the times of posting."""
+"""Overheads by kind of task; and the times of posting and of making micro-batches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +129,7 @@ def time_tasks(
     executor = StageExecutor(
         [[stage]],
         _place(chain, num_microbatches),
-        MicrobatchSource(loaded.job, spec.seed, spec.minibatch_size, microbatch_size),
+        _timed_source(loaded, microbatch_size, clock),
         links,
         spec.seed,
         _TaskMarks(clock),
@@ -144,6 +147,19 @@ def time_tasks(
     return clock.samples
 
 
+def _timed_source(
+    loaded: LoadedJob, microbatch_size: int, clock: _OverheadClock
+) -> MicrobatchSource:
+    """Return what makes micro-batches and times that separately."""
+    job, spec = loaded.job, loaded.spec
+
+    def fetch(wanted: Microbatch, following: Iterable[Microbatch]) -> Batch:
+        return clock.exclude(partial(make_batch, job, spec.seed, wanted), _FETCHING)
+
+    sizes = spec.minibatch_size, microbatch_size
+    return MicrobatchSource(job, spec.seed, *sizes, fetch)
+
+
 def _place(chain: Chain, num_microbatches: int) -> StagePlace:
     """Return the place in a schedule that recomputes wherever a stage can."""
     lists = make_schedule("varuna", len(chain.ranks), num_microbatches, recompute=True)
@@ -151,7 +167,10 @@ def _place(chain: Chain, num_microbatches: int) -> StagePlace:
 
 
 def summarise_overheads(
-    every: Sequence[Samples], reaching_s: float
+    every: Sequence[Samples],
+    reaching_s: float,
+    loader: LoaderSpec = LoaderSpec(workers=0),
+    num_microbatches: int = 1,
 ) -> TaskOverheads | None:
     """Return the medians of the measurements of all stages.
 
@@ -159,6 +178,8 @@ def summarise_overheads(
         every: Of each stage.
         reaching_s: From the call of the user's code to the stage's first section, which
             forwards and recomputes take too.
+        loader: The loader processes that workers will have.
+        num_microbatches: Of a whole mini-batch.
 
     Returns:
         ``None`` if nothing was measured. Where nobody recomputes, a recompute is taken
@@ -172,12 +193,16 @@ def summarise_overheads(
     if not typical_s:
         return None
     backward_s = typical_s[Hook.BACKWARD]
+    fetch_s = typical_s.get(_FETCHING, 0.0)
+    loaders = loaders_for(loader, num_microbatches * fetch_s)
+    forward_s = typical_s[Hook.FORWARD] + (0.0 if loaders else fetch_s)
     return TaskOverheads(
-        forward_s=typical_s[Hook.FORWARD] + reaching_s,
+        forward_s=forward_s + reaching_s,
         recompute_s=typical_s.get(Hook.RECOMPUTE, backward_s) + reaching_s,
         backward_s=backward_s,
         posting_s=typical_s.get(_POSTING, 0.0),
         deviation_s=max(sigma(times_s) for times_s in found.values() if times_s),
+        fetch_s=fetch_s / loaders if loaders else 0.0,
     )
 
 
@@ -193,7 +218,10 @@ class _OverheadClock:
 
     def clear(self) -> None:
         """Drop all samples."""
-        self.samples, self._kind = {kind: [] for kind in (*_KINDS, _POSTING)}, ""
+        self.samples, self._kind = (
+            {kind: [] for kind in (*_KINDS, _POSTING, _FETCHING)},
+            "",
+        )
 
     def begin_task(self, kind: str) -> None:
         """End the task that runs, and begin another."""
@@ -260,8 +288,8 @@ class TimedLinks(PipelineLinks):
             return super().arrival(wait=False)
         return self.clock.exclude(partial(super().arrival, wait=True))
 
-    def send(self, direction: Direction, tensor: torch.Tensor) -> None:
+    def send(self, direction: Direction, tensor: torch.Tensor, note: int = 0) -> None:
         """Send a tensor, as ``PipelineLinks`` does."""
         self.clock.exclude(self.flush)  # a late neighbour makes us wait
-        post = partial(super().send, direction, tensor)
+        post = partial(super().send, direction, tensor, note)
         self.clock.exclude(post, _POSTING)

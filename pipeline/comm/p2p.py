@@ -46,6 +46,8 @@ class Arrival:
     transfer: Transfer
     dtype: torch.dtype
     """In which its sender computes; it may travel in another one."""
+    note: int = 0
+    """What the sender has to say about it."""
 
     def on(self, device: Device) -> torch.Tensor:
         """Return the tensor, to be computed with from now on."""
@@ -106,7 +108,7 @@ class _Posted:
         self._direction = direction
         self._signature = signature
         self._device = device
-        self._header = torch.empty(_MAX_DIMENSIONS + 3, dtype=torch.int64)
+        self._header = torch.empty(_MAX_DIMENSIONS + 4, dtype=torch.int64)
         self._payload = _empty(signature, device)
         self._works = [
             self._post(part, tensor)
@@ -116,17 +118,17 @@ class _Posted:
             )
         ]
 
-    def wait(self) -> tuple[_Signature, torch.Tensor]:
-        """Return the tensor, and its signature."""
+    def wait(self) -> tuple[_Signature, torch.Tensor, int]:
+        """Return the tensor, its signature, and the sender's note."""
         for work in reversed(self._works):  # the header is here before the payload
             work.wait()
-        dtype, own, dimensions, *shape = self._header.tolist()
+        note, dtype, own, dimensions, *shape = self._header.tolist()
         signature = (dtype, own, *shape[:dimensions])
         if signature == self._signature:
-            return signature, self._payload
+            return signature, self._payload, note
         tensor = _empty(signature, self._device)
         self._post(_Part.EXTRA, tensor).wait()
-        return signature, tensor
+        return signature, tensor, note
 
     def _post(self, part: _Part, tensor: torch.Tensor) -> dist.Work:
         work = dist.irecv(tensor, self._source, tag=part.tag(self._direction))
@@ -169,11 +171,11 @@ class _Receiver(threading.Thread):
                 posted.append(
                     _Posted(self._source, self._direction, signature, self._device)
                 )
-            signature, tensor = posted.popleft().wait()
+            signature, tensor, note = posted.popleft().wait()
             self._signatures.append(signature)
             transfer = self._device.upload(tensor)
             own = _DTYPES[signature[1]]
-            self._arrivals.put(Arrival(self._direction, transfer, own))
+            self._arrivals.put(Arrival(self._direction, transfer, own, note))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,6 +187,7 @@ class _Message:
     transfer: Transfer
     dtype: torch.dtype
     """In which it was computed."""
+    note: int
 
 
 class _Sends:
@@ -202,8 +205,8 @@ class _Sends:
         direction, target = message.direction, message.target
         dtypes = _DTYPES.index(tensor.dtype), _DTYPES.index(message.dtype)
         signature = (*dtypes, *tensor.shape)
-        header = torch.zeros(_MAX_DIMENSIONS + 3, dtype=torch.int64)
-        described = *dtypes, tensor.dim(), *tensor.shape
+        header = torch.zeros(_MAX_DIMENSIONS + 4, dtype=torch.int64)
+        described = message.note, *dtypes, tensor.dim(), *tensor.shape
         header[: len(described)] = torch.tensor(described)
         parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
         if signature != self._sent[direction][0]:
@@ -308,8 +311,8 @@ class PipelineLinks:
             raise GenerationBrokenError(reason) from arrival.error
         return arrival
 
-    def send(self, direction: Direction, tensor: torch.Tensor) -> None:
-        """Send a tensor of the device; returns before it has arrived."""
+    def send(self, direction: Direction, tensor: torch.Tensor, note: int = 0) -> None:
+        """Send a tensor of the device, and a number; return before it has arrived."""
         forward = direction is Direction.ACTIVATION
         target = self._following if forward else self._previous
         assert target is not None
@@ -317,7 +320,7 @@ class PipelineLinks:
         if self._wire is not None and dtype.itemsize > self._wire.itemsize:
             tensor = tensor.to(self._wire)
         transfer = self._device.download(tensor)
-        message = _Message(direction, target, transfer, dtype)
+        message = _Message(direction, target, transfer, dtype, note)
         if self._sender is None:
             self._sends.post(message, self._device.finish(transfer))
         else:

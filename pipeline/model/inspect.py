@@ -11,11 +11,22 @@ import json
 import os
 import sys
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.model.data import (
+    Digests,
+    check_datasets,
+    digests,
+    digests_of,
+    other_process,
+    refuse_differing,
+    second_command,
+    why_unsendable,
+)
 from spottrain.pipeline.model.entrypoint import load_job, user_code
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import (
@@ -184,18 +195,29 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("entrypoint", help="module:function")
     parser.add_argument("workdir", type=Path)
     parser.add_argument("--details-at", type=int, help="Details at a step instead.")
+    parser.add_argument(
+        "--digests", action="store_true", help="print hashes of examples instead"
+    )
     chosen = parser.parse_args(arguments)
 
     def facts() -> ModelFacts | CodeDetails:
         job = load_job(chosen.entrypoint, chosen.workdir)
-        layout = trace(job)
+        check_datasets(job)
         if chosen.details_at is not None:
-            return code_details(job, layout, chosen.details_at)
-        found = model_facts(job, layout)
-        try_optimizer(job, layout)
-        return found
+            return code_details(job, trace(job), chosen.details_at)
+        # A process that loads the job anew, as the workers of another VM do.
+        with other_process(second_command(chosen.entrypoint, chosen.workdir)) as other:
+            examples = digests(job)
+            layout = trace(job)
+            found = model_facts(job, layout)
+            try_optimizer(job, layout)
+            refuse_differing(examples, digests_of(other))
+        return replace(found, unsendable=why_unsendable(job))
 
-    return answer(facts)
+    def others() -> Digests:
+        return digests(load_job(chosen.entrypoint, chosen.workdir), backwards=True)
+
+    return answer(others if chosen.digests else facts)
 
 
 if __name__ == "__main__":

@@ -34,6 +34,8 @@ class _Value:
     computed: bool = False
     parameter: str | None = None
     buffer: str | None = None
+    batch: bool = False
+    """True if it is part of the batch, or was made from its values."""
     makers: frozenset[str] = frozenset()
     """Modules that ran while it, or what it was made from, was made."""
 
@@ -63,6 +65,11 @@ class TraceFacts:
     """Modules that make values used in later sections than theirs."""
     cuts: list[CutFacts] = field(default_factory=list)
     """In the order in which they were passed."""
+    reads_batch: set[int] = field(default_factory=set)
+    """Sections whose operations take values of the batch, or made from these, received
+    activations aside."""
+    checks_batch: bool = False
+    """True if an operation without a result takes them, such as an assertion."""
     flops: Counter[int] = field(default_factory=Counter)
     """Of each section's matrix multiplications, as ``morphing.plan.flops`` counts."""
     metrics: tuple[str, ...] = ()
@@ -103,16 +110,24 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         random = torch.Tag.nondeterministic_seeded in func.tags
         computed = random or any(v.computed or v.parameter for v in inputs)
         makers = frozenset(self.stack).union(*(v.makers for v in inputs))
+        batch = any(v.batch for v in inputs)
+        if batch:
+            self.facts.reads_batch.add(self.section)
+            self.facts.checks_batch |= not func._schema.returns
         written = self._registered(_written(func, args, kwargs))
         for tensor in strided_tensors(result):
             known = self._values.get(tensor.untyped_storage()._cdata)
             if known is None:
                 self.register(
-                    tensor, section=self.section, computed=computed, makers=makers
+                    tensor,
+                    section=self.section,
+                    computed=computed,
+                    batch=batch,
+                    makers=makers,
                 )
             elif known in written and known.parameter is None:
                 known.section, known.computed = self.section, known.computed or computed
-                known.makers = known.makers | makers
+                known.batch, known.makers = known.batch or batch, known.makers | makers
         return result
 
     def _call(self, func: Any, args: Any, kwargs: Any) -> Any:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.blank import BlankBatch
 from spottrain.pipeline.model.job import CutPoint
 from spottrain.wire.model import TiedParameter
 
@@ -92,8 +93,16 @@ class ModelLayout:
     """Of each section's forward, see ``morphing.plan.flops``."""
     metrics: tuple[str, ...] = ()
     """What the loss measures besides the loss, sorted."""
+    reads_batch: frozenset[int] = frozenset()
+    """Sections that use values of the batch."""
+    blank: BlankBatch | None = None
+    """Stands in for the batch in other sections; ``None``: nothing can."""
     base: str = ""
     """What transformers calls the weights that the model begins with; empty: unknown."""
+
+    def blank_for(self, sections: Iterable[int]) -> BlankBatch | None:
+        """Return what these sections can do with instead of a batch, if they can."""
+        return None if self.reads_batch & {*sections} else self.blank
 
     @property
     def num_sections(self) -> int:

@@ -12,6 +12,7 @@ each stage computes them again.
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -19,6 +20,8 @@ from torch import nn
 from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.blank import blank_of
+from spottrain.pipeline.model.data import check_datasets
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.libraries import base_name
@@ -67,6 +70,8 @@ class _DryRun:
         """Run the loss on one micro-batch."""
         buffers = {name: id(b) for name, b in self._model.named_buffers()}
         batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device), batch)
+        for tensor in strided_tensors(batch):
+            self._recorder.register(tensor, batch=True)
         self._model.train()
         with torch.random.fork_rng(devices=[]), self._recorder, user_code("loss"):
             result = self._job.loss(self._model, batch)
@@ -190,6 +195,7 @@ def trace(job: TrainingJob) -> ModelLayout:
             besides the one activation crosses a cut, blocks run out of order, buffers
             change in forward or are random, or the user's code raised.
     """
+    check_datasets(job)
     with at_step(0):
         return _trace(job)
 
@@ -209,7 +215,13 @@ def _trace(job: TrainingJob) -> ModelLayout:
             "several sections share, as it was seen in an earlier section; fetch it "
             "from its module where it is used"
         )
-    return _layout(run, first, second, tied, batches[0])
+    layout = _layout(run, first, second, tied, batches[0])
+    checks_batch = first.checks_batch or second.checks_batch
+    if checks_batch or not on_meta:  # values were read in ways that no recorder sees
+        return layout
+    blank = blank_of(*batches)
+    reads = first.reads_batch | second.reads_batch
+    return replace(layout, blank=blank, reads_batch=frozenset(reads))
 
 
 def _first_run(job: TrainingJob, batch: Batch) -> tuple[_DryRun, TraceFacts, bool]:

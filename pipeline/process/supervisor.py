@@ -12,6 +12,7 @@ slots on GPUs ``{"devices", "memory_shares", "threads", "gpus"}``.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import functools
 import gc
@@ -31,6 +32,9 @@ from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.devices.port import UnusableDeviceError
+from spottrain.pipeline.loader.process import serve_batches
+from spottrain.pipeline.model.entrypoint import load_job
+from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.greeting import (
     Greeting,
@@ -74,6 +78,10 @@ class _Child:
     """The slot that the death of a task is reported for."""
     ending: str = ""
     """Why a worker ends itself, which takes a while; it is not killed meanwhile."""
+    owner: int | None = None
+    """The process that a loader works for."""
+    number: int = 0
+    """Of a loader, among those of its owner."""
     partial_report: str = ""
     """Pieces received of a long report."""
 
@@ -301,6 +309,33 @@ class Supervisor:
                 os.kill(child.pid, signal.SIGKILL)
         self._fork("store", body, None).generation = generation
 
+    def _open_loader(self, owner: _Child, number: int) -> None:
+        """Start a loader process, in place of any of the same number."""
+        self._end_loaders(owner.pid, number)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+
+        def body(connection: socket.socket) -> None:
+            ours.close()
+            serve_batches(theirs, self._job, self._greeting.spec.seed)
+
+        child = self._fork(f"loader {number} of the {owner.what}", body, None)
+        child.owner, child.number = owner.pid, number
+        theirs.close()
+        with ours, contextlib.suppress(OSError):  # its owner may be dying
+            socket.send_fds(owner.connection, [b"fd"], [ours.fileno()])
+
+    def _job(self) -> TrainingJob:
+        """Return the user's job, in a process that may load it."""
+        if self._loaded is not None:
+            return self._loaded.job
+        return load_job(self._greeting.spec.entrypoint, self._greeting.workdir)
+
+    def _end_loaders(self, owner: int, number: int | None = None) -> None:
+        """Kill a process's loaders, or one of them."""
+        for child in self._children.values():
+            if child.owner == owner and number in (None, child.number):
+                os.kill(child.pid, signal.SIGKILL)
+
     def _fork(self, what: str, body: _Body, slot: int | None) -> _Child:
         child = _fork_child(what, slot, body, self._files())
         self._children[child.pid] = child
@@ -359,6 +394,9 @@ class Supervisor:
         if "ending" in message:
             child.ending = message["ending"]
             return
+        if "loader" in message:
+            self._open_loader(child, message["loader"])
+            return
         assert child.slot is not None
         pieces = self._slots[child.slot].pieces
         if "release" in message:
@@ -390,7 +428,11 @@ class Supervisor:
         )
         if child.ending:
             reason = f"{child.what} ended itself: {child.ending}"
-        if child.slot is not None:
+        self._end_loaders(child.pid)
+        if child.owner is not None:
+            if code and child.owner in self._children:
+                print(reason, file=sys.stderr, flush=True)
+        elif child.slot is not None:
             self._slots[child.slot].worker = None
             self.report(
                 messages.WorkerDied(

@@ -21,6 +21,7 @@ from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.evacuation import end_worker
@@ -126,12 +127,13 @@ class SupervisorLink:
 
     def open(self, name: str, num_bytes: int) -> int:
         """Return a file descriptor of a piece of memory, at least ``num_bytes`` long."""
-        with self._lock:
-            self._send({"open": name, "bytes": num_bytes})
-            while not (fds := self._receive()):
-                pass
+        fd = self._request({"open": name, "bytes": num_bytes})
         self._held.add(name)
-        return fds[0]
+        return fd
+
+    def open_loader(self, number: int) -> socket.socket:
+        """Have a loader process started in place of any with the same number."""
+        return socket.socket(fileno=self._request({"loader": number}))
 
     def names(self) -> frozenset[str]:
         """Return the pieces of memory that the supervisor holds for this slot."""
@@ -141,6 +143,14 @@ class SupervisorLink:
         """Let the supervisor release a piece."""
         self._held.discard(name)
         self._send({"release": name})
+
+    def _request(self, message: dict[str, object]) -> int:
+        """Send what is answered by a file descriptor, and return that."""
+        with self._lock:
+            self._send(message)
+            while not (fds := self._receive()):
+                pass
+        return fds[0]
 
     def _send(self, message: dict[str, object]) -> None:
         self._connection.sendall(json.dumps(message).encode())
@@ -188,6 +198,9 @@ def run_worker(
         checkpoints=open_store(loaded.spec.checkpoint_path),
         supervisor=link,
         faults=FaultScript.from_environment(),
+        batches=Prefetcher(
+            loaded.job, loaded.spec.seed, loaded.spec.loader, link.open_loader
+        ),
     )
     context.faults.end_with(partial(end_worker, context, "injected fault"))
     while True:

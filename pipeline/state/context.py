@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import socket
 from dataclasses import dataclass
 from typing import Protocol
 
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
@@ -31,6 +33,13 @@ class SupervisorPort(Protocol):
     def ending(self, reason: str) -> None:
         """Say that this worker ends itself, and is not to be killed before."""
 
+    def open_loader(self, number: int) -> socket.socket:
+        """Have a loader process started in place of any with the same number.
+
+        Returns:
+            A socket to it; it ends when that is closed, or with this worker.
+        """
+
     def newest_share(self) -> messages.ShareMinibatch | None:
         """Return the newest share that had come in by the last ``stop_request``."""
 
@@ -47,3 +56,4 @@ class WorkerContext:
     checkpoints: Store
     supervisor: SupervisorPort
     faults: FaultScript
+    batches: Prefetcher

@@ -25,6 +25,7 @@ from spottrain.morphing.schedules.schedule import (
     arrivals,
     next_task,
 )
+from spottrain.pipeline.base.blank import BlankBatch, signature_of
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.p2p import Arrival, Direction, PipelineLinks
@@ -83,8 +84,12 @@ class StageExecutor:
     """Counts tensor bytes."""
     device: Device
     """What computes."""
+    steps: int = 0
+    """Of the whole job; no examples are fetched for later ones."""
     metrics: tuple[str, ...] = ()
     """What the loss measures besides the loss in training."""
+    blank: BlankBatch | None = None
+    """What it does with instead of examples, where they have the shapes for it."""
     busy_s: float = 0.0
     """Time inside the tasks of the newest mini-batch."""
     recomputes: int = 0
@@ -141,6 +146,7 @@ class StageExecutor:
         # No backward holds the senders back here: arrivals must not pile up.
         links.expect(Direction.ACTIVATION, min(_LEAD, awaited))
         losses = []
+        batches: dict[int, Batch] = {}
         models = list(itertools.chain(*self.chunks))
         for model in models:
             model.eval()
@@ -155,8 +161,16 @@ class StageExecutor:
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
                     self.tracker.adopt(activation)
+                if chunk == 0:
+                    following = range(microbatch + 1, microbatches.stop)
+                    batch = self.source.heldout(name, microbatch, following)
+                    batches[microbatch] = on_device(batch, self.device)
+                    self.tracker.adopt_all(batches[microbatch])
+                batch = batches[microbatch]
+                if chunk == len(self.chunks) - 1:
+                    del batches[microbatch]
                 with user_code("evaluation"), torch.no_grad():
-                    out = self._evaluate(name, (microbatch, chunk), activation)
+                    out = self._evaluate((microbatch, chunk), batch, activation)
                 if isinstance(out, torch.Tensor):
                     # One is in flight at a time: they are large.
                     links.flush()
@@ -169,11 +183,9 @@ class StageExecutor:
         return losses
 
     def _evaluate(
-        self, name: str, unit: Unit, activation: torch.Tensor | None
+        self, unit: Unit, batch: Batch, activation: torch.Tensor | None
     ) -> StageOutput:
         microbatch, chunk = unit
-        batch = on_device(self.source.heldout(name, microbatch), self.device)
-        self.tracker.adopt_all(batch)
         out: StageOutput | None = activation
         for segment in self.segments[chunk]:
             assert not isinstance(out, tuple)
@@ -310,6 +322,8 @@ class _Minibatch:
             self._links.expect(direction, len(units))
         self._batches: dict[int, Batch] = {}
         """Examples of micro-batches in flight in any chunk."""
+        self._notes: dict[int, int] = {}
+        """Their signatures, which go along with activations."""
         self._arrived: dict[Unit, Arrival] = {}
         """What has come in, on its way to the device."""
         self._stash: dict[Unit, torch.Tensor] = {}
@@ -366,12 +380,11 @@ class _Minibatch:
     def _forward(self, task: Task) -> None:
         self._stage.faults.at(Hook.FORWARD)
         if task.chunk == 0:
-            with user_code(f"dataset in mini-batch {self._step}"):
-                batch = self._stage.source.training(
-                    self._step, self._place.virtual_nodes[task.microbatch]
-                )
-            self._batches[task.microbatch] = on_device(batch, self._device)
-            self._stage.tracker.adopt_all(self._batches[task.microbatch])
+            batch = self._blank(task)
+            if batch is None:
+                batch = on_device(self._fetch(task.microbatch), self._device)
+            self._batches[task.microbatch] = batch
+            self._stage.tracker.adopt_all(batch)
         *others, last = self._stage.segments[task.chunk]
         if (arrived := self._arrived.pop(_unit(task), None)) is not None:
             first = others[0] if others else last
@@ -384,7 +397,8 @@ class _Minibatch:
             self._losses.append(out.values(self._stage.metrics))
             self._graphs[_unit(task)] = out.loss
             return
-        self._links.send(Direction.ACTIVATION, out.detach())
+        note = self._notes[task.microbatch]
+        self._links.send(Direction.ACTIVATION, out.detach(), note)
         if keep:
             self._graphs[_unit(task)] = out
 
@@ -395,6 +409,40 @@ class _Minibatch:
         self._stash[microbatch, segment.number + 1] = out.detach()
         if not segment.goes_back:
             self._stash.pop(segment.of(microbatch), None)
+
+    def _blank(self, task: Task) -> Batch | None:
+        """Return a stand-in for examples, if the stage can do with one."""
+        stage, arrived = self._stage, self._arrived.get(_unit(task))
+        if arrived is None:
+            return None
+        self._notes[task.microbatch] = arrived.note
+        if stage.blank is None:
+            return None
+        blank = stage.blank.make(
+            stage.source.microbatch_size, self._device.torch_device
+        )
+        if signature_of(blank) == arrived.note:
+            return blank
+        stage.blank = None  # shapes vary: examples are fetched ahead from now on
+        return None
+
+    def _fetch(self, microbatch: int) -> Batch:
+        """Get the examples of a micro-batch."""
+        batch = self._stage.source.training(
+            self._step,
+            self._place.virtual_nodes[microbatch],
+            self._following(microbatch),
+        )
+        if self._place.is_first:
+            self._notes[microbatch] = signature_of(batch)
+        return batch
+
+    def _following(self, microbatch: int) -> Iterator[tuple[int, int]]:
+        """Yield steps and virtual nodes after one of this mini-batch."""
+        nodes = self._place.virtual_nodes
+        yield from ((self._step, node) for node in nodes[microbatch + 1 :])
+        for step in range(self._step + 1, self._stage.steps):
+            yield from ((step, node) for node in nodes)
 
     def _recompute(self, task: Task) -> None:
         self._stage.faults.at(Hook.RECOMPUTE)
@@ -439,7 +487,7 @@ class _Minibatch:
                 gradient = self._go_back(segment, task.microbatch, again, gradient)
                 del again
         if task.chunk == 0:
-            del self._batches[task.microbatch]
+            del self._batches[task.microbatch], self._notes[task.microbatch]
         if not self._stage.reads_examples(task.chunk):
             assert gradient is not None
             self._links.send(Direction.GRADIENT, gradient)

@@ -299,12 +299,11 @@ class _Training:
         self._updater = context.memory.updater(self._arenas, context.faults)
         self._tracker = TensorTracker(context.memory.num_bytes)
         self._reduction = self._make_reduction()
-        layout = context.loaded.layout
-        self._gatherer = update.Gatherer(plan, len(layout.metrics))
+        self._gatherer = update.Gatherer(plan, len(context.loaded.layout.metrics))
         self._step = next(iter(self._arenas.values())).version
-        self._source = MicrobatchSource(
-            context.loaded.job, spec.seed, plan.minibatch_size, plan.microbatch_size
-        )
+        job, fetch = context.loaded.job, context.batches.fetch
+        sizes = plan.minibatch_size, plan.microbatch_size
+        self._source = MicrobatchSource(job, spec.seed, *sizes, fetch)
         self._saving = CheckpointRound(
             context, command, self._arenas, self._replica, store, self._tracker
         )
@@ -396,7 +395,9 @@ class _Training:
             self._context.faults,
             self._tracker,
             self._context.device,
+            self._context.loaded.spec.steps,
             self._context.loaded.layout.metrics,
+            self._context.loaded.layout.blank_for(self._arenas),
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
@@ -498,6 +499,7 @@ class _Training:
             executor = self._executor  # the next mini-batch may have another
             committed = self._commit(step, losses)
         decision, stop = committed
+        self._context.batches.adapt(tasks_s)
         if self._tracker.settle():
             tune_for_activations(self._tracker.largest_saved_bytes)
         self._context.supervisor.report(

@@ -9,6 +9,7 @@ host (``torch.cuda.set_sync_debug_mode``); the stand-in notes them itself.
 from __future__ import annotations
 
 import os
+import socket
 import tempfile
 import warnings
 from collections import Counter
@@ -27,6 +28,7 @@ from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import load
 from spottrain.pipeline.process.tasks import initialise
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
@@ -34,9 +36,10 @@ from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.generation import run_generation
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
-from spottrain.wire.model import Precision, Reduction, StateHome
+from spottrain.wire.model import Plan, Precision, Reduction, StateHome
 
 STEPS = 4
+NO_LOADERS = messages.LoaderSpec(workers=0)
 ROOT = Path(__file__).resolve().parents[2]
 Newest = Callable[[], list[str]]
 """Returns the places where the host has waited since the call before."""
@@ -60,6 +63,9 @@ class Watcher:
 
     def ending(self, reason: str) -> None:
         raise AssertionError(reason)
+
+    def open_loader(self, number: int) -> socket.socket:
+        raise AssertionError(number)
 
     def newest_share(self) -> messages.ShareMinibatch | None:
         return None
@@ -138,21 +144,27 @@ def places_of_minibatches(
             checkpoints=open_store(spec.checkpoint_path),
             supervisor=watcher,
             faults=FaultScript(),
+            batches=Prefetcher(loaded.job, 0, NO_LOADERS, watcher.open_loader),
         )
         plan = runs.plan_for(spec, (1, 1), "a", state=state)
-        command = messages.RunGeneration(
-            generation=1,
-            plan=plan,
-            participants=plan.slots,
-            store_host=store[0],
-            store_port=store[1],
-            checkpoint=saved.name,
-            evaluate_first=False,
-        )
-        run_generation(context, command, os.getpid())
+        run_generation(context, first_generation(plan, store, saved.name), os.getpid())
         context.memory.keep_only(())
     holder.close()
     return watcher.places
+
+
+def first_generation(
+    plan: Plan, store: tuple[str, int], checkpoint: str
+) -> messages.RunGeneration:
+    return messages.RunGeneration(
+        generation=1,
+        plan=plan,
+        participants=plan.slots,
+        store_host=store[0],
+        store_port=store[1],
+        checkpoint=checkpoint,
+        evaluate_first=False,
+    )
 
 
 def main() -> None:

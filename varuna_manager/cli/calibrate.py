@@ -214,6 +214,9 @@ def _sections(one: MicrobatchProfile) -> Table:
             "",
             f"sent in {overheads.posting_s * 1e6:.0f} us",
         )
+        if overheads.fetch_s:
+            each = f"a micro-batch every {_time(overheads.fetch_s)}"
+            table.add_row("loaders, beside it", each, "", "", "", "")
     return table
 
 

@@ -49,7 +49,12 @@ from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
 from spottrain.varuna_manager.config.track import TrackConfig, absolute_track
-from spottrain.wire.messages import DeviceChoice, EvaluationSpec, JobSpec
+from spottrain.wire.messages import (
+    DeviceChoice,
+    EvaluationSpec,
+    JobSpec,
+    LoaderSpec,
+)
 from spottrain.wire.model import (
     Network,
     Precision,
@@ -206,6 +211,27 @@ class EvaluationConfig(Section):
         return self
 
 
+class LoaderConfig(Section):
+    """Processes that read the dataset while the model computes. See docs/data.md."""
+
+    workers: Annotated[int, Field(ge=0, le=64)] | Literal["auto"] = "auto"
+    """Loader processes of each worker; 0: the worker reads examples itself, between
+    computations. `auto`: none until reading takes noticeable time, then as many as it
+    takes, at most 4."""
+    ahead: Annotated[int, Field(ge=1, le=1024)] = 4
+    """Number of micro-batches that may be ready, or being read, before they are
+    needed. Their memory is that of the VM."""
+
+    @model_validator(mode="after")
+    def _ahead_of_all(self) -> Self:
+        if self.workers != "auto" and self.workers > self.ahead:
+            raise ValueError(
+                f"ahead must be at least workers, one micro-batch for each: got "
+                f"{self.ahead} and {self.workers}"
+            )
+        return self
+
+
 class NonFiniteConfig(Section):
     """What to do about losses and gradients that are not finite."""
 
@@ -338,6 +364,7 @@ class JobConfig(Section):
     slo: SloConfig = SloConfig()
     checkpoint: CheckpointConfig = CheckpointConfig()
     evaluation: EvaluationConfig = EvaluationConfig()
+    loader: LoaderConfig = LoaderConfig()
     on_nonfinite: NonFiniteConfig = NonFiniteConfig()
     morphing: MorphingConfig = MorphingConfig()
     runtime: RuntimeConfig = RuntimeConfig()
@@ -464,6 +491,10 @@ class JobConfig(Section):
                 goal=self.evaluation.goal,
                 patience=self.evaluation.patience,
                 min_delta=self.evaluation.min_delta,
+            ),
+            loader=LoaderSpec(
+                workers=None if self.loader.workers == "auto" else self.loader.workers,
+                ahead=self.loader.ahead,
             ),
         )
 

@@ -52,6 +52,12 @@ def inspect_model(config: JobConfig) -> ModelFacts:
     """
     facts = _facts(config)
     _check_evaluation(config.evaluation, facts)
+    if config.loader.workers not in ("auto", 0) and facts.unsendable:
+        raise ConfigError(
+            f"loader.workers: batches cannot go from one process to another: "
+            f"{facts.unsendable}; let collate return tensors, in tuples or dictionaries, "
+            "or set it to 0"
+        )
     return facts
 
 

@@ -6,9 +6,9 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from operator import attrgetter
 
-from spottrain.machine import cores
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
+from spottrain.machine import cores
 from spottrain.pricing.prices.catalogue import Catalogue, GpuType, catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import History

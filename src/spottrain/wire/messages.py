@@ -45,6 +45,17 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSpec:
+    """Processes that make micro-batches before a worker needs them."""
+
+    workers: int | None = None
+    """Of each worker; 0: the worker makes them itself. ``None``: as many as it takes
+    until it waits for no examples, 4 at most."""
+    ahead: int = 4
+    """Micro-batches that may be made before they are needed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Settings of the job that a VM needs; the same for its whole life."""
 
@@ -71,6 +82,7 @@ class JobSpec:
     init_from: str = ""
     """SHA-256 of the weights that the job began with; empty: those that the user's
     ``model`` makes."""
+    loader: LoaderSpec = LoaderSpec()
     schema_version: int = SCHEMA_VERSION
 
 

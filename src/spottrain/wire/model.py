@@ -102,6 +102,8 @@ class ModelFacts:
     """Their names."""
     metrics: tuple[str, ...] = ()
     """What the loss measures besides the loss, sorted."""
+    unsendable: str = ""
+    """Why batches cannot go from one process to another; empty: they can."""
     schema_version: int = SCHEMA_VERSION
 
     def stored_bytes(self, checkpoints: int) -> int:
@@ -214,7 +216,7 @@ class SectionProfile:
 class TaskOverheads:
     """Overhead of a task beyond its sections' own time, on any stage.
 
-    Kinds of tasks differ: forwards alone fetch examples.
+    Kinds of tasks differ: forwards alone fetch examples, where no loaders do.
     """
 
     forward_s: float
@@ -224,6 +226,17 @@ class TaskOverheads:
     """Added for the message of a task that sends one."""
     deviation_s: float = 0.0
     """Standard deviation of the most variable of the four, robust to outliers."""
+    fetch_s: float = 0.0
+    """Time in which a slot's loader processes together make a micro-batch, beside its
+    tasks; 0: forwards make it, or need none."""
+
+    def stall_s(self, busy_s: float) -> float:
+        """Return how long a forward waits for the examples of its micro-batch.
+
+        Args:
+            busy_s: All tasks of a micro-batch on that stage.
+        """
+        return max(0.0, self.fetch_s - busy_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -263,6 +263,21 @@ def test_kinds_of_tasks_have_overheads_of_their_own() -> None:
     assert more_s == [0.6875, 0.75, 0.6875]
 
 
+@pytest.mark.parametrize(("fetch_s", "more_s"), [(12.0, 0.0), (15.0, 3.0)])
+def test_examples_from_loaders_cost_what_is_not_hidden(
+    fetch_s: float, more_s: float
+) -> None:
+    beside = TaskOverheads(
+        forward_s=0.0, recompute_s=0.0, backward_s=0.0, fetch_s=fetch_s
+    )
+    one = replace(PROFILE.microbatches[0], overheads=beside)
+    profile = replace(PROFILE, microbatches=(one,))
+    case = replace(plan(1, 1, 3), recompute=False)  # 12 s a micro-batch
+    bare = simulate_step(case, PROFILE, FACTS, reduction="fast")
+    step = simulate_step(case, profile, FACTS, reduction="fast")
+    assert step.step_s - bare.step_s == pytest.approx(3 * more_s)
+
+
 def test_an_interleaved_plan_runs_the_very_runs_of_its_stages() -> None:
     sections = [
         replace(s, forward_s=float(1 + s.index)) for s in PROFILE.sections_at(1)

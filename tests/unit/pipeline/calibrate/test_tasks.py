@@ -11,6 +11,7 @@ from spottrain.pipeline.calibrate.tasks import (
     microbatches_for,
     summarise_overheads,
 )
+from spottrain.wire.messages import LoaderSpec
 
 
 @given(st.integers(1, 130), st.floats(0, 100))
@@ -67,3 +68,32 @@ def test_without_recomputes_a_recompute_is_taken_for_a_backward() -> None:
 
 def test_nothing_measured_is_nothing_known() -> None:
     assert summarise_overheads([{}, {}], reaching_s=1e-5) is None
+
+
+@pytest.mark.parametrize(
+    ("loader", "forward_s", "fetch_s"),
+    [
+        (LoaderSpec(workers=0), 0.3, 0.0),
+        (LoaderSpec(workers=2), 0.1, 0.1),
+        (LoaderSpec(), 0.1, 0.05),
+        (LoaderSpec(ahead=1), 0.1, 0.2),
+    ],
+)
+def test_examples_count_in_forwards_unless_loaders_make_them(
+    loader: LoaderSpec, forward_s: float, fetch_s: float
+) -> None:
+    samples = {"forward": [0.1], "backward": [0.1], "fetching": [0.2]}
+    beside = summarise_overheads([samples], 0.0, loader, num_microbatches=4)
+
+    assert beside is not None
+    assert beside.forward_s == pytest.approx(forward_s)
+    assert beside.fetch_s == pytest.approx(fetch_s)
+
+
+def test_workers_make_what_costs_next_to_nothing_themselves() -> None:
+    samples = {"forward": [0.1], "backward": [0.1], "fetching": [1e-4]}
+    beside = summarise_overheads([samples], 0.0, LoaderSpec(), num_microbatches=4)
+
+    assert beside is not None
+    assert beside.forward_s == pytest.approx(0.1001)
+    assert beside.fetch_s == 0.0

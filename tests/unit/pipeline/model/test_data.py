@@ -2,17 +2,25 @@ from __future__ import annotations
 
 import dataclasses
 import random
+from collections.abc import Iterator
+from typing import Any
 
 import numpy
+import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.data import (
     HELDOUT_FACTOR,
     MicrobatchSource,
+    check_datasets,
+    digests,
     example_index,
     random_seed,
+    refuse_differing,
+    why_unsendable,
 )
 from spottrain.pipeline.model.job import TrainingJob
 
@@ -123,3 +131,76 @@ def test_examples_drawn_at_random_are_the_same_whoever_draws_them() -> None:
     assert whole.training(3, 0) == nodes
     assert whole.training(4, 0) != nodes
     assert whole.heldout("heldout", 0) == halves.heldout("heldout", 0)
+
+
+class Stream(torch.utils.data.IterableDataset[int]):
+    def __len__(self) -> int:
+        return 3
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("dataset", "message"),
+    [
+        (Stream(), "dataset must give any example by its index.*got Stream"),
+        (iter([1, 2]), "got list_iterator, which is read from beginning to end"),
+        (
+            torch.utils.data.DataLoader(Stream(), batch_size=2),
+            r"is a DataLoader: .* dataset=loader\.dataset and collate=loader\.collate_fn",
+        ),
+        ([], "dataset is empty"),
+    ],
+)
+def test_data_sets_that_have_no_examples_by_index_are_refused(
+    dataset: Any, message: str
+) -> None:
+    with pytest.raises(UserCodeError, match=message):
+        check_datasets(dataclasses.replace(a_job(3), dataset=dataset))
+
+
+def test_held_out_sets_are_refused_by_name() -> None:
+    job = dataclasses.replace(a_job(3), heldout={"books": Stream()})
+    with pytest.raises(UserCodeError, match="heldout set books must give"):
+        check_datasets(job)
+
+
+class Counting(Numbers):
+    """Examples depend on how many were asked for before."""
+
+    asked = 0
+
+    def __getitem__(self, index: int) -> int:
+        self.asked += 1
+        return self.asked
+
+
+def test_examples_that_differ_between_processes_are_refused() -> None:
+    job = dataclasses.replace(a_job(8, heldout=3), collate=list)
+    refuse_differing(digests(job), digests(job, backwards=True))
+    drawn = dataclasses.replace(job, dataset=Drawn(8))
+    refuse_differing(digests(drawn), digests(drawn, backwards=True))
+
+    one, other = (dataclasses.replace(job, dataset=Counting(8)) for _ in range(2))
+    here, there = digests(one), digests(other, backwards=True)
+    with pytest.raises(UserCodeError, match="example 0 of dataset is another one in"):
+        refuse_differing(here, there)
+
+
+@given(shape=st.lists(st.integers(0, 3), max_size=3), steps=st.integers(1, 3))
+def test_digests_are_of_values_wherever_they_lie(shape: list[int], steps: int) -> None:
+    values = torch.arange(torch.Size(shape).numel() * steps).float()
+    spread = values[::steps].reshape(shape)
+    job = dataclasses.replace(a_job(1), collate=lambda _: spread)
+    copied = dataclasses.replace(a_job(1), collate=lambda _: spread.clone())
+    other = dataclasses.replace(a_job(1), collate=lambda _: spread + 1)
+
+    assert digests(job) == digests(copied)
+    assert (digests(job) == digests(other)) == (spread.numel() == 0)
+
+
+def test_batches_that_no_other_process_can_read_are_told() -> None:
+    assert why_unsendable(a_job(2)) == ""
+    job = dataclasses.replace(a_job(2), collate=lambda examples: lambda: examples)
+    assert "pickle" in why_unsendable(job)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -167,3 +168,45 @@ def test_details_name_what_a_checkpoint_depends_on() -> None:
     assert state["embed.weight/momentum_buffer"] == "(8, 8) float32"
     assert settings["momentum"] == "0.9"
     assert decode(CodeDetails, encode(details)) == details
+
+
+@pytest.mark.parametrize("seed", ["", "7"])
+def test_a_data_set_drawn_anew_in_every_process_is_refused(
+    tmp_path: Path, seed: str
+) -> None:
+    (tmp_path / "drawing.py").write_text(f"""
+import random
+import torch
+import spottrain
+
+offset = random.Random({seed}).random()
+
+class Model(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = torch.nn.ModuleList(torch.nn.Linear(2, 2) for _ in range(2))
+
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def job():
+    return spottrain.TrainingJob(
+        model=Model,
+        dataset=[torch.full((2,), offset)] * 3,
+        loss=lambda model, batch: (model(batch).sum(), 1.0),
+        optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+    )
+""")
+    inspect = [sys.executable, "-P", "-m", "spottrain.pipeline.model.inspect"]
+    done = subprocess.run(
+        [*inspect, "drawing:job", str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+
+    assert done.returncode == (0 if seed else 3), done.stderr
+    assert ("example 0 of dataset is another one" in done.stdout) == (not seed)

@@ -292,3 +292,54 @@ def test_values_after_the_activation_in_the_tuple_may_not_be_used_later() -> Non
 )
 def test_other_outputs_of_blocks_are_refused(wrap: Any, message: str) -> None:
     assert_refused(make_job(first_of, lambda: Returning(wrap)), message)
+
+
+# --- Values of the batch -----------------------------------------------------------------
+
+
+def masked(self: Any, x: torch.Tensor) -> torch.Tensor:
+    mask = torch.where(x > 0, 1.0, 0.0)
+    x = self.embed(x)
+    for number, block in enumerate(self.blocks):
+        x = block(x) * mask if number == 1 else block(x)
+    return self.head(x)  # type: ignore[no-any-return]
+
+
+def test_sections_that_read_values_of_the_batch_are_known() -> None:
+    blind = trace(make_job(plain))
+    assert blind.reads_batch == {0}
+    assert blind.blank_for([1, 2]) is not None
+    assert blind.blank_for([0, 1]) is None
+    seeing = trace(make_job(masked))
+    assert seeing.reads_batch == {0, 2}
+    assert seeing.blank_for([2]) is None
+
+
+def test_shapes_are_no_values() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        noise = torch.zeros_like(x) + torch.arange(x.shape[1], device=x.device)
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x) + noise
+        return self.head(x)  # type: ignore[no-any-return]
+
+    assert trace(make_job(body)).reads_batch == {0}
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda x: x.sum().item(),
+        lambda x: x.tolist(),
+        lambda x: x.numpy(),
+        lambda x: torch._assert_async((x >= 0).all()),
+    ],
+)
+def test_nothing_stands_in_for_a_batch_whose_values_are_looked_at(
+    look: Callable[[torch.Tensor], object],
+) -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        look(x)
+        return plain(self, x)
+
+    assert trace(make_job(body)).blank_for([1]) is None

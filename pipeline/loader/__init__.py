@@ -1,0 +1,1 @@
+"""Loader processes: make micro-batches before a worker asks for them."""
