@@ -93,7 +93,7 @@ class Variant:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--turns", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=5)
+    parser.add_argument("--steps", type=int, default=4)
     chosen = parser.parse_args()
     for depth in (1, 2):
         with ExitStack() as stack:
