@@ -322,7 +322,7 @@ def _datasets(job: TrainingJob) -> dict[str, Any]:
 
 
 def _batch(job: TrainingJob, name: str, index: int) -> Batch:
-    with user_code("data set or collate"):
+    with user_code("data set or collate"), at_step(0):
         seed_everything(random_seed(0, index))
         return job.collate([_datasets(job)[name][index]])
 
