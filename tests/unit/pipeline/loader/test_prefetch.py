@@ -1,10 +1,11 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
 import signal
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -65,8 +66,12 @@ class Supervisor:
         self.job = job
         self.pids: list[int] = []
 
-    def open_loader(self, number: int) -> socket.socket:
+    def open_loader(
+        self, number: int, requests: Sequence[dict[str, object]] = ()
+    ) -> socket.socket:
         ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        for request in requests:  # that it finds when it begins
+            ours.sendall(json.dumps(request).encode())
         if (pid := os.fork()) == 0:
             try:
                 ours.close()
@@ -164,16 +169,21 @@ def test_no_more_is_made_than_may_be_ahead(
     assert len(supervisor.pids) == 1
 
 
-def test_what_is_not_wanted_any_more_is_not_made(
-    started: list[tuple[Prefetcher, Supervisor]], tmp_path: Path
-) -> None:
-    prefetcher, _ = start(started, a_job(tmp_path), workers=1, ahead=3)
-    prefetcher.fetch(training(0), [training(1), training(2), training(3)])
-    prefetcher.fetch(training(0, step=9), [])
-    prefetcher.fetch(training(1, step=9), [])
+def test_what_is_not_wanted_any_more_is_not_made(tmp_path: Path) -> None:
+    supervisor = Supervisor(a_job(tmp_path))
+    requests: list[dict[str, object]] = [
+        {"make": number, "name": training(number)} for number in (1, 2, 3)
+    ]
+    with supervisor.open_loader(0, [*requests, {"drop": 2}]) as loader:
+        made = []
+        for _ in range(2):
+            data, fds, _, _ = socket.recv_fds(loader, 1 << 16, 1)
+            made.append(json.loads(data)["made"])
+            os.close(*fds)
+    supervisor.reap()
 
-    # The first of the three may have been begun.
-    assert len((tmp_path / "made").read_text().split()) <= 2 * (1 + 2 + 2)
+    assert made == [1, 3]
+    assert len((tmp_path / "made").read_text().split()) == 2 * 2
 
 
 def test_errors_of_the_data_set_are_as_in_the_worker_and_only_when_asked_for(
