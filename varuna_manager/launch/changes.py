@@ -126,9 +126,9 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory(dir=job.path, prefix=".update-") as scratch:
         package, old = Path(scratch, job.workdir.name), Path(scratch, "old")
         unpack(job.workdir, old)
-        facts = inspect_model(after) if changes.code else state.job.facts
         new = workdir if changes.code else old
         told = _compare(job, (before, old), (after, new), state.progress.step)
+        facts = inspect_model(after) if changes.code else state.job.facts
         events: list[Event] = []
         if changes.code:
             pack(workdir, packed_files(workdir), package)
