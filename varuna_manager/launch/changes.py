@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from spottrain.cloud.port.provider import ForwardsCalls
 from spottrain.errors import ConfigError, UserCodeError
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -167,7 +168,11 @@ def _check_nothing_runs(job: JobDir, state: State) -> None:
     training = [v for v in state.vms.values() if v.phase is not VmPhase.RETURNING]
     if state.phase is JobPhase.ENDED or not (training or state.intents):
         return
-    if live := live_vms(open_provider(job), job):
+    provider = open_provider(job)
+    live = live_vms(provider, job)
+    if isinstance(provider, ForwardsCalls):
+        provider.close()
+    if live:
         raise ConfigError(
             f"job {job.name}: {len(live)} of its machines may still train with what it "
             f"had; 'spottrain resume {job.name}' without changes, then 'spottrain stop "
