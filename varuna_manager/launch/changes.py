@@ -15,6 +15,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 
+from spottrain.cloud.port.provider import ForwardsCalls
 from spottrain.errors import ConfigError, UserCodeError
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets
@@ -126,9 +127,9 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
     with tempfile.TemporaryDirectory(dir=job.path, prefix=".update-") as scratch:
         package, old = Path(scratch, job.workdir.name), Path(scratch, "old")
         unpack(job.workdir, old)
-        facts = inspect_model(after) if changes.code else state.job.facts
         new = workdir if changes.code else old
         told = _compare(job, (before, old), (after, new), state.progress.step)
+        facts = inspect_model(after) if changes.code else state.job.facts
         events: list[Event] = []
         if changes.code:
             pack(workdir, packed_files(workdir), package)
@@ -167,7 +168,11 @@ def _check_nothing_runs(job: JobDir, state: State) -> None:
     training = [v for v in state.vms.values() if v.phase is not VmPhase.RETURNING]
     if state.phase is JobPhase.ENDED or not (training or state.intents):
         return
-    if live := live_vms(open_provider(job), job):
+    provider = open_provider(job)
+    live = live_vms(provider, job)
+    if isinstance(provider, ForwardsCalls):
+        provider.close()
+    if live:
         raise ConfigError(
             f"job {job.name}: {len(live)} of its machines may still train with what it "
             f"had; 'spottrain resume {job.name}' without changes, then 'spottrain stop "

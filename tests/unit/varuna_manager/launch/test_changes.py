@@ -3,17 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.unit.varuna_manager.stored_jobs import events, submit
 from tests.unit.varuna_manager.story import SETTINGS
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.records import Progress
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.launch.changes import check_steps, remarks, unfitting
+from spottrain.varuna_manager.daemon.main import only_manager
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.launch.changes import (
+    Changes,
+    change,
+    check_steps,
+    remarks,
+    unfitting,
+)
 from spottrain.wire.model import CodeDetails, Detail
 
 
@@ -128,3 +138,34 @@ def test_a_job_that_has_succeeded_needs_more_steps(
 
 def test_a_job_that_has_succeeded_takes_more_steps() -> None:
     check_steps(state(20, 20), 21)
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> JobDir:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    return submit(tmp_path, str(tmp_path / "checkpoints"))
+
+
+def refusal(job: JobDir, changes: Changes) -> str:
+    """Return why a change is refused; nothing may have changed."""
+    before = job.workdir.read_bytes(), events(job)
+    with pytest.raises(ConfigError) as refused:
+        change(job, changes, print)
+    assert before == (job.workdir.read_bytes(), events(job))
+    return str(refused.value)
+
+
+def test_a_job_that_runs_is_not_changed(job: JobDir) -> None:
+    with only_manager(job.path):
+        message = refusal(job, Changes(steps=9))
+    assert "stop it with 'spottrain stop demo'" in message
+
+
+def test_a_job_that_has_ended_for_good_is_not_changed(job: JobDir) -> None:
+    job.mark_down()
+    assert "init_from: demo" in refusal(job, Changes(code=True))
+
+
+def test_a_workdir_that_is_not_here_is_to_be_named(job: JobDir) -> None:
+    changes = Changes(code=True, workdir=job.path / "elsewhere")
+    assert "name it with --workdir" in refusal(job, changes)
