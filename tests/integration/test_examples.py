@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -55,14 +54,14 @@ def always(plan: Plan) -> Callable[[Sequence[str]], Plan]:
     return lambda _: plan
 
 
-def test_the_fine_tune_ends_with_the_same_bits_at_2x1_with_a_kill(
+def test_the_fine_tune_in_bf16_ends_with_the_same_bits_at_2x1_with_a_kill(
     zygote: Zygote, tmp_path: Path
 ) -> None:
     weights = {}
     for depth in (1, 2):
         folder = tmp_path / str(depth)
         folder.mkdir()
-        spec = replace(job_spec(folder), entrypoint="finetune_hf:training_job")
+        spec = job_spec(folder, precision="bf16", entrypoint="finetune_hf:training_job")
         fault = {
             "hook": Hook.UPDATED,
             "rank": 1,

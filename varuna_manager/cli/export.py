@@ -70,7 +70,11 @@ def export(
     )
     if output is Output.JSON:
         show_json(_document(done))
-        return
+    else:
+        _show_table(done, kind)
+
+
+def _show_table(done: weights.Export, kind: ExportFormat) -> None:
     files = done.weights.files
     what = files[0] if len(files) == 1 else f"{len(files)} files"
     show(f"step {done.checkpoint.step} of {done.job}: {what}, {size(done.num_bytes)}")
