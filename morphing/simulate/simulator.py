@@ -24,7 +24,7 @@ from spottrain.morphing.simulate.replica import (
     StageTimes,
     simulate_pipeline,
 )
-from spottrain.morphing.simulate.sharing import SharedCores, Shares
+from spottrain.morphing.simulate.sharing import OWN_CORE, SharedCores, Shares
 from spottrain.morphing.simulate.wiring import wire_replicas
 from spottrain.wire.model import (
     ModelFacts,
@@ -444,7 +444,8 @@ def _play(
         calm = run(count, None)
     else:
         half = brief // depth // 2 * depth
-        calm = _prolonged(run(half, None), short, (count - brief) / (brief - half))
+        times = (count - brief) / (brief - half)
+        calm = _prolonged(run(half, None), short, times, shares)
     if jitter is None:
         return calm
     shaken = zip(run(brief, jitter).finish_s, short.finish_s, strict=True)
@@ -452,16 +453,31 @@ def _play(
     return replace(calm, finish_s=tuple(slower * at_s for at_s in calm.finish_s))
 
 
-def _prolonged(half: PipelineRun, short: PipelineRun, times: float) -> PipelineRun:
-    """Return a run as ``short`` that goes on ``times`` as long as it is beyond ``half``."""
+def _prolonged(
+    half: PipelineRun, short: PipelineRun, times: float, shares: Shares
+) -> PipelineRun:
+    """Return a run as ``short`` that goes on ``times`` as long as it is beyond ``half``.
+
+    It takes at least all its work over the cores: deep pipelines may still fill then.
+    """
 
     def prolonged(before: Sequence[float], then: Sequence[float]) -> tuple[float, ...]:
         pairs = zip(before, then, strict=True)
         return tuple(later + times * (later - early) for early, later in pairs)
 
+    finish_s = prolonged(half.finish_s, short.finish_s)
+    busy_s = prolonged(half.busy_s, short.busy_s)
+    computers, cores = shares
+    work_s = [0.0] * len(cores)
+    for computer, time_s in zip(computers, busy_s, strict=True):
+        if computer != OWN_CORE:
+            work_s[computer] += time_s
+    pairs = zip(work_s, cores, strict=True)
+    least_s = max((work / most for work, most in pairs if most), default=0.0)
+    late_s = max(0.0, least_s - max(finish_s))
     return PipelineRun(
-        finish_s=prolonged(half.finish_s, short.finish_s),
-        busy_s=prolonged(half.busy_s, short.busy_s),
+        finish_s=tuple(at_s + late_s for at_s in finish_s),
+        busy_s=busy_s,
         peak_in_flight=short.peak_in_flight,
     )
 
