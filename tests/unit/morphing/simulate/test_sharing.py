@@ -136,3 +136,11 @@ def test_long_mini_batches_take_all_their_work_over_the_cores(
     work_s = math.fsum(long.busy_s)
     assert work_s >= count * 4 * 3.0 - NEAR
     assert work_s / cores <= long.pipeline_s <= work_s / cores * 1.05
+
+
+def test_a_replica_elsewhere_is_as_fast_as_ever() -> None:
+    apart = SharedCores(computers=(0, 0, OWN_CORE, OWN_CORE), cores=(1,))
+    some = plan(2, 2, 2000)
+    alone = simulate_step(some, PROFILE, FACTS, reduction="fast")
+    mixed = simulate_step(some, PROFILE, FACTS, reduction="fast", sharing=apart)
+    assert mixed.pipeline_s > 1.5 * alone.pipeline_s
