@@ -24,7 +24,7 @@ from spottrain.morphing.simulate.replica import (
     StageTimes,
     simulate_pipeline,
 )
-from spottrain.morphing.simulate.sharing import SharedCores, Shares
+from spottrain.morphing.simulate.sharing import OWN_CORE, SharedCores, Shares
 from spottrain.morphing.simulate.wiring import wire_replicas
 from spottrain.wire.model import (
     ModelFacts,
@@ -44,8 +44,11 @@ CALM = 0.005
 """Deviation of a message's time, as a share of a micro-batch's time on the fastest
 stage, from which on jitter is simulated. Below, it hardly slows pipelines down."""
 MAX_PLAYED_MICROBATCHES = 256
-"""Maximum micro-batches per replica that are simulated with jitter, or on shared cores;
-more are slowed down as these are."""
+"""Maximum micro-batches per replica that are simulated with jitter; more are slowed
+down as these are."""
+MAX_SHARED_MICROBATCHES = 64
+"""The same on shared cores, or two for each stage; each further one takes as long as one
+of the last half of these."""
 MAX_PLAYED_REPLICAS = 4
 """Maximum number of replicas with random numbers of their own; more reuse those of the
 first."""
@@ -413,7 +416,7 @@ def _play(
     """Play a replica of ``count`` micro-batches; ``lists`` are those known so far."""
     jitter = None if seed is None else Jitter(seed=seed)
 
-    def run(count: int, *, plain: bool = False) -> PipelineRun:
+    def run(count: int, jitter: Jitter | None) -> PipelineRun:
         if count not in lists:
             lists[count] = compact_schedule(
                 plan.schedule,
@@ -427,21 +430,55 @@ def _play(
             stages,
             links,
             bound=plan.in_flight_bound,
-            jitter=None if plain else jitter,
-            shares=None if plain else shares,
+            jitter=jitter,
+            shares=shares,
         )
 
-    fewer = MAX_PLAYED_MICROBATCHES // plan.pipeline_depth * plan.pipeline_depth
-    brief = max(fewer, plan.pipeline_depth)
+    depth = plan.pipeline_depth
+    most = MAX_PLAYED_MICROBATCHES if shares is None else MAX_SHARED_MICROBATCHES
+    brief = max(1 if shares is None else 2, most // depth) * depth
     if count <= brief or (jitter is None and shares is None):
-        return run(count)
-    calm = run(count, plain=True)
-    slowed = zip(run(brief).finish_s, run(brief, plain=True).finish_s, strict=True)
-    slower = max(late_s / early_s for late_s, early_s in slowed)
+        return run(count, jitter)
+    short = run(brief, None)
+    if shares is None:
+        calm = run(count, None)
+    else:
+        half = brief // depth // 2 * depth
+        times = (count - brief) / (brief - half)
+        calm = _prolonged(run(half, None), short, times, shares)
+    if jitter is None:
+        return calm
+    shaken = zip(run(brief, jitter).finish_s, short.finish_s, strict=True)
+    slower = max(late_s / early_s for late_s, early_s in shaken)
+    return replace(calm, finish_s=tuple(slower * at_s for at_s in calm.finish_s))
+
+
+def _prolonged(
+    half: PipelineRun, short: PipelineRun, times: float, shares: Shares
+) -> PipelineRun:
+    """Return a run as ``short`` that goes on ``times`` as long as it is beyond ``half``.
+
+    It takes at least all its work over the cores: deep pipelines may still fill then.
+    """
+
+    def prolonged(before: Sequence[float], then: Sequence[float]) -> tuple[float, ...]:
+        pairs = zip(before, then, strict=True)
+        return tuple(later + times * (later - early) for early, later in pairs)
+
+    finish_s = prolonged(half.finish_s, short.finish_s)
+    busy_s = prolonged(half.busy_s, short.busy_s)
+    computers, cores = shares
+    work_s = [0.0] * len(cores)
+    for computer, time_s in zip(computers, busy_s, strict=True):
+        if computer != OWN_CORE:
+            work_s[computer] += time_s
+    pairs = zip(work_s, cores, strict=True)
+    least_s = max((work / most for work, most in pairs if most), default=0.0)
+    late_s = max(0.0, least_s - max(finish_s))
     return PipelineRun(
-        finish_s=tuple(slower * finish_s for finish_s in calm.finish_s),
-        busy_s=calm.busy_s,
-        peak_in_flight=calm.peak_in_flight,
+        finish_s=tuple(at_s + late_s for at_s in finish_s),
+        busy_s=busy_s,
+        peak_in_flight=short.peak_in_flight,
     )
 
 

@@ -132,6 +132,8 @@ def share(
         for p in range(len(stages)):
             if computers[p] == computer and stages[p, RUNNING] != NOTHING:
                 active += 1
+        if active == 0:
+            continue
         pace = max(1.0, active / cores[computer])
         for p in range(len(stages)):
             if computers[p] != computer or stages[p, RUNNING] == NOTHING:

@@ -120,12 +120,27 @@ def test_a_step_shares_its_cores_to_the_end() -> None:
     assert one.pipeline_s >= 2 * math.fsum(one.busy_s)
 
 
-def test_long_mini_batches_are_slowed_down_as_short_ones() -> None:
-    share = on_one(2, 1)
-    times = [
-        simulate_step(
-            plan(2, 1, count), PROFILE, FACTS, reduction="fast", sharing=share
-        ).pipeline_s
-        for count in (256, 100_000)
-    ]
-    assert times[1] / times[0] == pytest.approx(100_000 / 256, rel=0.01)
+@pytest.mark.parametrize(("depth", "cores"), [(2, 1), (4, 2), (4, 3)])
+def test_long_mini_batches_take_all_their_work_over_the_cores(
+    depth: int, cores: int
+) -> None:
+    """They are not simulated as a whole."""
+    count = 100_000
+    long = simulate_step(
+        plan(depth, 1, count),
+        PROFILE,
+        FACTS,
+        reduction="fast",
+        sharing=on_one(depth, cores),
+    )
+    work_s = math.fsum(long.busy_s)
+    assert work_s >= count * 4 * 3.0 - NEAR
+    assert work_s / cores <= long.pipeline_s <= work_s / cores * 1.05
+
+
+def test_a_replica_elsewhere_is_as_fast_as_ever() -> None:
+    apart = SharedCores(computers=(0, 0, OWN_CORE, OWN_CORE), cores=(1,))
+    some = plan(2, 2, 2000)
+    alone = simulate_step(some, PROFILE, FACTS, reduction="fast")
+    mixed = simulate_step(some, PROFILE, FACTS, reduction="fast", sharing=apart)
+    assert mixed.pipeline_s > 1.5 * alone.pipeline_s
