@@ -169,7 +169,7 @@ def _place(chain: Chain, num_microbatches: int) -> StagePlace:
 def summarise_overheads(
     every: Sequence[Samples],
     reaching_s: float,
-    loader: LoaderSpec = LoaderSpec(workers=0),
+    loader: LoaderSpec,
     num_microbatches: int = 1,
 ) -> TaskOverheads | None:
     """Return the medians of the measurements of all stages.

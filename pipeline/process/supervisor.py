@@ -431,7 +431,8 @@ class Supervisor:
         self._end_loaders(child.pid)
         if child.owner is not None:
             if code and child.owner in self._children:
-                print(reason, file=sys.stderr, flush=True)
+                sys.stderr.write(f"{reason}\n")
+                sys.stderr.flush()
         elif child.slot is not None:
             self._slots[child.slot].worker = None
             self.report(
