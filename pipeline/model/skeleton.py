@@ -19,15 +19,8 @@ from spottrain.pipeline.model.job import CutPoint, TrainingJob
 
 _COMPILE = "_spottrain_compile"
 """Attribute of a module that is to be compiled: how."""
-_MOVED = (
-    "Cannot copy out of meta tensor",
-    "Torch not compiled with CUDA",
-    "No CUDA GPUs are available",
-    "Found no NVIDIA driver",
-    "Cannot re-initialize CUDA",
-)
 _READ = ("meta tensor", "'Meta' backend", "MetaTensor")
-"""Parts of what torch says when a model's factory moves parameters, and reads them."""
+"""Parts of what torch says when a model's factory reads parameters."""
 
 
 def build_skeleton(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -50,25 +43,15 @@ def build_skeleton(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module
         ):
             return _checked(factory())
     except UserCodeError as error:
-        if error.__cause__ is None or not (advice := _advice(str(error.__cause__))):
+        reason = str(error.__cause__)
+        if "Cannot copy" in reason or not any(part in reason for part in _READ):
             raise
-        raise UserCodeError(f"{error}; {advice}", error.traceback) from error
-
-
-def _advice(reason: str) -> str:
-    """Return what to do about an error of a factory, if it is a common one."""
-    if any(part in reason for part in _MOVED):
-        return (
-            "the function must not move the model: leave .to(device) and .cuda() away, "
-            "each machine moves its part itself"
-        )
-    if any(part in reason for part in _READ):
-        return (
-            "the function must not read the values of parameters (.item(), an if on a "
-            "tensor), they are on no machine while stages are built: for "
-            "resize_token_embeddings pass mean_resizing=False"
-        )
-    return ""
+        raise UserCodeError(
+            f"{error}; the function must not read values of parameters (.item(), an if on "
+            "a tensor), which are on no machine while stages are built; for "
+            "resize_token_embeddings pass mean_resizing=False",
+            error.traceback,
+        ) from error
 
 
 def materialise(job: TrainingJob, seed: int) -> nn.Module:

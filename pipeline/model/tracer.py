@@ -151,17 +151,20 @@ class _DryRun:
         expected = self._cut_names if by_hand else self._cut_names[section:][:1]
         seen = [cut.module for cut in recorder.facts.cuts]
         if name in seen or name not in expected:
-            left_out = (
-                ""
-                if name in seen or by_hand
-                else (
+            advice = ""
+            if name in seen:
+                advice = (
+                    "; loss may run the model once: put what belongs together (pairs, two "
+                    "views) through it as one batch, by torch.cat"
+                )
+            elif not by_hand:
+                advice = (
                     "; a model that leaves layers out at random must not (LayerDrop: set "
                     "layerdrop to 0 in its config)"
                 )
-            )
             raise UserCodeError(
                 f"block {name} must run once, in order: it ran after {seen}; run all "
-                f"blocks once each, in the order of their list{left_out}"
+                f"blocks once each, in the order of their list{advice}"
             )
         activation, rest = split_output(name, output)
         given = first_tensor(args, kwargs)
@@ -177,13 +180,14 @@ class _DryRun:
                 == (activation.shape, activation.dtype),
             )
         )
+        makers = frozenset([name])
         # A copy of everything, so that uses of the original are detected.
         lost = tree_map_only(torch.Tensor, lambda t: t.clone(), rest)
         for tensor in strided_tensors(lost):
-            recorder.register(tensor, section=section, computed=True)
+            recorder.register(tensor, section=section, computed=True, makers=makers)
         received = activation.detach().clone().requires_grad_()
         recorder.section = section + 1
-        recorder.register(received, section=section + 1, computed=True)
+        recorder.register(received, section=section + 1, computed=True, makers=makers)
         for tied, parameter in self._swaps[section].items():
             self._attach_parameter(tied, parameter, section + 1)
         return received if rest is None else (received, *lost)
