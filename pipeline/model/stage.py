@@ -109,6 +109,7 @@ class StageModel:
         self._model = build_skeleton(job.model).train()
         self._twin = build_skeleton(job.model).to("meta") if sections.start else None
         self._section = self._reached = _IDLE
+        self._writable_zeros = False
         self._seeds: Seeds = int
         self._received: torch.Tensor | None = None
         _place_buffers(self._model, self._device, {} if buffers is None else buffers)
@@ -168,10 +169,9 @@ class StageModel:
         if (activation is None) != (self.sections.start == 0):
             raise SpottrainError("the first stage takes no activation, all others do")
         self._seeds, self._received = seeds, activation
-        self._enter(0)
         try:
             with user_code("loss"), self._autocast(), self._replaying_checkpoints():
-                result = self._job.loss(self._model, batch)
+                result = self._run_loss(batch)
         except _Unwind as unwind:
             return unwind.activation
         finally:
@@ -185,6 +185,17 @@ class StageModel:
         sums = loss_sums(result)
         self._check_finite(reached, sums.loss)
         return sums
+
+    def _run_loss(self, batch: Batch) -> Any:
+        self._enter(0)
+        try:
+            return self._job.loss(self._model, batch)
+        except RuntimeError as error:
+            if self._writable_zeros or "written-to tensor" not in str(error):
+                raise
+        # It writes to the output of a skipped module, such as by an activation in place.
+        self._writable_zeros = True
+        return self._run_loss(batch)
 
     def _check_finite(self, section: int, output: torch.Tensor) -> None:
         """Name the first section whose output is not finite, if that was asked for."""
@@ -338,6 +349,8 @@ class StageModel:
         return run
 
     def _zeros_like(self, meta: torch.Tensor) -> torch.Tensor:
+        if self._writable_zeros:
+            return torch.zeros(meta.shape, dtype=meta.dtype, device=self._device)
         zero = torch.zeros((), dtype=meta.dtype, device=self._device)
         return zero.expand(meta.shape)
 
