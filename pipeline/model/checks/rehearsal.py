@@ -24,6 +24,7 @@ from spottrain.pipeline.model.recorder import call_on_stand_ins
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.skeleton import run_eagerly
 from spottrain.pipeline.model.stage import StageModel
+from spottrain.steps import at_step
 
 MAX_STAGES = 3
 """A first one, one in the middle, a last one: all ways of running a section."""
@@ -113,7 +114,8 @@ class _Rehearsal:
             NotImplementedError: The device lacks an operation.
         """
         with torch.random.fork_rng(devices=[]), self._mode():
-            self._train(self._batch("data set", self._job.dataset))
+            with at_step(0):
+                self._train(self._batch("data set", self._job.dataset))
             for name, heldout in self._job.heldout_sets.items():
                 if len(heldout) > 0:
                     self._evaluate(self._batch(f"held-out set {name}", heldout))

@@ -130,7 +130,7 @@ def test_code_that_reads_values_is_traced_on_the_cpu() -> None:
     [
         ({"loss": lambda model, batch: 1 / 0}, "loss raised ZeroDivisionError"),
         ({"loss": lambda model, batch: model(batch)}, "loss must return"),
-        ({"dataset": []}, "data set or collate raised IndexError"),
+        ({"dataset": []}, "dataset is empty"),
         ({"collate": lambda x: 1 / 0}, "data set or collate raised ZeroDivision"),
         ({"model": lambda: 1 / 0}, "raised ZeroDivisionError"),
         ({"model": linear}, "model has no repeated blocks and no CutPoint"),
