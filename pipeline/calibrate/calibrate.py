@@ -15,6 +15,7 @@ from typing import Any
 import torch.distributed as dist
 
 from spottrain import machine
+from spottrain.errors import UserCodeError
 from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.pipeline.calibrate import tasks
@@ -74,6 +75,7 @@ def calibrate(
     report: Report,
     device: Device,
     device_name: str,
+    failed: Callable[[UserCodeError], None] = lambda error: None,
 ) -> Profile | None:
     """Take part in a round of measuring.
 
@@ -84,6 +86,8 @@ def calibrate(
         report: Called with the progress of the round, at rank 0.
         device: What this process computes on.
         device_name: As the profile names it.
+        failed: Called when the user's code raised, before other participants see
+            connections break.
 
     Returns:
         The profile, at rank 0.
@@ -106,7 +110,9 @@ def calibrate(
         with device.using():
             measuring = _Round(loaded, command, rank, report, device, device_name)
             return measuring.run()
-    except BaseException:
+    except BaseException as error:
+        if isinstance(error, UserCodeError):
+            failed(error)
         connections.cut()
         raise
     finally:

@@ -12,9 +12,23 @@ from types import ModuleType
 from typing import Any
 
 import torch
+from torch import nn
 
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.job import TrainingJob
+
+_MOVED = (
+    "Cannot copy out of meta tensor",
+    "Torch not compiled with CUDA",
+    "No CUDA GPUs are available",
+    "Found no NVIDIA driver",
+    "Cannot re-initialize CUDA",
+)
+"""Parts of what torch says when code moves tensors by itself."""
+_LEAVE_DEVICES = (
+    "; leave .to(device), .cuda() and device= away: every machine moves its part of the "
+    "model, and batches, to its device"
+)
 
 
 @contextmanager
@@ -34,8 +48,10 @@ def user_code(what: str) -> Iterator[None]:
         raise
     except (Exception, SystemExit) as error:
         reason = (str(error).splitlines() or [""])[0]
+        advice = _LEAVE_DEVICES if any(part in reason for part in _MOVED) else ""
         raise UserCodeError(
-            f"{what} raised {type(error).__name__}: {reason}", traceback.format_exc()
+            f"{what} raised {type(error).__name__}: {reason}{advice}",
+            traceback.format_exc(),
         ) from error
 
 
@@ -70,7 +86,40 @@ def load_job(entrypoint: str, workdir: Path) -> TrainingJob:
             f"entrypoint {entrypoint} must return a spottrain.TrainingJob: "
             f"got {type(job).__name__}"
         )
+    _check_parts(job)
     return job
+
+
+def _check_parts(job: TrainingJob) -> None:
+    """Refuse objects in place of the functions that make or use them.
+
+    Raises:
+        UserCodeError: There is one.
+    """
+    if isinstance(job.model, nn.Module):
+        kind = type(job.model).__name__
+        raise UserCodeError(
+            f"model must be a function that builds the model: got a {kind} that is built "
+            f"already; give the function, such as model=lambda: {kind}(...)"
+        )
+    parts = {
+        "model": (job.model, "model=lambda: Model(...)"),
+        "loss": (job.loss, "def loss(model, batch): ..."),
+        "optimizer": (
+            job.optimizer,
+            "optimizer=lambda named: torch.optim.AdamW([p for _, p in named], lr=3e-4)",
+        ),
+        "lr_schedule": (
+            job.lr_schedule or float,
+            "lr_schedule=lambda step: min(1, (step + 1) / 100)",
+        ),
+        "collate": (job.collate, "collate=torch.utils.data.default_collate"),
+    }
+    for name, (value, line) in parts.items():
+        if not callable(value):
+            raise UserCodeError(
+                f"{name} must be a function: got a {type(value).__name__}; write e.g. {line}"
+            )
 
 
 def _import(name: str, folder: str) -> ModuleType:

@@ -17,6 +17,8 @@ from pathlib import Path
 import torch
 
 from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.pipeline.model.checks.rehearsal import check_schedule, rehearse
+from spottrain.pipeline.model.checks.trial import try_optimizer
 from spottrain.pipeline.model.data import (
     Digests,
     check_datasets,
@@ -37,12 +39,14 @@ from spottrain.pipeline.model.optimizer import (
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
-from spottrain.pipeline.model.trial import try_optimizer
 from spottrain.wire.codec import encode
 from spottrain.wire.model import CodeDetails, Detail, ModelFacts, SectionFacts
 
 _PLAIN = (bool, int, float, str, tuple)
 """Types of values that are the same text in any process."""
+
+_STEPS, _MANY_STEPS = "SPOTTRAIN_STEPS", 100_000
+"""Environment variable with the job's steps; how many are assumed without it."""
 
 
 def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
@@ -210,6 +214,9 @@ def main(arguments: list[str] | None = None) -> int:
             examples = digests(job)
             layout = trace(job)
             found = model_facts(job, layout)
+            steps = int(os.environ.get(_STEPS, _MANY_STEPS))
+            check_schedule(job.lr_schedule, steps)
+            rehearse(job, layout)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
         return replace(found, unsendable=why_unsendable(job))

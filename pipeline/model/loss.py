@@ -56,7 +56,7 @@ def loss_sums(result: Any) -> LossSums:
         raise UserCodeError(
             "loss must return (sum of losses as a scalar tensor, sum of weights), or "
             "those and {name of a metric: (its sum, its sum of weights)}: got "
-            f"{_describe(result)}"
+            f"{_describe(result)}; of a mean over n examples or tokens, return (mean * n, n)"
         )
     if not isinstance(metrics, Mapping):
         raise UserCodeError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
+from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import flop_registry
@@ -77,11 +78,16 @@ class TraceFacts:
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Watches every operation of one dry run."""
+    """Watches every operation of one dry run.
 
-    def __init__(self) -> None:
+    Args:
+        frozen: Modules that are not trained at all.
+    """
+
+    def __init__(self, frozen: frozenset[str] = frozenset()) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.facts = TraceFacts()
+        self._frozen = frozen
         self.section = 0
         self.stack: list[str] = []
         self._values: dict[int, _Value] = {}
@@ -104,7 +110,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for value in inputs:
             self._use(value, name)
         self._refuse_writes(func, args, kwargs)
-        result = self._call(func, args, kwargs)
+        result = call_on_stand_ins(func, args, kwargs)
         if (formula := _FLOPS.get(func.overloadpacket)) is not None:
             self.facts.flops[self.section] += formula(*args, **kwargs, out_val=result)
         random = torch.Tag.nondeterministic_seeded in func.tags
@@ -130,20 +136,6 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
                 known.batch, known.makers = known.batch or batch, known.makers | makers
         return result
 
-    def _call(self, func: Any, args: Any, kwargs: Any) -> Any:
-        """Call ``func``, with stand-ins of parameters written out if it computes.
-
-        Some operations refuse the strides of a tensor that takes no memory.
-        """
-        if any(r.alias_info is not None for r in func._schema.returns):
-            return func(*args, **kwargs)
-        args, kwargs = tree_map_only(
-            torch.Tensor,
-            lambda t: t.contiguous() if 0 in t.stride() and t.numel() > 1 else t,
-            (args, kwargs),
-        )
-        return func(*args, **kwargs)
-
     def _registered(self, tree: Any) -> list[_Value]:
         keys = (t.untyped_storage()._cdata for t in strided_tensors(tree))
         return [self._values[key] for key in keys if key in self._values]
@@ -154,19 +146,48 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
             if value.section < self.section:
                 self.facts.captured[value.parameter] = self.where()
         elif value.computed and value.section < self.section:
-            raise UserCodeError(
-                f"model cannot be cut: {self.where()} in section {self.section} uses "
-                f"({operation}) a value computed in section {value.section}; only one "
-                "activation may pass from section to section: place CutPoint modules "
-                "where nothing else crosses"
-            )
+            self._refuse_use(value, operation)
         elif value.section < self.section:
             self.facts.needed |= value.makers
+
+    def _refuse_use(self, value: _Value, operation: str) -> NoReturn:
+        used = f"uses ({operation}) a value computed in section {value.section}"
+        helpers = sorted(value.makers & self._frozen)
+        if helpers or not value.makers:
+            helper = f"the frozen module {helpers[0]}" if helpers else "another model"
+            raise UserCodeError(
+                f"{self.where()} in section {self.section} {used}, by {helper} or at "
+                "random outside the trained model: helper models (a teacher, a reference) "
+                "cannot be used in loss yet: compute their outputs once, beforehand, and "
+                "let the dataset return them with each example"
+            )
+        raise UserCodeError(
+            f"model cannot be cut yet: {self.where()} in section {self.section} {used}; "
+            "only one activation may pass from section to section, so models with an "
+            "encoder and a decoder, skip connections over blocks or losses over all "
+            "blocks (output_router_logits) cannot be cut there: place spottrain.CutPoint() "
+            "modules where one tensor alone passes, if there is such a place"
+        )
 
     def _refuse_writes(self, func: Any, args: Any, kwargs: Any) -> None:
         for value in self._registered(_written(func, args, kwargs)):
             if name := value.buffer or value.parameter:
                 refuse_change(name, self.where())
+
+
+def call_on_stand_ins(func: Any, args: Any, kwargs: Any) -> Any:
+    """Call an operation, with stand-ins of parameters written out if it computes.
+
+    Some operations refuse the strides of a tensor that takes no memory.
+    """
+    if any(r.alias_info is not None for r in func._schema.returns):
+        return func(*args, **kwargs)
+    args, kwargs = tree_map_only(
+        torch.Tensor,
+        lambda t: t.contiguous() if 0 in t.stride() and t.numel() > 1 else t,
+        (args, kwargs),
+    )
+    return func(*args, **kwargs)
 
 
 def _by_columns(rows: torch.Tensor, by: torch.Tensor) -> int:
@@ -220,6 +241,17 @@ def strided_tensors(tree: Any) -> list[torch.Tensor]:
         for leaf in tree_leaves(tree)
         if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided
     ]
+
+
+def frozen_modules(model: nn.Module) -> frozenset[str]:
+    """Return the modules with parameters none of which is trained, of a model that
+    trains others, outside of lists."""
+    trained = {id(p) for p in model.parameters() if p.requires_grad}
+    return frozenset(
+        name
+        for name, module in model.named_children()
+        if (ids := {id(p) for p in module.parameters()}) and not ids & trained
+    )
 
 
 def refuse_change(name: str, where: str) -> NoReturn:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import nn
@@ -73,7 +74,9 @@ class ModelLayout:
     """
 
     blocks: str
-    """Name of the module list that was cut, or ``"CutPoint"``."""
+    """Names of the lists of blocks that were cut, or ``"CutPoint"``."""
+    units: tuple[str, ...]
+    """All blocks of these lists, or all CutPoints."""
     cuts: tuple[Cut, ...]
     """Cut ``k`` ends section ``k``; the last section has none."""
     parameters: tuple[tuple[str, ...], ...]
@@ -91,6 +94,8 @@ class ModelLayout:
     """The tensors of a micro-batch of one example."""
     flops_per_example: tuple[int, ...]
     """Of each section's forward, see ``morphing.plan.flops``."""
+    needs_values: bool = False
+    """The user's code reads values of tensors: it does not run on the meta device."""
     metrics: tuple[str, ...] = ()
     """What the loss measures besides the loss, sorted."""
     reads_batch: frozenset[int] = frozenset()
@@ -130,46 +135,115 @@ class ModelLayout:
         return sum(spec.num_bytes for spec in specs if spec.requires_grad)
 
 
-def find_cuts(model: nn.Module) -> tuple[str, tuple[str, ...]]:
-    """Find the places where the model may be cut.
+class CutPlaces(NamedTuple):
+    """Places where a model may be cut."""
 
-    CutPoint modules win; else it is the list of two or more modules of one class that
-    holds the most parameters, cut after each of its modules but the last.
+    blocks: str
+    """Names of lists of blocks, or ``"CutPoint"``."""
+    cuts: tuple[str, ...]
+    """Modules that end a section, in the order of the model's definition."""
+    units: tuple[str, ...]
+    """All blocks, those included that end none."""
 
-    Returns:
-        The list's name (or ``"CutPoint"``) and the modules that end a section, in the
-        order of the model's definition.
+
+def find_cuts(model: nn.Module) -> list[CutPlaces]:
+    """Find places where the model may be cut, those first that give more sections.
+
+    CutPoint modules win. Else they are behind the modules of a list of two or more
+    modules of one class: of all such lists (as of the four of a ResNet), or of lists with
+    modules of the same class, or of the one that holds the most parameters. Lists within
+    modules of unequal size (stages, each with a list of blocks) go before the list of
+    these. The model's code decides which of them can be: it has to run all blocks one
+    after another.
 
     Raises:
-        UserCodeError: There are neither.
+        UserCodeError: There are none.
     """
-    points = [name for name, m in model.named_modules() if isinstance(m, CutPoint)]
+    points = tuple(n for n, m in model.named_modules() if isinstance(m, CutPoint))
     if points:
-        return "CutPoint", tuple(points)
-    best, most = "", 0
-    for name, module in model.named_modules():
-        size = sum(p.numel() for p in module.parameters())
-        if size > most and _is_block_list(module):
-            best, most = name, size
-    if most == 0:
+        return [CutPlaces("CutPoint", points, points)]
+    lists = _block_lists(model)
+    if not lists:
         raise UserCodeError(
             "model has no repeated blocks and no CutPoint: got "
             f"{type(model).__name__}; keep its blocks in a torch.nn.ModuleList or put "
             "spottrain.CutPoint() modules where it may be cut"
         )
-    children = [name for name, _ in model.get_submodule(best).named_children()]
-    prefix = f"{best}." if best else ""
-    return best, tuple(f"{prefix}{child}" for child in children[:-1])
+    largest = max(lists, key=lambda name: _size(model.get_submodule(name)))
+    choices = [lists, _lists_of_class(model, _class_in(model, largest)), [largest]]
+    if (inner := _lists_in_stages(model, lists)) != lists:
+        widest = max(inner, key=lambda name: _size(model.get_submodule(name)))
+        choices = [inner, _lists_of_class(model, _class_in(model, widest)), *choices]
+    different = dict.fromkeys(tuple(choice) for choice in choices if choice)
+    places = [_places(model, choice) for choice in different]
+    return sorted(places, key=lambda one: len(one.cuts), reverse=True)
 
 
-def _is_block_list(module: nn.Module) -> bool:
+def _block_lists(module: nn.Module, prefix: str = "") -> list[str]:
+    """Return the names of lists of blocks that are in no other such list."""
+    return _outermost(module, prefix, lambda one: _is_block_list(one, 2))
+
+
+def _outermost(
+    module: nn.Module, prefix: str, wanted: Callable[[nn.Module], bool]
+) -> list[str]:
+    found: list[str] = []
+    for name, inner in module.named_modules(prefix=prefix):
+        within = any(not one or name.startswith(f"{one}.") for one in found)
+        if not within and wanted(inner):
+            found.append(name)
+    return found
+
+
+def _lists_in_stages(model: nn.Module, lists: list[str]) -> list[str]:
+    """Return the lists within modules of unequal size, in place of the lists of these."""
+    result: list[str] = []
+    for name in lists:
+        children = list(model.get_submodule(name).named_children())
+        prefix = f"{name}." if name else ""
+        inner = [
+            one for key, child in children for one in _block_lists(child, prefix + key)
+        ]
+        unequal = len({_size(child) for _, child in children}) > 1
+        result += inner if unequal and inner else [name]
+    return result
+
+
+def _lists_of_class(model: nn.Module, kind: type[nn.Module]) -> list[str]:
+    """Return the lists of blocks of one class; of torch's own, those of two or more."""
+    least = 2 if kind.__module__.startswith("torch.") else 1
+    return _outermost(
+        model,
+        "",
+        lambda one: _is_block_list(one, least) and type(next(one.children())) is kind,
+    )
+
+
+def _class_in(model: nn.Module, name: str) -> type[nn.Module]:
+    return type(next(model.get_submodule(name).children()))
+
+
+def _size(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())
+
+
+def _is_block_list(module: nn.Module, least: int) -> bool:
     blocks = list(module.children())
     return (
         isinstance(module, nn.ModuleList | nn.Sequential)
-        and len(blocks) > 1
+        and len(blocks) >= least
         and len({type(block) for block in blocks}) == 1
         and all(any(True for _ in block.parameters()) for block in blocks)
     )
+
+
+def _places(model: nn.Module, lists: Sequence[str]) -> CutPlaces:
+    units = tuple(
+        f"{name}.{child}" if name else child
+        for name in lists
+        for child, _ in model.get_submodule(name).named_children()
+    )
+    return CutPlaces(", ".join(lists), units[:-1], units)
 
 
 ParameterSlots = dict[str, list[tuple[nn.Module, str]]]

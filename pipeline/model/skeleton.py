@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+import functools
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any, TypeGuard
 
 import torch
 from torch import nn
@@ -12,7 +15,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.heap import mmap_large_blocks
 from spottrain.pipeline.model.entrypoint import user_code
-from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.job import CutPoint, TrainingJob
+
+_COMPILE = "_spottrain_compile"
+"""Attribute of a module that is to be compiled: how."""
+_READ = ("meta tensor", "'Meta' backend", "MetaTensor")
+"""Parts of what torch says when a model's factory reads parameters."""
 
 
 def build_skeleton(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module:
@@ -25,9 +33,25 @@ def build_skeleton(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module
         UserCodeError: The factory raised, e.g. because it reads or moves parameters.
     """
     what = "model, built without parameters,"
-    with _seeded(seed), user_code(what), _on_meta(), mmap_large_blocks():
-        model = factory()
-    return _checked(model)
+    try:
+        with (
+            _seeded(seed),
+            user_code(what),
+            _on_meta(),
+            mmap_large_blocks(),
+            _compiling_later(),
+        ):
+            return _checked(factory())
+    except UserCodeError as error:
+        reason = str(error.__cause__)
+        if "Cannot copy" in reason or not any(part in reason for part in _READ):
+            raise
+        raise UserCodeError(
+            f"{error}; the function must not read values of parameters (.item(), an if on "
+            "a tensor), which are on no machine while stages are built; for "
+            "resize_token_embeddings pass mean_resizing=False",
+            error.traceback,
+        ) from error
 
 
 def materialise(job: TrainingJob, seed: int) -> nn.Module:
@@ -36,9 +60,8 @@ def materialise(job: TrainingJob, seed: int) -> nn.Module:
     Raises:
         UserCodeError: The factory raised or does not return a module.
     """
-    with _seeded(seed), user_code("model"):
-        model = job.model()
-    return _checked(model)
+    with _seeded(seed), user_code("model"), _compiling_later():
+        return _checked(job.model())
 
 
 def _checked(model: object) -> nn.Module:
@@ -46,7 +69,92 @@ def _checked(model: object) -> nn.Module:
         raise UserCodeError(
             f"model must build a torch.nn.Module: got {type(model).__name__}"
         )
-    return model
+    if not _is_compiled(model):
+        return model
+    original: nn.Module = model._orig_mod
+    setattr(original, _COMPILE, model.dynamo_ctx)
+    return original
+
+
+def _is_compiled(module: nn.Module) -> TypeGuard[Any]:
+    """Return whether ``torch.compile`` returned a module."""
+    dynamo = sys.modules.get("torch._dynamo")
+    return dynamo is not None and isinstance(module, dynamo.OptimizedModule)
+
+
+def run_eagerly() -> AbstractContextManager[Any]:
+    """Let compiled functions run as they are written."""
+    if "torch._dynamo" not in sys.modules:  # nothing is compiled
+        return nullcontext()
+    eagerly: AbstractContextManager[Any] = torch.compiler.set_stance("force_eager")
+    return eagerly
+
+
+def compile_blocks(model: nn.Module, blocks: Sequence[str]) -> None:
+    """Compile what the model's factory asked for.
+
+    Where that holds blocks, each of them is compiled by itself: a compiled function
+    cannot be left and entered between two of them.
+
+    Args:
+        model: As ``build_skeleton`` made it.
+        blocks: Names of the modules between which it may be cut.
+    """
+    for name, module in list(model.named_modules()):
+        compiled = _is_compiled(module)
+        how = module.dynamo_ctx if compiled else module.__dict__.pop(_COMPILE, None)
+        held = [
+            block for block in blocks if block.startswith(f"{name}." if name else "")
+        ]
+        by_hand = _is_compiled_function(module.__dict__.get("forward"))
+        if held and (
+            (by_hand and not compiled) or (how and _is_cut_point(model, held))
+        ):
+            raise UserCodeError(
+                f"model cannot be cut within {name or type(module).__name__}, which "
+                "torch.compile has made one function: compile its blocks instead, such as "
+                "block.compile() for each of them"
+            )
+        if how is None:
+            continue
+        if held and compiled:
+            module.forward = module._orig_mod.__call__
+        for each in (
+            map(model.get_submodule, held) if held else [module] * (not compiled)
+        ):
+            each.forward = how(each.forward)
+            # Else a shape's kernels would depend on those seen before.
+            torch._dynamo.config.automatic_dynamic_shapes = False
+
+
+def _is_cut_point(model: nn.Module, names: Sequence[str]) -> bool:
+    return any(isinstance(model.get_submodule(name), CutPoint) for name in names)
+
+
+def _is_compiled_function(function: object) -> bool:
+    """Return whether ``torch.compile`` returned a function."""
+    return hasattr(function, "_torchdynamo_orig_callable")
+
+
+def _compiling_later() -> AbstractContextManager[None]:
+    """Let ``nn.Module.compile`` leave a note on the module only."""
+
+    def compile_later(module: nn.Module, *args: Any, **kwargs: Any) -> None:
+        how = functools.partial(torch.compile, *args, **kwargs)
+        setattr(module, _COMPILE, how)
+
+    return replaced(nn.Module, "compile", compile_later)
+
+
+@contextmanager
+def replaced(owner: object, name: str, value: object) -> Iterator[None]:
+    """Give an attribute another value for a while."""
+    plain = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, plain)
 
 
 @contextmanager
@@ -75,8 +183,5 @@ def _on_meta() -> Iterator[None]:
             param = twin
         plain(module, name, param)
 
-    nn.Module.register_parameter = register  # type: ignore[assignment, method-assign]
-    try:
+    with replaced(nn.Module, "register_parameter", register):
         yield
-    finally:
-        nn.Module.register_parameter = plain  # type: ignore[method-assign]

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, NoReturn
 
 import torch
 from torch import nn
+from torch.utils import checkpoint
 from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import SpottrainError, UserCodeError
@@ -22,7 +23,12 @@ from spottrain.pipeline.model.sections import (
     TensorSpec,
     parameter_slots,
 )
-from spottrain.pipeline.model.skeleton import build_skeleton
+from spottrain.pipeline.model.skeleton import (
+    build_skeleton,
+    compile_blocks,
+    replaced,
+    run_eagerly,
+)
 from spottrain.wire.model import Precision
 
 StageOutput = torch.Tensor | LossSums
@@ -46,6 +52,17 @@ class _Unwind(BaseException):
 
     def __init__(self, activation: torch.Tensor) -> None:
         self.activation = activation
+
+
+class _NotReentrant:
+    """Stands for ``torch.utils.checkpoint.CheckpointFunction``."""
+
+    @staticmethod
+    def apply(function: Callable[..., Any], preserve_rng: bool, *args: Any) -> Any:
+        """Checkpoint a call of ``function``."""
+        return checkpoint.checkpoint(
+            function, *args, use_reentrant=False, preserve_rng_state=preserve_rng
+        )
 
 
 class StageModel:
@@ -92,6 +109,7 @@ class StageModel:
         self._model = build_skeleton(job.model).train()
         self._twin = build_skeleton(job.model).to("meta") if sections.start else None
         self._section = self._reached = _IDLE
+        self._writable_zeros = False
         self._seeds: Seeds = int
         self._received: torch.Tensor | None = None
         _place_buffers(self._model, self._device, {} if buffers is None else buffers)
@@ -109,6 +127,7 @@ class StageModel:
             for section in sections
         }
         self._swaps = self._place_parameters()
+        compile_blocks(self._model, layout.units)
         self._intercept()
 
     def parameters_of(self, section: int) -> list[tuple[str, nn.Parameter]]:
@@ -150,10 +169,9 @@ class StageModel:
         if (activation is None) != (self.sections.start == 0):
             raise SpottrainError("the first stage takes no activation, all others do")
         self._seeds, self._received = seeds, activation
-        self._enter(0)
         try:
-            with user_code("loss"), self._autocast():
-                result = self._job.loss(self._model, batch)
+            with user_code("loss"), self._autocast(), self._replaying_checkpoints():
+                result = self._run_loss(batch)
         except _Unwind as unwind:
             return unwind.activation
         finally:
@@ -168,9 +186,22 @@ class StageModel:
         self._check_finite(reached, sums.loss)
         return sums
 
+    def _run_loss(self, batch: Batch) -> Any:
+        self._enter(0)
+        try:
+            return self._job.loss(self._model, batch)
+        except RuntimeError as error:
+            if self._writable_zeros or "written-to tensor" not in str(error):
+                raise
+        # It writes to the output of a skipped module, such as by an activation in place.
+        self._writable_zeros = True
+        return self._run_loss(batch)
+
     def _check_finite(self, section: int, output: torch.Tensor) -> None:
         """Name the first section whose output is not finite, if that was asked for."""
-        if self._checks_finite and not bool(torch.isfinite(output.detach()).all()):
+        if output.is_meta or not self._checks_finite:
+            return
+        if not bool(torch.isfinite(output.detach()).all()):
             raise UserCodeError(
                 f"the output of section {section} is not finite, as the first one: its "
                 f"blocks or their parameters make nan or inf ({CHECK_FINITE} is set)"
@@ -189,8 +220,45 @@ class StageModel:
             seed_everything(seed)
             if self._device.type == "cuda":
                 torch.cuda.manual_seed(seed)
+        self._swap(section)
+
+    def _swap(self, section: int) -> None:
         for module, attribute, parameter in self._swaps.get(section, ()):
             setattr(module, attribute, parameter)
+
+    @contextmanager
+    def _replaying_checkpoints(self) -> Iterator[None]:
+        """Let ``torch.utils.checkpoint`` around blocks run them again as they ran first.
+
+        A backward calls the checkpointed function outside ``forward``, so it is wrapped.
+        Reentrant checkpoints become others: theirs would cut the graph at the activation
+        that was received, which is no argument of the function.
+        """
+        plain = checkpoint._checkpoint_without_reentrant_generator
+
+        def generate(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            return plain(self._replaying(function), *args, **kwargs)
+
+        with (
+            replaced(checkpoint, "_checkpoint_without_reentrant_generator", generate),
+            replaced(checkpoint, "CheckpointFunction", _NotReentrant),
+        ):
+            yield
+
+    def _replaying(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        section, seeds, received = self._section, self._seeds, self._received
+
+        def again(*args: Any, **kwargs: Any) -> None:
+            self._section, self._seeds, self._received = section, seeds, received
+            self._swap(section)
+            try:
+                function(*args, **kwargs)
+            except _Unwind:
+                pass
+            finally:
+                self._section, self._received = _IDLE, None
+
+        return again
 
     def _place_parameters(self) -> dict[int, list[tuple[nn.Module, str, nn.Parameter]]]:
         """Set the model's parameters; return the swaps at each section."""
@@ -267,7 +335,7 @@ class StageModel:
             if self._section >= self.sections.start or needs_values:
                 return forward(*args, **kwargs)
             try:
-                with torch.no_grad():
+                with torch.no_grad(), run_eagerly():
                     meta_args, meta_kwargs = tree_map_only(
                         torch.Tensor, lambda t: t.to("meta"), (args, kwargs)
                     )
@@ -281,6 +349,8 @@ class StageModel:
         return run
 
     def _zeros_like(self, meta: torch.Tensor) -> torch.Tensor:
+        if self._writable_zeros:
+            return torch.zeros(meta.shape, dtype=meta.dtype, device=self._device)
         zero = torch.zeros((), dtype=meta.dtype, device=self._device)
         return zero.expand(meta.shape)
 
@@ -373,7 +443,7 @@ def _refuse_order(block: str, section: int, current: int) -> NoReturn:
     if current == _IDLE:
         raise UserCodeError(
             f"block {block} ran outside loss: turn activation checkpointing off in the "
-            "model; spottrain recomputes activations itself"
+            "model, or use torch.utils.checkpoint; spottrain recomputes activations itself"
         )
     raise UserCodeError(
         f"block {block} must run once, as the end of section {section}: it ran in "

@@ -11,6 +11,7 @@ each stage computes them again.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -30,11 +31,13 @@ from spottrain.pipeline.model.recorder import (
     CutFacts,
     Recorder,
     TraceFacts,
+    frozen_modules,
     refuse_change,
     strided_tensors,
 )
 from spottrain.pipeline.model.sections import (
     Cut,
+    CutPlaces,
     ModelLayout,
     ParameterSlots,
     TensorSpec,
@@ -42,7 +45,7 @@ from spottrain.pipeline.model.sections import (
     is_matrix,
     parameter_slots,
 )
-from spottrain.pipeline.model.skeleton import build_skeleton
+from spottrain.pipeline.model.skeleton import build_skeleton, run_eagerly
 from spottrain.pipeline.model.stage import first_tensor, split_output
 from spottrain.steps import at_step
 from spottrain.wire.model import TiedParameter
@@ -52,14 +55,19 @@ class _DryRun:
     """The loss, run once over a model whose modules report when they are called."""
 
     def __init__(
-        self, job: TrainingJob, *, on_meta: bool, tied: frozenset[str]
+        self,
+        job: TrainingJob,
+        places: CutPlaces,
+        *,
+        on_meta: bool,
+        tied: frozenset[str],
     ) -> None:
         self._job = job
         self._device = torch.device("meta" if on_meta else "cpu")
         self._model = build_skeleton(job.model)
         self._slots = parameter_slots(self._model)
-        self.blocks, self._cut_names = find_cuts(self._model)
-        self._recorder = Recorder()
+        self.places, self._cut_names = places, places.cuts
+        self._recorder = Recorder(frozen_modules(self._model))
         self._fill()
         stand_in = self._stand_in
         self._swaps = [{name: stand_in(name) for name in tied} for _ in self._cut_names]
@@ -73,7 +81,12 @@ class _DryRun:
         for tensor in strided_tensors(batch):
             self._recorder.register(tensor, batch=True)
         self._model.train()
-        with torch.random.fork_rng(devices=[]), self._recorder, user_code("loss"):
+        with (
+            torch.random.fork_rng(devices=[]),
+            run_eagerly(),
+            self._recorder,
+            user_code("loss"),
+        ):
             result = self._job.loss(self._model, batch)
         facts, number = self._recorder.facts, len(self._cut_names)
         facts.metrics = tuple(sorted(loss_sums(result).metrics))
@@ -134,13 +147,24 @@ class _DryRun:
     ) -> Any:
         """End a section; return the block's output as a later stage would see it."""
         recorder, section = self._recorder, self._recorder.section
-        by_hand = self.blocks == "CutPoint"
+        by_hand = self.places.blocks == "CutPoint"
         expected = self._cut_names if by_hand else self._cut_names[section:][:1]
         seen = [cut.module for cut in recorder.facts.cuts]
         if name in seen or name not in expected:
+            advice = ""
+            if name in seen:
+                advice = (
+                    "; loss may run the model once: put what belongs together (pairs, two "
+                    "views) through it as one batch, by torch.cat"
+                )
+            elif not by_hand:
+                advice = (
+                    "; a model that leaves layers out at random must not (LayerDrop: set "
+                    "layerdrop to 0 in its config)"
+                )
             raise UserCodeError(
                 f"block {name} must run once, in order: it ran after {seen}; run all "
-                "blocks once each, in the order of their list"
+                f"blocks once each, in the order of their list{advice}"
             )
         activation, rest = split_output(name, output)
         given = first_tensor(args, kwargs)
@@ -156,13 +180,14 @@ class _DryRun:
                 == (activation.shape, activation.dtype),
             )
         )
+        makers = frozenset([name])
         # A copy of everything, so that uses of the original are detected.
         lost = tree_map_only(torch.Tensor, lambda t: t.clone(), rest)
         for tensor in strided_tensors(lost):
-            recorder.register(tensor, section=section, computed=True)
+            recorder.register(tensor, section=section, computed=True, makers=makers)
         received = activation.detach().clone().requires_grad_()
         recorder.section = section + 1
-        recorder.register(received, section=section + 1, computed=True)
+        recorder.register(received, section=section + 1, computed=True, makers=makers)
         for tied, parameter in self._swaps[section].items():
             self._attach_parameter(tied, parameter, section + 1)
         return received if rest is None else (received, *lost)
@@ -197,17 +222,26 @@ def trace(job: TrainingJob) -> ModelLayout:
     """
     check_datasets(job)
     with at_step(0):
-        return _trace(job)
+        return _trace_first_choice(job)
 
 
-def _trace(job: TrainingJob) -> ModelLayout:
-    _refuse_random_buffers(job)
+def _trace_first_choice(job: TrainingJob) -> ModelLayout:
+    """Trace the model cut at the first places that suit its code."""
+    choices = find_cuts(_check_factory(job))
     with user_code("data set or collate"):
         example = job.dataset[0]
         batches = [job.collate([example] * number) for number in (1, 2)]
-    run, first, on_meta = _first_run(job, batches[0])
+    for places in choices[:-1]:
+        # The model's code does not run these one after another, once each.
+        with contextlib.suppress(UserCodeError):
+            return _trace(job, places, batches)
+    return _trace(job, choices[-1], batches)
+
+
+def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLayout:
+    run, first, on_meta = _first_run(job, places, batches[0])
     tied = {name: tuple(sorted(s)) for name, s in first.uses.items() if len(s) > 1}
-    again = _DryRun(job, on_meta=on_meta, tied=frozenset(tied))
+    again = _DryRun(job, places, on_meta=on_meta, tied=frozenset(tied))
     second = again.run(batches[1])
     for name in sorted(tied.keys() & second.captured.keys()):
         raise UserCodeError(
@@ -216,6 +250,7 @@ def _trace(job: TrainingJob) -> ModelLayout:
             "from its module where it is used"
         )
     layout = _layout(run, first, second, tied, batches[0])
+    layout = replace(layout, needs_values=not on_meta)
     checks_batch = first.checks_batch or second.checks_batch
     if checks_batch or not on_meta:  # values were read in ways that no recorder sees
         return layout
@@ -224,15 +259,17 @@ def _trace(job: TrainingJob) -> ModelLayout:
     return replace(layout, blank=blank, reads_batch=frozenset(reads))
 
 
-def _first_run(job: TrainingJob, batch: Batch) -> tuple[_DryRun, TraceFacts, bool]:
+def _first_run(
+    job: TrainingJob, places: CutPlaces, batch: Batch
+) -> tuple[_DryRun, TraceFacts, bool]:
     """Run on the meta device if the user's code permits it, else on the CPU."""
-    run = _DryRun(job, on_meta=True, tied=frozenset())
+    run = _DryRun(job, places, on_meta=True, tied=frozenset())
     try:
         return run, run.run(batch), True
     except UserCodeError as error:
         if error.__cause__ is None:
             raise
-    run = _DryRun(job, on_meta=False, tied=frozenset())
+    run = _DryRun(job, places, on_meta=False, tied=frozenset())
     return run, run.run(batch), False
 
 
@@ -251,7 +288,8 @@ def _layout(
     sections = {n: uses.get(n) or _section_of_unused(n, calls) for n in slots}
     specs = {name: _spec(slots, name) for name in slots}
     return ModelLayout(
-        blocks=run.blocks,
+        blocks=run.places.blocks,
+        units=run.places.units,
         cuts=cuts,
         parameters=tuple(
             tuple(name for name in slots if k in sections[name])
@@ -345,12 +383,32 @@ def _skippable(
     return chosen
 
 
-def _refuse_random_buffers(job: TrainingJob) -> None:
-    skeletons = (build_skeleton(job.model, seed) for seed in (0, 1))
-    one, two = (dict(skeleton.named_buffers()) for skeleton in skeletons)
+def _check_factory(job: TrainingJob) -> nn.Module:
+    """Check that the job builds the same model every time, but anew; return one."""
+    model, other = (build_skeleton(job.model, seed) for seed in (0, 1))
+    theirs = {id(module) for module in other.modules()}
+    for name, module in model.named_modules():
+        if id(module) in theirs and any(True for _ in module.parameters()):
+            what = f"its module {name}" if name else f"the same {type(model).__name__}"
+            raise UserCodeError(
+                f"model must build a new model each time it is called: it returned {what} "
+                "twice; build all of it inside the function, such as model=lambda: "
+                f"{type(model).__name__}(...)"
+            )
+        for attribute in ("layerdrop", "drop_layer", "layer_drop"):
+            rate = getattr(module, attribute, None)
+            rate = getattr(getattr(module, "config", None), attribute, rate)
+            if isinstance(rate, int | float) and rate > 0:
+                raise UserCodeError(
+                    f"model leaves layers out at random ({name or 'the model'} has "
+                    f"{attribute} {rate}), but all blocks must run once each: set "
+                    f"{attribute} to 0 in its config"
+                )
+    one, two = dict(model.named_buffers()), dict(other.named_buffers())
     for name, buffer in one.items():
         if not torch.equal(buffer, two[name]):
             raise UserCodeError(
                 f"buffer {name} of the model is random: make it from a torch.Generator "
                 "with a seed of its own, or make it a parameter"
             )
+    return model

@@ -10,7 +10,11 @@ from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.sections import parameter_slots
 from spottrain.pipeline.model.skeleton import materialise
-from spottrain.pipeline.process.worker import SupervisorLink, reason_of
+from spottrain.pipeline.process.worker import (
+    SupervisorLink,
+    reason_of,
+    user_code_failed,
+)
 from spottrain.pipeline.state.saving import write_first
 from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError
@@ -79,7 +83,15 @@ def measure_and_report(
     try:
         exact = loaded.spec.reduction == "exact"
         opened = open_device(device, memory_share, deterministic=exact)
-        profile = calibrate(loaded, command, rank, link.report, opened, device_name)
+        profile = calibrate(
+            loaded,
+            command,
+            rank,
+            link.report,
+            opened,
+            device_name,
+            lambda error: link.report(user_code_failed(error)),
+        )
     except NetworkRefusedError as error:
         link.report(messages.UserCodeFailed(message=str(error), traceback=""))
     except (

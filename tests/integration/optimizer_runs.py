@@ -10,9 +10,9 @@ from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.checks.trial import try_optimizer
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.tracer import trace
-from spottrain.pipeline.model.trial import try_optimizer
 from spottrain.wire.messages import JobSpec
 
 HERE = Path(__file__).parent

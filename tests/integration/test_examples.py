@@ -11,10 +11,10 @@ from tests.integration.fleet import Fleet, Zygote, make_plan
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.model.checks.trial import try_optimizer
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.tracer import trace
-from spottrain.pipeline.model.trial import try_optimizer
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.wire.model import Plan
 

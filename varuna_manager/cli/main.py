@@ -122,8 +122,9 @@ def launch_command(
     say(f"inspecting {config.entrypoint}")
     facts = inspect.inspect_model(config)
     # Not above: it imports the planner, which other commands do not need.
-    from spottrain.varuna_manager.offers.feasibility import check_deadline
+    from spottrain.varuna_manager.offers.feasibility import check_deadline, check_memory
 
+    check_memory(config, facts, offers)
     if forecast := check_deadline(config, facts, offers, say):
         say(forecast)
     job, packed_bytes = submit.submit(config, facts, data_bytes, say)

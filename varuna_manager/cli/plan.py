@@ -24,7 +24,7 @@ from spottrain.varuna_manager.cli.simulate.trace import read_workload, size_byte
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import data, inspect, submit, weights
 from spottrain.varuna_manager.offers import preview as previews
-from spottrain.varuna_manager.offers.feasibility import predict
+from spottrain.varuna_manager.offers.feasibility import check_memory, predict
 from spottrain.varuna_manager.offers.preview import SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
@@ -231,6 +231,8 @@ def preview(
     data_bytes = data.prepare_data(config, say)
     say(f"inspecting and measuring {config.entrypoint} on this machine")
     facts = inspect.inspect_model(config)
+    if config.cloud is None:  # a cloud's offers are asked for at launch
+        check_memory(config, facts, None)
     if (first := weights.check_first(config)) is not None:
         for line in weights.describe(first):
             say(line)
@@ -242,7 +244,7 @@ def preview(
         config, facts, profile, scope or SearchScope(), data_bytes
     )
     forecast = None
-    if config.cloud is None:  # a cloud's offers are asked for at launch
+    if config.cloud is None:
         forecast = predict(config, facts, profile=profile)
     document["promise"] = forecast and asdict(forecast)
     _show(document, output, explain)

@@ -7,9 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.errors import BudgetError
+from spottrain.errors import BudgetError, CapacityError
 from spottrain.morphing.errors import PlanError
+from spottrain.morphing.memory.loads import StageLoad
+from spottrain.morphing.memory.memory import WorkerTerms, stage_bytes
+from spottrain.morphing.memory.room import megabytes
 from spottrain.pricing.prices.hazard import Hazards
+from spottrain.pricing.ranking.gpu_speed import machine_as_offered
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core import deadline
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
@@ -20,7 +24,7 @@ from spottrain.varuna_manager.launch import inspect
 from spottrain.varuna_manager.launch.submit import job_settings
 from spottrain.varuna_manager.offers.market import own_market
 from spottrain.varuna_manager.offers.ranker import OfferRanker
-from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.model import ModelFacts, Profile, SectionProfile
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,76 @@ def check_deadline(
     if found.possible is False:
         raise BudgetError(found.reason)
     return found.reason
+
+
+def check_memory(
+    config: JobConfig, facts: ModelFacts, offers: Sequence[Offer] | None
+) -> None:
+    """Refuse a job whose parameters and optimizer alone fit on no fleet it could rent.
+
+    A lower bound, for nothing is known of activations yet: what passes may still need
+    more once the model is measured. Own hosts are not looked at, they cost nothing.
+
+    Args:
+        config: The job.
+        facts: What the tracer found out about its model.
+        offers: A cloud's; ``None``: the job file names machines.
+
+    Raises:
+        CapacityError: It fits on none.
+    """
+    offers = own_offers(config, time.time()) if offers is None else offers
+    if not offers or any(o.cloud == "ssh" or not o.gpu_memory_bytes for o in offers):
+        return
+    best = ""
+    for offer in sorted(offers, key=lambda o: o.gpus * o.gpu_memory_bytes):
+        machine = machine_as_offered(offer, offer.gpus, 1.0)
+        if not machine.is_gpu or config.runtime.asked_state == "device":
+            room_bytes = machine.gpu_memory_bytes
+        elif machine.memory_bytes:
+            room_bytes = machine.gpu_memory_bytes + machine.memory_bytes // machine.gpus
+        else:
+            return
+        section, total = _least_bytes(config, facts, on_gpu=machine.is_gpu)
+        slots = config.resources.max_vms * machine.gpus
+        if section <= room_bytes and total <= slots * room_bytes:
+            return
+        best = (
+            f"{megabytes(total)} altogether and {megabytes(section)} for its largest "
+            f"section: got {slots} slots of {megabytes(room_bytes)} on {offer.instance_type}"
+        )
+    raise CapacityError(
+        f"the model does not fit: its parameters and optimizer need at least {best}; take "
+        "larger machines, raise resources.max_vms, or cut the model into smaller sections"
+    )
+
+
+def _least_bytes(
+    config: JobConfig, facts: ModelFacts, *, on_gpu: bool
+) -> tuple[int, int]:
+    """Return what a worker must hold of the largest section, and all workers of all."""
+    if on_gpu:  # wherever committed state is: in one of two memories
+        each = [s.param_bytes + s.optimizer_bytes for s in facts.sections]
+        return max(each), sum(each)
+    terms = WorkerTerms(reduction=config.reduction)
+    blank = [
+        SectionProfile(
+            index=index,
+            forward_s=0.0,
+            backward_s=0.0,
+            recompute_s=0.0,
+            saved_bytes=0,
+            output_bytes=0,
+        )
+        for index in range(len(facts.sections))
+    ]
+    load = StageLoad(in_flight=0, inputs_held=0, recomputes=0)
+    stages = [
+        stage_bytes(facts, blank, [range(k, k + 1)], load, terms)
+        for k in range(len(facts.sections))
+    ]
+    total = sum(stage.static_bytes - stage.undo_bytes for stage in stages)
+    return max(stage.static_bytes for stage in stages), total
 
 
 def own_offers(config: JobConfig, now_s: float) -> tuple[Offer, ...]:

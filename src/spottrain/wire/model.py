@@ -92,7 +92,7 @@ class ModelFacts:
     num_parameters: int
     """Distinct parameters' elements, a tied one counted once."""
     blocks: str
-    """Name of the module list that was cut, or ``"CutPoint"``."""
+    """Names of the lists of blocks that were cut, or ``"CutPoint"``."""
     sections: tuple[SectionFacts, ...]
     tied: tuple[TiedParameter, ...]
     dataset_len: int

@@ -49,7 +49,7 @@ def test_kinds_of_tasks_are_summed_up_over_stages_by_medians() -> None:
         {"forward": [4e-4], "recompute": [], "backward": [2e-4], "posting": [4e-5]},
         {},
     ]
-    beside = summarise_overheads(stages, reaching_s=1e-5)
+    beside = summarise_overheads(stages, 1e-5, LoaderSpec(workers=0))
     assert beside is not None
     assert beside.forward_s == pytest.approx(4.5e-4 + 1e-5)
     assert beside.recompute_s == pytest.approx(1e-4 + 1e-5)
@@ -60,14 +60,14 @@ def test_kinds_of_tasks_are_summed_up_over_stages_by_medians() -> None:
 
 def test_without_recomputes_a_recompute_is_taken_for_a_backward() -> None:
     alone = {"forward": [3e-4], "recompute": [], "backward": [2e-4], "posting": []}
-    beside = summarise_overheads([alone], reaching_s=1e-5)
+    beside = summarise_overheads([alone], 1e-5, LoaderSpec(workers=0))
     assert beside is not None
     assert beside.recompute_s == pytest.approx(2e-4 + 1e-5)
     assert beside.posting_s == 0.0
 
 
 def test_nothing_measured_is_nothing_known() -> None:
-    assert summarise_overheads([{}, {}], reaching_s=1e-5) is None
+    assert summarise_overheads([{}, {}], 1e-5, LoaderSpec(workers=0)) is None
 
 
 @pytest.mark.parametrize(

@@ -16,10 +16,18 @@ import torch
 from spottrain import TrainingJob
 from {name}_parts import DATA
 
-def job():
-    return TrainingJob(
-        model=lambda: torch.nn.Linear(1, 1), dataset=DATA, loss=None, optimizer=None
-    )
+def job(**changes):
+    parts = dict(model=torch.nn.Identity, dataset=DATA, loss=print, optimizer=print)
+    return TrainingJob(**(parts | changes))
+
+def built():
+    return job(model=torch.nn.Linear(1, 1))
+
+def optimizer():
+    return job(optimizer=torch.optim.SGD(torch.nn.Linear(1, 1).parameters()))
+
+def schedule():
+    return job(lr_schedule=0.1)
 
 def raises():
     raise ValueError("no such file:\\nsecond line")
@@ -76,6 +84,12 @@ def test_a_workdir_loaded_twice_is_first_on_the_path_once(
         ("{m}:number", "entrypoint function 'number' not found"),
         ("{m}:raises", "raised ValueError: no such file:$"),
         ("{m}:leaves", "raised SystemExit: 4$"),
+        ("{m}:built", r"built already; .* model=lambda: Linear\(...\)$"),
+        (
+            "{m}:optimizer",
+            r"optimizer must be a function: got a SGD; .*torch.optim.AdamW",
+        ),
+        ("{m}:schedule", r"lr_schedule must be a function: got a float"),
         ("{m}:wrong", r"must return a spottrain.TrainingJob: got int"),
     ],
 )

@@ -31,34 +31,70 @@ class Model(nn.Module):
             self.add_module(name, child)
 
 
+def choices(model: nn.Module) -> list[tuple[str, tuple[str, ...]]]:
+    return [(places.blocks, places.cuts) for places in find_cuts(model)]
+
+
+def stage(*widths: int) -> nn.Module:
+    return nn.Sequential(*[each for width in widths for each in linears(1, width)])
+
+
 def test_cuts_are_the_blocks_but_the_last() -> None:
     model = Model(embed=nn.Linear(1, 1), h=nn.ModuleList(linears(3)))
-    assert find_cuts(model) == ("h", ("h.0", "h.1"))
+    assert choices(model) == [("h", ("h.0", "h.1"))]
+    assert find_cuts(model)[0].units == ("h.0", "h.1", "h.2")
 
 
-def test_the_list_with_the_most_parameters_wins() -> None:
+def test_all_lists_go_before_those_of_one_class_and_the_largest() -> None:
     small, large = nn.ModuleList(linears(5, 2)), nn.ModuleList(linears(2, 50))
-    inner = Model(layers=large)
-    assert find_cuts(Model(a=small, b=inner))[0] == "b.layers"
+    other = nn.ModuleList([nn.LayerNorm(2), nn.LayerNorm(2)])
+    model = Model(a=small, other=other, b=Model(layers=large))
+    names = [places.blocks for places in find_cuts(model)]
+    assert names == ["a, other, b.layers", "a, b.layers", "b.layers"]
 
 
-def test_an_outer_list_wins_over_the_lists_inside_its_blocks() -> None:
+def test_blocks_of_one_class_may_be_alone_in_their_list() -> None:
+    class Block(nn.Linear):
+        pass
+
+    lists = [
+        nn.Sequential(*[Block(4, 4) for _ in range(number)]) for number in (1, 3, 1)
+    ]
+    model = Model(a=lists[0], b=lists[1], c=lists[2], head=nn.Linear(4, 4))
+    assert choices(model) == [
+        ("a, b, c", ("a.0", "b.0", "b.1", "b.2")),
+        ("b", ("b.0", "b.1")),
+    ]
+
+
+def test_an_outer_list_wins_over_the_lists_inside_equal_blocks() -> None:
     outer = nn.ModuleList([nn.Sequential(*linears(2)) for _ in range(3)])
-    assert find_cuts(Model(stages=outer))[0] == "stages"
+    assert [name for name, _ in choices(Model(stages=outer))] == ["stages"]
+
+
+def test_lists_inside_unequal_stages_win_over_the_list_of_stages() -> None:
+    outer = nn.ModuleList([stage(2, 2), stage(3, 3, 3)])
+    assert choices(Model(stages=outer)) == [
+        (
+            "stages.0, stages.1",
+            ("stages.0.0", "stages.0.1", "stages.1.0", "stages.1.1"),
+        ),
+        ("stages", ("stages.0",)),
+    ]
 
 
 def test_a_model_that_is_itself_a_sequence_of_blocks_is_cut() -> None:
-    assert find_cuts(nn.Sequential(*linears(3))) == ("", ("0", "1"))
+    assert choices(nn.Sequential(*linears(3))) == [("", ("0", "1"))]
 
 
 def test_named_blocks_keep_their_names() -> None:
     blocks = nn.Sequential(OrderedDict(zip("ab", linears(2), strict=True)))
-    assert find_cuts(Model(body=blocks)) == ("body", ("body.a",))
+    assert choices(Model(body=blocks)) == [("body", ("body.a",))]
 
 
 def test_cut_points_win_over_blocks() -> None:
     model = Model(h=nn.ModuleList(linears(3)), one=CutPoint(), two=CutPoint())
-    assert find_cuts(model) == ("CutPoint", ("one", "two"))
+    assert choices(model) == [("CutPoint", ("one", "two"))]
 
 
 @pytest.mark.parametrize(

@@ -261,19 +261,22 @@ def test_misbehaving_user_code_is_reported(
     assert ("ZeroDivisionError" in caught.value.traceback) == (mode == "raises")
 
 
-def test_blocks_that_run_again_in_backward_are_refused() -> None:
-    class Checkpointed(Chain):
+def test_blocks_that_run_outside_the_loss_are_refused() -> None:
+    class Again(Chain):
         def forward(self, x: torch.Tensor) -> torch.Tensor:
-            x = self.embed(x)
-            for block in self.blocks:
-                x = torch.utils.checkpoint.checkpoint(block, x, use_reentrant=False)
-            return self.head(x)  # type: ignore[no-any-return]
+            result = super().forward(x)
 
-    job = make_job(model=Checkpointed)
+            def again(gradient: torch.Tensor) -> torch.Tensor:
+                return torch.add(gradient, self.blocks[0](x).sum())
+
+            result.register_hook(again)  # type: ignore[no-untyped-call]
+            return result
+
+    job = make_job(model=Again)
     layout = trace(job)
     stage = StageModel(job, layout, range(4), tensors_of(layout))
     loss, *_ = stage.forward(BATCH, None, seeds)
-    with pytest.raises(UserCodeError, match="turn activation checkpointing off"):
+    with pytest.raises(UserCodeError, match=r"ran outside loss: .*torch\.utils\.check"):
         loss.backward()
 
 

@@ -4,26 +4,23 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from itertools import pairwise
 from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
+from tests.chains import batch_of, run_chain, same_bits, tensors_of
 from torch import nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing is downloaded
 import transformers as hf
 
 from spottrain.pipeline.model.job import CutPoint, TrainingJob
-from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
-from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.model.tracer import trace
 
 LAYERS, WIDTH, HEADS, VOCABULARY, LENGTH = 4, 32, 4, 64, 16
 
-Gradients = dict[tuple[int, str], torch.Tensor | None]
 Factory = Callable[[float], nn.Module]
 
 
@@ -217,68 +214,7 @@ def make_job(family: str, dropout: float) -> TrainingJob:
     )
 
 
-# --- Running ---------------------------------------------------------------------------
-
-
-def seeds(section: int) -> int:
-    return 7_000 + section
-
-
-def tensors_of(
-    job: TrainingJob, layout: ModelLayout
-) -> dict[int, dict[str, torch.Tensor]]:
-    model = materialise(job, seed=1)
-    return {
-        section: {
-            name: model.get_parameter(name).detach().clone()
-            for name in layout.parameters[section]
-        }
-        for section in range(layout.num_sections)
-    }
-
-
-def run(
-    job: TrainingJob,
-    layout: ModelLayout,
-    bounds: list[int],
-    batch: Any,
-    tensors: dict[int, dict[str, torch.Tensor]],
-) -> tuple[torch.Tensor, float, Gradients]:
-    stages = [
-        StageModel(job, layout, range(a, b), tensors) for a, b in pairwise(bounds)
-    ]
-    for stage in stages:
-        stage.train()
-    received: list[torch.Tensor | None] = [None]
-    sent: list[torch.Tensor] = []
-    for stage in stages[:-1]:
-        activation = stage.forward(batch, received[-1], seeds)
-        assert isinstance(activation, torch.Tensor)
-        sent.append(activation)
-        received.append(activation.detach().clone().requires_grad_())
-    result = stages[-1].forward(batch, received[-1], seeds)
-    assert isinstance(result, tuple)
-    result[0].backward()  # type: ignore[no-untyped-call]
-    for output, grad_of in zip(reversed(sent), reversed(received), strict=False):
-        assert grad_of is not None
-        output.backward(grad_of.grad)  # type: ignore[no-untyped-call]
-    gradients = {
-        (section, name): parameter.grad
-        for stage in stages
-        for section in stage.sections
-        for name, parameter in stage.parameters_of(section)
-    }
-    return result[0].detach(), float(result[1]), gradients
-
-
-def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
-    return (a is None and b is None) or (
-        a is not None and b is not None and torch.equal(a, b)
-    )
-
-
-def batch_of(job: TrainingJob, examples: int) -> Any:
-    return job.collate([job.dataset[i] for i in range(examples)])
+# --- Tests -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -288,10 +224,10 @@ def test_any_cut_gives_the_bits_of_one_stage_with_dropout(family: str) -> None:
     number, tensors = layout.num_sections, tensors_of(job, layout)
     assert number == (3 if family == "plain" else LAYERS)
     batch = batch_of(job, 3)
-    loss, weight, gradients = run(job, layout, [0, number], batch, tensors)
+    loss, weight, gradients = run_chain(job, layout, [0, number], batch, tensors)
     assert all(g is not None for g in gradients.values()) or family == "mixtral"
     for bounds in ([0, 1, number], [0, number - 1, number], list(range(number + 1))):
-        got = run(job, layout, bounds, batch, tensors)
+        got = run_chain(job, layout, bounds, batch, tensors)
         assert torch.equal(got[0], loss)
         assert got[1] == weight
         assert got[2].keys() == gradients.keys()
@@ -308,7 +244,7 @@ def test_stages_give_the_bits_of_the_plain_model_without_dropout(family: str) ->
     plain_loss, *_ = job.loss(model, batch)
     torch.autograd.backward(plain_loss)
     tensors = tensors_of(job, layout)
-    loss, _, gradients = run(job, layout, list(range(number + 1)), batch, tensors)
+    loss, _, gradients = run_chain(job, layout, list(range(number + 1)), batch, tensors)
     assert torch.equal(loss, plain_loss.detach())
     for name, parameter in model.named_parameters():
         parts = [g for (_, n), g in gradients.items() if n == name and g is not None]

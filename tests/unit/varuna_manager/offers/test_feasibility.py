@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from tests.unit.varuna_manager.story import FACTS, PROFILE
 
-from spottrain.errors import BudgetError
+from spottrain.cloud.port.provider import Offer
+from spottrain.errors import BudgetError, CapacityError
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.jobs.profiles import keep
 from spottrain.varuna_manager.offers.feasibility import (
@@ -15,6 +16,7 @@ from spottrain.varuna_manager.offers.feasibility import (
     UNKNOWN,
     DeadlineCheck,
     check_deadline,
+    check_memory,
     predict,
 )
 
@@ -119,3 +121,35 @@ def test_a_kept_profile_is_enough_to_refuse_a_job() -> None:
     )
     assert "the budget ends the job before it is done" in answer
     assert said == []
+
+
+def fits(slot_bytes: int, **data: Any) -> bool:
+    """Return whether the job may be launched on slots of a size."""
+    zone = {"name": "a", "slot_memory_bytes": slot_bytes}
+    try:
+        check_memory(config(local={"zones": [zone]}, **data), FACTS, None)
+    except CapacityError:
+        return False
+    return True
+
+
+def test_a_job_whose_state_fits_on_no_slots_is_refused() -> None:
+    """Parameters, gradients and optimizer state of all, over four slots; and of one
+    section, with its undo copy."""
+    pages = 8192
+    section = max(2 * s.param_bytes + s.optimizer_bytes for s in FACTS.sections)
+    total = sum(2 * s.param_bytes + s.optimizer_bytes for s in FACTS.sections)
+    least = max(2 * section + pages, -(-total // 4))
+    assert fits(least)
+    assert not fits(least - 1)
+    assert not fits(least, reduction="exact")
+    assert fits(2 * least, reduction="exact")
+
+
+def test_what_is_not_known_refuses_nothing() -> None:
+    offer = Offer(
+        cloud="aws", region="r", zone="z", instance_type="unheard.of", spot=True,
+        usd_per_hour=1.0, observed_at_s=0.0, gpus=1, gpu_memory_bytes=0,
+    )  # fmt: skip
+    check_memory(config(), FACTS, ())
+    check_memory(config(), FACTS, (offer,))

@@ -11,9 +11,9 @@ from tests.optimizers import ACCEPTED, REFUSED, Base
 from torch import nn
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.checks.trial import try_optimizer
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.tracer import trace
-from spottrain.pipeline.model.trial import try_optimizer
 
 
 class Model(nn.Module):

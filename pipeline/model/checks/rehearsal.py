@@ -1,0 +1,206 @@
+"""Trains and evaluates one example over stages, before anything is rented.
+
+Stages are run as workers run them, but on the meta device, where nothing is computed,
+or on the CPU where the user's code reads values. Parameters take no memory, and each
+gradient is dropped as soon as autograd has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.entrypoint import user_code
+from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.recorder import call_on_stand_ins
+from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.skeleton import run_eagerly
+from spottrain.pipeline.model.stage import StageModel
+from spottrain.steps import at_step
+
+MAX_STAGES = 3
+"""A first one, one in the middle, a last one: all ways of running a section."""
+
+
+def rehearse(job: TrainingJob, layout: ModelLayout) -> None:
+    """Train one example and evaluate one of every held-out set, over stages.
+
+    Raises:
+        UserCodeError: The user's code raised, nothing is trained, the loss has no
+            gradient, or it returns other metrics in evaluation.
+    """
+    if not any(spec.requires_grad for spec in layout.specs.values()):
+        raise UserCodeError(
+            "model has no parameter that is trained: all have requires_grad=False; "
+            "leave at least one with requires_grad=True"
+        )
+    if not layout.needs_values:
+        with contextlib.suppress(NotImplementedError):
+            _Rehearsal(job, layout, "meta").run()
+            return
+    _Rehearsal(job, layout, "cpu").run()
+
+
+def check_schedule(schedule: Callable[[int], float] | None, num_steps: int) -> None:
+    """Check that a schedule of the learning rate is a function of the step alone.
+
+    Args:
+        schedule: The job's.
+        num_steps: Mini-batches that the job trains.
+
+    Raises:
+        UserCodeError: It raised, returns something else than finite numbers, or
+            another one when it is asked again.
+    """
+    if schedule is None:
+        return
+    asked = {0, 1, 2, 10, 100, 1000, num_steps // 2, num_steps - 1}
+    steps = sorted(step for step in asked if 0 <= step < num_steps)
+    first = {step: _factor(schedule, step) for step in steps}
+    for step in reversed(steps):
+        again = _factor(schedule, step)
+        if again != first[step]:
+            raise UserCodeError(
+                f"lr_schedule must be a function of the step alone: it returned "
+                f"{first[step]:g} for step {step}, and {again:g} when asked again; compute "
+                "the factor from its argument, without a counter or a scheduler object"
+            )
+
+
+def _factor(schedule: Callable[[int], float], step: int) -> float:
+    with user_code(f"lr_schedule({step})"):
+        result = schedule(step)
+        factor = float(result)
+    if not math.isfinite(factor):
+        raise UserCodeError(
+            f"lr_schedule must return a finite factor on the learning rates: got {factor} "
+            f"for step {step}"
+        )
+    return factor
+
+
+class _WritingOut(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operations whose kernels refuse tensors that take no memory."""
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        return call_on_stand_ins(func, args, kwargs or {})
+
+
+class _Rehearsal:
+    """Stages of a job on one device."""
+
+    def __init__(self, job: TrainingJob, layout: ModelLayout, device: str) -> None:
+        self._job, self._layout, self._device = job, layout, device
+        number = layout.num_sections
+        stages = min(MAX_STAGES, number)
+        bounds = [number * index // stages for index in range(stages + 1)]
+        self._stages = [self._stage(range(a, b)) for a, b in pairwise(bounds)]
+
+    def run(self) -> None:
+        """Train on one example, evaluate others.
+
+        Raises:
+            UserCodeError: As ``rehearse``.
+            NotImplementedError: The device lacks an operation.
+        """
+        with torch.random.fork_rng(devices=[]), self._mode():
+            with at_step(0):
+                self._train(self._batch("data set", self._job.dataset))
+            for name, heldout in self._job.heldout_sets.items():
+                if len(heldout) > 0:
+                    self._evaluate(self._batch(f"held-out set {name}", heldout))
+
+    @contextlib.contextmanager
+    def _mode(self) -> Iterator[None]:
+        writing_out = (
+            contextlib.nullcontext() if self._device == "meta" else _WritingOut()  # type: ignore[no-untyped-call]
+        )
+        try:
+            with run_eagerly(), writing_out:
+                yield
+        except UserCodeError as error:
+            if self._device == "meta" and error.__cause__ is not None:
+                raise NotImplementedError from error
+            raise
+
+    def _stage(self, sections: range) -> StageModel:
+        specs = self._layout.specs
+        tensors = {
+            section: {
+                name: _stand_in(specs[name], self._device)
+                for name in self._layout.parameters[section]
+            }
+            for section in sections
+        }
+        stage = StageModel(self._job, self._layout, sections, tensors, self._device)
+        for section in sections:
+            for _, parameter in stage.parameters_of(section):
+                if parameter.requires_grad:
+                    parameter.register_post_accumulate_grad_hook(_drop_gradient)  # type: ignore[no-untyped-call]
+        return stage
+
+    def _batch(self, what: str, dataset: Any) -> Batch:
+        with user_code(f"{what} or collate"):
+            batch = self._job.collate([dataset[0]])
+        return tree_map_only(torch.Tensor, lambda t: t.to(self._device), batch)
+
+    def _train(self, batch: Batch) -> None:
+        outputs: list[torch.Tensor] = []
+        inputs: list[torch.Tensor] = []
+        for stage in self._stages[:-1]:
+            stage.train()
+            output = stage.forward(batch, inputs[-1] if inputs else None, int)
+            assert isinstance(output, torch.Tensor)
+            outputs.append(output)
+            inputs.append(output.detach().clone().requires_grad_())
+        self._stages[-1].train()
+        sums = self._stages[-1].forward(batch, inputs[-1] if inputs else None, int)
+        assert not isinstance(sums, torch.Tensor)
+        if not sums.loss.requires_grad:
+            raise UserCodeError(
+                "loss must return a sum that leads back to the model's parameters: it has "
+                "no gradient; return it as it was computed, without .detach(), .item(), "
+                "torch.tensor(...) or torch.no_grad() on the way"
+            )
+        with user_code("backward"):
+            torch.autograd.backward(sums.loss)
+            for output, received in zip(
+                reversed(outputs), reversed(inputs), strict=True
+            ):
+                if output.requires_grad:  # else all so far is frozen
+                    torch.autograd.backward(
+                        output,
+                        torch.zeros_like(output)
+                        if received.grad is None
+                        else received.grad,
+                    )
+
+    def _evaluate(self, batch: Batch) -> None:
+        activation = None
+        with torch.no_grad():
+            for stage in self._stages:
+                stage.eval()
+                output = stage.forward(batch, activation, int)
+                if isinstance(output, torch.Tensor):
+                    activation = output
+                else:
+                    output.values(self._layout.metrics)
+
+
+def _stand_in(spec: TensorSpec, device: str) -> torch.Tensor:
+    number = torch.full((), 0.02, device=device).to(spec.dtype)
+    return number.expand(spec.shape)
+
+
+def _drop_gradient(parameter: torch.Tensor) -> None:
+    parameter.grad = None

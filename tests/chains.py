@@ -1,0 +1,88 @@
+"""Stages of a model one after another in one process, as the workers of a replica."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import torch
+
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.sections import ModelLayout
+from spottrain.pipeline.model.skeleton import materialise
+from spottrain.pipeline.model.stage import StageModel
+
+Tensors = dict[int, dict[str, torch.Tensor]]
+Gradients = dict[tuple[int, str], torch.Tensor | None]
+"""By section and parameter."""
+
+
+def seeds(section: int) -> int:
+    return 7_000 + section
+
+
+def tensors_of(job: TrainingJob, layout: ModelLayout) -> Tensors:
+    """Return the parameters of every section."""
+    model = materialise(job, seed=1)
+    return {
+        section: {
+            name: model.get_parameter(name).detach().clone()
+            for name in layout.parameters[section]
+        }
+        for section in range(layout.num_sections)
+    }
+
+
+def batch_of(job: TrainingJob, examples: int) -> Any:
+    """Return a micro-batch of the first examples."""
+    return job.collate([job.dataset[i] for i in range(examples)])
+
+
+def run_chain(
+    job: TrainingJob,
+    layout: ModelLayout,
+    bounds: list[int],
+    batch: Any,
+    tensors: Tensors,
+) -> tuple[torch.Tensor, float, Gradients]:
+    """Train one micro-batch; return its loss, its weight and all gradients.
+
+    Args:
+        job: The job.
+        layout: Of its model.
+        bounds: Sections at which stages begin, and the number of sections.
+        batch: The micro-batch.
+        tensors: Parameters of every section.
+    """
+    stages = [
+        StageModel(job, layout, range(a, b), tensors) for a, b in pairwise(bounds)
+    ]
+    for stage in stages:
+        stage.train()
+    received: list[torch.Tensor | None] = [None]
+    sent: list[torch.Tensor] = []
+    for stage in stages[:-1]:
+        activation = stage.forward(batch, received[-1], seeds)
+        assert isinstance(activation, torch.Tensor)
+        sent.append(activation)
+        received.append(activation.detach().clone().requires_grad_())
+    result = stages[-1].forward(batch, received[-1], seeds)
+    assert isinstance(result, tuple)
+    result[0].backward()  # type: ignore[no-untyped-call]
+    for output, grad_of in zip(reversed(sent), reversed(received), strict=False):
+        assert grad_of is not None
+        if output.requires_grad:
+            output.backward(grad_of.grad)  # type: ignore[no-untyped-call]
+    gradients = {
+        (section, name): parameter.grad
+        for stage in stages
+        for section in stage.sections
+        for name, parameter in stage.parameters_of(section)
+    }
+    return result[0].detach(), float(result[1]), gradients
+
+
+def same_bits(a: torch.Tensor | None, b: torch.Tensor | None) -> bool:
+    return (a is None and b is None) or (
+        a is not None and b is not None and torch.equal(a, b)
+    )

@@ -1,0 +1,143 @@
+"""What becomes of a model: inspected, cut into stages, trained with a kill, exported."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+
+import torch
+from tests.chains import batch_of, run_chain, same_bits, tensors_of
+from tests.families import FAMILIES
+from tests.integration.family_jobs import entrypoint
+from tests.integration.fleet import Fleet, Zygote, make_plan
+from tests.integration.struck_runs import job_spec
+
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.pipeline.model.checks.rehearsal import rehearse
+from spottrain.pipeline.model.checks.trial import try_optimizer
+from spottrain.pipeline.model.inspect import model_facts
+from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.sections import ModelLayout
+from spottrain.pipeline.model.skeleton import materialise
+from spottrain.pipeline.model.tracer import trace
+from spottrain.pipeline.weights.export import Request, export
+from spottrain.storage.open import open_store
+from spottrain.wire.model import Plan
+
+HERE = Path(__file__).parent
+STEPS, STRUCK = 4, 2
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """Of one model."""
+
+    inspect_s: float
+    """Time of the CPU."""
+    sections: int = 0
+    refused: str = ""
+    stages: str = ""
+    """Chains of stages against one stage: loss and all gradients."""
+    trained: str = ""
+    """At 2x1 with a killed worker against 1x1."""
+    exported: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether a promise is broken."""
+        good = ("", "same bits", "loads")
+        return not {self.stages, self.trained, self.exported} <= set(good)
+
+
+def outcome_of(name: str, zygote: Zygote | None, folder: Path) -> Outcome:
+    """Go through a family; it is trained only with a ``zygote``.
+
+    Raises:
+        ImportError: A library is not installed.
+    """
+    job = FAMILIES[name].job()
+    begin_s = time.process_time()
+    try:
+        layout = trace(job)
+        rehearse(job, layout)
+        model_facts(job, layout)
+        try_optimizer(job, layout)
+    except UserCodeError as error:
+        if isinstance(error.__cause__, ImportError):
+            raise error.__cause__ from error
+        return Outcome(time.process_time() - begin_s, refused=str(error))
+    found = Outcome(
+        time.process_time() - begin_s,
+        sections=layout.num_sections,
+        stages=_compare_stages(job, layout),
+    )
+    if zygote is None:
+        return found
+    weights = {}
+    for depth in (1, 2):
+        here = folder / str(depth)
+        here.mkdir(parents=True)
+        checkpoint, weights[depth] = _train(
+            name, here, depth, layout.num_sections, zygote
+        )
+    return replace(
+        found,
+        trained="same bits" if weights[1] == weights[2] else "OTHER BITS",
+        exported=_export(job, here / "checkpoints", checkpoint, folder),
+    )
+
+
+def _compare_stages(job: TrainingJob, layout: ModelLayout) -> str:
+    number, tensors = layout.num_sections, tensors_of(job, layout)
+    batch = batch_of(job, 3)
+    with torch.random.fork_rng():
+        one = run_chain(job, layout, [0, number], batch, tensors)
+        for cuts in ({1}, {number - 1}, set(range(1, number))):
+            bounds = sorted(cuts | {0, number})
+            got = run_chain(job, layout, bounds, batch, tensors)
+            equal = (same_bits(got[2][key], one[2][key]) for key in one[2])
+            if not (same_bits(got[0], one[0]) and all(equal)):
+                stages = [range(a, b) for a, b in pairwise(bounds)]
+                return f"OTHER BITS in stages {stages}"
+    return "same bits"
+
+
+def _train(
+    name: str, folder: Path, depth: int, num_sections: int, zygote: Zygote
+) -> tuple[str, dict[str, bytes]]:
+    """Train at ``depth`` x 1, with a worker killed in the last of several stages."""
+    spec = job_spec(folder, steps=STEPS, entrypoint=entrypoint(name))
+    mark = folder / "mark"
+    blow = {
+        "hook": Hook.UPDATED,
+        "rank": depth - 1,
+        "action": Action.KILL_WORKER,
+        "step": STRUCK,
+        "mark": str(mark),
+    }
+    environment = {ENVIRONMENT_VARIABLE: json.dumps([blow])} if depth > 1 else {}
+
+    def choose(machines: Sequence[str]) -> Plan:
+        return make_plan(spec, depth, 1, machines, num_sections)
+
+    with Fleet(spec, "ab"[:depth], folder / "log", zygote, environment) as fleet:
+        fleet.ready()
+        weights = fleet.train(choose, fleet.initialise())
+        assert depth == 1 or mark.exists(), "no worker was killed"
+        return fleet.newest_checkpoint(), weights
+
+
+def _export(job: TrainingJob, store: Path, checkpoint: str, folder: Path) -> str:
+    """Return whether a new model loads what is exported, all of it and no more."""
+    request = Request(open_store(store), checkpoint, "torch", folder, full=True)
+    written = export(job, request)
+    state = torch.load(folder / written.files[0], weights_only=True)
+    model = materialise(job, seed=9)
+    model.load_state_dict(state, strict=True)
+    equal = all(torch.equal(v, model.state_dict()[k]) for k, v in state.items())
+    return "loads" if equal else "OTHER VALUES"

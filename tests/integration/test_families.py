@@ -1,0 +1,37 @@
+"""Models that people train: cut into stages, killed, exported, to the same bits.
+
+All of them: ``python -m tests.bench.bench_models``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from tests.integration.family_runs import outcome_of
+from tests.integration.fleet import Zygote
+
+
+@pytest.mark.parametrize(
+    ("name", "sections"),
+    [
+        ("GPT by hand, weights tied twice", 4),
+        ("GPT by hand, checkpoint(block, x)", 4),
+        ("GPT by hand, checkpoint, reentrant", 4),
+        ("Convolution and LSTM, CutPoint", 3),
+        ("ResNet by hand, GroupNorm", 9),
+    ],
+)
+def test_a_family_keeps_its_bits_through_a_kill(
+    zygote: Zygote, tmp_path: Path, name: str, sections: int
+) -> None:
+    outcome = outcome_of(name, zygote, tmp_path)
+
+    assert outcome.refused == ""
+    assert outcome.sections == sections
+    assert (outcome.stages, outcome.trained) == ("same bits", "same bits")
+    assert outcome.exported == "loads"
+
+
+def test_a_family_that_cannot_be_cut_is_refused(tmp_path: Path) -> None:
+    assert "cannot be cut yet" in outcome_of("UNet by hand", None, tmp_path).refused
