@@ -135,6 +135,7 @@ def time_tasks(
         _TaskMarks(clock),
         tracker,
         bench.device,
+        loaded.layout.metrics,
     )
     for step in range(_MINIBATCHES):
         clock.clear()
