@@ -135,7 +135,7 @@ def time_tasks(
         _TaskMarks(clock),
         tracker,
         bench.device,
-        loaded.layout.metrics,
+        metrics=loaded.layout.metrics,
     )
     for step in range(_MINIBATCHES):
         clock.clear()
