@@ -221,4 +221,4 @@ def test_what_the_users_code_raises_is_the_users_error(
             "error", lambda _, r: r if isinstance(r, messages.UserCodeFailed) else None
         )
 
-    assert "dataset raised OSError: example" in report.message
+    assert "dataset in mini-batch 0 raised OSError: example" in report.message

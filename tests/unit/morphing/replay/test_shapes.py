@@ -53,6 +53,8 @@ def test_the_best_shape_is_the_planner_s_choice(
         if plan is None:
             assert shape is None
             continue
+        if plan.segments > 1:  # a replay's shapes recompute as a whole
+            continue
         assert shape is not None
         # The planner leaves out replicas that gain nothing, and takes equals as good.
         assert shape.depth * shape.width <= vms
