@@ -10,7 +10,7 @@ from tests.gpu.hidden_syncs import STEPS, places_of_minibatches
 
 from spottrain.pipeline.comm.groups import open_rendezvous
 from spottrain.pipeline.devices.deferred import DeferredDevice
-from spottrain.pipeline.state import update
+from spottrain.pipeline.model import optimizer
 from spottrain.wire.model import Precision, Reduction
 
 NORM = "tolist in spottrain.pipeline.state.update:_square_norm"
@@ -58,4 +58,4 @@ def test_an_optimizer_that_is_not_fused_reads_its_own_steps(
     places = places_of_minibatches(*where, "tiny", "fast", "device", "fp32")
 
     others = set(places[-1]) - {NORM}
-    assert others == {f"_local_scalar_dense in {update.__name__}:step"}
+    assert others == {f"_local_scalar_dense in {optimizer.__name__}:step"}
