@@ -109,6 +109,13 @@ def choose_library(
     return None
 
 
+def _gather_endpoints(device: Device) -> list[Endpoint]:
+    """Return what every rank sums on, in the order of ranks."""
+    mine = Endpoint.of(device)
+    rows = gather_json([mine.library, mine.identity, mine.lacks_library])
+    return [Endpoint(*row) for row in rows]
+
+
 def _obstacle(
     endpoints: Sequence[Endpoint], stages: Sequence[tuple[int, ...]]
 ) -> str | None:
@@ -193,9 +200,7 @@ class DeviceGroups:
             NetworkRefusedError: See ``choose_library``.
             GenerationBrokenError, RuntimeError: A peer is gone.
         """
-        mine = Endpoint.of(self._device)
-        rows = gather_json([mine.library, mine.identity, mine.lacks_library])
-        endpoints = [Endpoint(*row) for row in rows]
+        endpoints = _gather_endpoints(self._device)
         library = choose_library(network, endpoints, stages, planned)
         stages = [ranks for ranks in stages if len(ranks) > 1]
         if library is None or not stages:
@@ -336,10 +341,9 @@ class TrialGroups:
             Whether they can be used, the same at all ranks. If not and there is no
             ``failure``, ranks have nothing to sum with, or share devices.
         """
-        mine = Endpoint.of(self._device)
-        rows = gather_json([mine.library, mine.identity, mine.lacks_library])
-        endpoints = [Endpoint(*row) for row in rows]
-        self._library = choose_library("auto", endpoints, [tuple(range(len(rows)))])
+        endpoints = _gather_endpoints(self._device)
+        ranks = tuple(range(len(endpoints)))
+        self._library = choose_library("auto", endpoints, [ranks])
         if self._library is None or not memberships:
             return False
         if self._library == "nccl":
