@@ -16,9 +16,11 @@ from spottrain.wire.model import Plan, Profile, segments_of
 MARGIN = 0.15
 """An outlier takes that much longer than the median of its peers, or more."""
 CALM = 0.2
-"""Scatter of the ranks' slowness (standard deviation, their median) up to which that
-holds. Among ranks that scatter more, as on machines with other work, an outlier takes
-longer by twice the scatter."""
+"""Scatter of the ranks' slowness (standard deviation of its logarithm, their median) up
+to which that holds. Among ranks that scatter more, as on machines with other work, an
+outlier is one scatter above its peers: a rank like the others is that in 16 % of the
+mini-batches. Logarithms, for a rank that runs in bursts must not hide by being very
+slow: then its times scatter by more than the others take."""
 WINDOW = 30
 """Number of newest mini-batches that are examined."""
 OUTLYING = 21
@@ -107,7 +109,7 @@ class StragglerWatch:
         margin = MARGIN
         if any(_outlying(column, margin) >= OUTLYING for column in columns):
             scatter = statistics.median(map(_scatter, columns))
-            margin = margin if scatter <= CALM else 2 * scatter
+            margin = margin if scatter <= CALM else math.expm1(scatter)
         slow = [
             Straggler(
                 rank=rank,
@@ -150,9 +152,10 @@ def _outlying(column: Sequence[float], margin: float) -> int:
 
 
 def _scatter(column: Sequence[float]) -> float:
-    """Return the standard deviation of a rank's slowness, robust to outliers."""
-    median = statistics.median(column)
-    return 1.4826 * statistics.median(abs(one - median) for one in column)
+    """Return the standard deviation of the logarithm of a rank's slowness, robustly."""
+    logs = [math.log(slowness) for slowness in column]
+    median = statistics.median(logs)
+    return 1.4826 * statistics.median(abs(one - median) for one in logs)
 
 
 def slowness_of(ratios: Sequence[float], pipeline_depth: int) -> tuple[float, ...]:

@@ -89,6 +89,23 @@ def test_ranks_that_scatter_wildly_are_not_convicted(depth: int, width: int) -> 
             assert watch.stragglers() == (), f"seed {seed}"
 
 
+def test_a_rank_that_runs_in_bursts_and_is_very_slow_is_found() -> None:
+    """As a VM whose processor is taken away for seconds, then given for a moment."""
+    for seed in range(20):
+        draw = random.Random(seed)
+        watch = StragglerWatch(pipeline_depth=1)
+        found = 0
+        for _ in range(3 * WINDOW):
+            slow_s = 12.0 * draw.lognormvariate(0.0, 1.0)
+            times_s = (draw.lognormvariate(0.0, 0.5), slow_s)
+            watch = watch.observe(
+                [RankSample(busy_s=s, expected_s=1.0, microbatches=1) for s in times_s]
+            )
+            assert convicted(watch) in ([], [1]), f"seed {seed}"
+            found += convicted(watch) == [1]
+        assert found, f"seed {seed}"
+
+
 def test_with_one_replica_the_profile_may_be_wrong_about_a_stage() -> None:
     watch = StragglerWatch(pipeline_depth=3)
     for _ in range(5 * WINDOW):
