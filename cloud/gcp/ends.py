@@ -7,8 +7,9 @@ learns what ended in the meantime.
 
 from __future__ import annotations
 
+import logging
 import time
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from spottrain.cloud.gcp import requests
@@ -17,7 +18,10 @@ from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import translating_errors
 from spottrain.cloud.lag.ended import EndedVms, as_terminated, terminated_stub
+from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Vm
+
+logger = logging.getLogger(__name__)
 
 CLOCK_TOLERANCE_S = 60.0
 """Tolerance when comparing timestamps of Google."""
@@ -48,22 +52,22 @@ class GcpEndTimes:
     ) -> dict[str, float]:
         """Return when VMs ended, by name; VMs that have not ended are left out.
 
-        Two weeks of operations may be thousands: the newest are read first, down to the
-        age of the VMs.
+        All operations of two weeks that ended VMs are read: Google sorts no list that
+        has a filter.
 
         Args:
             zone: Zone of the VMs.
             names: Their names.
-            since_s: When the first was created, in seconds since the epoch.
+            since_s: When the first was created, in seconds since the epoch; a name may
+                have been another VM's before.
 
         Raises:
             CloudError: Google does not answer.
         """
-        newest_first = {"order_by": "creationTimestamp desc"}
-        arguments = {"zone": zone, "filter": _ENDED, **newest_first}
+        arguments = {"zone": zone, "filter": _ENDED}
         with translating_errors(f"asking when VMs in {zone} ended"):
             operations = self._clients.all("zone_operations", "list", arguments)
-            ends = _ends(_until(operations, since_s - CLOCK_TOLERANCE_S))
+            ends = _ends(operations, since_s - CLOCK_TOLERANCE_S)
         return {name: at_s for name, at_s in ends.items() if name in names}
 
     def _recall(self, job: str) -> list[Vm]:
@@ -86,38 +90,39 @@ class GcpEndTimes:
         ]
 
     def _look_up(self, job: str, missing: Sequence[Vm]) -> list[Vm]:
-        """Return those that have ended; the lists lag behind on the others."""
+        """Return those that have ended; the lists lag behind on the others.
+
+        The list of VMs does not wait for it: what happens to those that exist matters
+        more.
+        """
         by_zone: dict[str, dict[str, Vm]] = {}
         for vm in missing:
             zone, name = requests.split_vm_id(vm.vm_id)
             by_zone.setdefault(zone, {})[name] = vm
-        return [
-            as_terminated(vms[name], at_s)
-            for zone, vms in by_zone.items()
-            for name, at_s in self.find(zone, vms, _first(vms.values())).items()
-        ]
+        found: list[Vm] = []
+        for zone, vms in by_zone.items():
+            try:
+                ends = self.find(zone, vms, _first(vms.values()))
+            except CloudError as error:
+                logger.warning("end times of VMs are unknown for now: %s", error)
+                continue
+            found += (as_terminated(vms[name], at_s) for name, at_s in ends.items())
+        return found
 
 
 def _first(vms: Iterable[Vm]) -> float:
     return min(vm.launched_at_s for vm in vms)
 
 
-def _until(
-    operations: Iterable[Mapping[str, Any]], since_s: float
-) -> Iterator[Mapping[str, Any]]:
-    """Yield operations, newest first, down to a time."""
-    for operation in operations:
-        if parse_time_s(operation["insert_time"]) < since_s:
-            return
-        yield operation
-
-
-def _ends(operations: Iterable[Mapping[str, Any]]) -> dict[str, float]:
-    """Return when VMs ended, by name."""
+def _ends(
+    operations: Iterable[Mapping[str, Any]], since_s: float = 0.0
+) -> dict[str, float]:
+    """Return when VMs ended, by name, as operations since a time say."""
     ends: dict[str, float] = {}
     for operation in operations:
         name = last_part(operation.get("target_link", ""))
-        if operation["status"] == "DONE" and not operation.get("error"):
+        late = parse_time_s(operation["insert_time"]) >= since_s
+        if late and operation["status"] == "DONE" and not operation.get("error"):
             at_s = parse_time_s(operation["end_time"])
             ends[name] = min(at_s, ends.get(name, at_s))
     return ends

@@ -58,7 +58,19 @@ def _at(item: Json, path: str) -> Any:
 
 
 def passing(found: Iterable[Json], asked: Json) -> list[Json]:
-    """Return what passes a request's filter."""
+    """Return what passes a request's filter.
+
+    Raises:
+        RefusedError: an order is asked for as well. Compute Engine sorts no list that is
+            filtered: https://github.com/doitintl/kubeip/issues/132 has its words.
+    """
+    if "orderBy" in asked:
+        raise RefusedError(
+            400,
+            "invalid",
+            f"Invalid value for field 'orderBy': '{asked['orderBy']}'. Specifying both a "
+            "list filter and sort order is not currently supported.",
+        )
     return [told for told in found if passes(told, asked["filter"])]
 
 

@@ -291,10 +291,6 @@ class Compute(Shared):
             for pending in self._world.operations.values()
             if folder in pending.told["selfLink"]
         ]
-        if asked.get(
-            "orderBy"
-        ):  # check_rules has seen to it that it is the newest first
-            mine.reverse()
         return page(passing(mine, asked), asked)
 
     def _wait(self, asked: Json) -> Json:

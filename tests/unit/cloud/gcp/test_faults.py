@@ -174,8 +174,8 @@ def test_a_failed_attempt_does_not_hide_vms_of_a_later_one(gcp: FakeGcp) -> None
     assert {vm.vm_id for vm in gcp.provider().launch(asked).vms} == made
 
 
-def test_only_recent_operations_are_read(gcp: FakeGcp) -> None:
-    """A zone's operations of two weeks are thousands; asked for are those that count."""
+def test_operations_are_read_until_an_end_is_known(gcp: FakeGcp) -> None:
+    """A zone's operations of two weeks are thousands."""
     provider = gcp.provider()
     for number in range(12):
         gcp.ask("stock", zone=ZONE, kind=KIND, count=1)
@@ -184,6 +184,7 @@ def test_only_recent_operations_are_read(gcp: FakeGcp) -> None:
         ).vms
         gcp.ask("preempt", zone=ZONE, name=vm.vm_id.partition(".")[0])
         gcp.ask("pass_time", seconds=3600)
+        assert vm.vm_id in {each.vm_id for each in provider.list_vms("job")}
         before = len(gcp.ask("requests"))
         assert vm.vm_id in {each.vm_id for each in provider.list_vms("job")}
         read = [
@@ -191,7 +192,20 @@ def test_only_recent_operations_are_read(gcp: FakeGcp) -> None:
             for request in gcp.ask("requests")[before:]
             if request["operation"] == "zone_operations.list"
         ]
-        assert len(read) <= 2
+        assert not read
+
+
+def test_a_list_of_vms_does_not_wait_for_the_ends_of_others(gcp: FakeGcp) -> None:
+    provider = gcp.provider()
+    gone, kept = rent(provider, 2)
+    gcp.ask("preempt", zone=ZONE, name=gone.vm_id.partition(".")[0])
+    finish(gcp)
+    refused = {"kind": "error", "code": "invalid", "status": 400}
+    gcp.ask("fail", operation="zone_operations.list", **refused)
+    listed = {vm.vm_id: vm.state for vm in provider.list_vms("job")}
+    assert listed[kept.vm_id].is_alive
+    listed = {vm.vm_id: vm.state for vm in provider.list_vms("job")}
+    assert listed[gone.vm_id] is VmState.TERMINATED
 
 
 def test_a_zone_that_does_not_answer_is_not_an_empty_zone(gcp: FakeGcp) -> None:
