@@ -21,8 +21,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import importlib
-import importlib.metadata
-import importlib.util
 import json
 import os
 import platform
@@ -40,6 +38,28 @@ from typing import Any, BinaryIO
 
 _LOG_BYTES = 256 * 1024
 """Size of the part of each log that is kept, at its end."""
+_NCCL = ("nvidia-nccl-cu11", "nvidia-nccl-cu12", "nvidia-nccl-cu13")
+_FIND_SOFTWARE = f"""
+import importlib.metadata, importlib.util, json, os
+
+def version(name):
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+names = ("torch", "numpy", "safetensors", "obstore", *{_NCCL!r})
+found = {{name: version(name) for name in names}}
+torch = importlib.util.find_spec("torch")
+found["build"] = ""
+if torch is not None and torch.origin is not None:
+    version = os.path.join(os.path.dirname(torch.origin), "version.py")
+    if os.path.exists(version):
+        with open(version) as file:
+            found["build"] = file.read()
+print(json.dumps(found))
+"""
+"""Versions of packages as a new process finds them; "" if absent."""
 _KEEPER_S = 30.0
 
 
@@ -271,27 +291,26 @@ class HostAgent:
         return seen
 
     def probe(self) -> dict[str, str]:
-        """Return the versions of software and NVIDIA's driver, and the names of GPUs; '' if
-        absent."""
-        importlib.invalidate_caches()
-        torch = importlib.util.find_spec("torch")
-        cuda = ""
-        if torch is not None and torch.origin is not None:
-            with contextlib.suppress(OSError):
-                text = Path(torch.origin).with_name("version.py").read_text()
-                found = re.search(r"^cuda\b[^=]*=\s*'([\d.]+)'", text, re.MULTILINE)
-                cuda = found[1] if found else ""
-        nccl = [_version(f"nvidia-nccl-cu{major}") for major in (11, 12, 13)]
+        """Return the versions of software and NVIDIA's driver, and the names of GPUs; ''
+        if absent.
+
+        Software is what a new process finds: setup may have made the folder that pip
+        installs a user's packages into, which this one, begun before, does not search.
+        """
+        asked = [sys.executable, "-c", _FIND_SOFTWARE]
+        found = subprocess.run(asked, cwd="/", stdout=subprocess.PIPE, check=True)
+        software: dict[str, str] = json.loads(found.stdout)
+        nccl = [software.pop(name) for name in _NCCL]
+        cuda = re.search(
+            r"^cuda\b[^=]*=\s*'([\d.]+)'", software.pop("build"), re.MULTILINE
+        )
         return {
             "system": platform.system(),
             "machine": platform.machine(),
             "python": ".".join(map(str, sys.version_info[:2])),
-            "torch": _version("torch"),
-            "cuda": cuda,
+            **software,
+            "cuda": cuda[1] if cuda else "",
             "nccl": next(filter(None, nccl), ""),
-            "numpy": _version("numpy"),
-            "safetensors": _version("safetensors"),
-            "obstore": _version("obstore"),
             "driver": _driver(),
             "gpu": gpu_names(),
         }
@@ -472,13 +491,6 @@ def _driver() -> str:
         return ""
     found = re.search(r"\s(\d+\.\d+(\.\d+)?)\s", text)
     return found[1] if found else ""
-
-
-def _version(distribution: str) -> str:
-    try:
-        return importlib.metadata.version(distribution)
-    except importlib.metadata.PackageNotFoundError:
-        return ""
 
 
 def _write_private(path: Path, data: bytes) -> None:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 import tarfile
 import threading
 import time
@@ -15,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.on_vm.host_agent import (
     HostAgent,
     RefusedError,
@@ -129,6 +133,32 @@ def test_an_archive_cannot_leave_its_folder(root: Path) -> None:
         hands.unpack("a-1", "a-1/workdir", archive)
     assert not (root.parent / "out").exists()
     assert hands.has(["a-1/workdir"]) == [False]
+
+
+def test_what_setup_installed_for_the_user_is_found(tmp_path: Path) -> None:
+    """pip makes ~/.local at its first use, after this process looked for it."""
+    script = tmp_path / "hands.py"
+    script.write_text(
+        f"""
+import pathlib, runpy, site
+hands = runpy.run_path({host_agent.__file__!r})["HostAgent"](pathlib.Path("root"))
+print(hands.probe()["safetensors"])
+made = pathlib.Path(site.getusersitepackages(), "safetensors-99.9.dist-info")
+made.mkdir(parents=True)
+(made / "METADATA").write_text("Metadata-Version: 2.1\\nName: safetensors\\nVersion: 99.9")
+print(hands.probe()["safetensors"])
+"""
+    )
+    told = subprocess.run(
+        [os.path.realpath(sys.executable), script],
+        env={"HOME": str(tmp_path), "PATH": os.defpath},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    before, after = told.stdout.splitlines()
+    assert before != after == "99.9"
 
 
 def test_requests_are_answered_by_number_and_end_with_the_connection(
