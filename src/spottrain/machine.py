@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import resource
+import sys
 from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -79,7 +80,9 @@ def machine_id() -> str:
 
 def cores() -> int:
     """Return how many cores this process may use."""
-    return len(os.sched_getaffinity(0))
+    if sys.platform == "linux":
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 def memory_bytes() -> int:
