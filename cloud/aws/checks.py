@@ -16,6 +16,7 @@ from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 from spottrain.cloud.port.facts import check_offered
 from spottrain.cloud.port.provider import Finding, run_check
+from spottrain.cloud.ssh_keys import new_host_key
 
 _PERMITTED = ("DryRunOperation", "VPCIdNotSpecified")
 """Codes of allowed dry runs; the second one if the account has no default VPC."""
@@ -128,7 +129,8 @@ class AwsChecks:
         if call == "import_key_pair":
             return {
                 "KeyName": tags.JOB,
-                "PublicKeyMaterial": b"ssh-ed25519 dry",
+                # Checked before it is known to be a dry run, as far as anybody knows.
+                "PublicKeyMaterial": new_host_key()[1].encode(),
                 **vm_tags,
             }
         return {

@@ -213,6 +213,8 @@ _QUOTAS = {
     ("P", True): "L-7212CCBC",
     ("G and VT", False): "L-DB2E81BA",
     ("P", False): "L-417A185B",
+    ("P5", True): "L-C4BD4855",
+    ("P5", False): "L-417A185B",
     ("Standard", True): "L-34B43A08",
     ("Standard", False): "L-1216C47A",
 }
@@ -232,6 +234,8 @@ def family_of(instance_type: str) -> str:
     name = letters[0] if letters else ""
     if name in _STANDARD:
         return "Standard"
+    if instance_type.startswith("p5"):
+        return "P5"  # P5, P5e and P5en have a quota of spot VMs of their own
     return "P" if name == "p" else "G and VT" if name in ("g", "gr", "vt") else name
 
 

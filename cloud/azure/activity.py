@@ -58,17 +58,18 @@ class VmLifetime:
     until_s: float
 
 
-def events_url(subscription: str, group: str, since_s: float) -> str:
+def events_url(subscription: str, group: str, since_s: float, until_s: float) -> str:
     """Return path and query of the events of a group.
 
     Args:
         subscription: Id of the subscription.
         group: Name of a resource group.
         since_s: Start of the span, in seconds since the epoch.
+        until_s: Its end; the log may refuse one in the future.
     """
     wanted = (
         f"eventTimestamp ge '{_iso_time(since_s)}' and "
-        f"eventTimestamp le '{_iso_time(since_s + _MAX_SPAN_S)}' and "
+        f"eventTimestamp le '{_iso_time(min(until_s, since_s + _MAX_SPAN_S))}' and "
         f"resourceGroupName eq '{group}'"
     )
     query = {"api-version": VERSION, "$filter": wanted, "$select": ",".join(FIELDS)}
@@ -122,4 +123,4 @@ def lifetimes(events: Iterable[ActivityEvent]) -> dict[str, VmLifetime]:
 
 
 def _iso_time(at_s: float) -> str:
-    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")

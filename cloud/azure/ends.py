@@ -18,7 +18,7 @@ from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.lag.ended import EndedVms, as_terminated, terminated_stub
-from spottrain.cloud.port.errors import AuthError, CloudError
+from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
 from spottrain.cloud.port.provider import Vm
 from spottrain.units import DAY_S
 
@@ -58,10 +58,12 @@ class AzureEndTimes:
         clients: AzureClients,
         settings: AzureSettings,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         self._clients = clients
         self._settings = settings
         self._clock = clock
+        self._now = now
         self._lock = threading.Lock()
         self._groups: dict[str, _Group] = {}
         self._tried: set[str] = set()
@@ -145,7 +147,7 @@ class AzureEndTimes:
             since_s = group.since_s
         try:
             found = self._ask(name, since_s)
-        except AuthError as error:
+        except (AuthError, MisconfiguredError) as error:
             logger.info("a VM counts as ended once it is no longer listed: %s", error)
             self._denied_until_s = self._clock() + _DENIED_S
             return None
@@ -156,13 +158,13 @@ class AzureEndTimes:
             return activity.lifetimes(group.events.values())
 
     def _group(self, name: str) -> _Group:
-        return self._groups.setdefault(name, _Group(time.time() - RECALL_S))
+        return self._groups.setdefault(name, _Group(self._now() - RECALL_S))
 
     def _ask(self, group: str, since_s: float) -> list[activity.ActivityEvent]:
         from azure.core.rest import HttpRequest
 
         url: str | None = activity.events_url(
-            self._clients.subscription, group, since_s
+            self._clients.subscription, group, since_s, self._now()
         )
         found: list[activity.ActivityEvent] = []
         for _ in range(_PAGES):

@@ -43,6 +43,7 @@ class AzureProvider:
         facts: The catalogue.
         clients: Clients to share; None: its own.
         clock: Monotonic clock (seconds).
+        now: Wall clock (seconds since the epoch).
     """
 
     name = CLOUD
@@ -53,6 +54,7 @@ class AzureProvider:
         facts: CloudFacts,
         clients: AzureClients | None = None,
         clock: Callable[[], float] = time.monotonic,
+        now: Callable[[], float] = time.time,
     ) -> None:
         _check(settings, facts)
         self._settings = settings
@@ -61,7 +63,7 @@ class AzureProvider:
         self._network = AzureNetwork(self._clients, settings)
         self._market = AzureMarket(self._clients, settings, facts)
         self._launches = AzureLaunches(self._clients, settings)
-        self._ends = AzureEndTimes(self._clients, settings, clock)
+        self._ends = AzureEndTimes(self._clients, settings, clock, now)
         self._recent = RecentCalls(clock=clock)
         self._addresses: dict[str, str] = {}
 

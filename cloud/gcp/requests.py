@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.notices.gcp import LEAD_S
 from spottrain.cloud.port import lease, tags
 from spottrain.cloud.port.provider import LaunchRequest
 
@@ -171,7 +172,9 @@ def _scheduling(request: LaunchRequest, settings: GcpSettings) -> dict[str, Any]
     spot = request.offer.spot
     # Neither spot VMs nor VMs with GPUs support live migration.
     movable = not spot and (request.offer.gpus == 0 or request.offer.device == "cpu")
+    notice = {"preemption_notice_duration": {"seconds": round(LEAD_S)}} if spot else {}
     return {
+        **notice,
         "provisioning_model": "SPOT" if spot else "STANDARD",
         "instance_termination_action": "DELETE",
         "max_run_duration": {"seconds": math.ceil(settings.max_run_s)},

@@ -1,4 +1,4 @@
-"""Compute Engine's notices: 30 s before a spot VM is shut down.
+"""Compute Engine's notices: two minutes before a spot VM is shut down, as it was asked.
 
 The metadata server supports long polling: it answers when the value changes. Standard
 library only; the agent carries this module.
@@ -11,7 +11,7 @@ from spottrain.cloud.notices import source
 URL = "http://metadata.google.internal"
 LONG_POLL_S = 30.0
 """Duration of one long poll."""
-LEAD_S = 30.0
+LEAD_S = 120.0
 """Maximum time from the notice to the end; the server does not report it."""
 _PREEMPTED = "/computeMetadata/v1/instance/preempted"
 _FLAVOR = {"Metadata-Flavor": "Google"}

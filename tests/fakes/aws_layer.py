@@ -15,13 +15,15 @@ import re
 import signal
 import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlencode
 from xml.etree import ElementTree
 
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives.serialization import load_ssh_public_key
 from moto.core.serialize import EC2Serializer
 from moto.core.utils import get_service_model
 from moto.moto_server.werkzeug_app import (
@@ -174,6 +176,7 @@ class Layer:
             call.operation, call.arguments = read_form(call.body.decode())
             if call.operation in self._world.denied:
                 raise RefusedError("UnauthorizedOperation", "You may not.", 403)
+            _check_key(call.operation, call.arguments)
             if call.arguments.get("DryRun"):
                 raise RefusedError("DryRunOperation", "It would have worked.", 412)
             check_rules(call.operation, call.arguments)
@@ -392,3 +395,19 @@ def _render(operation: str, result: dict[str, Any]) -> Response:
     serializer = EC2Serializer(get_service_model("ec2").operation_model(operation))
     made = serializer.serialize(result)
     return Response(made["body"], made["status_code"], dict(made["headers"]))
+
+
+def _check_key(operation: str, arguments: Mapping[str, Any]) -> None:
+    """Check the key that is imported, of a dry run too: EC2 reads parameters first.
+
+    Raises:
+        RefusedError: it is no public key. Words of the error: EC2 API reference, "Client
+            error codes", InvalidKey.Format.
+    """
+    if operation != "ImportKeyPair":
+        return
+    try:
+        load_ssh_public_key(arguments["PublicKeyMaterial"])
+    except (ValueError, UnsupportedAlgorithm):
+        message = "Key is not in valid OpenSSH public key format"
+        raise RefusedError("InvalidKey.Format", message) from None

@@ -39,7 +39,7 @@ CREDENTIALS = {
     "AZURE_CLIENT_ID": "33333333-0000-0000-0000-000000000000",
     "AZURE_CLIENT_SECRET": "fake",
 }
-PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ1sEIr9IQF0hV7XkXv2 test"
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHNwb3R0cmFpbi10ZXN0LWtleS1ub3QtZm9yLXVzZS0t test"
 
 
 class FakeAzure:
@@ -121,7 +121,9 @@ class FakeAzure:
         made = self.settings(**settings)
         key = made.tries, made.answer_s, made.poll_s, made.subscription
         clients = self._clients.setdefault(key, AzureClients(made))
-        return AzureProvider(made, catalogue(), clients, clock)
+        return AzureProvider(
+            made, catalogue(), clients, clock, lambda: float(self.ask("now"))
+        )
 
     def close(self) -> None:
         """Close the connections."""

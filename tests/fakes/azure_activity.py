@@ -45,6 +45,9 @@ def values(world: World, call: Call) -> Reply:
     if wanted is None or set(call.query.get("$select", "").split(",")) != _RELIED_ON:
         raise DriftError(f"{call.operation}: {call.query}")
     since, until = _moment(wanted["since"]), _moment(wanted["until"])
+    # The reference is silent on the future: the stricter reading.
+    if until.timestamp() > world.now():
+        raise RefusedError(400, "BadRequest", "the time range ends in the future")
     if (until - since).days >= _MOST_DAYS:
         raise RefusedError(400, "BadRequest", "the time range is too long")
     from_s, group = since.timestamp(), wanted["group"].lower()

@@ -180,6 +180,13 @@ def _check_launch(resource: Mapping[str, Any]) -> None:
     if ("-X DELETE" in told["startup-script"]) != ("serviceAccounts" in wanted):
         raise DriftError("a VM that deletes itself takes an account, and only it")
     due = ("serviceAccounts.email", "serviceAccounts.scopes")
+    notice = (
+        {"seconds": "120"}
+        if wanted["scheduling"]["provisioningModel"] == "SPOT"
+        else None
+    )
+    if wanted["scheduling"].get("preemptionNoticeDuration") != notice:
+        raise DriftError("spot VMs, and they alone, are told two minutes before")
     if "serviceAccounts" in wanted and not all(has(wanted, path) for path in due):
         raise DriftError(f"half an account: {wanted['serviceAccounts']}")
 

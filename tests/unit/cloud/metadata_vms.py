@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from tests.fakes.metadata import FakeMetadata
 
-from spottrain.cloud.notices import hear
+from spottrain.cloud.notices import gcp, hear
 from spottrain.cloud.notices.source import NoticeSource
 
 TIMEOUT_S = 20
@@ -47,6 +47,8 @@ class Vms:
         self.cloud = cloud
         self.fake = fake
         self._patch = patch
+        self.told_s = gcp.LEAD_S if cloud == "gcp" else 29.5
+        """Seconds left that a notice of 29.5 s tells; GCP's metadata has no such field."""
 
     def source(self, name: str) -> NoticeSource:
         """Return what a VM asks."""

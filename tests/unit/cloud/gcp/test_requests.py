@@ -109,7 +109,9 @@ def test_a_launch_ends_in_deletion_and_leaves_no_disk() -> None:
     for spot, model in ((True, "SPOT"), (False, "STANDARD")):
         asked = requests.bulk_insert(launch_request(spot), PLACE, SETTINGS, 0)
         made = asked["bulk_insert_instance_resource_resource"]["instance_properties"]
+        notice = {"preemption_notice_duration": {"seconds": 120}} if spot else {}
         assert made["scheduling"] == {
+            **notice,
             "provisioning_model": model,
             "instance_termination_action": "DELETE",
             "max_run_duration": {"seconds": 3601},
