@@ -61,6 +61,9 @@ print(json.dumps(found))
 """
 """Versions of packages as a new process finds them; "" if absent."""
 _KEEPER_S = 30.0
+LEASE_FILE = Path("/var/lib/spottrain/lease")
+"""``cloud.port.lease.FILE``: this module comes to hosts without the package."""
+_RENEW_S = 60.0
 
 
 class RefusedError(Exception):
@@ -255,9 +258,7 @@ class HostAgent:
                 start_new_session=True,
             )
             try:
-                code: int | None = process.wait(limit_s)
-            except subprocess.TimeoutExpired:
-                code = None
+                code = _wait(process, limit_s)
             finally:
                 # Background processes of setup would disturb training.
                 with contextlib.suppress(ProcessLookupError):
@@ -378,7 +379,11 @@ class HostAgent:
 
 
 def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
-    """Answer requests until the connection ends."""
+    """Answer requests until the connection ends.
+
+    Each renews the lease of a rented VM, for it comes from the manager; the agent, which
+    does so later, starts after setup and data, and these may take longer than the lease.
+    """
     agent, write_lock = HostAgent(root), threading.Lock()
 
     def reply(answer: dict[str, Any]) -> None:
@@ -401,6 +406,7 @@ def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
     reply({"id": 0, "ok": hello(root)})
     for line in requests:
         arguments = json.loads(line)
+        renew_lease()
         number, name = arguments.pop("id"), arguments.pop("op")
         if name == "unpack":
             # The archive follows the line on stdin.
@@ -410,6 +416,26 @@ def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
         threading.Thread(
             target=handle, args=(number, getattr(agent, name), arguments), daemon=True
         ).start()
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
+    """Return the exit code of a process, None if it takes longer than a limit."""
+    end_s = time.monotonic() + limit_s
+    while (left_s := end_s - time.monotonic()) > 0:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return process.wait(min(left_s, _RENEW_S))
+        renew_lease()
+    return None
+
+
+def renew_lease(file: Path = LEASE_FILE) -> None:
+    """Renew a VM's lease, as ``cloud.port.lease.renew``; do nothing if there is none.
+
+    At boot its time lies ahead, for the agent to be started in: it is not put back.
+    """
+    with contextlib.suppress(OSError):
+        if file.stat().st_mtime < time.time():
+            os.utime(file)
 
 
 def hello(root: Path) -> dict[str, str]:

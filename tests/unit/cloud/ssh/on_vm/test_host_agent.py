@@ -18,6 +18,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from spottrain.cloud.port import lease
 from spottrain.cloud.ssh.on_vm import host_agent
 from spottrain.cloud.ssh.on_vm.host_agent import (
     HostAgent,
@@ -159,6 +160,36 @@ print(hands.probe()["safetensors"])
     )
     before, after = told.stdout.splitlines()
     assert before != after == "99.9"
+
+
+def test_requests_and_a_long_setup_renew_the_lease(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Setup and data may take longer than the lease; the agent starts after them."""
+    assert host_agent.LEASE_FILE == lease.FILE
+    file = root.parent / "lease"
+    monkeypatch.setattr(host_agent.renew_lease, "__defaults__", (file,))
+    monkeypatch.setattr(host_agent, "_RENEW_S", 0.01)
+
+    def asked(**request: Any) -> bool:
+        os.utime(file, (0, 0))
+        line = json.dumps({"id": 1, **request}).encode() + b"\n"
+        serve(io.BytesIO(line), io.BytesIO(), root)
+        return file.stat().st_mtime > 0
+
+    file.touch()
+    assert asked(op="status")
+    hands = HostAgent(root)
+    hands.claim(claim("a", "a-1"))
+    (root / "a-1" / "workdir").mkdir(parents=True)
+    os.utime(file, (0, 0))
+    until_renewed = f'while [ "$(stat -c %Y {file})" = 0 ]; do sleep 0.01; done'
+    done = hands.setup("a-1", until_renewed, {}, 60.0)
+    assert done["code"] == 0
+    ahead_s = time.time() + 900
+    os.utime(file, (ahead_s, ahead_s))
+    host_agent.renew_lease()
+    assert file.stat().st_mtime == pytest.approx(ahead_s)
 
 
 def test_requests_are_answered_by_number_and_end_with_the_connection(
