@@ -3,7 +3,8 @@
 VMs of the local provider are processes of one computer, and a host may have more CPU slots
 than cores. Workers that compute at the same time then get equal parts of the cores
 (processor sharing: Kleinrock, Queueing Systems II, section 4.4): n of them on c < n cores
-run at c / n of the speed of a worker with a core of its own.
+run at c / n of the speed of a worker with a core of its own. What they lose beyond that
+is measured (``wire.Crowding``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from spottrain.wire.model import Crowding
 
 OWN_CORE = -1
 """Instead of a computer's number: a slot that shares its core with no other."""
@@ -53,6 +56,19 @@ class SharedCores:
             )
             for replica in range(len(counts))
         ]
+
+    def task_growth(self, rank: int, crowding: Crowding | None) -> float:
+        """Return by how much longer tasks of a rank take than on a core of its own.
+
+        Between as many ranks as cores and what was measured it grows by the ranks per
+        core; beyond, where caches can hardly get colder, it stays.
+        """
+        computer = self.computers[rank]
+        if computer == OWN_CORE or crowding is None or crowding.ranks <= crowding.cores:
+            return 1.0
+        more = self.computers.count(computer) / self.cores[computer] - 1
+        share = min(1.0, more / (crowding.ranks / crowding.cores - 1))
+        return 1 + share * (crowding.task_growth - 1)
 
     def finish_s(
         self, ready_s: Sequence[float], works_s: Sequence[float]

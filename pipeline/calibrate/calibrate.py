@@ -18,7 +18,7 @@ from spottrain import machine
 from spottrain.errors import UserCodeError
 from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
-from spottrain.pipeline.calibrate import tasks
+from spottrain.pipeline.calibrate import crowd, tasks
 from spottrain.pipeline.calibrate.links import (
     MessageTimes,
     measure_rings,
@@ -37,6 +37,7 @@ from spottrain.pipeline.comm.device_group import NetworkRefusedError, TrialGroup
 from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
+from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.wire import messages
 from spottrain.wire.messages import Calibrate
@@ -174,8 +175,10 @@ class _Round:
         self._loaded, self._command, self._rank = loaded, command, rank
         self._report, self._device = report, device
         self._device_name = device_name
-        self._slots = command.participants or (Slot(vm_id="", index=0),)
+        every = command.participants or (Slot(vm_id="", index=0),)
+        self._slots = every[: command.num_measuring or len(every)]
         shares = section_shares(self._slots, loaded.layout.num_sections)
+        shares += [range(0)] * (len(every) - len(shares))
         self._computing = [r for r, share in enumerate(shares) if share]
         self._sizes = command.microbatch_sizes or (loaded.spec.microbatch_size,)
         self._bench = SectionBench(loaded, shares[rank], command.checkpoint, device)
@@ -184,6 +187,8 @@ class _Round:
         self.is_free = True
         """False if something is under way on the device that could not be ended."""
         self._done = 0
+        self._core_shares: list[float] = []
+        """Of the ranks that have measured sections."""
 
     def run(self) -> Profile | None:
         """Measure everything; return the profile at rank 0."""
@@ -193,10 +198,8 @@ class _Round:
         self._progress("links and all-reduces")
         costs = self._measure_device()
         self._progress("optimizer")
-        if self._rank:
-            return None
         microbatches = _with_posting(microbatches, links.posting_s)
-        return Profile(
+        profile = Profile(
             fingerprint=self._loaded.fingerprint,
             device=self._device_name,
             software=machine.software(),
@@ -213,6 +216,10 @@ class _Round:
             task_overhead_s=_mean_s(microbatches),
             sources=links.assumed + ended,
         )
+        if self._command.num_measuring:
+            profile = self._measure_crowd(profile)
+            self._progress("slots that share cores")
+        return None if self._rank else profile
 
     def close(self) -> None:
         """End the threads; after an error the connections must have been cut."""
@@ -228,7 +235,10 @@ class _Round:
                 messages.CalibrationProgress(
                     generation=self._command.generation,
                     done=self._done,
-                    total=max(self._done, len(self._sizes) + 2),
+                    total=max(
+                        self._done,
+                        len(self._sizes) + 2 + bool(self._command.num_measuring),
+                    ),
                     what=what,
                 )
             )
@@ -249,6 +259,7 @@ class _Round:
                     overheads=self._measure_tasks(size, every),
                 )
             )
+            self._core_shares += [every[r]["core_share"] for r in self._computing]
             self._progress(f"sections with {size} examples")
             if not self._may_grow(size, every):
                 break
@@ -328,6 +339,40 @@ class _Round:
             own = machine.available_bytes() // len(self._slots)
         least: int = min(_gather(own))
         return least / 2
+
+    def _measure_crowd(self, profile: Profile) -> Profile:
+        """Return the profile with what it costs to share cores, at rank 0.
+
+        All participants train; so many as measured before have a core each.
+        """
+        loaded, slots = self._loaded, self._command.participants
+        facts = model_facts(loaded.job, loaded.layout)
+        size = profile.microbatch_sizes[0]
+        shares = section_shares(slots, loaded.layout.num_sections)
+        bounds = [share.start for share in shares] + [shares[-1].stop]
+        count = min(crowd.MAX_MICROBATCHES, loaded.spec.minibatch_size // size)
+        plan = crowd.crowded_plan(slots, bounds, size, count)
+        reduction, cores = loaded.spec.reduction, len(self._slots)
+        works_s = crowd.stage_works_s(
+            plan, profile, facts, reduction, dict.fromkeys(range(len(slots)), count)
+        )
+        # All ranks have the same profile here, so all find the same.
+        minibatches = crowd.minibatches_for(sum(works_s), cores)
+        held = sum(one.param_bytes + one.optimizer_bytes for one in facts.sections)
+        if not minibatches or held > self._room_bytes():
+            return replace(profile, sources=(*profile.sources, profiles.CROWD_SKIPPED))
+        share = shares[self._rank]
+        self._bench = bench = SectionBench(
+            loaded, share, self._command.checkpoint, self._device
+        )
+        _gather(None)
+        times = crowd.time_minibatches(loaded, bench, plan, self._rank, minibatches)
+        every = [crowd.CrowdTimes(**one) for one in _gather(asdict(times))]
+        core_share = statistics.median(self._core_shares)
+        found = crowd.summarise(
+            every, plan, profile, facts, reduction, cores, core_share
+        )
+        return replace(profile, crowding=found)
 
     # --- updates, and the way between host and device ----------------------------------
 

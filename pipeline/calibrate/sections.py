@@ -81,6 +81,8 @@ class MeasuredSections:
     """From the call of the user's code to the stage's first section."""
     round_s: float
     """One repetition of everything."""
+    core_share: float = 1.0
+    """Processor time over time: below 1 where other programs took the core."""
 
 
 class SectionBench:
@@ -150,7 +152,8 @@ class SectionBench:
     def measure(self, microbatch_size: int, budget_s: float) -> MeasuredSections:
         """Repeat until the medians are steady, or ``budget_s`` is over."""
         batch = self.batch(microbatch_size)
-        end_s = time.perf_counter() + budget_s
+        began_s, ran_s = time.perf_counter(), time.process_time()
+        end_s = began_s + budget_s
         rounds = 0
         while self._runs and rounds < _MAX_ROUNDS:
             for first in range(0, len(self._runs), _SECTIONS_TOGETHER):
@@ -165,6 +168,7 @@ class SectionBench:
             sections=[run.profile() for run in self._runs],
             reaching_s=statistics.median(reaching_s) if reaching_s else 0.0,
             round_s=sum(run.round_s for run in self._runs),
+            core_share=(time.process_time() - ran_s) / (time.perf_counter() - began_s),
         )
 
     def update_s(self, home: StateHome) -> float:
