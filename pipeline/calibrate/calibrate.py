@@ -188,7 +188,7 @@ class _Round:
         """False if something is under way on the device that could not be ended."""
         self._done = 0
         self._core_shares: list[float] = []
-        """Of the ranks that have measured sections."""
+        """At each micro-batch size, processor time of sections over their time."""
 
     def run(self) -> Profile | None:
         """Measure everything; return the profile at rank 0."""
@@ -259,7 +259,10 @@ class _Round:
                     overheads=self._measure_tasks(size, every),
                 )
             )
-            self._core_shares += [every[r]["core_share"] for r in self._computing]
+            took_s, processor_s = (
+                sum(one[name] for one in every) for name in ("round_s", "processor_s")
+            )
+            self._core_shares.append(processor_s / took_s)
             self._progress(f"sections with {size} examples")
             if not self._may_grow(size, every):
                 break
@@ -368,9 +371,8 @@ class _Round:
         _gather(None)
         times = crowd.time_minibatches(loaded, bench, plan, self._rank, minibatches)
         every = [crowd.CrowdTimes(**one) for one in _gather(asdict(times))]
-        core_share = statistics.median(self._core_shares)
         found = crowd.summarise(
-            every, plan, profile, facts, reduction, cores, core_share
+            every, plan, profile, facts, reduction, cores, self._core_shares[0]
         )
         return replace(profile, crowding=found)
 

@@ -234,8 +234,8 @@ def summarise(
         facts: The model.
         reduction: How gradients were summed up.
         cores: That were shared.
-        core_share: Part of its core that a process had when the profile was measured:
-            where other programs take theirs all the time, its times are so much longer.
+        core_share: Processor time over time of what the profile has: below 1 where
+            other programs took the cores meanwhile, above with several threads.
     """
     recomputes = {one.stage: one.recomputes for one in times}
     alone_s = sum(stage_works_s(plan, profile, facts, reduction, recomputes))
