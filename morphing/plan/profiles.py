@@ -116,6 +116,7 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
         yield "crowding.ranks", crowding.ranks, 1, False
         yield "crowding.cores", crowding.cores, 1, False
         yield "crowding.task_growth", crowding.task_growth, 1, False
+        yield "crowding.core_growth", crowding.core_growth, 1, False
         yield "crowding.commit_s_per_byte", crowding.commit_s_per_byte, 0, False
         yield "crowding.commit_s", crowding.commit_s, 0, False
     for name in _MAY_BE_ZERO:

@@ -58,7 +58,7 @@ class SharedCores:
         ]
 
     def task_growth(self, rank: int, crowding: Crowding | None) -> float:
-        """Return by how much longer tasks of a rank take than on a core of its own.
+        """Return by how much longer tasks of a rank take than its profile's sections do.
 
         Between as many ranks as cores and what was measured it grows by the ranks per
         core; beyond, where caches can hardly get colder, it stays.
@@ -67,8 +67,9 @@ class SharedCores:
         if computer == OWN_CORE or crowding is None or crowding.ranks <= crowding.cores:
             return 1.0
         more = self.computers.count(computer) / self.cores[computer] - 1
-        share = min(1.0, more / (crowding.ranks / crowding.cores - 1))
-        return 1 + share * (crowding.task_growth - 1)
+        share = max(0.0, min(1.0, more / (crowding.ranks / crowding.cores - 1)))
+        least = crowding.core_growth
+        return least + share * (crowding.task_growth - least)
 
     def finish_s(
         self, ready_s: Sequence[float], works_s: Sequence[float]
@@ -119,16 +120,20 @@ def _share(
     return done_s
 
 
-def shared_cores(machines: Iterable[tuple[str, int]]) -> SharedCores | None:
+def shared_cores(
+    machines: Iterable[tuple[str, int]], fleet: Iterable[tuple[str, int]] = ()
+) -> SharedCores | None:
     """Return how the ranks of a plan share cores; None if each has one of its own.
 
     Args:
         machines: Of each rank, its computer and how many cores of it slots may use; 0:
             unknown, then as many as there are slots.
+        fleet: The same of all slots, also those without a rank: a computer on which they
+            are more than cores counts as shared.
     """
     ranks = list(machines)
-    slots = Counter(ranks)
-    crowded = [at for at, count in slots.items() if 0 < at[1] < count]
+    slots = Counter(ranks) | Counter(fleet)
+    crowded = [at for at in dict.fromkeys(ranks) if 0 < at[1] < slots[at]]
     if not crowded:
         return None
     numbers = {at: number for number, at in enumerate(crowded)}

@@ -42,8 +42,10 @@ from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.wire import messages
 from spottrain.wire.messages import Calibrate
 from spottrain.wire.model import (
+    Crowding,
     LinkProfile,
     MicrobatchProfile,
+    Plan,
     Profile,
     RingProfile,
     SectionProfile,
@@ -344,37 +346,62 @@ class _Round:
         return least / 2
 
     def _measure_crowd(self, profile: Profile) -> Profile:
-        """Return the profile with what it costs to share cores, at rank 0.
+        """Return the profile with what it costs to share cores.
 
-        All participants train; so many as measured before have a core each.
+        Those that measured train with a core each, then all participants together.
         """
-        loaded, slots = self._loaded, self._command.participants
-        facts = model_facts(loaded.job, loaded.layout)
+        loaded, every = self._loaded, self._command.participants
+        facts, cores = model_facts(loaded.job, loaded.layout), len(self._slots)
         size = profile.microbatch_sizes[0]
-        shares = section_shares(slots, loaded.layout.num_sections)
-        bounds = [share.start for share in shares] + [shares[-1].stop]
         count = min(crowd.MAX_MICROBATCHES, loaded.spec.minibatch_size // size)
-        plan = crowd.crowded_plan(slots, bounds, size, count)
-        reduction, cores = loaded.spec.reduction, len(self._slots)
-        works_s = crowd.stage_works_s(
-            plan, profile, facts, reduction, dict.fromkeys(range(len(slots)), count)
+        alone, crowded = (
+            crowd.crowded_plan(slots, loaded.layout.num_sections, size, count)
+            for slots in (self._slots, every)
         )
+        again = dict.fromkeys(range(len(every)), count)
+        reduction = loaded.spec.reduction
+        works_s = crowd.stage_works_s(crowded, profile, facts, reduction, again)
         # All ranks have the same profile here, so all find the same.
         minibatches = crowd.minibatches_for(sum(works_s), cores)
         held = sum(one.param_bytes + one.optimizer_bytes for one in facts.sections)
         if not minibatches or held > self._room_bytes():
             return replace(profile, sources=(*profile.sources, profiles.CROWD_SKIPPED))
-        share = shares[self._rank]
-        self._bench = bench = SectionBench(
-            loaded, share, self._command.checkpoint, self._device
+        share = self._core_shares[0]
+        before = self._train(alone, minibatches, commits=False)
+        own = crowded.sections_of(self._rank)
+        run = range(own[0], own[-1] + 1)
+        self._bench = SectionBench(loaded, run, self._command.checkpoint, self._device)
+        after = self._train(crowded, minibatches, commits=True)
+        s_per_byte, exchange_s = crowd.commit_times(after, facts, share)
+        least = crowd.growth(before, alone, profile, facts, reduction, share)
+        most = crowd.growth(after, crowded, profile, facts, reduction, share)
+        crowding = Crowding(
+            ranks=len(every),
+            cores=cores,
+            core_growth=least,
+            task_growth=max(least, most),
+            commit_s_per_byte=s_per_byte,
+            commit_s=exchange_s,
         )
+        return replace(profile, crowding=crowding)
+
+    def _train(
+        self, plan: Plan, minibatches: int, *, commits: bool
+    ) -> list[crowd.CrowdTimes]:
+        """Train under ``plan``, whose ranks are the first; return the times of all."""
         _gather(None)
-        times = crowd.time_minibatches(loaded, bench, plan, self._rank, minibatches)
-        every = [crowd.CrowdTimes(**one) for one in _gather(asdict(times))]
-        found = crowd.summarise(
-            every, plan, profile, facts, reduction, cores, self._core_shares[0]
-        )
-        return replace(profile, crowding=found)
+        times = None
+        if self._rank < plan.pipeline_depth:
+            found = crowd.time_minibatches(
+                self._loaded,
+                self._bench,
+                plan,
+                self._rank,
+                minibatches,
+                commits=commits,
+            )
+            times = asdict(found)
+        return [crowd.CrowdTimes(**one) for one in _gather(times) if one is not None]
 
     # --- updates, and the way between host and device ----------------------------------
 

@@ -27,7 +27,7 @@ from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.state.agreement import fold
 from spottrain.pipeline.state.update import Gatherer, contribution
-from spottrain.wire.model import Crowding, ModelFacts, Plan, Profile, Reduction, Slot
+from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction, Slot
 
 BUDGET_S = 2.0
 """About how long all mini-batches may take."""
@@ -69,17 +69,25 @@ def minibatches_for(work_s: float, cores: int) -> int:
 
 
 def crowded_plan(
-    slots: Sequence[Slot], bounds: Sequence[int], microbatch_size: int, count: int
+    slots: Sequence[Slot], num_sections: int, microbatch_size: int, count: int
 ) -> Plan:
-    """Return the plan that is trained: a pipeline of one replica over all slots."""
+    """Return the plan that is trained: a pipeline of one replica over all slots.
+
+    Args:
+        slots: At most as many as there are sections, of which they get even runs.
+        num_sections: Of the model.
+        microbatch_size: Examples of a micro-batch.
+        count: Micro-batches of a mini-batch.
+    """
+    depth = len(slots)
     return Plan(
-        pipeline_depth=len(slots),
+        pipeline_depth=depth,
         data_parallel_width=1,
         microbatch_size=microbatch_size,
         minibatch_size=microbatch_size * count,
         schedule="varuna",
         recompute=True,
-        stage_bounds=tuple(bounds),
+        stage_bounds=tuple(num_sections * p // depth for p in range(depth + 1)),
         replica_bounds=(0, count),
         slots=tuple(slots),
         predicted_step_s=0.0,
@@ -87,7 +95,13 @@ def crowded_plan(
 
 
 def time_minibatches(
-    loaded: LoadedJob, bench: SectionBench, plan: Plan, rank: int, minibatches: int
+    loaded: LoadedJob,
+    bench: SectionBench,
+    plan: Plan,
+    rank: int,
+    minibatches: int,
+    *,
+    commits: bool,
 ) -> CrowdTimes:
     """Train as one stage of ``plan``; all its ranks do so together.
 
@@ -97,6 +111,8 @@ def time_minibatches(
         plan: See ``crowded_plan``.
         rank: This one.
         minibatches: To measure.
+        commits: Whether mini-batches are committed, for which all ranks of the default
+            group must take part; else only the tasks are of use.
 
     Raises:
         UserCodeError: The user's code raised.
@@ -106,7 +122,8 @@ def time_minibatches(
     links = PipelineLinks(*chain.neighbours, bench.device, loaded.spec.wire)
     try:
         stage = _Stage(loaded, bench, plan, chain, links)
-        taken = [stage.minibatch(step) for step in range(_WARM_UPS + minibatches)]
+        steps = range(_WARM_UPS + minibatches)
+        taken = [stage.minibatch(step, commits=commits) for step in steps]
         links.flush()
     finally:
         links.close()
@@ -152,7 +169,7 @@ class _Stage:
         self._updater = bench.memory.updater(self._sections, FaultScript())
         self._gatherer = Gatherer(plan, len(loaded.layout.metrics))
 
-    def minibatch(self, step: int) -> tuple[float, float, float]:
+    def minibatch(self, step: int, *, commits: bool) -> tuple[float, float, float]:
         """Train a mini-batch; return the fields of ``CrowdTimes``."""
         arenas, ties = self._memory.arenas, self._loaded.layout.tied
         for attempt in range(MAX_ATTEMPTS):
@@ -161,6 +178,9 @@ class _Stage:
             losses = self.executor.train(step)
             trained_s = time.process_time()
             fits, totals = self._sums.reduce(), self._sums.total_loss(losses)
+            if not commits:
+                self._settle()
+                return trained_s - began_s, 0.0, 0.0
             none = [0.0] * len(totals)
             last = self._loaded.layout.num_sections - 1
             mine = [
@@ -176,14 +196,18 @@ class _Stage:
         with self._tracker.watch():
             self._updater.apply(decision, self._sections)
         updated_s = time.process_time()
-        if self._tracker.settle():
-            tune_for_activations(self._tracker.largest_saved_bytes)
+        self._settle()
         ended_s = time.process_time()
         return (
             trained_s - began_s,
             summed_s - trained_s + updated_s - agreed_s,
             agreed_s - summed_s + ended_s - updated_s,
         )
+
+    def _settle(self) -> None:
+        """Do what follows a mini-batch: memory as its tensors need it."""
+        if self._tracker.settle():
+            tune_for_activations(self._tracker.largest_saved_bytes)
 
 
 def stage_works_s(
@@ -216,16 +240,15 @@ def stage_works_s(
     return works_s
 
 
-def summarise(
+def growth(
     times: Sequence[CrowdTimes],
     plan: Plan,
     profile: Profile,
     facts: ModelFacts,
     reduction: Reduction,
-    cores: int,
     core_share: float,
-) -> Crowding:
-    """Return what all ranks' times say of sharing cores.
+) -> float:
+    """Return by how much more time on a core tasks took than a profile says, at least 1.
 
     Args:
         times: Of each stage.
@@ -233,20 +256,19 @@ def summarise(
         profile: That was measured with a core for each process.
         facts: The model.
         reduction: How gradients were summed up.
-        cores: That were shared.
         core_share: Processor time over time of what the profile has: below 1 where
             other programs took the cores meanwhile, above with several threads.
     """
     recomputes = {one.stage: one.recomputes for one in times}
-    alone_s = sum(stage_works_s(plan, profile, facts, reduction, recomputes))
+    works_s = stage_works_s(plan, profile, facts, reduction, recomputes)
+    return max(1.0, sum(one.tasks_s for one in times) / core_share / sum(works_s))
+
+
+def commit_times(
+    times: Sequence[CrowdTimes], facts: ModelFacts, core_share: float
+) -> tuple[float, float]:
+    """Return ``commit_s_per_byte`` and ``commit_s``; arguments as of ``growth``."""
     param_bytes = sum(section.param_bytes for section in facts.sections)
-    tasks_s = sum(one.tasks_s for one in times) / core_share
-    return Crowding(
-        ranks=len(times),
-        cores=cores,
-        task_growth=max(1.0, tasks_s / alone_s),
-        commit_s_per_byte=sum(one.sections_s for one in times)
-        / core_share
-        / max(1, param_bytes),
-        commit_s=statistics.mean(one.exchange_s for one in times) / core_share,
-    )
+    sections_s = sum(one.sections_s for one in times) / core_share
+    exchange_s = statistics.mean(one.exchange_s for one in times) / core_share
+    return sections_s / max(1, param_bytes), exchange_s

@@ -286,6 +286,8 @@ class Crowding:
     task_growth: float
     """Time on a core of a task over its sections' and its overhead: a process that others
     have taken the core from finds less in the processor's caches."""
+    core_growth: float
+    """The same where as many slots train as there are cores."""
     commit_s_per_byte: float
     """Time on a core from the backwards to updated parameters, over the parameters' bytes;
     in place of ``optimizer_s_per_byte``."""

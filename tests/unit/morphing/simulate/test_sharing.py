@@ -26,7 +26,12 @@ Pipeline = tuple[Schedule, list[StageTimes], list[Link]]
 
 
 CROWDING = Crowding(
-    ranks=4, cores=2, task_growth=1.5, commit_s_per_byte=0.01, commit_s=3.0
+    ranks=4,
+    cores=2,
+    task_growth=1.5,
+    core_growth=1.25,
+    commit_s_per_byte=0.01,
+    commit_s=3.0,
 )
 
 
@@ -158,13 +163,25 @@ def test_tasks_grow_with_the_ranks_per_core_up_to_what_was_measured(
     ranks: int, cores: int
 ) -> None:
     grown = on_one(ranks, cores).task_growth(0, CROWDING)
-    if ranks > cores:
-        assert 1 < grown <= CROWDING.task_growth
-        assert grown <= on_one(ranks + 1, cores).task_growth(0, CROWDING)
+    assert 1.25 <= grown <= CROWDING.task_growth
+    assert grown <= on_one(ranks + 1, cores).task_growth(0, CROWDING)
+    if ranks <= cores:
+        assert grown == 1.25
     if ranks == 2 * cores:
         assert grown == pytest.approx(CROWDING.task_growth)
     assert on_one(ranks, cores).task_growth(0, None) == 1
     assert SharedCores((OWN_CORE,) * ranks, (1,)).task_growth(0, CROWDING) == 1
+
+
+def test_a_computer_counts_as_shared_if_the_fleets_slots_are_more_than_its_cores() -> (
+    None
+):
+    fleet = [("a", 2)] * 3 + [("b", 2)] * 2
+    ranks = [("b", 2), ("a", 2), ("a", 2)]
+    assert shared_cores(ranks) is None
+    assert shared_cores(ranks, fleet) == SharedCores(
+        computers=(OWN_CORE, 0, 0), cores=(2,)
+    )
 
 
 def test_a_step_in_a_crowd_takes_its_tasks_and_commits_as_measured() -> None:

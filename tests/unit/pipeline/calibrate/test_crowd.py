@@ -10,17 +10,18 @@ from tests.unit.morphing.steps import FACTS, PROFILE
 from spottrain.pipeline.calibrate.crowd import (
     MAX_S,
     CrowdTimes,
+    commit_times,
     crowded_plan,
+    growth,
     minibatches_for,
     stage_works_s,
-    summarise,
 )
 from spottrain.wire.model import Plan, Slot
 
 
 def pipeline(depth: int, count: int) -> Plan:
     slots = [Slot(vm_id=f"vm-{p}", index=0) for p in range(depth)]
-    return crowded_plan(slots, [4 * p // depth for p in range(depth + 1)], 1, count)
+    return crowded_plan(slots, 4, 1, count)
 
 
 @given(st.floats(0, 100), st.integers(1, 64))
@@ -31,8 +32,8 @@ def test_a_crowd_trains_within_its_bound(work_s: float, cores: int) -> None:
 
 
 @given(st.floats(1.0, 3.0), st.floats(0.1, 1.0), st.integers(0, 5))
-def test_tasks_grow_by_what_they_take_beyond_the_profile(
-    growth: float, core_share: float, recomputes: int
+def test_times_on_a_core_grow_by_what_they_take_beyond_the_profile(
+    factor: float, core_share: float, recomputes: int
 ) -> None:
     plan, again = pipeline(4, 5), dict.fromkeys(range(3), recomputes)
     works_s = stage_works_s(plan, PROFILE, FACTS, "fast", again)
@@ -40,15 +41,15 @@ def test_tasks_grow_by_what_they_take_beyond_the_profile(
     times = [
         CrowdTimes(
             stage=p,
-            tasks_s=growth * core_share * work_s,
+            tasks_s=factor * core_share * work_s,
             recomputes=again.get(p, 0),
             sections_s=core_share * 1.6,
             exchange_s=core_share * 0.5,
         )
         for p, work_s in enumerate(works_s)
     ]
-    found = summarise(times, plan, PROFILE, FACTS, "fast", 2, core_share)
-    assert (found.ranks, found.cores) == (4, 2)
-    assert found.task_growth == pytest.approx(growth)
-    assert found.commit_s_per_byte == pytest.approx(4 * 1.6 / (4 * 800))
-    assert found.commit_s == pytest.approx(0.5)
+    found = growth(times, plan, PROFILE, FACTS, "fast", core_share)
+    assert found == pytest.approx(factor)
+    s_per_byte, exchange_s = commit_times(times, FACTS, core_share)
+    assert s_per_byte == pytest.approx(4 * 1.6 / (4 * 800))
+    assert exchange_s == pytest.approx(0.5)

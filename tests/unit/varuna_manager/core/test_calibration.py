@@ -106,7 +106,12 @@ def test_a_profile_that_knows_no_crowd_is_not_reused_where_cores_are_shared() ->
     crowded = replace(
         profile,
         crowding=Crowding(
-            ranks=3, cores=2, task_growth=1.2, commit_s_per_byte=1e-9, commit_s=0.001
+            ranks=3,
+            cores=2,
+            task_growth=1.2,
+            core_growth=1.1,
+            commit_s_per_byte=1e-9,
+            commit_s=0.001,
         ),
     )
 
