@@ -135,6 +135,11 @@ def linked(profile: Profile, **changes: float) -> Profile:
     return replace(profile, within_vm=link, between_vms=link)
 
 
+def slack(plan: Plan) -> float:
+    """Return by which factor a chosen plan may be slower than the fastest."""
+    return (1 + NOISE) * (1 + MEASURED if plan.data_parallel_width > 1 else 1)
+
+
 def rivals(reducing_s: float) -> PlanInputs:
     """4x1 against 2x2, whose all-reduces take so long for each two tensors."""
     case = replace(varuna(inputs(sections=4, vms=4, virtual_nodes=64)), recompute=False)
@@ -490,7 +495,7 @@ def test_a_chosen_plan_fits_and_takes_the_predicted_time(
     room = case.slots[0].room
     assert all(stage.needed.beyond(room) <= 0 for stage in memory)
     least_s = min(c.step_s for c in choice.candidates if c.step_s is not None)
-    assert plan.predicted_step_s <= least_s * (1 + NOISE)
+    assert plan.predicted_step_s <= least_s * slack(plan)
     step = simulate_step(
         plan, case.profile, case.facts, reduction=case.reduction, compute=gpu
     )
@@ -526,4 +531,4 @@ def test_nothing_that_was_ruled_out_by_its_bound_is_better(
                     steps_s.append(layouts.simulate(layout).predicted_step_s)
     if steps_s:
         assert plan is not None
-        assert plan.predicted_step_s <= min(steps_s) * (1 + NOISE)
+        assert plan.predicted_step_s <= min(steps_s) * slack(plan)
