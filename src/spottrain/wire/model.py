@@ -276,6 +276,26 @@ class RingProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crowding:
+    """What training takes where more slots of one computer train than it has cores."""
+
+    ranks: int
+    """Slots that trained at once."""
+    cores: int
+    """That they shared."""
+    task_growth: float
+    """Time on a core of a task over its sections' and its overhead: a process that others
+    have taken the core from finds less in the processor's caches."""
+    core_growth: float
+    """The same where as many slots train as there are cores."""
+    commit_s_per_byte: float
+    """Time on a core from the backwards to updated parameters, over the parameters' bytes;
+    in place of ``optimizer_s_per_byte``."""
+    commit_s: float
+    """Of each rank beside that: the gather, the decision, bookkeeping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Primitives that depend on neither P, D nor the number of GPUs (Varuna, 4.3)."""
 
@@ -308,6 +328,8 @@ class Profile:
     """Time of quantising the gradients of a virtual node over their bytes."""
     context_bytes: int = 0
     """Device memory that is taken before the first tensor."""
+    crowding: Crowding | None = None
+    """``None``: not measured, as where each slot has a core of its own."""
     origin: Literal["measured", "derived", "written"] = "measured"
     """``derived``: from a measured one by a declared ratio; ``written``: by hand."""
     sources: tuple[str, ...] = ()
