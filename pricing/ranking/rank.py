@@ -88,16 +88,12 @@ class RankingTerms:
         return egress.fetched(self.data_bytes, place.cloud).usd
 
     def correction(self, place: Place) -> float:
-        """Return measured over predicted throughput in a place.
+        """Return measured over predicted throughput in a place, 1 where nothing ran.
 
-        Types that were not measured get the mean of those that were: an untried type must
-        not look better only because nothing corrects it.
+        What one type is slower than predicted by says nothing of another, whose GPU,
+        network and host differ.
         """
-        known = self.corrections
-        if not known:
-            return 1.0
-        common = math.exp(math.fsum(map(math.log, known.values())) / len(known))
-        return known.get((place.cloud, place.instance_type), common)
+        return self.corrections.get((place.cloud, place.instance_type), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -279,7 +275,7 @@ def _unusable(priced: Priced, terms: RankingTerms) -> str:
     if fleet_size(offer, terms) < 1:
         return f"{CAP} does not pay for one"
     if machine is None:
-        return "its speed is unknown: no published peak to compare"
+        return "its speed is unknown: no published peak at the job's precision"
     if machine.gpus < 1 or machine.gpu_memory_bytes < 1 or not machine.speed > 0:
         return "it has no GPU"
     return ""

@@ -134,7 +134,7 @@ def plan(
     """Show which machines and which plan a launch would start with; rents nothing.
 
     Offers are ranked by examples per dollar, including boot time, interruptions and
-    storage: < marks bounds, ~ marks estimates from published peak FLOPS.
+    storage: < marks bounds, ~ marks estimates from the rooflines of GPUs.
 
     With a model and a profile as JSON, which need no machine, it plans for --gpus GPUs.
     """

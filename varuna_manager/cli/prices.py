@@ -249,7 +249,8 @@ def _offer(row: _Row, now_s: float) -> dict[str, Any]:
         "vcpus": kind.vcpus,
         "memory_bytes": kind.memory_bytes,
         "network_bytes_per_s": kind.network_bytes_per_s,
-        "network_is_burst": kind.network_is_burst,
+        "network_baseline_bytes_per_s": kind.network_baseline_bytes_per_s,
+        "network_is_burst": kind.network_baseline_bytes_per_s is not None,
         "hazard": hazard
         and {
             "losses_per_hour": hazard.losses_per_hour,

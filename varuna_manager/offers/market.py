@@ -15,7 +15,14 @@ from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.place import place_of
 from spottrain.pricing.prices.price import fresh, offers
 from spottrain.pricing.prices.refresh import PriceRequest, known
-from spottrain.pricing.ranking.gpu_speed import machine_as_offered, machine_of
+from spottrain.pricing.ranking.gpu_speed import (
+    Work,
+    machine_as_offered,
+    machine_of,
+    measured_ratio,
+    speed_ratio,
+    work_of,
+)
 from spottrain.pricing.ranking.rank import Priced
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.job import JobConfig
@@ -29,12 +36,21 @@ BOOT_S = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredOn:
-    """What a job was measured on, and its model: the base of relative speeds."""
+    """What a job was measured on: the base of relative speeds."""
 
-    facts: ModelFacts
     gpu: GpuType
-    precision: Precision = "fp32"
-    """Of the job's matrix multiplications."""
+    work: Work
+    """What training asks of a GPU."""
+    profile: Profile | None = None
+    """What was measured; None: nothing to compare other measurements with."""
+    others: tuple[Profile, ...] = ()
+    """Measured of the same model, on any devices; the newest first."""
+
+    def measured_speed(self, gpu: GpuType) -> float | None:
+        """Return the measured speed of another GPU; None if it was not measured."""
+        if self.profile is None or gpu.name == self.gpu.name:
+            return None
+        return measured_ratio(gpu, self.profile, self.others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -125,7 +141,7 @@ def cloud_market(
 ) -> JobMarket:
     """Return what clouds rent at the last known prices, without asking them.
 
-    Its throughputs are estimates: ratios of published peaks.
+    Its throughputs are estimates, of GPUs that the model was not measured on.
 
     Args:
         history: Known prices and interruptions.
@@ -163,15 +179,17 @@ def priced_offer(
 ) -> Priced:
     """Return a cloud's offer with what the catalogue and the history know about it."""
     kind = facts.find(offer.cloud, offer.instance_type)
-    machine = None
+    machine, measured = None, None
     if kind is not None:
-        machine = machine_of(kind, base.gpu, base.facts, base.precision)
+        measured = base.measured_speed(kind.gpu)
+        speed = measured or speed_ratio(kind.gpu, base.gpu, base.work)
+        machine = None if speed is None else machine_of(kind, speed)
     return Priced(
         offer=offer,
         machine=machine,
         losses_per_hour=losses_per_hour(offer, hazards),
         boot_s=BOOT_S,
-        is_estimate=True,
+        is_estimate=measured is None,
     )
 
 
@@ -182,6 +200,7 @@ def base_of(
     precision: Precision = "fp32",
     *,
     on_cpus: bool = False,
+    others: tuple[Profile, ...] = (),
 ) -> MeasuredOn:
     """Return what a job was measured on.
 
@@ -192,6 +211,7 @@ def base_of(
         precision: Of the job's matrix multiplications.
         on_cpus: The job trains on CPUs: one that the catalogue does not know is taken for
             the slowest that it knows.
+        others: Further profiles of the model.
 
     Raises:
         ConfigError: There is no such GPU; or the device cannot be compared with others.
@@ -212,4 +232,5 @@ def base_of(
             f"the profile was measured on {profile.device}, which has no published peak "
             "to compare clouds' GPUs with; name the GPU that it equals with --measured-on"
         )
-    return MeasuredOn(facts=facts, gpu=gpu, precision=precision)
+    work = work_of(facts, precision, profile)
+    return MeasuredOn(gpu=gpu, work=work, profile=profile, others=others)

@@ -400,6 +400,7 @@ def _own(
         scope.measured_on,
         config.runtime.precision,
         on_cpus=config.device == "cpu",
+        others=_measured(facts),
     )
     markets = [
         cloud_market(
@@ -419,6 +420,10 @@ def _own(
     )
 
 
+def _measured(facts: ModelFacts) -> tuple[Profile, ...]:
+    return tuple(known.profile for known in known_profiles(facts))
+
+
 def _others(
     inputs: PlanInputs,
     history: History,
@@ -428,7 +433,13 @@ def _others(
 ) -> JobMarket:
     if not scope.clouds:
         return JobMarket(offers=())
-    base = base_of(inputs.profile, inputs.facts, scope.measured_on, precision)
+    base = base_of(
+        inputs.profile,
+        inputs.facts,
+        scope.measured_on,
+        precision,
+        others=_measured(inputs.facts),
+    )
     return cloud_market(history, base, now_s, clouds=scope.clouds)
 
 

@@ -32,6 +32,8 @@ def test_a_machine_has_as_many_gpus_as_machines_have(kind: InstanceType) -> None
     assert kind.memory_bytes >= kind.gpus * 2**32
     network = kind.network_bytes_per_s
     assert network is None or 5e9 / 8 <= network <= 6400e9 / 8
+    lasting = kind.sustained_bytes_per_s
+    assert lasting is None or (network is not None and 2e9 / 8 <= lasting <= network)
 
 
 @pytest.mark.parametrize("kind", WITHOUT, ids=lambda kind: kind.name)
@@ -65,6 +67,14 @@ def test_more_precision_is_never_faster() -> None:
         assert peaks == sorted(peaks), gpu.name
         assert all(1e12 <= peak <= 1e16 for peak in peaks), gpu.name
         assert 8e9 <= gpu.memory_bytes <= 300e9, gpu.name
+        assert 2e11 <= gpu.memory_bytes_per_s <= 1e13, gpu.name
+        assert 0.3 <= gpu.matmul_share <= 1.0, gpu.name
+        assert gpu.share_source is not None, gpu.name
+
+
+def test_memory_is_what_drivers_report() -> None:
+    mib = {name: gpu.memory_bytes // 2**20 for name, gpu in FACTS.gpus.items()}
+    assert (mib["T4"], mib["H100"], mib["H200"]) == (15_360, 81_559, 143_771)
 
 
 def test_every_gpu_is_in_some_machine_and_every_source_backs_something() -> None:

@@ -16,6 +16,7 @@ from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import History, VmLife
 from spottrain.pricing.prices.place import Place
 from spottrain.pricing.prices.price import Price
+from spottrain.pricing.ranking.gpu_speed import speed_ratio, work_of
 from spottrain.pricing.ranking.rank import Priced
 from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.units import DAY_S
@@ -31,8 +32,8 @@ from spottrain.varuna_manager.offers.market import (
 )
 
 NOW_S = 1_790_000_000.0
-V100 = catalogue().gpus["V100"]
-BASE = MeasuredOn(facts=FACTS, gpu=V100)
+V100, A100 = catalogue().gpus["V100"], catalogue().gpus["A100"]
+BASE = MeasuredOn(gpu=V100, work=work_of(FACTS), profile=PROFILE)
 SPOT = Price(
     cloud="aws",
     region="us-east-1",
@@ -136,7 +137,7 @@ def test_a_cloud_s_offers_are_priced_by_the_last_known_prices(history: History) 
     assert one.boot_s == BOOT_S
     assert one.is_estimate
     assert one.machine is not None
-    assert one.machine.speed == pytest.approx(19.5 / 15.7)
+    assert one.machine.speed == pytest.approx(speed_ratio(A100, V100, BASE.work))
     assert market.warnings[0] == "1 spot prices left out: no lower than on demand"
 
 
