@@ -1,7 +1,7 @@
 """Catalogue of the clouds' machines: facts with sources, shipped with the package.
 
-Of prices it has only a list of on-demand prices, to show something before any cloud was
-queried.
+Of prices it has only dated lists, to show something before any cloud was queried: on
+demand, and estimates of spot prices, which nothing is rented by.
 """
 
 from __future__ import annotations
@@ -88,11 +88,13 @@ class InstanceType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedPrice:
-    """An on-demand price that ships with the package."""
+    """A price that ships with the package."""
 
     cloud: str
     region: str
     instance_type: str
+    spot: bool
+    """An estimate then: spot prices change by the hour."""
     usd_per_hour: float
     published_at: float
     """Seconds since the epoch."""
@@ -177,18 +179,20 @@ class Catalogue:
         )
 
     def published(self) -> Iterator[PublishedPrice]:
-        """Yield the on-demand prices that ship with the package."""
-        for row in self._rows("on_demand"):
-            source = self.sources[row["source"]]
-            day = datetime.fromisoformat(source.date).replace(tzinfo=UTC)
-            yield PublishedPrice(
-                cloud=row["cloud"],
-                region=row["region"],
-                instance_type=row["instance_type"],
-                usd_per_hour=float(row["usd_per_hour"]),
-                published_at=day.timestamp(),
-                source=source,
-            )
+        """Yield the prices that ship with the package, on demand and spot."""
+        for name in ("on_demand", "spot"):
+            for row in self._rows(name):
+                source = self.sources[row["source"]]
+                day = datetime.fromisoformat(source.date).replace(tzinfo=UTC)
+                yield PublishedPrice(
+                    cloud=row["cloud"],
+                    region=row["region"],
+                    instance_type=row["instance_type"],
+                    spot=name == "spot",
+                    usd_per_hour=float(row["usd_per_hour"]),
+                    published_at=day.timestamp(),
+                    source=source,
+                )
 
     def bands(self) -> dict[tuple[str, str, str], int]:
         """Return the published interruption bands, see hazard.BANDS.

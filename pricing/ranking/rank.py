@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spottrain.cloud.port.provider import Offer
@@ -47,6 +47,9 @@ class Priced:
     """True if its throughput comes from declared ratios, not from a measurement."""
     is_stale: bool = False
     """True if its price is too old to rent by."""
+    is_dated: bool = False
+    """True if its price is as old, or an estimate, but nothing newer is known of that cloud:
+    enough for a plan."""
 
     @property
     def place(self) -> Place:
@@ -196,6 +199,32 @@ def rank(
     rest = [row for *_, row in sorted(waiting, key=lambda entry: entry[0])]
     out.sort(key=lambda row: (row.why_not, offer_key(row.priced.offer)))
     return Ranking(rows=(*done, *rest, *out))
+
+
+def best_of_each(
+    ranking: Ranking,
+    group_of: Callable[[Priced], str],
+    throughputs: ThroughputCache,
+    terms: RankingTerms,
+) -> tuple[tuple[str, RankedOffer], ...]:
+    """Return the best offer of each group that has one, with its own plan; the best first.
+
+    Args:
+        ranking: Of all offers.
+        group_of: Returns the group of an offer.
+        throughputs: As in ``rank``.
+        terms: As in ``rank``.
+    """
+    groups: dict[str, list[Priced]] = {}
+    for row in ranking.rows:
+        if not row.why_not:
+            groups.setdefault(group_of(row.priced), []).append(row.priced)
+    found = [
+        (name, best)
+        for name, offers in groups.items()
+        if (best := rank(offers, throughputs, terms, exact=1).best) is not None
+    ]
+    return tuple(sorted(found, key=lambda one: _order(one[1])))
 
 
 def _order(row: RankedOffer) -> tuple[object, ...]:

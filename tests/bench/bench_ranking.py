@@ -35,7 +35,7 @@ def market(workload: Workload, facts: Catalogue) -> Iterator[Priced]:
     base = facts.gpu_of(workload.profile.device)
     assert base is not None
     work = work_of(workload.facts, workload.precision or "fp32", workload.profile)
-    known = offers(published(facts), facts)
+    known = offers((p for p in published(facts) if not p.spot), facts)
     for number in range(OFFERS):
         listed = known[number % len(known)]
         kind = facts.types[listed.cloud, listed.instance_type]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from operator import attrgetter
 
 from spottrain.cloud.port.provider import Offer
@@ -138,6 +139,7 @@ def cloud_market(
     zones: Collection[str] = (),
     instance_types: Collection[str] = (),
     facts: Catalogue | None = None,
+    dated: bool = False,
 ) -> JobMarket:
     """Return what clouds rent at the last known prices, without asking them.
 
@@ -152,14 +154,18 @@ def cloud_market(
         zones: All if empty; a price for a whole region is one for each.
         instance_types: All that the catalogue knows if empty.
         facts: The catalogue; by default the one that is shipped.
+        dated: Take prices that are too old to rent by, and estimates of spot prices, where
+            nothing newer is known of a cloud: for a plan, which rents nothing.
 
     Raises:
         ConfigError: A cloud or an instance type that the catalogue does not know.
     """
     facts = facts or catalogue()
     kinds = facts.matching(clouds=clouds, names=instance_types)
-    believed = known(history, facts, PriceRequest(kinds=kinds, regions=regions), now_s)
+    request = PriceRequest(kinds=kinds, regions=regions)
+    believed = known(history, facts, request, now_s, estimates=dated)
     new = fresh(believed.prices, now_s)
+    current = {(price.cloud, price.spot) for price in new.prices}
     hazards = hazards_of(history, now_s)
     found = []
     for price in believed.prices:
@@ -167,11 +173,40 @@ def cloud_market(
             continue
         for offer in offers([price], facts):
             priced = priced_offer(offer, base, hazards, facts)
-            found.append(replace(priced, is_stale=price.is_stale(now_s)))
+            stale = price.is_stale(now_s)
+            plans = dated and stale and (price.cloud, price.spot) not in current
+            marked = replace(priced, is_stale=stale and not plans, is_dated=plans)
+            found.append(marked)
     overpriced = len(believed.warnings)
     left_out = f"{overpriced} spot prices left out: no lower than on demand"
-    warnings = (left_out,) * bool(overpriced)
-    return JobMarket(offers=tuple(found), warnings=(*warnings, *new.warnings))
+    warnings = [left_out] * bool(overpriced)
+    warnings += _dated_lines(found) if dated else new.warnings
+    return JobMarket(offers=tuple(found), warnings=tuple(warnings))
+
+
+def _dated_lines(offers: Sequence[Priced]) -> list[str]:
+    """Return a line on the clouds whose prices are dated, and one on prices that are left
+    out because newer ones are known."""
+    oldest: dict[tuple[str, bool], float] = {}
+    for priced in offers:
+        if priced.is_dated:
+            market = priced.offer.cloud, priced.offer.spot
+            seen_s = priced.offer.observed_at_s
+            oldest[market] = min(oldest.get(market, seen_s), seen_s)
+    dates = [
+        f"{cloud} {'spot' if spot else 'on demand'} since "
+        f"{datetime.fromtimestamp(seen_s, UTC):%Y-%m-%d}"
+        for (cloud, spot), seen_s in sorted(oldest.items())
+    ]
+    lines = []
+    if dates:
+        lines.append(
+            f"dated prices, spot ones estimates: {', '.join(dates)}; nothing is rented "
+            "by them, 'spottrain prices' asks the clouds"
+        )
+    if old := sum(priced.is_stale for priced in offers):
+        lines.append(f"{old} prices are too old to rent by; left out")
+    return lines
 
 
 def priced_offer(

@@ -116,7 +116,7 @@ def test_offline_asks_no_cloud(run: Run, clouds: FakePrices) -> None:
 
 
 def test_what_is_not_known_of_is_said(run: Run) -> None:
-    code, out, err = run("--offline", "--type", "a2-highgpu-1g")
+    code, out, err = run("--offline", "--type", "a3-ultragpu-8g")
     assert (code, out) == (0, "")
     assert "no known price matches" in err
     code, _, err = run("--gpu", "A1000")
