@@ -10,7 +10,7 @@ import typer
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.inputs import Objective
+from spottrain.morphing.plan.inputs import Objective, PlanInputs
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.ranking.rank import EXACT
 from spottrain.varuna_manager.cli.console import (
@@ -176,18 +176,25 @@ def plan(
     workload = _on_gpu(workload, host_memory_gib, precision)
     changes["pipeline_depth"] = depth
     inputs = previews.workload_inputs(workload, gpus or DEFAULT_GPUS)
+    inputs = replace(inputs, **changes)
+    document = _workload_document(file.name, workload, inputs, scope, steps)
+    _show(document, output, explain, every)
+
+
+def _workload_document(
+    name: str,
+    workload: Workload,
+    inputs: PlanInputs,
+    scope: SearchScope,
+    steps: int | None,
+) -> dict[str, Any]:
+    """Return the preview of a workload; see ``preview_workload``."""
     try:
-        document = previews.preview_workload(
-            file.name,
-            replace(inputs, **changes),
-            workload.sources,
-            scope,
-            workload.precision,
-            steps,
+        return previews.preview_workload(
+            name, inputs, workload.sources, scope, workload.precision, steps
         )
     except PlanError as error:
-        raise ConfigError(f"{file.name}: {error}") from error
-    _show(document, output, explain, every)
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _on_gpu(

@@ -216,8 +216,8 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
     )
     old = replace(spot, zone="us-east-1c", seen_s=now_s - 3e5, since_s=now_s - 3e5)
     remember(home, spot, replace(spot, zone="us-east-1b", usd_per_hour=1.125), old)
-    asked = (SLOW, "--gpus", "16", "--clouds", "aws", "--offline")
-    asked = (*asked, "--measured-on", "V100")
+    beside = ("--offline", "--measured-on", "V100")
+    asked = (SLOW, "--gpus", "16", "--clouds", "aws", *beside)
     code, out, err = run(*asked, "-o", "json")
     assert code == 0
     document = json.loads(out)
@@ -241,8 +241,8 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
 def test_without_credentials_dated_prices_serve_and_the_best_fleet_is_planned(
     run: Run, home: Path
 ) -> None:
-    asked = (SLOW, "--clouds", "aws,azure,gcp", "--offline", "--measured-on", "V100")
-    asked = (*asked, "--gpus", "8", "--steps", "1000")
+    beside = ("--offline", "--measured-on", "V100", "--gpus", "8", "--steps", "1000")
+    asked = (SLOW, "--clouds", "aws,azure,gcp", *beside)
     code, out, _ = run(*asked, "-o", "json")
     assert code == 0
     document = json.loads(out)
