@@ -36,7 +36,10 @@ _GLOO_MESSAGE = re.compile(r"\[[^]]*gloo[^]]*\] (.+)")
 """In brackets is the place in gloo's source."""
 MAX_MESSAGE_BYTES = 1 << 17
 _WorkerCommand = (
-    messages.RunGeneration | messages.StopGeneration | messages.ShareMinibatch
+    messages.RunGeneration
+    | messages.StopGeneration
+    | messages.ShareMinibatch
+    | messages.TraceMinibatches
 )
 _MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
 """A character may take 14 bytes; together they must fit into a message."""
@@ -88,6 +91,7 @@ class SupervisorLink:
         self._commands: deque[messages.RunGeneration] = deque()
         self._stops: dict[int, int] = {}
         self._shares: dict[int, messages.ShareMinibatch] = {}
+        self._profiles: dict[int, messages.TraceMinibatches] = {}
         self._generation = 0
         self._lock = threading.RLock()
         """Threads take turns, but for ``next_command``: between generations there is
@@ -112,7 +116,11 @@ class SupervisorLink:
         """Return the newest share of this generation that ``stop_request`` has seen."""
         return self._shares.get(self._generation)
 
-    def report(self, report: messages.Report) -> None:
+    def newest_trace(self) -> messages.TraceMinibatches | None:
+        """Return the newest profile asked of this generation, as ``newest_share``."""
+        return self._profiles.get(self._generation)
+
+    def report(self, report: messages.SupervisorReport) -> None:
         """Send a report to the manager; in pieces if it is too long for a message."""
         text = encode(report)
         with self._lock:
@@ -163,7 +171,7 @@ class SupervisorLink:
         if fds:
             return list(fds)
         command = decode(_WorkerCommand, data)
-        # A stop or a share may be for a generation that has not begun here yet.
+        # All but the first may be for a generation that has not begun here yet.
         match command:
             case messages.RunGeneration():
                 self._commands.append(command)
@@ -177,6 +185,10 @@ class SupervisorLink:
                 known = self._shares.get(generation)
                 if known is None or known.number < command.number:
                     self._shares[generation] = command
+            case messages.TraceMinibatches(generation=generation):
+                asked = self._profiles.get(generation)
+                if asked is None or asked.number < command.number:
+                    self._profiles[generation] = command
         return []
 
 

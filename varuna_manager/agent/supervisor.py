@@ -38,6 +38,7 @@ class Outbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._reports: deque[messages.Report] = deque()
+        self._traces: deque[messages.TraceWritten] = deque()
         self._first = 0
 
     def add(self, report: messages.Report) -> None:
@@ -45,6 +46,16 @@ class Outbox:
         with self._changed:
             self._reports.append(report)
             self._changed.notify_all()
+
+    def add_trace(self, trace: messages.TraceWritten) -> None:
+        """Add a trace; it goes before the reports that are added after it."""
+        with self._changed:
+            self._traces.append(trace)
+
+    def next_trace(self) -> messages.TraceWritten | None:
+        """Return the oldest trace that is left, and forget it."""
+        with self._changed:
+            return self._traces.popleft() if self._traces else None
 
     def peek(self, limit: int) -> tuple[int, tuple[messages.Report, ...]]:
         """Wait for reports; return the oldest one's number and up to ``limit``."""
@@ -194,11 +205,16 @@ class SupervisorProcess:
         assert stdout is not None
         for line in stdout:
             try:
-                report: messages.Report = decode(messages.Report, line)
+                report: messages.SupervisorReport = decode(
+                    messages.SupervisorReport, line
+                )
             except WireError as error:
                 logger.warning(
                     "supervisor sent an invalid report: %s: %r", error, line[:200]
                 )
+                continue
+            if isinstance(report, messages.TraceWritten):
+                self._outbox.add_trace(report)
                 continue
             self._outbox.add(report)
             self._note(report)

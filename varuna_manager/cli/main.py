@@ -274,6 +274,7 @@ for command in (
     show_commands.inspect,
     show_commands.cost,
     export.export,
+    export.profile,
     calibrate.calibrate,
     schedule.schedule,
     prices.prices,

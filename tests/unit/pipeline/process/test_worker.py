@@ -101,6 +101,23 @@ def test_the_strongest_stop_request_for_the_running_generation_counts(
     assert link.stop_request() == StopRequest.NONE
 
 
+def test_the_newest_traces_asked_of_the_generation_that_runs_count(
+    ends: tuple[socket.socket, SupervisorLink],
+) -> None:
+    supervisor, link = ends
+    say(supervisor, run(3))
+    for generation, number in ((3, 2), (3, 1), (2, 9)):
+        asked = messages.TraceMinibatches(
+            generation=generation, number=number, minibatches=3
+        )
+        say(supervisor, asked)
+    link.next_command()
+    link.stop_request()
+    newest = link.newest_trace()
+    assert newest is not None
+    assert newest.number == 2
+
+
 def test_the_newest_share_of_the_generation_that_runs_counts(
     ends: tuple[socket.socket, SupervisorLink],
 ) -> None:

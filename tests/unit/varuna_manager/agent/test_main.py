@@ -50,6 +50,11 @@ with open("heard", "w", buffering=1) as heard:
                     say(messages.CheckpointSaved(name=f"c{step}", step=step))
             case messages.StopGeneration(generation=g):
                 say(messages.GenerationStopped(generation=g, slot=1, step=3, done=False))
+            case messages.TraceMinibatches(number=n):
+                open("trace", "wb").write(b"recorded")
+                say(messages.TraceWritten(
+                    number=n, rank=0, first_step=0, last_step=1, path="trace"))
+                say(messages.CheckpointSaved(name="after the trace", step=1))
             case messages.OpenStore():
                 say(messages.UserCodeFailed(message="boom", traceback="tb"))
                 sys.exit(1)
@@ -197,6 +202,19 @@ def test_nothing_is_lost_or_repeated_while_the_manager_does_not_answer(
     assert [r.step for r in manager.handler.reports[1:-1]] == list(range(1000))
     kinds = [command.kind for command in vm.heard()[1:]]
     assert kinds == ["initialise", "stop_generation"]
+
+
+def test_a_trace_goes_before_the_reports_that_follow_it_and_its_file_is_removed(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    for number in (4, 5):  # the manager waits for the first one only
+        asked = messages.TraceMinibatches(generation=2, number=number, minibatches=1)
+        manager.send("vm-1", asked)
+    manager.handler.wait_for(lambda: len(manager.handler.reports) == 3)
+    ((vm_id, trace, content, reports_before),) = manager.handler.traces
+    assert (vm_id, trace.number, content) == ("vm-1", 4, b"recorded")
+    assert reports_before == 1
+    assert not (vm.folder / "trace").exists()
 
 
 def test_a_retired_vm_delivers_its_last_reports_and_ends(
