@@ -40,6 +40,7 @@ from spottrain.gpus.find import VmDevices, find_devices
 from spottrain.gpus.nvml import JOB_VARIABLE, NoNvmlError, open_nvml
 from spottrain.gpus.slots import device_of
 from spottrain.gpus.watch import GpuWatch
+from spottrain.logs import LOG_CHECK_S, rotate
 from spottrain.network import interface_of, network_environment
 from spottrain.varuna_manager.agent.client import (
     AgentError,
@@ -54,7 +55,6 @@ from spottrain.varuna_manager.agent.supervisor import (
     LOG,
     Outbox,
     SupervisorProcess,
-    rotate,
 )
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
@@ -72,8 +72,6 @@ FLUSH_S = 5.0
 """How long the last reports may take to be posted."""
 ROUTE_CHECK_S = 0.5
 """Time between checks of the manager's address."""
-LOG_CHECK_S = 1.0
-"""Time between checks of the sizes of logs."""
 MANAGER_ADDRESS = "manager.address"
 """File in the VM's folder, written by the manager: its present address."""
 SUPERVISOR = "spottrain.pipeline.process.supervisor"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import threading
@@ -26,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 LOG = "supervisor.log"
 """Also what the user's code prints."""
-LOG_BYTES = 8 * 1024**2
-"""Size of a log that is rotated; the part before it is kept once."""
 CLOSE_S = 5.0
 """How long a supervisor may take to end after its stdin has closed."""
 
@@ -76,21 +73,6 @@ class Outbox:
         """Return whether everything was posted within ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._reports, timeout_s)
-
-
-def rotate(log: Path, max_bytes: int = LOG_BYTES) -> None:
-    """Move what a log holds to ``NAME.1.log`` if it is larger than ``max_bytes``.
-
-    It is copied, then emptied, as by copytruncate of logrotate(8): processes that append
-    to it keep it open. What they write in between is lost.
-    """
-    if not log.exists() or log.stat().st_size <= max_bytes:
-        return
-    try:
-        shutil.copyfile(log, log.with_name(f"{log.stem}.1.log"))
-    except OSError as error:  # the disk is full, or the older part is no file
-        logger.warning("%s is emptied without a copy: %s", log.name, error)
-    os.truncate(log, 0)
 
 
 class SupervisorProcess:

@@ -388,7 +388,8 @@ def _event(entry: JournalEntry) -> dict[str, Any]:
 
 def _log_files(job: JobDir, *, rotated: bool) -> list[Path]:
     """Return the logs there are; older parts of them, ``NAME.1.log``, if asked for."""
-    logs = (job.log, *sorted(job.cloud.rglob("*.log")))
+    own = job.log.with_name(f"{job.log.stem}.1.log"), job.log
+    logs = (*own, *sorted(job.cloud.rglob("*.log")))
     return [x for x in logs if x.exists() and (rotated or not x.match("*.1.log"))]
 
 

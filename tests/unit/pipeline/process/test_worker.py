@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import socket
@@ -12,7 +11,6 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.process.worker import (
     MAX_MESSAGE_BYTES,
-    RankedStream,
     SupervisorLink,
     reason_of,
     user_code_failed,
@@ -172,27 +170,3 @@ def test_the_reason_of_a_break_is_one_line_without_advice(
     error: Exception, reason: str
 ) -> None:
     assert reason_of(error) == reason
-
-
-def test_prints_are_whole_lines_with_the_rank() -> None:
-    log = io.StringIO()
-    stream = RankedStream(log)
-    print("before a generation", file=stream)
-    stream.rank = 3
-    print("loss", 2.5, file=stream)
-    print("half", end="", file=stream)
-    assert log.getvalue() == "before a generation\n[rank 3] loss 2.5\n"
-    print(" a line\n\nlast", file=stream)
-    assert log.getvalue().splitlines()[2:] == [
-        "[rank 3] half a line",
-        "[rank 3] ",
-        "[rank 3] last",
-    ]
-
-
-def test_a_line_without_end_is_cut() -> None:
-    log = io.StringIO()
-    stream = RankedStream(log)
-    for _ in range(100):
-        print("\r" + 99 * "=", end="", file=stream)
-    assert 9_000 > len(log.getvalue()) > 8_000

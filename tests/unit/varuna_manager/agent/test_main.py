@@ -22,7 +22,7 @@ from spottrain.cloud.notices.hear import URL_VARIABLE
 from spottrain.cloud.ssh.on_vm.relay import Relay
 from spottrain.varuna_manager.agent import main
 from spottrain.varuna_manager.agent.client import AgentError, Backoff
-from spottrain.varuna_manager.agent.supervisor import Outbox, rotate
+from spottrain.varuna_manager.agent.supervisor import Outbox
 from spottrain.wire import messages
 from spottrain.wire.codec import decode
 from spottrain.wire.model import Plan, Slot
@@ -419,27 +419,3 @@ def test_waits_grow_and_stay_bounded() -> None:
     assert min(waits[20:]) >= 1.0
     backoff.reset()
     assert backoff.next_s() <= 0.1
-
-
-def test_a_log_is_rotated_while_it_is_written(tmp_path: Path) -> None:
-    path, older = tmp_path / "supervisor.log", tmp_path / "supervisor.1.log"
-    rotate(path, 10)
-    with path.open("ab", buffering=0) as log:
-        log.write(b"0123456789")
-        rotate(path, 10)
-        assert not older.exists()
-        log.write(b"\n")
-        rotate(path, 10)
-        log.write(b"next")
-        assert (older.read_bytes(), path.read_bytes()) == (b"0123456789\n", b"next")
-        log.write(b" and more\n")
-        rotate(path, 10)
-    assert (older.read_bytes(), path.read_bytes()) == (b"next and more\n", b"")
-
-
-def test_a_log_is_bounded_where_it_cannot_be_copied(tmp_path: Path) -> None:
-    path = tmp_path / "supervisor.log"
-    (tmp_path / "supervisor.1.log").mkdir()
-    path.write_bytes(b"0123456789\n")
-    rotate(path, 10)
-    assert path.read_bytes() == b""
