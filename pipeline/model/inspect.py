@@ -216,10 +216,10 @@ def main(arguments: list[str] | None = None) -> int:
             found = model_facts(job, layout)
             steps = int(os.environ.get(_STEPS, _MANY_STEPS))
             check_schedule(job.lr_schedule, steps)
-            rehearse(job, layout)
+            evaluated = rehearse(job, layout)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
-        return replace(found, unsendable=why_unsendable(job))
+        return replace(found, evaluated=evaluated, unsendable=why_unsendable(job))
 
     def others() -> Digests:
         return digests(load_job(chosen.entrypoint, chosen.workdir), backwards=True)
