@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from spottrain.errors import ConfigError
+from spottrain.errors import ConfigError, UserCodeError
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch.inspect import inspect_model
 
@@ -66,3 +66,20 @@ def test_what_evaluations_measure_chooses_the_best_weights_and_nothing_else_does
         inspect_model(config(folder, "near/drift"))
     with pytest.raises(ConfigError, match="no held-out set far"):
         inspect_model(config(folder, "far/accuracy"))
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_a_helper_model_must_be_the_same_in_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    seed = "torch.manual_seed(3)" if seeded else ""
+    helped = TRAIN.replace("model(batch).square()", "(model(batch) - TEACHER(batch))")
+    teacher = f"{seed}\nTEACHER = nn.Linear(4, 4).requires_grad_(False)\ndef loss("
+    (tmp_path / "train.py").write_text(helped.replace("def loss(", teacher))
+    asked = config(tmp_path, "near/loss")
+    if seeded:
+        assert inspect_model(asked).helper_bytes == 4 * (16 + 4)
+        return
+    with pytest.raises(UserCodeError, match=r"another model.* call torch\.manual_seed"):
+        inspect_model(asked)
