@@ -13,6 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import Store
 
 from spottrain import machine
 from spottrain.errors import UserCodeError
@@ -34,7 +35,13 @@ from spottrain.pipeline.calibrate.sections import (
 )
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import NetworkRefusedError, TrialGroups
-from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
+from spottrain.pipeline.comm.groups import (
+    GenerationBrokenError,
+    connect_rendezvous,
+    join,
+    leave,
+    new_groups,
+)
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.inspect import model_facts
@@ -61,6 +68,8 @@ LINK_BUDGET_S = 0.6
 RINGS_BUDGET_S = 0.6
 """For all-reduces in the VMs' memory, and again for those on GPUs."""
 _GROUP_TIMEOUT_S = 300.0
+_USER_CODE_FAILED = "user code failed"
+"""Key in the round's store."""
 MAX_ROUND_S = 5.0
 """A micro-batch size is left out if one repetition would take longer."""
 LOOPBACK = LinkProfile(latency_s=3e-4, bandwidth_bytes_per_s=1e9)
@@ -93,7 +102,8 @@ def calibrate(
             connections break.
 
     Returns:
-        The profile, at rank 0.
+        The profile, at rank 0; ``None`` also where the user's code has failed at another
+        participant, which tells what there is to tell.
 
     Raises:
         UserCodeError: The user's code raised.
@@ -116,13 +126,29 @@ def calibrate(
     except BaseException as error:
         if isinstance(error, UserCodeError):
             failed(error)
+            store.add(_USER_CODE_FAILED, 1)  # answered: others see it before the cut
+        is_broken = isinstance(error, RuntimeError | GenerationBrokenError)
+        follows = is_broken and _user_code_failed(store)
         connections.cut()
-        raise
+        if not follows:
+            raise
+        return None
     finally:
         if measuring is not None:
             measuring.close()
         if measuring is None or measuring.is_free:
             leave()  # else it would wait, too; the process ends now
+
+
+def _user_code_failed(store: Store) -> bool:
+    """Return whether another participant has failed because of the user's code.
+
+    What breaks here is then only what follows from that.
+    """
+    try:
+        return bool(store.check([_USER_CODE_FAILED]))
+    except RuntimeError:  # the store is gone as well
+        return False
 
 
 def section_shares(slots: Sequence[Slot], num_sections: int) -> list[range]:

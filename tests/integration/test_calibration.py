@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.fleet import Fleet, Host, Zygote
+from tests.integration.jobs import until
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain import machine
@@ -243,3 +244,27 @@ def test_what_the_users_code_raises_is_the_users_error(
         )
 
     assert "dataset in mini-batch 0 raised OSError: example" in report.message
+
+
+def test_others_do_not_report_what_follows_from_an_error_of_the_users_code(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    spec = replace(job_spec(tmp_path), entrypoint="odd_jobs:once_unreadable_job")
+    once = {"TINY_ONCE": str(tmp_path / "once")}
+    with Fleet(spec, "ab", tmp_path / "log", zygote, once) as fleet:
+        fleet.ready()
+        begin(fleet, "ab")
+        fleet.wait_for(
+            "error", lambda _, r: isinstance(r, messages.UserCodeFailed) or None
+        )
+        # The first one's supervisor also has the store.
+        until(
+            "the end of both",
+            lambda: (
+                (len(measuring_on(fleet, "a")), measuring_on(fleet, "b")) == (1, [])
+            ),
+        )
+        begin(fleet, "ab", number=-2)
+        end(fleet)
+    left = messages.GenerationBroken | messages.WorkerDied
+    assert not [r for _, r in fleet.history if isinstance(r, left)]

@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import threading
@@ -26,8 +25,6 @@ logger = logging.getLogger(__name__)
 
 LOG = "supervisor.log"
 """Also what the user's code prints."""
-LOG_BYTES = 8 * 1024**2
-"""Size of a log that is rotated; the part before it is kept once."""
 CLOSE_S = 5.0
 """How long a supervisor may take to end after its stdin has closed."""
 
@@ -38,6 +35,7 @@ class Outbox:
     def __init__(self) -> None:
         self._changed = threading.Condition()
         self._reports: deque[messages.Report] = deque()
+        self._traces: deque[messages.TraceWritten] = deque()
         self._first = 0
 
     def add(self, report: messages.Report) -> None:
@@ -45,6 +43,16 @@ class Outbox:
         with self._changed:
             self._reports.append(report)
             self._changed.notify_all()
+
+    def add_trace(self, trace: messages.TraceWritten) -> None:
+        """Add a trace; it goes before the reports that are added after it."""
+        with self._changed:
+            self._traces.append(trace)
+
+    def next_trace(self) -> messages.TraceWritten | None:
+        """Return the oldest trace that is left, and forget it."""
+        with self._changed:
+            return self._traces.popleft() if self._traces else None
 
     def peek(self, limit: int) -> tuple[int, tuple[messages.Report, ...]]:
         """Wait for reports; return the oldest one's number and up to ``limit``."""
@@ -65,21 +73,6 @@ class Outbox:
         """Return whether everything was posted within ``timeout_s``."""
         with self._changed:
             return self._changed.wait_for(lambda: not self._reports, timeout_s)
-
-
-def rotate(log: Path, max_bytes: int = LOG_BYTES) -> None:
-    """Move what a log holds to ``NAME.1.log`` if it is larger than ``max_bytes``.
-
-    It is copied, then emptied, as by copytruncate of logrotate(8): processes that append
-    to it keep it open. What they write in between is lost.
-    """
-    if not log.exists() or log.stat().st_size <= max_bytes:
-        return
-    try:
-        shutil.copyfile(log, log.with_name(f"{log.stem}.1.log"))
-    except OSError as error:  # the disk is full, or the older part is no file
-        logger.warning("%s is emptied without a copy: %s", log.name, error)
-    os.truncate(log, 0)
 
 
 class SupervisorProcess:
@@ -194,11 +187,16 @@ class SupervisorProcess:
         assert stdout is not None
         for line in stdout:
             try:
-                report: messages.Report = decode(messages.Report, line)
+                report: messages.SupervisorReport = decode(
+                    messages.SupervisorReport, line
+                )
             except WireError as error:
                 logger.warning(
                     "supervisor sent an invalid report: %s: %r", error, line[:200]
                 )
+                continue
+            if isinstance(report, messages.TraceWritten):
+                self._outbox.add_trace(report)
                 continue
             self._outbox.add(report)
             self._note(report)

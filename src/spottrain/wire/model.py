@@ -101,7 +101,12 @@ class ModelFacts:
     heldout_sets: tuple[str, ...] = ()
     """Their names."""
     metrics: tuple[str, ...] = ()
-    """What the loss measures besides the loss, sorted."""
+    """What the loss measures besides the loss in training, sorted."""
+    evaluated: tuple[str, ...] = ()
+    """What it measures besides the loss in evaluations, each as ``set/metric``, sorted."""
+    helper_bytes: int = 0
+    """Parameters of other models that the loss uses, such as a teacher's; every worker
+    holds them."""
     unsendable: str = ""
     """Why batches cannot go from one process to another; empty: they can."""
     schema_version: int = SCHEMA_VERSION
