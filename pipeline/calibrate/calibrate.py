@@ -34,7 +34,13 @@ from spottrain.pipeline.calibrate.sections import (
 )
 from spottrain.pipeline.comm.collectives import gather_json
 from spottrain.pipeline.comm.device_group import NetworkRefusedError, TrialGroups
-from spottrain.pipeline.comm.groups import connect_rendezvous, join, leave, new_groups
+from spottrain.pipeline.comm.groups import (
+    connect_rendezvous,
+    join,
+    leave,
+    new_groups,
+    release_rendezvous,
+)
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import LoadedJob
@@ -109,7 +115,9 @@ def calibrate(
     try:
         with device.using():
             measuring = _Round(loaded, command, rank, report, device, device_name)
-            return measuring.run()
+            profile = measuring.run()
+            release_rendezvous(store, size)
+            return profile
     except BaseException as error:
         if isinstance(error, UserCodeError):
             failed(error)

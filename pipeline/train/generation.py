@@ -26,6 +26,7 @@ from spottrain.pipeline.comm.groups import (
     join,
     leave,
     new_groups,
+    release_rendezvous,
 )
 from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
@@ -84,6 +85,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         context.supervisor.report(report)
         raise
     if rank >= len(command.plan.slots):
+        release_rendezvous(store, len(command.participants))
         context.supervisor.report(
             messages.GenerationStopped(
                 generation=command.generation,
@@ -104,6 +106,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         with context.device.using():
             groups = _form_groups(context, command, rank, connections, device_groups)
             training = _Training(context, command, rank, store, groups, device_groups)
+            release_rendezvous(store, len(command.participants))
             training.begin(result, pid)
             training.run()
     except BaseException as error:
@@ -142,6 +145,7 @@ def _save(
                 arena.synchronise()
             tracker = TensorTracker(context.memory.num_bytes)
             saving = CheckpointRound(context, command, arenas, replica, store, tracker)
+            release_rendezvous(store, len(command.participants))
             saving.save_now(step)
             dist.barrier()
     except BaseException:
