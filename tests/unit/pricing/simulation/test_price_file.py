@@ -42,6 +42,11 @@ def test_the_region_of_a_zone(cloud: str, zone: str, region: str) -> None:
     assert region_of(cloud, zone) == region
 
 
+def test_a_field_that_is_too_long_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"rows of CSV: field larger.*fix the file"):
+        parse_prices(rows("aws,us-east-1b,p3.2xlarge,2020-02-27," + "1" * 200_000))
+
+
 @pytest.mark.parametrize("price", ["", "nan", "inf", "-1", "0", "cheap"])
 def test_rows_without_a_price_are_left_out_and_counted(price: str) -> None:
     found = parse_prices(
