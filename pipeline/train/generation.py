@@ -428,7 +428,10 @@ class _Training:
             early = self._evaluation.stops_early()
             self._save_if_due()
         done = self._step >= spec.steps or bool(early)
-        if done or stop == StopRequest.STOP_AND_CHECKPOINT:
+        if done:
+            request = self._context.supervisor.stop_request
+            done = self._saving.save_last(self._step, request)
+        elif stop == StopRequest.STOP_AND_CHECKPOINT:
             self._saving.save_now(self._step)
         else:
             self._saving.finish()
