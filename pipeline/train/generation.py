@@ -99,8 +99,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     if command.save_only:
         _save(context, command, rank, store, connections, result, pid)
         return
-    training = None
-    end = partial(end_worker, context)
+    training, end = None, partial(end_worker, context)
     device_groups = DeviceGroups(context.device, connections, end)
     try:
         with context.device.using():
