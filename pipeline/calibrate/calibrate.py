@@ -41,6 +41,7 @@ from spottrain.pipeline.comm.groups import (
     join,
     leave,
     new_groups,
+    release_rendezvous,
 )
 from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.port import Device
@@ -122,7 +123,9 @@ def calibrate(
     try:
         with device.using():
             measuring = _Round(loaded, command, rank, report, device, device_name)
-            return measuring.run()
+            profile = measuring.run()
+            release_rendezvous(store, size)
+            return profile
     except BaseException as error:
         if isinstance(error, UserCodeError):
             failed(error)

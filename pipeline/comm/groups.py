@@ -11,7 +11,6 @@ from __future__ import annotations
 import contextlib
 import os
 import select
-import signal
 import socket
 from collections.abc import Callable, Sequence
 from datetime import timedelta
@@ -20,6 +19,11 @@ import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
 _STORE_TIMEOUT_S = 300.0
+_EVER = timedelta(days=3650)
+_NUM_RELEASED, _ALL_RELEASED = "released", "all released"
+"""Keys by which the ranks of a generation end its store."""
+_BACKLOG = 2048
+"""Connections of ranks that may wait to be accepted, as torch has it."""
 _NETWORK = (socket.AF_INET, socket.AF_INET6)
 
 
@@ -110,14 +114,33 @@ def connect_rendezvous(host: str, port: int, timeout_s: float) -> Store:
 def open_rendezvous(
     host: str, port: int, *, is_server: bool, timeout_s: float
 ) -> Store:
-    """Open a rendezvous store; port 0 chooses a free one."""
+    """Open a rendezvous store; port 0 chooses a free one.
+
+    A server listens on ``host`` alone: the store asks for no credential, so whoever
+    reaches it can break a generation. torch itself would listen on every interface.
+
+    Raises:
+        OSError: ``host`` is no address of this machine.
+    """
+    listener = None
+    if is_server:
+        family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
+        server = socket.create_server((host, port), family=family, backlog=_BACKLOG)
+        port, listener = server.getsockname()[1], server.detach()
     return dist.TCPStore(  # type: ignore[attr-defined]
         host,
         port,
         is_master=is_server,
         wait_for_workers=False,
         timeout=timedelta(seconds=timeout_s),
+        master_listen_fd=listener,
     )
+
+
+def release_rendezvous(store: Store, size: int) -> None:
+    """Say that this process needs the store no longer; the last of ``size`` ends it."""
+    if store.add(_NUM_RELEASED, 1) == size:
+        store.set(_ALL_RELEASED, "")
 
 
 def join(
@@ -162,7 +185,7 @@ def leave() -> None:
 
 
 def serve_rendezvous(host: str, announce: Callable[[int], None]) -> None:
-    """Serve a rendezvous store on a free port of ``host`` until killed.
+    """Serve a rendezvous store on a free port of ``host`` until all have released it.
 
     A store has server threads, which must not live in a process that forks: it gets a
     process of its own.
@@ -170,11 +193,13 @@ def serve_rendezvous(host: str, announce: Callable[[int], None]) -> None:
     Args:
         host: Address to listen on.
         announce: Called with the port once the store listens.
+
+    Raises:
+        OSError: ``host`` is no address of this machine.
     """
     store = open_rendezvous(host, 0, is_server=True, timeout_s=_STORE_TIMEOUT_S)
     announce(store.port)  # type: ignore[attr-defined]
-    while True:
-        signal.pause()
+    store.wait([_ALL_RELEASED], _EVER)
 
 
 def new_groups(

@@ -298,15 +298,22 @@ class Supervisor:
 
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, frozenset())
-            serve_rendezvous(
-                host,
-                lambda port: link.report(
-                    messages.StoreOpened(generation=generation, host=host, port=port)
-                ),
-            )
+            try:
+                serve_rendezvous(
+                    host,
+                    lambda port: link.report(
+                        messages.StoreOpened(
+                            generation=generation, host=host, port=port
+                        )
+                    ),
+                )
+            except OSError as error:
+                reason = f"cannot listen on {host}, its private address: {error}"
+                link.report(messages.VmUnfit(reason=reason))
 
+        # One that is left is of a generation that has broken before it ran.
         for child in self._children.values():
-            if child.what == "store" and child.generation < generation - 1:
+            if child.what == "store" and child.generation < generation:
                 os.kill(child.pid, signal.SIGKILL)
         self._fork("store", body, None).generation = generation
 

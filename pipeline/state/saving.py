@@ -7,10 +7,15 @@ shares are settled, rank 0 writes the manifest. So no manager is needed.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import functools
 import hashlib
 import os
-from collections.abc import Mapping
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
 
 import torch
 import torch.distributed as dist
@@ -21,6 +26,8 @@ from spottrain.manifest import (
     CheckpointError,
     FileRecord,
     Manifest,
+    discard,
+    discard_cut_short,
     new_name,
     read_manifest,
     retain,
@@ -39,7 +46,7 @@ from spottrain.pipeline.state.checkpoint import (
     save_frozen,
     save_section,
 )
-from spottrain.pipeline.state.context import WorkerContext
+from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.handover import (
     DamagedCheckpointError,
     all_tensors,
@@ -52,6 +59,11 @@ from spottrain.wire.codec import from_data
 from spottrain.wire.messages import JobSpec, RunGeneration
 
 NOT_SETTLED = -1
+GRACE_S = 600.0
+"""How long finished work is kept in the VMs' memory, and its checkpoint tried again,
+before it is given up; a job whose budget ends earlier is told to stop."""
+RETRY_S = 5.0
+"""Pause before the next try."""
 
 
 class CheckpointRound:
@@ -94,12 +106,24 @@ class CheckpointRound:
         records = (arena.numbers.evaluation for arena in arenas.values())
         self.best_step = max(records, key=lambda record: record.step).best_step
         """Step of the best weights by evaluation, whose checkpoint is kept; 0: none."""
+        self._tries = 0
+        """Checkpoints begun: no name is used twice, as half of one may be left there."""
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None
         self._saved = self._step_of(command.checkpoint)
         if dist.get_rank() == 0:
             store.set("nonce", new_name(0, 0).rpartition("-")[2])
-        self._nonce = store.get("nonce").decode()
+        self._nonce = int(store.get("nonce"), 16)
+        self._tidying: Future[None] | None = None
+        """Deletions at rank 0, under way or done."""
+        if dist.get_rank() == 0:
+            self._tidying = self._writer.run(self._discard_cut_short)
+
+    def _discard_cut_short(self) -> None:
+        try:
+            discard_cut_short(self._context.checkpoints, self._command.generation)
+        except StorageError as error:
+            sys.stderr.write(f"{error}; it is tried again later\n")
 
     def _agree_on_frozen(self, store: Store) -> frozenset[str]:
         """Return the parameters to leave out, as the checkpoint before has left them.
@@ -215,11 +239,15 @@ class CheckpointRound:
             self._complete(self._pending)
 
     def finish(self) -> None:
-        """Wait for the pending checkpoint, if there is one, and complete it."""
+        """Wait for the pending checkpoint, if there is one, and complete it.
+
+        What is no longer needed is deleted then.
+        """
         if self._pending is not None:
             if self._outcome is None:
                 self._outcome = self._writer.wait()
             self._complete(self._pending)
+        self._finish_tidying()
 
     def save_now(self, step: int) -> None:
         """Have a complete checkpoint of ``step`` before returning."""
@@ -229,6 +257,28 @@ class CheckpointRound:
             # Nothing is trained until it is written: no copy is needed.
             self._submit(step, self._tensors())
             self.finish()
+
+    def save_last(self, step: int, stop_request: Callable[[], int]) -> bool:
+        """Have a complete checkpoint of ``step``, tried again for up to ``GRACE_S``.
+
+        Args:
+            step: The job's last.
+            stop_request: Returns what this rank is asked to do, if anything.
+
+        Returns:
+            False if some rank was asked to stop before: the next generation tries on.
+        """
+        give_up_at_s = time.monotonic() + GRACE_S
+        while True:
+            self.save_now(step)
+            if self._saved == step:
+                return True
+            rows = gather_json([time.monotonic() > give_up_at_s, stop_request()])
+            if any(stop != StopRequest.NONE for _, stop in rows):
+                return False
+            if rows[0][0]:
+                return True
+            time.sleep(RETRY_S)
 
     def _tensors(self) -> dict[int, dict[str, torch.Tensor]]:
         arenas = {section: self._arenas[section] for section in self._share}
@@ -246,6 +296,7 @@ class CheckpointRound:
 
     def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
         self._pending = step
+        self._tries += 1
         device, copying = self._context.device, tuple(self._copying)
 
         def wait() -> None:
@@ -259,7 +310,8 @@ class CheckpointRound:
         self._writer.close()
 
     def _name(self, step: int) -> str:
-        return f"step-{step}-g{self._command.generation}-{self._nonce}"
+        nonce = (self._nonce + self._tries) % (1 << 32)
+        return f"step-{step}-g{self._command.generation}-{nonce:08x}"
 
     @staticmethod
     def _step_of(checkpoint: str) -> int:
@@ -279,18 +331,19 @@ class CheckpointRound:
         )
         errors = [row["error"] for row in rows if row["error"] is not None]
         files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
-        if not errors:
-            self._saved = step
         if dist.get_rank() == 0:
-            self._put_manifest(step, files, errors)
+            if not errors:
+                errors += self._put_manifest(step, files)
+            self._finish_tidying()
+            name, best = self._name(step), None if errors else self.best_step
+            self._tidying = self._writer.run(
+                functools.partial(self._tidy, name, step, errors, best)
+            )
+        if gather_json(not errors)[0]:
+            self._saved = step
 
-    def _put_manifest(
-        self, step: int, files: list[FileRecord], errors: list[str]
-    ) -> None:
-        report = self._context.supervisor.report
-        if errors:
-            report(messages.CheckpointFailed(step=step, reason=errors[0]))
-            return
+    def _put_manifest(self, step: int, files: list[FileRecord]) -> list[str]:
+        """Make a checkpoint complete; return why it is not."""
         size = self._command.plan.microbatch_size
         spec = dataclasses.replace(self._context.loaded.spec, microbatch_size=size)
         checkpoints, name = self._context.checkpoints, self._name(step)
@@ -302,11 +355,35 @@ class CheckpointRound:
             )
         try:
             write_manifest(checkpoints, manifest)
-            # Reported first: it exists, even if an old one cannot be deleted.
-            report(messages.CheckpointSaved(name=name, step=step))
-            retain(checkpoints, spec.checkpoint_keep, {name}, manifest.best_step)
+        except CheckpointError as error:
+            return [str(error)]
+        # Reported first: it exists, even if an old one cannot be deleted.
+        self._context.supervisor.report(messages.CheckpointSaved(name=name, step=step))
+        return []
+
+    def _tidy(
+        self, name: str, step: int, errors: Sequence[str], best_step: int | None
+    ) -> None:
+        """Delete what is left of a checkpoint that failed, and older ones.
+
+        All ranks have settled: none writes into it any more. A bucket that does not
+        answer is waited for, so this runs in the writing thread.
+        """
+        checkpoints, report = self._context.checkpoints, self._context.supervisor.report
+        for error in errors[:1]:
+            report(messages.CheckpointFailed(step=step, reason=error))
+        try:
+            if errors:
+                discard(checkpoints, name)
+            keep = self._context.loaded.spec.checkpoint_keep
+            retain(checkpoints, keep, () if errors else {name}, best_step)
         except (CheckpointError, StorageError) as error:
-            report(messages.CheckpointFailed(step=step, reason=str(error)))
+            if not errors:
+                report(messages.CheckpointFailed(step=step, reason=str(error)))
+
+    def _finish_tidying(self) -> None:
+        if self._tidying is not None:
+            self._tidying.result()
 
 
 def write_first(
@@ -326,17 +403,22 @@ def write_first(
     """
     name, layout = new_name(0, 0), loaded.layout
     files, frozen = [], []
-    for section, names in enumerate(layout.parameters):
-        trained = {n: values[n] for n in names if n not in layout.frozen}
-        files.append(save_section(store, name, section, trained))
-        if left_out := {n: values[n] for n in names if n in layout.frozen}:
-            frozen.append(save_frozen(store, section, left_out))
-    manifest = dataclasses.replace(
-        make_manifest(loaded.spec, loaded.fingerprint, name, 0, files),
-        frozen=tuple(frozen),
-        base=layout.base if frozen else "",
-    )
-    write_manifest(store, manifest)
+    try:
+        for section, names in enumerate(layout.parameters):
+            trained = {n: values[n] for n in names if n not in layout.frozen}
+            files.append(save_section(store, name, section, trained))
+            if left_out := {n: values[n] for n in names if n in layout.frozen}:
+                frozen.append(save_frozen(store, section, left_out))
+        manifest = dataclasses.replace(
+            make_manifest(loaded.spec, loaded.fingerprint, name, 0, files),
+            frozen=tuple(frozen),
+            base=layout.base if frozen else "",
+        )
+        write_manifest(store, manifest)
+    except CheckpointError:
+        with contextlib.suppress(StorageError):  # the reason above is told
+            discard(store, name)
+        raise
     return manifest
 
 

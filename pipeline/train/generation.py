@@ -26,6 +26,7 @@ from spottrain.pipeline.comm.groups import (
     join,
     leave,
     new_groups,
+    release_rendezvous,
 )
 from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
@@ -85,6 +86,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         context.supervisor.report(report)
         raise
     if rank >= len(command.plan.slots):
+        release_rendezvous(store, len(command.participants))
         context.supervisor.report(
             messages.GenerationStopped(
                 generation=command.generation,
@@ -98,13 +100,13 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     if command.save_only:
         _save(context, command, rank, store, connections, result, pid)
         return
-    training = None
-    end = partial(end_worker, context)
+    training, end = None, partial(end_worker, context)
     device_groups = DeviceGroups(context.device, connections, end)
     try:
         with context.device.using():
             groups = _form_groups(context, command, rank, connections, device_groups)
             training = _Training(context, command, rank, store, groups, device_groups)
+            release_rendezvous(store, len(command.participants))
             training.begin(result, pid)
             training.run()
     except BaseException as error:
@@ -143,6 +145,7 @@ def _save(
                 arena.synchronise()
             tracker = TensorTracker(context.memory.num_bytes)
             saving = CheckpointRound(context, command, arenas, replica, store, tracker)
+            release_rendezvous(store, len(command.participants))
             saving.save_now(step)
             dist.barrier()
     except BaseException:
@@ -428,7 +431,10 @@ class _Training:
             self._save_if_due()
         self._profiler.finish(self._step)
         done = self._step >= spec.steps or bool(early)
-        if done or stop == StopRequest.STOP_AND_CHECKPOINT:
+        if done:
+            request = self._context.supervisor.stop_request
+            done = self._saving.save_last(self._step, request)
+        elif stop == StopRequest.STOP_AND_CHECKPOINT:
             self._saving.save_now(self._step)
         else:
             self._saving.finish()

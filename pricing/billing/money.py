@@ -177,13 +177,31 @@ def total_rate(rates: Iterable[Rate]) -> Rate:
 
 
 def floor_us(at_s: float) -> int:
-    """Return a moment in microseconds, rounded down: where billing begins."""
-    return math.floor(at_s * 1e6)
+    """Return a moment in microseconds, rounded down: where billing begins.
+
+    Raises:
+        MoneyError: It is infinite or not a number.
+    """
+    try:
+        return math.floor(at_s * 1e6)
+    except (OverflowError, ValueError) as error:
+        raise _no_time(at_s) from error
 
 
 def ceil_us(at_s: float) -> int:
-    """Return a moment or a time in microseconds, rounded up: where billing ends."""
-    return math.ceil(at_s * 1e6)
+    """Return a moment or a time in microseconds, rounded up: where billing ends.
+
+    Raises:
+        MoneyError: It is infinite or not a number.
+    """
+    try:
+        return math.ceil(at_s * 1e6)
+    except (OverflowError, ValueError) as error:
+        raise _no_time(at_s) from error
+
+
+def _no_time(at_s: float) -> MoneyError:
+    return MoneyError(f"must be seconds: got {at_s!r}; fix the time")
 
 
 def cost_usd(usd_per_hour: float, seconds: float) -> float:

@@ -82,7 +82,13 @@ def parse_prices(text: str) -> PriceFile:
     Raises:
         ConfigError: wrong columns, an invalid date, or no rows left.
     """
-    reader = csv.DictReader(io.StringIO(text))
+    try:
+        return _parse(csv.DictReader(io.StringIO(text)))
+    except csv.Error as error:
+        raise ConfigError(f"must be rows of CSV: {error}; fix the file") from error
+
+
+def _parse(reader: csv.DictReader[str]) -> PriceFile:
     if tuple(reader.fieldnames or ()) != COLUMNS:
         raise ConfigError(
             f"columns: got {','.join(reader.fieldnames or ()) or 'none'}; write "

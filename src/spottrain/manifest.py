@@ -28,7 +28,7 @@ from spottrain.storage.store import ExistsError, StorageError, Store, Unreachabl
 from spottrain.wire.codec import SCHEMA_VERSION, decode
 
 MANIFEST_FILE = "manifest.json"
-_NAME = re.compile(r"step-(\d+)-g(\d+)-[0-9a-f]{8}")
+_NAME = re.compile(r"step-(\d{1,18})-g(\d{1,18})-[0-9a-f]{8}")
 FROZEN_FOLDER = "frozen"
 _FILE = re.compile(r"section-\d+(\.part-\d+|-[0-9a-f]{16})?\.safetensors")
 
@@ -98,7 +98,9 @@ class Manifest:
                 f"checkpoint must be named step-{self.step}-g…: got {self.name!r}"
             )
         found = {f.section for f in self.files}
-        if found != set(range(self.num_sections)):
+        # Compared first: a damaged number may ask for more than there is memory.
+        few = self.num_sections == len(found) > 0
+        if not few or found != set(range(self.num_sections)):
             raise WireError(
                 f"checkpoint {self.name} must hold sections 0 to "
                 f"{self.num_sections - 1}: got {sorted(found)}"
@@ -222,7 +224,7 @@ def _compare(path: Path, record: FileRecord, where: str) -> None:
 
 
 def retain(
-    store: Store, keep: int, protect: Collection[str] = (), best_step: int = 0
+    store: Store, keep: int, protect: Collection[str] = (), best_step: int | None = None
 ) -> tuple[str, ...]:
     """Delete checkpoints that are no longer needed and return their names.
 
@@ -233,7 +235,7 @@ def retain(
         store: Where the job's checkpoints are.
         keep: Complete checkpoints to keep, at least 1.
         protect: Names never to delete: in use, or being written.
-        best_step: Step of the best one; 0: none is.
+        best_step: Step of the best one; 0: none is; ``None``: as the newest one says.
 
     Raises:
         StorageError: The store cannot be asked, or does not let it be deleted.
@@ -242,6 +244,8 @@ def retain(
     if not complete:
         return ()
     newest, kept = complete[0], {entry.name for entry in complete[: max(keep, 1)]}
+    if best_step is None:
+        best_step = read_manifest(store, newest.name).best_step
     kept |= {entry.name for entry in complete if best_step and entry.step == best_step}
     is_complete = {entry.name for entry in complete}
     doomed = tuple(
@@ -252,9 +256,41 @@ def retain(
         and (entry.name in is_complete or entry.step < newest.step)
     )
     for name in doomed:
-        # In this order, so that half of a checkpoint is never taken for a whole one.
-        store.delete([f"{name}/{MANIFEST_FILE}"])
-        store.delete_folder(name)
+        discard(store, name)
+    return doomed
+
+
+def discard(store: Store, name: str) -> None:
+    """Delete a checkpoint, or what there is of one.
+
+    Raises:
+        StorageError: The store cannot be asked, or does not let it be deleted.
+    """
+    # In this order, so that half of a checkpoint is never taken for a whole one.
+    store.delete([f"{name}/{MANIFEST_FILE}"])
+    store.delete_folder(name)
+
+
+def discard_cut_short(store: Store, generation: int) -> tuple[str, ...]:
+    """Delete checkpoints that earlier generations have left unfinished; return their names.
+
+    Nobody will finish them: that takes all ranks of their generation, which is over.
+    What has a manifest stays, even a damaged one: it may be all there is.
+
+    Args:
+        store: Where the job's checkpoints are.
+        generation: The present one.
+
+    Raises:
+        StorageError: The store cannot be asked, or does not let them be deleted.
+    """
+    doomed = tuple(
+        entry.name
+        for entry in _folders(store)
+        if _generation(entry.name) < generation and not _has_manifest(store, entry.name)
+    )
+    for name in doomed:
+        discard(store, name)
     return doomed
 
 
@@ -277,6 +313,11 @@ def _folders(store: Store) -> list[CheckpointEntry]:
 def _generation(name: str) -> int:
     match = _NAME.fullmatch(name)
     return int(match[2]) if match else -1
+
+
+def _has_manifest(store: Store, name: str) -> bool:
+    manifest = f"{name}/{MANIFEST_FILE}"
+    return any(entry.name == manifest for entry in store.list(name))
 
 
 def _is_complete(store: Store, name: str) -> bool:

@@ -64,12 +64,14 @@ def as_it_was_once(store: Store, name: str) -> str:
 
 def test_frozen_parameters_are_saved_once(zygote: Zygote, tmp_path: Path) -> None:
     spec = job_spec(tmp_path, entrypoint="tiny_job:frozen_job")
+    # All: which steps are saved depends on how fast the disk is.
+    spec = dataclasses.replace(spec, checkpoint_keep=20)
     store = open_store(spec.checkpoint_path)
     with Fleet(spec, "ab", tmp_path / "log", zygote) as fleet:
         fleet.ready()
         plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS)
         undisturbed = fleet.train(lambda _: plan, fleet.initialise())
-    newest, before, _ = list_checkpoints(store)
+    newest, before, *_ = list_checkpoints(store)
     manifests = [read_manifest(store, entry.name) for entry in (newest, before)]
     assert [saved_names(manifest) for manifest in manifests] == [set(), set()]
     assert manifests[0].frozen == manifests[1].frozen

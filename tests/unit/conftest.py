@@ -37,11 +37,12 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> Store:
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """Return a file system of 256 kB."""
+def small_disk(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Path]:
+    """Return a file system of 256 kB, or as the test's parameter says."""
+    size = getattr(request, "param", "256k")
     folder = tmp_path / "small"
     folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(folder)]
+    mount = ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(folder)]
     if subprocess.run(mount, capture_output=True, check=False).returncode:
         pytest.skip("a full disk is a small tmpfs here: mounting needs root")
     try:

@@ -335,11 +335,9 @@ class Agent:
             first, reports = self._outbox.peek(_MAX_BATCH)
             while trace := self._outbox.next_trace():
                 self._post_trace(client, trace)
-            batch = messages.ReportBatch(
-                vm_id=self._bootstrap.vm_id, first=first, reports=reports
-            )
+            batch = encode_batch(self._bootstrap.vm_id, first, reports)
             try:
-                text = client.call("POST", "/v1/reports", encode(batch))
+                text = client.call("POST", "/v1/reports", batch)
             except NoManagerError as error:
                 logger.info("%s", error)
                 self._closing.wait(backoff.next_s())
@@ -435,6 +433,22 @@ def unpack(archive: Path, folder: Path) -> None:
                 tar.extract(member, folder, set_attrs=member.isreg())
     except (OSError, tarfile.TarError, EOFError) as error:
         raise AgentError(f"workdir cannot be unpacked: {error}") from error
+
+
+def encode_batch(vm_id: str, first: int, reports: Sequence[messages.Report]) -> str:
+    """Return a batch of reports, as many as the manager accepts at once.
+
+    Args:
+        vm_id: This VM.
+        first: Number of the first report.
+        reports: In order; at least one.
+    """
+    while True:
+        batch = messages.ReportBatch(vm_id=vm_id, first=first, reports=tuple(reports))
+        text = encode(batch)
+        if len(text) <= messages.MAX_BATCH_BYTES or len(reports) == 1:
+            return text
+        reports = reports[: len(reports) // 2]
 
 
 def main(argv: Sequence[str]) -> int:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import difflib
+import itertools
 import json
+import math
 import re
 import tomllib
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator
 from datetime import date
 from pathlib import Path
 from typing import Any, get_args
@@ -17,9 +19,37 @@ from pydantic_core import ErrorDetails
 
 from spottrain.errors import ConfigError
 
+MAX_CHARACTERS = 1_000_000
+"""Of a job file whose aliases are written out. Nine levels of nine aliases each are some
+hundred characters, and would be 387 million values."""
+_PARSER_ERRORS = (
+    *(tomllib.TOMLDecodeError, yaml.YAMLError, RecursionError),
+    # PyYAML lets through what int() and its own tables raise, as for !!bool x.
+    *(ValueError, LookupError, TypeError),
+)
+
 
 class _Loader(yaml.SafeLoader):
     """A safe loader that refuses a key given twice, and reads 1e9 as a number."""
+
+    def get_single_data(self) -> Any:
+        """Return the document, unless aliases make it grow beyond all bounds."""
+        node = self.get_single_node()
+        if node is None:
+            return None
+        if _characters(node, {}) > MAX_CHARACTERS:
+            raise ConfigError(
+                f"must have at most {MAX_CHARACTERS:,} characters once its aliases are "
+                "written out; use fewer aliases"
+            )
+        return self.construct_document(node)
+
+    def construct_time(self, node: yaml.ScalarNode) -> Any:
+        """Return a date or time; the text of one that does not exist, to be refused."""
+        try:
+            return self.construct_yaml_timestamp(node)
+        except (ValueError, AttributeError, OverflowError):
+            return node.value
 
     def construct_mapping(
         self, node: yaml.MappingNode, deep: bool = False
@@ -37,6 +67,7 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+_Loader.add_constructor("tag:yaml.org,2002:timestamp", _Loader.construct_time)
 # YAML 1.1, which the base class reads, needs a dot in every such number; YAML 1.2 and
 # people do not.
 _Loader.add_implicit_resolver(
@@ -44,6 +75,31 @@ _Loader.add_implicit_resolver(
     re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+"),
     list("-+0123456789"),
 )
+
+
+def _characters(node: yaml.Node, known: dict[int, float]) -> float:
+    """Return the size of a node with all aliases written out, as every use counts.
+
+    Args:
+        node: Of a document; infinite if it holds itself.
+        known: Sizes by the ids of nodes.
+    """
+    if isinstance(node, yaml.ScalarNode):
+        return 1 + len(node.value)
+    if id(node) not in known:
+        known[id(node)] = math.inf  # for its parts, should they hold it
+        children: Iterable[yaml.Node] = node.value
+        if isinstance(node, yaml.MappingNode):
+            children = itertools.chain.from_iterable(node.value)
+        known[id(node)] = 1 + sum(_characters(child, known) for child in children)
+    return known[id(node)]
+
+
+def _reason(error: Exception) -> str:
+    """Return what is wrong with a file in one line."""
+    if isinstance(error, RecursionError):
+        return "lists and mappings are nested too deeply"
+    return " ".join(str(error).partition("; use sys.")[0].split())
 
 
 def read_value(text: str) -> Any:
@@ -54,7 +110,7 @@ def read_value(text: str) -> Any:
     """
     try:
         return yaml.load(text, _Loader)
-    except yaml.YAMLError as error:
+    except _PARSER_ERRORS as error:
         raise ConfigError(f"must be a plain value: got {text!r}") from error
 
 
@@ -77,9 +133,8 @@ def read_job_file(path: Path) -> Any:
             return yaml.load(text, _Loader)
     except ConfigError as error:
         raise ConfigError(f"{path.name}: {error}") from error
-    except (tomllib.TOMLDecodeError, yaml.YAMLError) as error:
-        what = " ".join(str(error).split())
-        raise ConfigError(f"{path.name}: {what}; fix the file") from error
+    except _PARSER_ERRORS as error:
+        raise ConfigError(f"{path.name}: {_reason(error)}; fix the file") from error
     raise ConfigError(f"{path.name}: must end in .yaml, .yml or .toml; rename it")
 
 
@@ -94,8 +149,10 @@ def to_json(data: Any, source: str) -> str:
         raise ConfigError(f"{source}: must contain keys and values: got {got}")
     try:
         return json.dumps(data, default=_plain)
-    except (TypeError, ValueError) as error:
-        raise ConfigError(f"{source}: {error}; use plain keys and values") from error
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ConfigError(
+            f"{source}: {_reason(error)}; use plain keys and values"
+        ) from error
 
 
 def _plain(value: Any) -> str:

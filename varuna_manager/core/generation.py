@@ -28,6 +28,9 @@ from spottrain.wire.model import Plan, Slot
 
 ABANDON_AFTER_S = 3.0
 """Survivors that have not noticed a break by then are told to give up."""
+ABANDON_FORMING_S = 0.3
+"""The same for a generation that a participant has left before it ran: gloo's connect
+waits on when a third rank is gone, and a kill loses nothing that is not committed."""
 FENCE_AFTER_S = 20.0
 """A VM whose ranks are not out by then is suspected to hang."""
 OPEN_BOUND_S = 60.0
@@ -316,7 +319,8 @@ def _enforce_break(transition: Transition, generation: Generation) -> None:
         if rank in (RankPhase.INVITED, RankPhase.STARTED)
     ]
     if not generation.abandoned:
-        if transition.is_due(generation.since_s + ABANDON_AFTER_S):
+        patience_s = _patience_s(transition.state, generation)
+        if transition.is_due(generation.since_s + patience_s):
             donors = [slot.vm_id for slot in generation.participants]
             transition.put_generation(replace(generation, abandoned=True))
             to = late + donors[len(generation.plan.slots) :]
@@ -325,6 +329,21 @@ def _enforce_break(transition: Transition, generation: Generation) -> None:
     elif transition.is_due(generation.since_s + FENCE_AFTER_S):
         for vm_id in dict.fromkeys(late):
             suspect(transition, vm_id)
+
+
+def _patience_s(state: State, generation: Generation) -> float:
+    """Return how long after a break ranks may take to leave by themselves.
+
+    State that is on a GPU takes a while to be brought to its VM's memory, and would be
+    lost with a worker that is killed.
+    """
+    ranks = generation.ranks.values()
+    lost = any(slot.vm_id not in state.vms for slot in generation.participants)
+    left = lost or RankPhase.OUT in ranks or RankPhase.GONE in ranks
+    on_gpu = state.job.state != "host" and any(vm.gpus for vm in state.vms.values())
+    if generation.started_at_s is None and left and not on_gpu:
+        return ABANDON_FORMING_S
+    return ABANDON_AFTER_S
 
 
 def suspect(transition: Transition, vm_id: str) -> None:

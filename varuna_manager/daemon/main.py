@@ -68,7 +68,7 @@ class ManagerError(SpottrainError):
 
 @contextlib.contextmanager
 def only_manager(job_dir: Path) -> Iterator[None]:
-    """Hold the job's lock.
+    """Hold the job's lock, with this process's id in it.
 
     Raises:
         ManagerError: another manager of the job runs.
@@ -87,6 +87,11 @@ def only_manager(job_dir: Path) -> Iterator[None]:
                         f"{job_dir.name}' shows it"
                     ) from error
             time.sleep(0.02)
+        lock.truncate(0)
+        lock.write(b"%d" % os.getpid())
+        lock.flush()
+        # A manager that was killed has left it; its pid may be anybody's by now.
+        (job_dir / "manager.json").unlink(missing_ok=True)
         yield
 
 

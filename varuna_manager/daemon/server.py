@@ -17,11 +17,13 @@ Each request has a token; an unknown or revoked one is answered 403. An error's 
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import gc
 import hashlib
 import hmac
 import json
+import math
 import resource
 import socket
 from collections.abc import Iterator
@@ -35,6 +37,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 import spottrain
 from spottrain.errors import SpottrainError, WireError
@@ -45,6 +48,8 @@ from spottrain.varuna_manager.jobs.traces import TracesRefusedError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.wire.codec import decode, encode
 from spottrain.wire.messages import (
+    MAX_BATCH_BYTES,
+    MAX_TRACE_BYTES,
     Heartbeat,
     JobSpec,
     Registration,
@@ -54,7 +59,11 @@ from spottrain.wire.messages import (
 
 PORTS = range(20000, 30000)
 """Below the ephemeral range, so that no outgoing connection takes a job's port."""
-_LARGEST_BODY_BYTES = 64 * 1024**2
+REQUEST_S = 30.0
+"""A connection whose request is not whole this long after it began is closed: uvicorn
+would keep it, and its file descriptor, for ever."""
+_LARGEST_BODY_BYTES = 64 * 1024
+"""Of every message but reports and traces."""
 _GRACE_S = 1
 
 
@@ -96,10 +105,12 @@ class ControlChannel:
             raise HTTPException(403, "token is unknown or revoked: this VM must end")
         return vm_id
 
-    async def _message(self, cls: Any, request: Request) -> Any:
+    async def _message(
+        self, cls: Any, request: Request, max_bytes: int = _LARGEST_BODY_BYTES
+    ) -> Any:
         """Return the body as ``cls``, sent by the VM that it names."""
         vm_id = self._caller(request)
-        message = _decode(cls, await _body(request))
+        message = _decode(cls, await _body(request, max_bytes))
         if message.vm_id != vm_id:
             raise HTTPException(403, f"token of {vm_id} cannot speak for another VM")
         return message
@@ -113,7 +124,7 @@ class ControlChannel:
         return Response(encode(answer), media_type="application/json")
 
     async def _reports(self, request: Request) -> Response:
-        batch = await self._message(ReportBatch, request)
+        batch = await self._message(ReportBatch, request, MAX_BATCH_BYTES)
         try:
             return JSONResponse({"received": await self.handler.receive(batch)})
         except OutOfStepError as error:
@@ -149,6 +160,8 @@ class ControlChannel:
     async def _limits(self, request: Request) -> Response:
         self._check_admin(request)
         wanted = _decode(_LimitsRequest, await _body(request))
+        if not all(math.isfinite(limit.value or 0.0) for limit in wanted.limits):
+            raise HTTPException(400, "message.limits must be finite")
         try:
             await self.handler.change_limits(
                 by=wanted.by, limits=wanted.limits, sure=wanted.sure
@@ -161,7 +174,7 @@ class ControlChannel:
         vm_id, sent = self._caller(request), request.query_params.get("trace", "")
         trace = _decode(TraceWritten, sent.encode())
         try:
-            content = await _body(request)
+            content = await _body(request, MAX_TRACE_BYTES)
             await self.handler.receive_trace(vm_id, trace, content)
         except TracesRefusedError as error:
             raise HTTPException(410, str(error)) from error
@@ -204,9 +217,9 @@ def _bearer(request: Request) -> str:
     return request.headers.get("authorization", "").removeprefix("Bearer ")
 
 
-async def _body(request: Request) -> bytes:
+async def _body(request: Request, max_bytes: int = _LARGEST_BODY_BYTES) -> bytes:
     length = request.headers.get("content-length", "")
-    if not length.isdecimal() or int(length) > _LARGEST_BODY_BYTES:
+    if not length.isdecimal() or int(length) > max_bytes:
         raise HTTPException(413, f"content-length is refused: got {length!r}")
     return await request.body()
 
@@ -220,7 +233,7 @@ def _decode(cls: Any, body: bytes) -> Any:
 
 def _check_version(body: bytes) -> None:
     """Refuse another software version before its message is decoded."""
-    with contextlib.suppress(ValueError):
+    with contextlib.suppress(ValueError, RecursionError):
         data = json.loads(body)
         theirs = data.get("software_version") if isinstance(data, dict) else None
         if theirs != spottrain.__version__:
@@ -234,6 +247,44 @@ def _check_version(body: bytes) -> None:
 async def _answer_error(_: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     return JSONResponse({"error": error.detail}, error.status_code)
+
+
+class _PatientProtocol(HttpToolsProtocol):
+    """Closes a connection whose request does not become whole within ``REQUEST_S``."""
+
+    _deadline: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        """Begin to wait for the first request."""
+        super().connection_made(transport)
+        self._expect_request()
+
+    def on_message_begin(self) -> None:
+        """Begin to wait for the rest of a request."""
+        super().on_message_begin()
+        self._expect_request()
+
+    def on_message_complete(self) -> None:
+        """Stop waiting: the answer may take as long as it takes."""
+        self._forget_deadline()
+        super().on_message_complete()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Let the connection go."""
+        self._forget_deadline()
+        super().connection_lost(exc)
+
+    def _expect_request(self) -> None:
+        if self._deadline is None:
+            self._deadline = self.loop.call_later(REQUEST_S, self._close)
+
+    def _forget_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _close(self) -> None:
+        self.transport.abort()
 
 
 class _ManagerServer(uvicorn.Server):
@@ -268,7 +319,7 @@ def make_server(channel: ControlChannel, identity_path: Path) -> uvicorn.Server:
     return _ManagerServer(
         uvicorn.Config(
             channel.app(),
-            http="httptools",
+            http=_PatientProtocol,
             lifespan="off",
             ws="none",
             log_config=None,

@@ -6,7 +6,7 @@ The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
                        facts.json       what the tracer found about the model
                        workdir.tar.gz   the user's code
                        journal.sqlite   all events
-                       manager.lock     held by the running manager
+                       manager.lock     held by the running manager, with its pid
                        manager.json     its pid and url
                        manager.log, identity.pem, cloud/, checkpoints/
                        report.html      once the job is over
@@ -150,9 +150,9 @@ class JobDir:
         """Return the running manager's address, once it has published it."""
         try:
             data = json.loads((self.path / "manager.json").read_text())
-        except (FileNotFoundError, ValueError):
+            return ManagerAddress(pid=int(data["pid"]), url=str(data["url"]))
+        except (FileNotFoundError, ValueError, TypeError, KeyError):
             return None
-        return ManagerAddress(pid=data["pid"], url=data["url"])
 
     def _read(self, name: str) -> str:
         try:

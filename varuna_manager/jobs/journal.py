@@ -306,7 +306,7 @@ def event_of(seq: int, kind: str, body: str) -> Event:
         if any(f'"{name}":' in body for name in FORMER_FIELDS):
             body = _with_current_names(kind, body)
         event: Event = _adapter(kind).validate_json(body)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, RecursionError) as error:
         reason = str(error).splitlines()[0]
         raise JournalError(
             f"event {seq} is not a valid {kind} ({reason}); it is damaged or was written by "

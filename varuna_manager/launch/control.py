@@ -7,10 +7,12 @@ import fcntl
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
 from http import HTTPStatus
+from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import httpx
@@ -373,21 +375,50 @@ def live_vms(provider: CloudProvider, job: JobDir) -> list[Vm]:
 
 
 def _end_manager(job: JobDir) -> None:
-    """Ask the manager to end at once; kill it when it does not."""
-    with contextlib.suppress(ManagerUnreachableError):
+    """Ask the manager to end at once; kill it when it does not, or is still starting."""
+    with contextlib.suppress(SpottrainError):  # no answer, or a damaged identity
         request_stop(job, checkpoint=False, now=True)
         deadline = time.monotonic() + END_S
         while job.is_managed() and time.monotonic() < deadline:
             time.sleep(POLL_S)
-    address = job.manager()
-    if job.is_managed() and address is not None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(address.pid, signal.SIGKILL)
+    deadline = time.monotonic() + ANSWER_S
+    while job.is_managed() and time.monotonic() < deadline:
+        _kill_manager(job)
+        time.sleep(POLL_S)
+
+
+def _kill_manager(job: JobDir) -> None:
+    """Kill the manager that holds the job's lock, and no other process.
+
+    The pid in the lock is of a manager that was killed until the next one, which holds
+    the lock already, has written its own: it may be anybody's by then.
+    """
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(contextlib.suppress(ValueError, OSError))
+        pid = int((job.path / "manager.lock").read_bytes())
+        if sys.platform == "linux":
+            # Opened before the checks: it stays theirs, whoever has the pid later.
+            pidfd = os.pidfd_open(pid)
+            stack.callback(os.close, pidfd)
+            if job.is_managed() and _manages(pid, job):
+                signal.pidfd_send_signal(pidfd, signal.SIGKILL)
+        elif job.is_managed() and _manages(pid, job):
+            os.kill(pid, signal.SIGKILL)
+
+
+def _manages(pid: int, job: JobDir) -> bool:
+    """Return whether a process was started for the folder of a job, as managers are."""
+    if sys.platform == "linux":
+        arguments = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ")
+    else:
+        ps = ["ps", "-ww", "-o", "command=", "-p", str(pid)]
+        arguments = subprocess.run(ps, stdout=subprocess.PIPE, check=False).stdout
+    return b" %s " % os.fsencode(job.path) in b" %s " % arguments.strip()
 
 
 @contextlib.contextmanager
 def manager_lock(job: JobDir) -> Iterator[None]:
-    """Hold the manager's lock, so that no manager can start."""
+    """Hold the manager's lock, so that no manager can start; no pid is in it then."""
     with open(job.path / "manager.lock", "ab") as lock:
         deadline = time.monotonic() + ANSWER_S
         while True:
@@ -400,6 +431,7 @@ def manager_lock(job: JobDir) -> Iterator[None]:
                         f"job {job.name}: its manager does not exit; kill the process by hand"
                     ) from error
             time.sleep(POLL_S)
+        lock.truncate(0)
         yield
 
 

@@ -35,7 +35,7 @@ def decode(cls: Any, text: str | bytes) -> Any:
     """
     try:
         data = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise WireError(f"message is not JSON: {error}") from error
     return from_data(cls, data)
 

@@ -616,6 +616,11 @@ class HeartbeatAnswer:
     commands: tuple[Command, ...]
 
 
+MAX_BATCH_BYTES = 16 * 1024**2
+"""Of a batch as it is sent. The longest report is a profile: 57 kB for 200 billion
+parameters, times the number of micro-batch sizes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportBatch:
     """Reports in the order in which they were made."""

@@ -1,12 +1,16 @@
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.checkpoints import newest_valid, verify
 from tests.fakes.object_store import S3
 
@@ -109,6 +113,79 @@ def test_a_manifest_that_was_never_renamed_does_not_count(store: Store) -> None:
     assert list_checkpoints(store) == []
     write_manifest(store, manifest)
     assert list_checkpoints(store) == [(manifest.name, 2)]
+
+
+def damaged_manifests() -> dict[str, str]:
+    """Return manifests that were damaged into something that is hard to read."""
+    name = "step-{}-g1-00000000"
+    return {
+        name.format(step): text
+        for step, text in enumerate(
+            (
+                "[" * 100_000,
+                '{"name":' * 5000,
+                '{"num_sections": 4000000000}',
+                '{"name": "step-' + "9" * 5000 + '-g1-00000000"}',
+                '{"seed": ' + "9" * 5000 + "}",
+                '{"step": 1e999}',
+                "\0\0\0",
+                "{}",
+            )
+        )
+    }
+
+
+def test_a_damaged_manifest_is_passed_over(tmp_path: Path) -> None:
+    store = open_store(tmp_path)
+    whole = put_checkpoint(store, 100)
+    fields = dataclasses.asdict(whole)
+    for name, text in damaged_manifests().items():
+        if text.startswith('{"') and text.endswith("}"):
+            data = {**fields, "name": name, "step": int(name.split("-")[1])}
+            changed = json.dumps(data).removesuffix("}")
+            text = f"{changed}, {text.removeprefix('{')}"  # the last of two keys counts
+        store.put(f"{name}/{MANIFEST_FILE}", text.encode())
+        with pytest.raises(CheckpointError, match="damaged"):
+            read_manifest(store, name)
+
+    assert list_checkpoints(store) == [(whole.name, 100)]
+
+
+JSON = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.integers(10**17, 10**21)
+    | st.floats()
+    | st.text(max_size=5),
+    lambda inner: (
+        st.lists(inner, max_size=3)
+        | st.dictionaries(st.text(max_size=5), inner, max_size=3)
+    ),
+    max_leaves=5,
+)
+
+
+@given(data=st.data())
+def test_whatever_is_in_a_manifest_it_is_read_or_refused(
+    tmp_path_factory: pytest.TempPathFactory, data: st.DataObject
+) -> None:
+    store = open_store(tmp_path_factory.mktemp("store"))
+    document = json.loads(json.dumps(dataclasses.asdict(put_files(store, 1))))
+    place: Any = document
+    keys = list(document)
+    while True:
+        key = data.draw(st.sampled_from(keys))
+        inner = place[key]
+        if not isinstance(inner, dict | list) or not inner or data.draw(st.booleans()):
+            break
+        place = inner
+        keys = list(inner) if isinstance(inner, dict) else list(range(len(inner)))
+    place[key] = data.draw(JSON)
+    store.put(f"step-1-g0-00000000/{MANIFEST_FILE}", json.dumps(document).encode())
+
+    with contextlib.suppress(CheckpointError):
+        read_manifest(store, "step-1-g0-00000000")
 
 
 def test_checkpoints_are_listed_newest_first(store: Store) -> None:

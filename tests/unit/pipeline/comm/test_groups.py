@@ -1,12 +1,20 @@
 from __future__ import annotations
 
 import os
+import queue
 import socket
 import threading
 
 import pytest
 
-from spottrain.pipeline.comm.groups import Connections
+from spottrain.pipeline.comm.groups import (
+    Connections,
+    connect_rendezvous,
+    release_rendezvous,
+    serve_rendezvous,
+)
+
+BOUND_S = 30.0
 
 
 def connect() -> tuple[socket.socket, socket.socket, socket.socket]:
@@ -137,3 +145,25 @@ def test_only_connections_of_the_network_count() -> None:
     waiting.join(10)
     assert not waiting.is_alive()
     close(stopped, *ours)
+
+
+def test_a_store_listens_on_its_address_alone_until_all_have_released_it() -> None:
+    ports = queue.SimpleQueue[int]()
+    serving = threading.Thread(
+        target=serve_rendezvous, args=("127.0.0.1", ports.put), daemon=True
+    )
+    serving.start()
+    port = ports.get(timeout=BOUND_S)
+    ranks = [connect_rendezvous("127.0.0.1", port, BOUND_S) for _ in range(2)]
+
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.2", port))
+    release_rendezvous(ranks[0], 2)
+    ranks[1].set("nonce", "x")
+    assert ranks[0].get("nonce") == b"x"
+    release_rendezvous(ranks[1], 2)
+
+    serving.join(BOUND_S)
+    assert not serving.is_alive()
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))

@@ -14,7 +14,9 @@ from spottrain.pricing.billing.money import (
     Money,
     MoneyError,
     Rate,
+    ceil_us,
     cost_usd,
+    floor_us,
     is_amount,
     total,
     total_rate,
@@ -72,6 +74,13 @@ def test_an_invalid_amount_is_refused(usd: float) -> None:
     for make in (Rate.of, Rate.allowed, Money.allowed):
         with pytest.raises(MoneyError, match="must be dollars, 0 or more"):
             make(usd)
+
+
+@pytest.mark.parametrize("at_s", [math.nan, math.inf, -math.inf, 1e305])
+def test_an_invalid_time_is_refused(at_s: float) -> None:
+    for use in (Rate(1).over, ceil_us, floor_us):
+        with pytest.raises(MoneyError, match="must be seconds"):
+            use(at_s)
 
 
 @given(price=USD, seconds=SECONDS)

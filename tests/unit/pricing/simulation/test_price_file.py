@@ -49,6 +49,11 @@ def test_prices_may_have_a_dollar_sign(price: str) -> None:
     assert prices == (0.24,)
 
 
+def test_a_field_that_is_too_long_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"rows of CSV: field larger.*fix the file"):
+        parse_prices(rows("aws,us-east-1b,p3.2xlarge,2020-02-27," + "1" * 200_000))
+
+
 @pytest.mark.parametrize("price", ["", "nan", "inf", "-1", "0", "cheap", "$", "$-1"])
 def test_rows_without_a_price_are_left_out_and_counted(price: str) -> None:
     found = parse_prices(

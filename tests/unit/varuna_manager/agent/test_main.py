@@ -30,6 +30,23 @@ from spottrain.wire.model import Plan, Slot
 Manager = Any
 """The class behind the ``manager`` fixture (conftest files cannot be imported)."""
 
+
+def test_a_batch_is_no_longer_than_the_manager_accepts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(messages, "MAX_BATCH_BYTES", 1000)
+    short, long = (
+        messages.UserCodeFailed(message="x" * size, traceback="") for size in (10, 2000)
+    )
+
+    text = main.encode_batch("vm-1", 7, (short,) * 30)
+    batch = decode(messages.ReportBatch, text)
+    assert len(text) <= 1000
+    assert (batch.first, set(batch.reports)) == (7, {short})
+    alone = decode(messages.ReportBatch, main.encode_batch("vm-1", 0, (long, short)))
+    assert alone.reports == (long,)  # it cannot be shorter
+
+
 STUB = """
 import json, subprocess, sys
 from spottrain.wire import messages

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -222,7 +223,13 @@ def test_a_deadline_in_the_past_is_refused(tmp_path: Path) -> None:
         ("job.yaml", "? [a]\n: b\n", "unhashable key"),
         ("job.yaml", "", "must contain keys and values: got nothing"),
         ("job.yaml", "- a\n", "must contain keys and values: got a list"),
-        ("job.yaml", "a: &x [*x]\n", "job.yaml: "),
+        ("job.yaml", "a: &x [*x]\n", "job.yaml: must have at most 1,000,000 char"),
+        ("job.yaml", "a: !!timestamp x\n", "a: unknown key"),
+        ("job.yaml", "a: !!bool x\n", "job.yaml: 'x'; fix the file"),
+        ("job.yaml", f"seed: {'9' * 4400}\n", "job.yaml: Exceeds the limit (4300"),
+        ("job.yaml", f"seed: 0x{'9' * 4400}\n", "job.yaml: Exceeds the limit (4300"),
+        ("job.yaml", "env: " + "[" * 5000, "nested too deeply"),
+        ("job.toml", "env = " + "[" * 5000, "nested too deeply"),
         ("job.toml", "name = ", "job.toml: Invalid value"),
         ("job.json", "{}", "must end in .yaml, .yml or .toml"),
     ],
@@ -236,6 +243,42 @@ def test_a_broken_file_is_named(
         load_config(path)
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "time", ["2030-02-30T18:00:00+00:00", "2030-01-31T18:00:00+25:00", "2030-02-30"]
+)
+@pytest.mark.parametrize("name", ["job.yaml", "job.toml"])
+def test_a_time_that_does_not_exist_is_shown_as_it_was_given(
+    tmp_path: Path, name: str, time: str
+) -> None:
+    data = {**MINIMAL, "slo": {"deadline": time}}
+    path = tmp_path / name
+    if name == "job.yaml":
+        path.write_text(yaml.safe_dump(data).replace(f"'{time}'", time))
+        message = rf"slo\.deadline: must be a time.*: got '{re.escape(time)}'"
+    else:
+        lines = (f"{k} = {json.dumps(v)}" for k, v in MINIMAL.items())
+        path.write_text("\n".join([*lines, f"slo.deadline = {time}"]))
+        message = r"job.toml: "
+    with pytest.raises(ConfigError, match=message):
+        load_config(path)
+
+
+def test_aliases_are_bounded_by_what_they_stand_for(tmp_path: Path) -> None:
+    path = tmp_path / "job.yaml"
+    shared = "".join(f"{k}: {v}\n" for k, v in MINIMAL.items())
+    path.write_text(f"{shared}env: &env {{A: b}}\nsecrets: []\n")
+    assert load_config(path).env == {"A": "b"}
+
+    levels = ["l0: &l0 x"]
+    for level in range(1, 10):
+        items = ", ".join([f"*l{level - 1}"] * 9)
+        levels.append(f"l{level}: &l{level} [{items}]")
+    for ways in (levels, [line.replace("l9: ", "<<: ") for line in levels]):
+        path.write_text("\n".join(ways))
+        with pytest.raises(ConfigError, match="its aliases are written out"):
+            load_config(path)
 
 
 def test_a_missing_file_and_a_missing_workdir_are_named(tmp_path: Path) -> None:

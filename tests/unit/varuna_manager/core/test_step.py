@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
+from tests.fakes.gpus import facts
 from tests.unit.varuna_manager.story import PROFILE, Story
 
 from spottrain.cloud.port.provider import VmState
@@ -11,7 +14,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.wire import messages
-from spottrain.wire.model import Slot
+from spottrain.wire.model import Slot, StateHome
 
 FOUR = ("a", "b", "c", "d")
 
@@ -266,6 +269,55 @@ def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
     story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
     assert story.state.generation is None
+
+
+def forming(state: StateHome | None = None, *, on_gpus: bool = False) -> Story:
+    """Return a story in which one rank has its sections, and the others wait for it."""
+    story = Story(state=state)
+    story.start()
+    story.intend()
+    story.boot(*FOUR)
+    story.prepare()
+    story.plan(*FOUR)
+    story.open()
+    story.report("a", story.started(0))
+    if on_gpus:
+        vms = {k: replace(vm, gpus=(facts(),)) for k, vm in story.state.vms.items()}
+        story.state = replace(story.state, vms=vms)
+    return story
+
+
+@pytest.mark.parametrize("how", ["its VM is lost", "it is killed", "it has left"])
+def test_a_loss_while_groups_form_is_not_waited_out(how: str) -> None:
+    story = forming()
+    if how == "its VM is lost":
+        story.tell(e.VmLost, vm_id="d", reason="killed")
+    elif how == "it is killed":
+        story.report("d", messages.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
+    else:
+        story.broken("d")
+    assert story.wait(0.2) == ()
+    story.wait(0.2)
+
+    assert set(story.sent(messages.AbandonGeneration)) == {"a", "b", "c"}
+
+
+@pytest.mark.parametrize(
+    ("story", "patient"),
+    [
+        (forming(on_gpus=True), True),
+        (forming("host", on_gpus=True), False),
+        (Story().training(*FOUR), True),
+    ],
+)
+def test_state_on_gpus_and_ranks_that_train_are_given_the_time_to_leave(
+    story: Story, patient: bool
+) -> None:
+    story.tell(e.VmLost, vm_id="d", reason="killed")
+    story.wait(0.5)
+    assert (story.sent(messages.AbandonGeneration) == {}) == patient
+    story.wait(2.5)
+    assert set(story.sent(messages.AbandonGeneration)) == {"a", "b", "c"}
 
 
 def test_a_dead_worker_whose_vm_lives_keeps_its_slot() -> None:

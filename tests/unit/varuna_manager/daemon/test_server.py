@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import socket
 import ssl
 import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -18,6 +21,7 @@ from spottrain.varuna_manager.agent.client import (
     VmFencedError,
 )
 from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon import server
 from spottrain.varuna_manager.daemon.server import PORTS, listen
 from spottrain.varuna_manager.jobs.identity import client_context, ensure_identity
 from spottrain.varuna_manager.jobs.traces import TraceSet
@@ -162,14 +166,66 @@ def test_admin_asks_for_traces_and_is_told_where_nothing_trains(
         client.call("POST", "/v1/admin/profile", '{"minibatches":10}')
 
 
-@pytest.mark.parametrize("body", ["{", "[]", '{"vm_id":"vm-1"}', '{"x":1}', "\udc80"])
-def test_malformed_message_is_refused_in_one_line(manager: Manager, body: str) -> None:
+@pytest.mark.parametrize(
+    "body", ["{", "[]", '{"vm_id":"vm-1"}', '{"x":1}', "\udc80", "[" * 50_000]
+)
+@pytest.mark.parametrize("path", ["heartbeat", "register"])
+def test_malformed_message_is_refused_in_one_line(
+    manager: Manager, path: str, body: str
+) -> None:
     client = manager.client(manager.admit("vm-1"))
-    with pytest.raises(RefusedError, match=r"message"):
-        client.call("POST", "/v1/heartbeat", body.encode("utf-8", "replace").decode())
+    with pytest.raises(RefusedError, match=r"message|agent runs spottrain None"):
+        client.call("POST", f"/v1/{path}", body.encode("utf-8", "replace").decode())
 
 
-def test_a_body_of_unknown_or_excessive_size_is_not_read(manager: Manager) -> None:
+def test_limits_that_are_no_numbers_are_refused(manager: Manager) -> None:
+    client = manager.client(manager.identity.admin_token())
+    limits = '{"limits":[{"name":"max_usd","value":1e999}],"sure":true}'
+    with pytest.raises(RefusedError, match="must be finite"):
+        client.call("POST", "/v1/admin/limits", limits)
+
+
+def test_requests_that_stay_half_sent_are_closed_and_long_answers_are_not(
+    manager: Manager, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 2.0)
+    manager.use(replace(manager.channel.spec, heartbeat_s=3.0))
+    token = manager.admit("vm-1")
+    port, context = (
+        int(manager.url.rpartition(":")[2]),
+        client_context(manager.identity.ca_pem),
+    )
+    head = f"POST /v1/reports HTTP/1.1\r\nAuthorization: Bearer {token}\r\n"
+    halves = ("", head, f"{head}Content-Length: 9\r\n\r\nhalf")
+    with contextlib.ExitStack() as stack:
+        plain = [
+            socket.create_connection(("127.0.0.1", port), timeout=30) for _ in halves
+        ]
+        slow = [
+            stack.enter_context(context.wrap_socket(one, server_hostname="127.0.0.1"))
+            for one in plain
+        ]
+        for connection, half in zip(slow, halves, strict=True):
+            connection.sendall(half.encode())
+
+        assert beat(manager.client(token), 0, 0) == ()
+
+        for connection in slow:
+            with contextlib.suppress(OSError):  # as TLS sees the end of TCP
+                assert connection.recv(1) == b""
+
+
+@pytest.mark.parametrize(
+    ("path", "length"),
+    [
+        ("reports", str(2**40)),
+        ("heartbeat", str(2**20)),
+        ("register", str(2**20)),
+    ],
+)
+def test_a_body_of_unknown_or_excessive_size_is_not_read(
+    manager: Manager, path: str, length: str
+) -> None:
     token = manager.admit("vm-1")
     connection = http.client.HTTPSConnection(
         "127.0.0.1",
@@ -177,8 +233,8 @@ def test_a_body_of_unknown_or_excessive_size_is_not_read(manager: Manager) -> No
         context=client_context(manager.identity.ca_pem),
         timeout=10,
     )
-    headers = {"Authorization": f"Bearer {token}", "Content-Length": str(2**40)}
-    connection.request("POST", "/v1/reports", b"", headers)
+    headers = {"Authorization": f"Bearer {token}", "Content-Length": length}
+    connection.request("POST", f"/v1/{path}", b"", headers)
     assert connection.getresponse().status == 413
     connection.close()
 
