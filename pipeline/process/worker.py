@@ -16,6 +16,7 @@ from collections import deque
 from functools import partial
 from typing import TextIO, cast
 
+from spottrain.activity import Activity
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import trim_heap
@@ -181,7 +182,12 @@ class SupervisorLink:
 
 
 def run_worker(
-    link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int, device: Device
+    link: SupervisorLink,
+    loaded: LoadedJob,
+    vm_id: str,
+    slot: int,
+    device: Device,
+    activity: Activity,
 ) -> None:
     """Run one generation after the other, forever."""
     streams = RankedStream(sys.stdout), RankedStream(sys.stderr)
@@ -201,6 +207,7 @@ def run_worker(
         batches=Prefetcher(
             loaded.job, loaded.spec.seed, loaded.spec.loader, link.open_loader
         ),
+        activity=activity,
     )
     context.faults.end_with(partial(end_worker, context, "injected fault"))
     while True:
@@ -210,6 +217,7 @@ def run_worker(
             at = (vm_id, slot)
             stream.rank = places.index(at) if at in places else None
         reason = _run_one(context, link, command)
+        activity.end()
         gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
         trim_heap()
         if reason:

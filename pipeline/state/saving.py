@@ -218,7 +218,8 @@ class CheckpointRound:
         """Wait for the pending checkpoint, if there is one, and complete it."""
         if self._pending is not None:
             if self._outcome is None:
-                self._outcome = self._writer.wait()
+                with self._context.activity.during("save"):
+                    self._outcome = self._writer.wait()
             self._complete(self._pending)
 
     def save_now(self, step: int) -> None:
@@ -271,18 +272,20 @@ class CheckpointRound:
         self._pending = self._outcome = None
         trim_heap()
         self._context.faults.at(Hook.CHECKPOINT_WRITTEN)
-        rows = gather_json(
-            {
-                "error": outcome.error,
-                "files": [dataclasses.asdict(file) for file in outcome.files],
-            }
-        )
+        with self._context.activity.waiting():
+            rows = gather_json(
+                {
+                    "error": outcome.error,
+                    "files": [dataclasses.asdict(file) for file in outcome.files],
+                }
+            )
         errors = [row["error"] for row in rows if row["error"] is not None]
         files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
         if not errors:
             self._saved = step
         if dist.get_rank() == 0:
-            self._put_manifest(step, files, errors)
+            with self._context.activity.during("save"):
+                self._put_manifest(step, files, errors)
 
     def _put_manifest(
         self, step: int, files: list[FileRecord], errors: list[str]

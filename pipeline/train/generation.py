@@ -71,6 +71,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         UserCodeError: The user's code raised.
     """
     rank = _rank_of(context, command)
+    context.activity.begin(command.generation)
     timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
     versions = (arena.version for arena in context.memory.arenas.values())
@@ -143,7 +144,8 @@ def _save(
             tracker = TensorTracker(context.memory.num_bytes)
             saving = CheckpointRound(context, command, arenas, replica, store, tracker)
             saving.save_now(step)
-            dist.barrier()
+            with context.activity.waiting():
+                dist.barrier()
     except BaseException:
         connections.cut()
         raise
@@ -398,6 +400,7 @@ class _Training:
             self._context.loaded.spec.steps,
             self._context.loaded.layout.metrics,
             self._context.loaded.layout.blank_for(self._arenas),
+            self._context.activity,
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
@@ -428,9 +431,10 @@ class _Training:
             self._saving.save_now(self._step)
         else:
             self._saving.finish()
-        self._links.flush()
-        self._device_groups.finish()
-        dist.barrier()
+        with self._context.activity.waiting():
+            self._links.flush()
+            self._device_groups.finish()
+            dist.barrier()
         self._context.supervisor.report(
             messages.GenerationStopped(
                 generation=self._command.generation,
@@ -524,6 +528,7 @@ class _Training:
 
     def _compute(self, step: int, attempt: int) -> list[list[float]]:
         """Run all forwards and backwards; return the sums of the virtual nodes."""
+        self._context.activity.note("compute")
         with self._context.memory.control.lock:
             for arena in self._arenas.values():
                 arena.unprepare()
@@ -545,8 +550,10 @@ class _Training:
             ``None`` if gradients are out of range: to be computed again.
         """
         faults, generation = self._context.faults, self._command.generation
+        activity = self._context.activity
         with self._device_groups.bounded():
-            mine = self._reduce(losses)
+            with activity.waiting():
+                mine = self._reduce(losses)
             if not any(one.out_of_range for one in mine):
                 self._prepare(step, mine)
         faults.at(Hook.PREPARED)
@@ -554,7 +561,8 @@ class _Training:
         share = self._context.supervisor.newest_share()
         number = 0 if share is None else share.number
         settled = self._saving.settled_step()
-        all_ranks = self._gatherer.exchange(mine, stop, settled, number)
+        with activity.waiting():
+            all_ranks = self._gatherer.exchange(mine, stop, settled, number)
         faults.at(Hook.GATHERED)
         if not all_ranks.in_range:
             return None
@@ -563,6 +571,7 @@ class _Training:
         self._skipped = _skip_reason(self._context, decision)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
+        activity.note("update")
         self._saving.finish_copying()
         with self._tracker.watch():
             for section in self._arenas:

@@ -91,6 +91,7 @@ class SupervisorProcess:
         vm_id: This VM, as plans name it.
         outbox: Where its reports go.
         environment: Its variables, and those of its workers.
+        fds: Files of this process that it shares.
     """
 
     def __init__(
@@ -100,6 +101,7 @@ class SupervisorProcess:
         vm_id: str,
         outbox: Outbox,
         environment: Mapping[str, str],
+        fds: Sequence[int] = (),
     ) -> None:
         self._vm_id = vm_id
         self._outbox = outbox
@@ -116,6 +118,7 @@ class SupervisorProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=fds,
                 env={**environment, **SUPERVISOR_VARIABLES},
             )
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from spottrain.morphing.plan.choose import Candidate
 from spottrain.morphing.plan.flops import ComputeUse
+from spottrain.varuna_manager.core.hangs import quiet_line
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -33,6 +34,7 @@ _COUNTS = (
     "silent_losses",
     "worker_deaths",
     "sick_gpus",
+    "hangs",
     "slow_vms_replaced",
     "price_changes",
     "vms_launched",
@@ -76,7 +78,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "name": job.spec.name,
         "computes_on": computes_on(state),
         "state": job_state(state, managed),
-        "activity": state.activity,
+        "activity": quiet_line(state, at_s) or state.activity,
         "last_event": state.last_news,
         "step": progress.step,
         "steps": job.spec.steps,

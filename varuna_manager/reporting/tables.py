@@ -34,6 +34,7 @@ KIND_NAMES = {
     "silence": "fell silent",
     "worker_death": "worker died",
     "sick_gpu": "GPU failed",
+    "hang": "worker hung",
 }
 
 

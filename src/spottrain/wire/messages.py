@@ -21,6 +21,7 @@ from spottrain.wire.model import (
     Reduction,
     Slot,
     WireType,
+    WorkerState,
 )
 
 DeviceChoice = Literal["auto", "gpu", "cpu"]
@@ -183,14 +184,28 @@ class AbandonGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndWorkers:
-    """Kill the workers of some slots of this VM: their GPU has reported an error.
+    """Kill the workers of some slots of this VM: they hang, or their GPU has reported an
+    error, of which the agent tells its supervisor.
 
-    From the agent to its supervisor; successors start as after any death of a worker.
+    Successors start as after any death of a worker.
     """
 
     slots: tuple[int, ...]
     reason: str
     kind: Literal["end_workers"] = "end_workers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectWorkers:
+    """Report what the workers of a generation do on this VM: none has committed for long.
+
+    For the agent itself, which answers even if its supervisor hangs.
+    """
+
+    generation: int
+    number: int
+    """Of the inspection, from 1, within the generation."""
+    kind: Literal["inspect_workers"] = "inspect_workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -209,6 +224,7 @@ Command = (
     | ShareMinibatch
     | AbandonGeneration
     | EndWorkers
+    | InspectWorkers
     | Retire
 )
 
@@ -406,6 +422,17 @@ class WorkerDied:
     kind: Literal["worker_died"] = "worker_died"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersInspected:
+    """The answer to ``InspectWorkers``."""
+
+    generation: int
+    number: int
+    workers: tuple[WorkerState, ...]
+    """Those that take part in the generation."""
+    kind: Literal["workers_inspected"] = "workers_inspected"
+
+
 MemoryUse = Literal[
     "forward", "recompute", "backward", "update", "handover", "evaluation", "start"
 ]
@@ -524,6 +551,7 @@ Report = (
     | GenerationStopped
     | GenerationBroken
     | WorkerDied
+    | WorkersInspected
     | OutOfMemory
     | UserCodeFailed
     | CheckpointSaved
