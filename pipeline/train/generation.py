@@ -420,6 +420,7 @@ class _Training:
         spec = self._context.loaded.spec
         tune_for_activations(0)  # until the first mini-batch has shown their size
         self._evaluate_if_due()
+        self._save_if_alone()
         stop, early = StopRequest.NONE, self._evaluation.stops_early()
         while self._step < spec.steps and stop == StopRequest.NONE and not early:
             stop = self._minibatch()
@@ -459,6 +460,13 @@ class _Training:
             and record.best_step == step
         ):
             self._saving.finish()
+            self._start_saving()
+
+    def _save_if_alone(self) -> None:
+        """Begin a checkpoint where a plan without second copies begins: the loss of a VM
+        would undo all that was trained since the checkpoint before."""
+        last = self._context.loaded.spec.steps
+        if self._plan.data_parallel_width == 1 and self._step < last:
             self._start_saving()
 
     def _save_if_due(self) -> None:

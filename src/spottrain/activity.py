@@ -99,7 +99,6 @@ class ActivityPage:
     def __init__(self, num_slots: int) -> None:
         self.fd = os.memfd_create("activity")
         """Handed on to the processes that write."""
-        os.set_inheritable(self.fd, True)
         os.ftruncate(self.fd, num_slots * _RECORD_BYTES)
         self._words = memoryview(mmap.mmap(self.fd, 0)).cast("q")
         self._slots = range(num_slots)
