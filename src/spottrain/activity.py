@@ -94,13 +94,17 @@ class Activity:
 
 
 class ActivityPage:
-    """The records of all slots of a VM, as its agent reads them."""
+    """The records of all slots of a VM, as its agent reads them.
 
-    def __init__(self, num_slots: int) -> None:
-        self.fd = os.memfd_create("activity")
-        """Handed on to the processes that write."""
-        os.ftruncate(self.fd, num_slots * _RECORD_BYTES)
-        self._words = memoryview(mmap.mmap(self.fd, 0)).cast("q")
+    Args:
+        fd: An empty file in memory; the processes that write inherit it.
+        num_slots: Of the VM.
+    """
+
+    def __init__(self, fd: int, num_slots: int) -> None:
+        self.fd = fd
+        os.ftruncate(fd, num_slots * _RECORD_BYTES)
+        self._words = memoryview(mmap.mmap(fd, 0)).cast("q")
         self._slots = range(num_slots)
 
     def inspect(

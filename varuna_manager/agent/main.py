@@ -129,7 +129,7 @@ class Agent:
         self._route = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
         self._clients: list[ManagerClient] = []
         self._notice_source = hear.open_source(bootstrap.notices)
-        self._activity = ActivityPage(bootstrap.num_slots)
+        self._activity = ActivityPage(os.memfd_create("activity"), bootstrap.num_slots)
 
     def end(self, code: int, reason: str) -> None:
         """Ask ``run`` to end; the first call counts."""

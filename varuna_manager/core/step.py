@@ -49,10 +49,10 @@ from spottrain.varuna_manager.core import (
     stragglers,
 )
 from spottrain.varuna_manager.core import generation as generations
-from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import Command, SetTimer
+from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.recent import with_event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition

@@ -41,7 +41,7 @@ def worker(page: ActivityPage) -> Iterator[subprocess.Popen[bytes]]:
 
 
 def test_a_worker_is_seen_waiting_stopped_and_gone() -> None:
-    page = ActivityPage(2)
+    page = ActivityPage(os.memfd_create("page"), 2)
     with worker(page) as process:
         (seen,) = page.inspect(7, pause=bool)
         assert (seen.slot, seen.doing, seen.waits_for) == (1, "wait", 3)
@@ -57,7 +57,7 @@ def test_a_worker_is_seen_waiting_stopped_and_gone() -> None:
 
 
 def test_only_workers_of_the_generation_are_seen() -> None:
-    page = ActivityPage(2)
+    page = ActivityPage(os.memfd_create("page"), 2)
     activity = Activity.of_slot(page.fd, 0)
     activity.begin(7)
     assert page.inspect(8, pause=bool) == ()
@@ -67,7 +67,7 @@ def test_only_workers_of_the_generation_are_seen() -> None:
 
 
 def test_what_was_done_before_goes_on_after_a_wait() -> None:
-    page = ActivityPage(1)
+    page = ActivityPage(os.memfd_create("page"), 1)
     activity = Activity.of_slot(page.fd, 0)
     activity.begin(1)
     activity.note("evaluate")
