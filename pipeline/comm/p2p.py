@@ -289,6 +289,13 @@ class PipelineLinks:
             self._sender = _Sender(device, self._sends, self._arrivals)
             self._sender.start()
 
+    def source(self, direction: Direction) -> int:
+        """Return the rank that sends in a direction, where there is one."""
+        activation = direction is Direction.ACTIVATION
+        source = self._previous if activation else self._following
+        assert source is not None
+        return source
+
     def expect(self, direction: Direction, count: int) -> None:
         """Let ``count`` tensors come in from the neighbour, if there is one."""
         if direction in self._receivers and count:

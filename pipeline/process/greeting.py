@@ -48,6 +48,8 @@ class Greeting:
     """CPU threads of a worker."""
     gpus: tuple[GpuFacts, ...]
     """The GPUs that slots drive."""
+    activity_fd: int | None
+    """Memory in which workers tell the agent what they do; ``None``: nobody asks."""
 
     @classmethod
     def parse(cls, line: str) -> Greeting:
@@ -64,6 +66,7 @@ class Greeting:
             memory_shares=tuple(data.get("memory_shares", (1.0,) * num_slots)),
             threads=data.get("threads", 1),
             gpus=tuple(from_data(GpuFacts, gpu) for gpu in data.get("gpus", ())),
+            activity_fd=data.get("activity_fd"),
         )
 
     def device_name(self) -> str:

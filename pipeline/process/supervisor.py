@@ -7,7 +7,8 @@ come in on stdin, a line each; reports go out on stdout.
     python -m spottrain.pipeline.process.supervisor < commands > reports
 
 The first line is ``{"spec", "workdir", "num_slots", "private_address", "vm_id"}``, and for
-slots on GPUs ``{"devices", "memory_shares", "threads", "gpus"}``.
+slots on GPUs ``{"devices", "memory_shares", "threads", "gpus"}``,
+and ``"activity_fd"`` where the agent asks what workers do.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from typing import Any, NoReturn
 
 import torch
 
+from spottrain.activity import Activity
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.comm.groups import serve_rendezvous
 from spottrain.pipeline.devices.open import open_device
@@ -184,8 +186,8 @@ class Supervisor:
                 self._abandon(generation)
             case messages.EndWorkers(slots=slots):
                 self._end_workers(slots)
-            case messages.Retire():
-                raise AssertionError("handled where commands are read")
+            case messages.Retire() | messages.InspectWorkers():
+                raise AssertionError("handled before commands are performed")
 
     def _calibrate(self, command: messages.Calibrate) -> None:
         """Start this VM's processes of a calibration round."""
@@ -263,7 +265,8 @@ class Supervisor:
             exact = loaded.spec.reduction == "exact"
             where = slot.device, slot.memory_share
             device = open_device(*where, deterministic=exact)
-            run_worker(link, loaded, self._greeting.vm_id, slot.index, device)
+            activity = Activity.of_slot(self._greeting.activity_fd, slot.index)
+            run_worker(link, loaded, self._greeting.vm_id, slot.index, device, activity)
 
         slot.worker = self._fork_with_job(f"worker of slot {slot.index}", work, slot)
         return slot.worker

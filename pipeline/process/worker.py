@@ -14,6 +14,7 @@ import traceback
 from collections import deque
 from functools import partial
 
+from spottrain.activity import Activity
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import trim_heap
@@ -162,7 +163,12 @@ class SupervisorLink:
 
 
 def run_worker(
-    link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int, device: Device
+    link: SupervisorLink,
+    loaded: LoadedJob,
+    vm_id: str,
+    slot: int,
+    device: Device,
+    activity: Activity,
 ) -> None:
     """Run one generation after the other, forever."""
     scales_loss = loaded.spec.precision == "fp16"
@@ -180,6 +186,7 @@ def run_worker(
         batches=Prefetcher(
             loaded.job, loaded.spec.seed, loaded.spec.loader, link.open_loader
         ),
+        activity=activity,
     )
     context.faults.end_with(partial(end_worker, context, "injected fault"))
     while True:
@@ -189,6 +196,7 @@ def run_worker(
         context.batches.label = f"rank {places.index(at)}" if at in places else ""
         label_output(context.batches.label)
         reason = _run_one(context, link, command)
+        activity.end()
         gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
         trim_heap()
         if reason:

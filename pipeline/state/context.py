@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import socket
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
+from spottrain.activity import Activity
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
@@ -60,3 +61,4 @@ class WorkerContext:
     supervisor: SupervisorPort
     faults: FaultScript
     batches: Prefetcher
+    activity: Activity = field(default_factory=Activity)

@@ -245,7 +245,8 @@ class CheckpointRound:
         """
         if self._pending is not None:
             if self._outcome is None:
-                self._outcome = self._writer.wait()
+                with self._context.activity.during("save"):
+                    self._outcome = self._writer.wait()
             self._complete(self._pending)
         self._finish_tidying()
 
@@ -323,23 +324,27 @@ class CheckpointRound:
         self._pending = self._outcome = None
         trim_heap()
         self._context.faults.at(Hook.CHECKPOINT_WRITTEN)
-        rows = gather_json(
-            {
-                "error": outcome.error,
-                "files": [dataclasses.asdict(file) for file in outcome.files],
-            }
-        )
+        with self._context.activity.waiting():
+            rows = gather_json(
+                {
+                    "error": outcome.error,
+                    "files": [dataclasses.asdict(file) for file in outcome.files],
+                }
+            )
         errors = [row["error"] for row in rows if row["error"] is not None]
         files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
         if dist.get_rank() == 0:
             if not errors:
-                errors += self._put_manifest(step, files)
+                with self._context.activity.during("save"):
+                    errors += self._put_manifest(step, files)
             self._finish_tidying()
             name, best = self._name(step), None if errors else self.best_step
             self._tidying = self._writer.run(
                 functools.partial(self._tidy, name, step, errors, best)
             )
-        if gather_json(not errors)[0]:
+        with self._context.activity.waiting():
+            complete = gather_json(not errors)[0]
+        if complete:
             self._saved = step
 
     def _put_manifest(self, step: int, files: list[FileRecord]) -> list[str]:

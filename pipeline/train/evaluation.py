@@ -111,16 +111,18 @@ class Evaluation:
         mine = range(share[replica], share[replica + 1])
         found = executor.evaluate(name, mine)
         self._context.faults.at(Hook.EVALUATED)
-        seen = gather_json(
-            sorted({metric for sums in found for metric in sums.metrics})
-        )
+        with self._context.activity.waiting():
+            seen = gather_json(
+                sorted({metric for sums in found for metric in sums.metrics})
+            )
         metrics = sorted({metric for names in seen for metric in names})
         table = torch.zeros(count, 2 + 2 * len(metrics), dtype=torch.float64)
         rows = [sums.values(metrics) for sums in found]
         if rows:
             values = read_reals(rows, self._context.device)
             table[mine.start : mine.stop] = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(table)
+        with self._context.activity.waiting():
+            dist.all_reduce(table)
         sums = add_up(table.tolist(), table.shape[1])
         return SetResult(name, weighted_means([LOSS, *metrics], sums))
 
@@ -132,7 +134,8 @@ class Evaluation:
         """Have every section remember what the evaluation has shown."""
         if not step:
             return EvaluationRecord()
-        rows = gather_json(dataclasses.asdict(self._newest()))
+        with self._context.activity.waiting():
+            rows = gather_json(dataclasses.asdict(self._newest()))
         records = [from_data(EvaluationRecord, row) for row in rows]
         record = max(records, key=lambda record: record.step)
         if record.step != step:

@@ -17,6 +17,7 @@ import torch
 from torch.profiler import record_function
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
+from spottrain.activity import Activity
 from spottrain.morphing.schedules.schedule import (
     StageProgress,
     StageSchedule,
@@ -91,6 +92,8 @@ class StageExecutor:
     """What the loss measures besides the loss in training."""
     blank: BlankBatch | None = None
     """What it does with instead of examples, where they have the shapes for it."""
+    activity: Activity = field(default_factory=Activity)
+    """Where it tells what it does."""
     busy_s: float = 0.0
     """Time inside the tasks of the newest mini-batch."""
     recomputes: int = 0
@@ -153,9 +156,11 @@ class StageExecutor:
             model.eval()
         try:
             for microbatch, chunk in units:
+                self.activity.note("evaluate")
                 activation = None
                 if not self.reads_examples(chunk):
-                    arrival = links.arrival(wait=True)
+                    with self.activity.waiting(links.source(Direction.ACTIVATION)):
+                        arrival = links.arrival(wait=True)
                     assert arrival is not None
                     activation = arrival.on(self.device)
                     awaited -= 1
@@ -164,7 +169,8 @@ class StageExecutor:
                     self.tracker.adopt(activation)
                 if chunk == 0:
                     following = range(microbatch + 1, microbatches.stop)
-                    batch = self.source.heldout(name, microbatch, following)
+                    with self.activity.during("data"):
+                        batch = self.source.heldout(name, microbatch, following)
                     batches[microbatch] = on_device(batch, self.device)
                     self.tracker.adopt_all(batches[microbatch])
                 batch = batches[microbatch]
@@ -321,6 +327,8 @@ class _Minibatch:
         self._awaited = dict(zip(Direction, map(iter, stage.expected), strict=True))
         for direction, units in zip(Direction, stage.expected, strict=True):
             self._links.expect(direction, len(units))
+        self._activations = 0
+        """That have come in."""
         self._batches: dict[int, Batch] = {}
         """Examples of micro-batches in flight in any chunk."""
         self._notes: dict[int, int] = {}
@@ -349,8 +357,10 @@ class _Minibatch:
                 pass
             task = next_task(self._progress)
             if task is None:
-                self._take_arrival(wait=True)
+                with self._stage.activity.waiting(self._awaited_rank()):
+                    self._take_arrival(wait=True)
                 continue
+            self._stage.activity.note("compute")
             if has_neighbours and len(self.tasks) >= _AHEAD:
                 # Else the host would choose long before it matters what has arrived.
                 self._device.reach(self.tasks[-_AHEAD][1])
@@ -365,11 +375,19 @@ class _Minibatch:
         assert not any(kept)
         return read_reals(self._losses, self._device)
 
+    def _awaited_rank(self) -> int:
+        """Return the rank that keeps this one waiting: the next stage if there are
+        activations to go on with later, or none to come."""
+        expected, _ = self._stage.expected
+        waits = not self._arrived and self._activations < len(expected)
+        return self._links.source(Direction.ACTIVATION if waits else Direction.GRADIENT)
+
     def _take_arrival(self, *, wait: bool) -> bool:
         arrival = self._links.arrival(wait=wait)
         if arrival is None:
             return False
         unit = next(self._awaited[arrival.direction])
+        self._activations += arrival.direction is Direction.ACTIVATION
         self._stage.tracker.adopt(arrival.transfer.target)
         if arrival.direction is Direction.ACTIVATION:
             self._arrived[unit] = arrival
@@ -430,11 +448,12 @@ class _Minibatch:
 
     def _fetch(self, microbatch: int) -> Batch:
         """Get the examples of a micro-batch."""
-        batch = self._stage.source.training(
-            self._step,
-            self._place.virtual_nodes[microbatch],
-            self._following(microbatch),
-        )
+        with self._stage.activity.during("data"):
+            batch = self._stage.source.training(
+                self._step,
+                self._place.virtual_nodes[microbatch],
+                self._following(microbatch),
+            )
         if self._place.is_first:
             self._notes[microbatch] = signature_of(batch)
         return batch

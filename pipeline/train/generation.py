@@ -73,6 +73,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         UserCodeError: The user's code raised.
     """
     rank = _rank_of(context, command)
+    context.activity.begin(command.generation)
     timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
     versions = (arena.version for arena in context.memory.arenas.values())
@@ -147,7 +148,8 @@ def _save(
             saving = CheckpointRound(context, command, arenas, replica, store, tracker)
             release_rendezvous(store, len(command.participants))
             saving.save_now(step)
-            dist.barrier()
+            with context.activity.waiting():
+                dist.barrier()
     except BaseException:
         connections.cut()
         raise
@@ -403,6 +405,7 @@ class _Training:
             self._context.loaded.spec.steps,
             self._context.loaded.layout.metrics,
             self._context.loaded.layout.blank_for(self._arenas),
+            self._context.activity,
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
@@ -422,6 +425,7 @@ class _Training:
         spec = self._context.loaded.spec
         tune_for_activations(0)  # until the first mini-batch has shown their size
         self._evaluate_if_due()
+        self._save_if_alone()
         stop, early = StopRequest.NONE, self._evaluation.stops_early()
         while self._step < spec.steps and stop == StopRequest.NONE and not early:
             self._profiler.follow(self._step)
@@ -438,9 +442,10 @@ class _Training:
             self._saving.save_now(self._step)
         else:
             self._saving.finish()
-        self._links.flush()
-        self._device_groups.finish()
-        dist.barrier()
+        with self._context.activity.waiting():
+            self._links.flush()
+            self._device_groups.finish()
+            dist.barrier()
         self._context.supervisor.report(
             messages.GenerationStopped(
                 generation=self._command.generation,
@@ -465,6 +470,13 @@ class _Training:
             and record.best_step == step
         ):
             self._saving.finish()
+            self._start_saving()
+
+    def _save_if_alone(self) -> None:
+        """Begin a checkpoint where a plan without second copies begins: the loss of a VM
+        would undo all that was trained since the checkpoint before."""
+        last = self._context.loaded.spec.steps
+        if self._plan.data_parallel_width == 1 and self._step < last:
             self._start_saving()
 
     def _save_if_due(self) -> None:
@@ -535,6 +547,7 @@ class _Training:
 
     def _compute(self, step: int, attempt: int) -> list[list[float]]:
         """Run all forwards and backwards; return the sums of the virtual nodes."""
+        self._context.activity.note("compute")
         with self._context.memory.control.lock:
             for arena in self._arenas.values():
                 arena.unprepare()
@@ -556,8 +569,10 @@ class _Training:
             ``None`` if gradients are out of range: to be computed again.
         """
         faults, generation = self._context.faults, self._command.generation
+        activity = self._context.activity
         with self._device_groups.bounded():
-            mine = self._reduce(losses)
+            with activity.waiting():
+                mine = self._reduce(losses)
             if not any(one.out_of_range for one in mine):
                 self._prepare(step, mine)
         faults.at(Hook.PREPARED)
@@ -566,7 +581,8 @@ class _Training:
         profile = self._context.supervisor.newest_trace()
         numbers = (0 if one is None else one.number for one in (share, profile))
         settled = self._saving.settled_step()
-        all_ranks = self._gatherer.exchange(mine, stop, settled, *numbers)
+        with activity.waiting():
+            all_ranks = self._gatherer.exchange(mine, stop, settled, *numbers)
         faults.at(Hook.GATHERED)
         if not all_ranks.in_range:
             return None
@@ -575,6 +591,7 @@ class _Training:
         self._skipped = _skip_reason(self._context, decision)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
+        activity.note("update")
         self._saving.finish_copying()
         with self._tracker.watch():
             for section in self._arenas:

@@ -209,6 +209,12 @@ class Job:
         now = self._pace.with_suffix(".now")
         until("a loss", lambda: now.exists() and now.read_text() == str(loss_s))
 
+    def let_one_sleep(self) -> None:
+        """Let one worker of ``sleeping_job`` sleep for ever; returns when it does."""
+        order = self._pace.with_suffix(".sleep")
+        order.touch()
+        until("a worker sleeps", lambda: not order.exists())
+
     # --- what the world does --------------------------------------------------------
 
     @property

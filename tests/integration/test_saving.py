@@ -20,6 +20,7 @@ from spottrain.pipeline.state.checkpoint import load_section, save_section
 from spottrain.storage.open import open_store
 from spottrain.storage.store import Store
 from spottrain.wire import messages
+from spottrain.wire.model import Slot
 
 FROZEN = ("embedding.", "blocks.1.")
 
@@ -41,6 +42,35 @@ def test_a_checkpoint_is_saved_though_an_old_one_cannot_be_deleted(
     assert (saved[0], saved[-1]) == (0, spec.steps)
     assert len(failed) == len(saved) - 1
     assert "cannot delete" in failed[0]
+
+
+def test_a_plan_without_second_copies_begins_with_a_checkpoint(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """Else the next loss of a VM would go back to the checkpoint before."""
+    spec = job_spec(tmp_path, steps=16)
+    spec = dataclasses.replace(spec, checkpoint_every_steps=100)
+    slowly = {"TINY_SLEEP_S": "0.03"}
+    with Fleet(spec, "ab", tmp_path / "log", zygote, slowly) as fleet:
+        fleet.ready()
+        first = fleet.initialise()
+        fleet.run(make_plan(spec, 1, 2, "ab", NUM_SECTIONS), first)
+        fleet.wait_for_step(1)
+        fleet.stop()
+        assert not fleet.wait_for_end({"a", "b"})
+        assert fleet.newest_checkpoint() == first
+        donor = Slot(vm_id="b", index=0)
+        fleet.run(make_plan(spec, 1, 1, "a", NUM_SECTIONS), first, [donor])
+        saved = fleet.wait_for(
+            "a checkpoint",
+            lambda _, r: r.step if isinstance(r, messages.CheckpointSaved) else None,
+        )
+        starts = [
+            r.step
+            for _, r in fleet.history
+            if isinstance(r, messages.GenerationStarted)
+        ]
+        assert saved == starts[-1] > 0
 
 
 def saved_names(manifest: Manifest) -> set[str]:

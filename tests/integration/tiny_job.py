@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -124,6 +127,20 @@ def paced_job() -> TrainingJob:
         return result
 
     return dataclasses.replace(job(), loss=paced)
+
+
+def sleeping_job() -> TrainingJob:
+    """As ``paced_job``; the one worker that finds a file ``.sleep`` sleeps for ever."""
+    paced = paced_job()
+
+    def sleeping(model: nn.Module, batch: torch.Tensor) -> Any:
+        result = paced.loss(model, batch)
+        with contextlib.suppress(FileNotFoundError):
+            Path(os.environ["PACE_FILE"]).with_suffix(".sleep").unlink()
+            threading.Event().wait()
+        return result
+
+    return dataclasses.replace(paced, loss=sleeping)
 
 
 def reading_job() -> TrainingJob:

@@ -27,12 +27,14 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import spottrain
 from spottrain import machine
+from spottrain.activity import ActivityPage
 from spottrain.cloud.notices import hear
 from spottrain.cloud.port import lease
 from spottrain.errors import SpottrainError
@@ -127,6 +129,7 @@ class Agent:
         self._route = Route(bootstrap.manager_url, folder / MANAGER_ADDRESS)
         self._clients: list[ManagerClient] = []
         self._notice_source = hear.open_source(bootstrap.notices)
+        self._activity = ActivityPage(os.memfd_create("activity"), bootstrap.num_slots)
 
     def end(self, code: int, reason: str) -> None:
         """Ask ``run`` to end; the first call counts."""
@@ -151,6 +154,7 @@ class Agent:
             self._bootstrap.vm_id,
             self._outbox,
             self._environment(spec),
+            (self._activity.fd,),
         )
         supervisor.start(
             self._greeting(spec, devices),
@@ -292,6 +296,7 @@ class Agent:
                 "num_slots": self._bootstrap.num_slots,
                 "private_address": self._bootstrap.private_address,
                 "vm_id": self._bootstrap.vm_id,
+                "activity_fd": self._activity.fd,
                 **devices.greeting(),
             }
         )
@@ -325,8 +330,19 @@ class Agent:
             for command in answer.commands:
                 if isinstance(command, messages.Retire):
                     self.end(RETIRED, "manager retired this VM")
+                elif isinstance(command, messages.InspectWorkers):
+                    self._spawn("inspection", partial(self._inspect, command))
                 else:
                     supervisor.send(command)
+
+    def _inspect(self, command: messages.InspectWorkers) -> None:
+        """Report what the workers of a generation do."""
+        workers = self._activity.inspect(command.generation, self._closing.wait)
+        self._outbox.add(
+            messages.WorkersInspected(
+                generation=command.generation, number=command.number, workers=workers
+            )
+        )
 
     def _post_reports(self) -> None:
         """Post reports, each until the manager has it."""

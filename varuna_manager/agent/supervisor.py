@@ -84,6 +84,7 @@ class SupervisorProcess:
         vm_id: This VM, as plans name it.
         outbox: Where its reports go.
         environment: Its variables, and those of its workers.
+        fds: Files of this process that it shares.
     """
 
     def __init__(
@@ -93,6 +94,7 @@ class SupervisorProcess:
         vm_id: str,
         outbox: Outbox,
         environment: Mapping[str, str],
+        fds: Sequence[int] = (),
     ) -> None:
         self._vm_id = vm_id
         self._outbox = outbox
@@ -109,6 +111,7 @@ class SupervisorProcess:
                 stdout=subprocess.PIPE,
                 stderr=log,
                 start_new_session=True,
+                pass_fds=fds,
                 env={**environment, **SUPERVISOR_VARIABLES},
             )
 

@@ -308,6 +308,8 @@ class ManagerConfig(Section):
     """Time between heartbeats of an agent."""
     suspect_s: PositiveFloat = 5.0
     """Silence of a VM after which its provider is asked about it."""
+    hang_s: PositiveFloat = 30.0
+    """A worker that is idle at one task for so long, and for 20 mini-batches, hangs."""
     lease_s: PositiveFloat = 600.0
     """VMs without contact to a manager for this long save a checkpoint and end."""
 

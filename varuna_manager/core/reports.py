@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from spottrain.varuna_manager.core import calibration as calibrations
-from spottrain.varuna_manager.core import fleet, memory, planning, stragglers
+from spottrain.varuna_manager.core import fleet, hangs, memory, planning, stragglers
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
@@ -51,6 +51,8 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
             _out(transition, number, Slot(vm_id=vm_id, index=index), reason)
         case messages.WorkerDied(generation=number, slot=index, reason=reason):
             _out(transition, number, Slot(vm_id=vm_id, index=index), reason, died=True)
+        case messages.WorkersInspected():
+            hangs.inspected(transition, vm_id, report)
         case messages.OutOfMemory(generation=number, slot=index):
             if slot := _rank_of(state, number, vm_id, index):
                 memory.out_of_memory(transition, slot, report)
@@ -180,7 +182,8 @@ def _out(
 ) -> None:
     """A slot has left a generation or preparation; reports of an earlier one are stale.
 
-    A worker that died is an interruption, unless it was told to give up.
+    A worker that died is an interruption, unless it was told to give up, or killed
+    because it hangs, which is one already.
     """
     state, generation = transition.state, transition.state.generation
     if generation is None or generation.number != number:
@@ -190,7 +193,7 @@ def _out(
             planning.fail_preparation(transition, f"{slot.vm_id}: {reason}")
         return
     lives = generation.ranks.get(slot) in (RankPhase.INVITED, RankPhase.STARTED)
-    if died and lives and not generation.abandoned:
+    if died and lives and not generation.abandoned and slot not in generation.hung:
         counters.interrupted(transition, "worker_death", slot.vm_id, reason)
     generations.leave(transition, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
 

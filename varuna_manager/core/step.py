@@ -23,7 +23,7 @@ decides the same. The rules that make this hold:
 The life of a job: NEW until it is submitted. While it is ACTIVE, the parts below rent VMs
 (``allocation``, ``launches``, ``fleet``), have the model measured and plans computed
 (``calibration``, ``planning``), and train one generation after the other
-(``generation``, ``stragglers``). Success, a limit, a failure or a person ends it
+(``generation``, ``hangs``, ``stragglers``). Success, a limit, a failure or a person ends it
 (``shutdown``): while it is ENDING, a last checkpoint is written if there is time, and all
 VMs are returned; it is ENDED once nothing costs money any more. ``resume`` makes a job
 that has not succeeded ACTIVE again.
@@ -39,6 +39,7 @@ from spottrain.varuna_manager.core import (
     calibration,
     deadline,
     fleet,
+    hangs,
     launches,
     limits,
     planning,
@@ -48,10 +49,10 @@ from spottrain.varuna_manager.core import (
     stragglers,
 )
 from spottrain.varuna_manager.core import generation as generations
-from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import Command, SetTimer
+from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.recent import with_event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
@@ -262,6 +263,7 @@ def _settle(transition: Transition) -> None:
         deadline.advance(transition)
         launches.advance(transition)
         fleet.advance(transition)
+        hangs.advance(transition)
         generations.advance(transition)
         stragglers.advance(transition)
         planning.advance(transition)

@@ -25,8 +25,8 @@ import uvloop
 from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
 from spottrain.errors import SpottrainError, causes
 from spottrain.logs import LOG_BYTES, LOG_CHECK_S, rotate
-from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model.commands import Outcome
+from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
 from spottrain.varuna_manager.daemon.server import (
     listen,

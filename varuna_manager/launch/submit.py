@@ -212,6 +212,7 @@ def job_settings(
         objective=config.morphing.objective,
         stop_after_nonfinite=config.on_nonfinite.stop_after,
         suspect_s=config.manager.suspect_s,
+        hang_s=config.manager.hang_s,
         microbatch_sizes=config.microbatch_sizes,
         profile=given_profile(config, facts),
         debounce_s=config.morphing.debounce_s,

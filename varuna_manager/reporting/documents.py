@@ -8,6 +8,7 @@ from typing import Any
 
 from spottrain.morphing.plan.choose import Candidate
 from spottrain.morphing.plan.flops import ComputeUse
+from spottrain.varuna_manager.core.hangs import quiet_line
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -33,6 +34,7 @@ _COUNTS = (
     "silent_losses",
     "worker_deaths",
     "sick_gpus",
+    "hangs",
     "slow_vms_replaced",
     "price_changes",
     "vms_launched",
@@ -76,7 +78,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "name": job.spec.name,
         "computes_on": computes_on(state),
         "state": job_state(state, managed),
-        "activity": state.activity,
+        "activity": quiet_line(state, at_s) or state.activity,
         "last_event": state.last_news,
         "step": progress.step,
         "steps": job.spec.steps,
@@ -181,13 +183,24 @@ def cost(
     }
 
 
-def survives_any_vm(plan: Plan) -> bool:
-    """Return whether every section has replicas on at least two VMs."""
+def copies(state: states.State) -> list[set[str]]:
+    """Return the VMs whose memory holds each stage's newest state now.
+
+    Before a generation trains, they are those of the plan before; after a loss, those
+    that are left. Empty: no VM is known to hold it.
+    """
+    generation = state.generation
+    begun = generation is not None and generation.started_at_s is not None
+    plan = generation.plan if generation and begun else state.previous_plan
+    newest = state.generations[-1] if state.generations else None
+    if plan is None or (not begun and newest and newest.from_step is None):
+        return []
     depth = plan.pipeline_depth
-    return all(
-        len({slot.vm_id for slot in plan.slots[stage::depth]}) > 1
+    there = {vm.vm_id for vm in state.vms.values() if vm.phase is records.VmPhase.READY}
+    return [
+        {slot.vm_id for slot in plan.slots[stage::depth]} & there
         for stage in range(depth)
-    )
+    ]
 
 
 def survives_any_worker(plan: Plan) -> bool:
@@ -255,12 +268,20 @@ def _present_plan(state: states.State) -> dict[str, Any] | None:
 
 
 def _safety(state: states.State) -> dict[str, Any]:
-    """Return what the loss of a VM would cost now."""
-    newest = state.newest_checkpoint
+    """Return which losses the job could survive now, and what others would cost.
+
+    A VM can be lost without losing progress if every stage has a copy elsewhere.
+    """
+    newest, held = state.newest_checkpoint, copies(state)
+    fewest = min(map(len, held), default=0)
     return {
-        "survives_any_vm": (
-            survives_any_vm(state.generation.plan) if state.generation else False
-        ),
+        "survives_any_vm": fewest > 1,
+        "vms_at_once": max(0, fewest - 1),
+        "vms_spared": [
+            vm.vm_id
+            for vm in state.vms.values()
+            if fewest and all(holders - {vm.vm_id} for holders in held)
+        ],
         "survives_any_worker": (
             survives_any_worker(state.generation.plan) if state.generation else False
         ),

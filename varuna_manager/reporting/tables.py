@@ -34,6 +34,7 @@ KIND_NAMES = {
     "silence": "fell silent",
     "worker_death": "worker died",
     "sick_gpu": "GPU failed",
+    "hang": "worker hung",
 }
 
 
@@ -123,14 +124,25 @@ def plan_line(status: dict[str, Any]) -> str:
 
 
 def safety_line(status: dict[str, Any]) -> str:
-    """Return what the loss of a VM would cost now; empty if nothing can be lost."""
+    """Return which losses the job could survive now, and what another would cost; empty if
+    nothing can be lost."""
     safety = status["safety"]
-    if status["plan"] is None or safety["checkpoint_step"] is None:
+    if safety["checkpoint_step"] is None or not (status["plan"] or status["fleet"]):
         return ""
     if safety["survives_any_vm"]:
-        return "any one VM can be lost without losing progress"
-    lost = "a VM" if safety["survives_any_worker"] else "a VM or a killed worker"
-    return f"losing {lost} may cost {safety['lag_steps']} steps"
+        count = safety["vms_at_once"]
+        any_vms = "any one VM" if count == 1 else f"any {count} VMs at once"
+        return f"{any_vms} can be lost without losing progress"
+    spared = len(safety["vms_spared"])
+    lost = "another VM" if spared else "a VM"
+    if not safety["survives_any_worker"]:
+        lost += " or a killed worker"
+    step = safety["checkpoint_step"]
+    cost = f"losing {lost} may cost {safety['lag_steps']} steps, back to step {step}"
+    if not spared:
+        return cost
+    names = ", ".join(safety["vms_spared"]) if spared <= 3 else f"{spared} of the VMs"
+    return f"{names} can be lost without losing progress; {cost}"
 
 
 def plain_line(status: dict[str, Any]) -> str:

@@ -119,6 +119,8 @@ def _trouble_sentence(report: Mapping[str, Any]) -> str:
     ]
     if report["worker_deaths"]:
         sentences.append(f"{report['worker_deaths']} workers died.")
+    if report["hangs"]:
+        sentences.append(f"{report['hangs']} times workers hung and were broken off.")
     if report["slow_vms_replaced"]:
         sentences.append(f"{report['slow_vms_replaced']} slow machines were replaced.")
     sentences.append(

@@ -16,6 +16,7 @@ LANES = {
     "silence": "silent",
     "worker_death": "worker died",
     "sick_gpu": "GPU failed",
+    "hang": "worker hung",
     "slow": "slow machine",
     "price": "price",
     "manager": "manager",

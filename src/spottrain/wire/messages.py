@@ -22,6 +22,7 @@ from spottrain.wire.model import (
     Reduction,
     Slot,
     WireType,
+    WorkerState,
 )
 
 DeviceChoice = Literal["auto", "gpu", "cpu"]
@@ -202,14 +203,28 @@ class AbandonGeneration:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EndWorkers:
-    """Kill the workers of some slots of this VM: their GPU has reported an error.
+    """Kill the workers of some slots of this VM: they hang, or their GPU has reported an
+    error, of which the agent tells its supervisor.
 
-    From the agent to its supervisor; successors start as after any death of a worker.
+    Successors start as after any death of a worker.
     """
 
     slots: tuple[int, ...]
     reason: str
     kind: Literal["end_workers"] = "end_workers"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InspectWorkers:
+    """Report what the workers of a generation do on this VM: none has committed for long.
+
+    For the agent itself, which answers even if its supervisor hangs.
+    """
+
+    generation: int
+    number: int
+    """Of the inspection, from 1, within the generation."""
+    kind: Literal["inspect_workers"] = "inspect_workers"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,6 +244,7 @@ Command = (
     | TraceMinibatches
     | AbandonGeneration
     | EndWorkers
+    | InspectWorkers
     | Retire
 )
 
@@ -426,6 +442,17 @@ class WorkerDied:
     kind: Literal["worker_died"] = "worker_died"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkersInspected:
+    """The answer to ``InspectWorkers``."""
+
+    generation: int
+    number: int
+    workers: tuple[WorkerState, ...]
+    """Those that take part in the generation."""
+    kind: Literal["workers_inspected"] = "workers_inspected"
+
+
 MemoryUse = Literal[
     "forward", "recompute", "backward", "update", "handover", "evaluation", "start"
 ]
@@ -544,6 +571,7 @@ Report = (
     | GenerationStopped
     | GenerationBroken
     | WorkerDied
+    | WorkersInspected
     | OutOfMemory
     | UserCodeFailed
     | CheckpointSaved

@@ -383,6 +383,31 @@ class Slot:
     index: int
 
 
+Doing = Literal["start", "compute", "data", "evaluate", "update", "save", "wait"]
+"""What a worker does: ``data`` are examples that it makes or fetches, ``wait`` that
+others have to come."""
+ProcessState = Literal["idle", "busy", "blocked", "stopped", "gone"]
+"""What a process did for a moment: it slept, computed, waited for a disk or a driver in the
+kernel, was stopped by a signal, or had ended."""
+ALL_RANKS = -1
+"""In place of a rank: every one, as in a gather."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerState:
+    """What a worker does, as its VM's agent sees it."""
+
+    slot: int
+    tasks: int
+    """That it has ever begun: it grows as long as the worker goes on."""
+    doing: Doing
+    waits_for: int | None
+    """The rank that it waits for, or ``ALL_RANKS``; None: it waits for no rank."""
+    still_s: float
+    """Since it began the newest task."""
+    process: ProcessState
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """An immutable plan: assigns the computation to slots (design: the words).

@@ -5,7 +5,7 @@ from __future__ import annotations
 from enum import StrEnum
 from typing import get_args
 
-from spottrain.varuna_manager.core.errors import InternalError
+from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.events import EVENT_TYPES
 from spottrain.varuna_manager.core.model.machines import DECISION, entry_of
 from spottrain.varuna_manager.core.model.records import (

@@ -48,6 +48,8 @@ def interrupted(
             tally = replace(tally, worker_deaths=tally.worker_deaths + 1)
         case "sick_gpu":
             tally = replace(tally, sick_gpus=tally.sick_gpus + 1)
+        case "hang":
+            tally = replace(tally, hangs=tally.hangs + 1)
     transition.state = replace(
         state, tally=tally, interruptions=keep(state.interruptions, interruption)
     )

@@ -111,9 +111,9 @@ VM: Machine = {
 }
 
 _BREAKS = Entry("a rank is lost, or a timeout expires", (*_LOST, *_LEFT))
-_BREAKS_OR_FULL = Entry(
-    "a rank is lost or out of memory, or a timeout expires",
-    (*_BREAKS.causes, messages.OutOfMemory),
+_BREAKS_IN_TRAINING = Entry(
+    "a rank is lost, hangs or is out of memory, or a timeout expires",
+    (*_BREAKS.causes, messages.OutOfMemory, messages.WorkersInspected),
 )
 _OVER = Entry("the job is over", (DECISION,))
 
@@ -131,10 +131,10 @@ GENERATION: Machine = {
     (GenerationPhase.OPENING, GenerationPhase.BREAKING): _BREAKS,
     (GenerationPhase.STARTING, GenerationPhase.BREAKING): Entry(
         "a rank is lost or out of memory, a timeout expires, or its checkpoint is damaged",
-        (*_BREAKS_OR_FULL.causes, messages.CheckpointDamaged),
+        (*_BREAKS.causes, messages.OutOfMemory, messages.CheckpointDamaged),
     ),
-    (GenerationPhase.RUNNING, GenerationPhase.BREAKING): _BREAKS_OR_FULL,
-    (GenerationPhase.STOPPING, GenerationPhase.BREAKING): _BREAKS_OR_FULL,
+    (GenerationPhase.RUNNING, GenerationPhase.BREAKING): _BREAKS_IN_TRAINING,
+    (GenerationPhase.STOPPING, GenerationPhase.BREAKING): _BREAKS_IN_TRAINING,
     (GenerationPhase.OPENING, None): _OVER,
     (GenerationPhase.STARTING, None): _OVER,
     (GenerationPhase.RUNNING, None): Entry(

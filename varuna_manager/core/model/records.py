@@ -14,7 +14,7 @@ from spottrain.morphing.adapt.stragglers import StragglerWatch
 from spottrain.morphing.plan.choose import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.wire.messages import MinibatchCommitted, ShareMinibatch
-from spottrain.wire.model import GpuFacts, Plan, Slot
+from spottrain.wire.model import GpuFacts, Plan, Slot, WorkerState
 
 WINDOW = 64
 """Recent step times kept per generation."""
@@ -153,6 +153,8 @@ class VmRecord:
     """Set once it was found so slow that replacing it pays."""
     return_reason: str = ""
     """Why it was returned."""
+    hung_at_s: float | None = None
+    """When a worker of it was last found to hang."""
     drain_reason: str = ""
     """Why it is being drained; empty: it is not."""
     retry_at_s: float | None = None
@@ -242,6 +244,16 @@ class RankTimings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Inspection:
+    """A question to all agents of a generation: what do its workers do?"""
+
+    number: int
+    asked_at_s: float
+    answers: Mapping[str, tuple[WorkerState, ...]]
+    """By VM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Generation:
     """The generation that runs now."""
 
@@ -291,6 +303,10 @@ class Generation:
     step_times_s: tuple[float, ...] = ()
     timings: RankTimings | None = None
     """How fast its ranks are; None until the first of them has reported."""
+    inspection: Inspection | None = None
+    """The newest one, since it has once not committed for long."""
+    hung: tuple[Slot, ...] = ()
+    """Ranks that were broken off because they hang."""
     share: ShareMinibatch | None = None
     """The newest share of the mini-batch that its ranks were sent, if any."""
 
@@ -330,12 +346,14 @@ class GenerationSummary:
     """Of its slots, as in ``VmRecord``."""
 
 
-InterruptionKind = Literal["notice", "kill", "silence", "worker_death", "sick_gpu"]
+InterruptionKind = Literal[
+    "notice", "kill", "silence", "worker_death", "sick_gpu", "hang"
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Interruption:
-    """A preemption, a silent VM or a dead worker."""
+    """A preemption, a silent VM, or a worker that died or hangs."""
 
     interruption: InterruptionKind
     vm_id: str
@@ -435,6 +453,7 @@ class Tally:
     worker_deaths: int = 0
     sick_gpus: int = 0
     """VMs that were returned because a GPU had failed."""
+    hangs: int = 0
     price_changes: int = 0
     slow_vms_replaced: int = 0
     vms_launched: int = 0

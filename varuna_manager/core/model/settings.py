@@ -64,6 +64,9 @@ class JobSettings:
     """The job fails after so many mini-batches in a row that are not finite."""
     suspect_s: float = 5.0
     """A VM without heartbeats for so long is suspected to be lost."""
+    hang_s: float = 30.0
+    """The least time without a mini-batch after which ranks are asked what they do, and
+    that a rank may be at one task."""
     debounce_s: float = 2.0
     """How long the fleet must be unchanged before a plan is made for growth."""
     data_bytes: dict[str, float] = field(default_factory=dict)

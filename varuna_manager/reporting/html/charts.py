@@ -204,6 +204,7 @@ SHAPES = {
     "silence": "m-5 0a5 5 0 1 0 10 0a5 5 0 1 0-10 0",
     "worker_death": "m0-6l5 6l-5 6l-5-6z",
     "sick_gpu": "m-6 0h12m-6-6v12",
+    "hang": "m-4-5v10m8-10v10",
     "slow": "m-5 4h10l-5-9z",
     "plan": "m0-6v12",
     "checkpoint": "m0-3v6",

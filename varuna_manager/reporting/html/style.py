@@ -50,7 +50,7 @@ svg .shape, svg .name { fill: var(--ink); font-weight: 600; }
 .mark { stroke: var(--ink); stroke-width: 1.6; fill: none; pointer-events: bounding-box; }
 .k-notice { stroke: var(--c4); }
 .k-kill, .k-silence, .k-sick_gpu { stroke: var(--bad); }
-.k-worker_death { stroke: var(--c3); } .k-slow { stroke: var(--c1); }
+.k-worker_death, .k-hang { stroke: var(--c3); } .k-slow { stroke: var(--c1); }
 .k-plan { stroke: var(--c0); } .k-checkpoint { stroke: var(--soft); stroke-width: 1; }
 .mark:hover, .box:hover { stroke: var(--ink); stroke-width: 2.5; }
 .key { display: inline-flex; align-items: center; gap: .35rem; }

@@ -37,7 +37,7 @@ R = TypeVar("R")
 class Manager:
     """What a worker tells, and is told: the border of these tests."""
 
-    hear: Callable[[messages.Report], None] = lambda _: None
+    hear: Callable[[messages.SupervisorReport], None] = lambda _: None
     stop: int = StopRequest.NONE
     reports: list[messages.SupervisorReport] = field(default_factory=list)
 
@@ -56,6 +56,9 @@ class Manager:
 
     def open_loader(self, number: int) -> socket.socket:
         raise AssertionError(number)
+
+    def newest_trace(self) -> messages.TraceMinibatches | None:
+        return None
 
     def newest_share(self) -> messages.ShareMinibatch | None:
         return None

@@ -10,8 +10,8 @@ from tests.unit.varuna_manager.invariants import check_invariants
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core import step
-from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.wire import messages
 
 

@@ -146,7 +146,7 @@ def test_vms_that_do_not_train_are_returned_first_and_at_once() -> None:
 
 
 def test_each_budget_alert_is_given_once() -> None:
-    story = Story(max_usd=10.0, alerts=SHARES).training(*FOUR)
+    story = Story(max_usd=10.0, alerts=SHARES, hang_s=1e6).training(*FOUR)
     news = []
     while story.state.phase is JobPhase.ACTIVE:
         assert story.state.timer_at_s is not None

@@ -29,6 +29,7 @@ from spottrain.varuna_manager.core.model.records import RankPhase
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import MAX_UNFIT, JobPhase, unfit_scope
 from spottrain.wire import messages
+from spottrain.wire.model import WorkerState
 
 DOCS = Path(__file__).parents[4] / "docs/state-machines.md"
 
@@ -109,6 +110,13 @@ def bases() -> Iterator[Watched]:
     yield from leaving(story)
 
 
+def quiet(story: Watched) -> Watched:
+    """Long after the last mini-batch: VM b has said what it does, VM a is yet to do so."""
+    story.wait(40.0)
+    story.report("b", replace(HANGS, workers=()))
+    return story
+
+
 def preparing(story: Watched) -> Iterator[Watched]:
     story.state = replace(story.state, failed_preparations=2)
     yield fork(story)
@@ -124,6 +132,7 @@ def leaving(story: Watched) -> Iterator[Watched]:
     broken = fork(story)
     broken.broken("a")
     yield broken
+    yield quiet(fork(story))
     silent = fork(story)
     silent.tell(e.VmSilent, vm_id="a")
     yield fork(silent)
@@ -145,6 +154,7 @@ def leaving(story: Watched) -> Iterator[Watched]:
     ending = fork(story)
     ending.tell(e.StopRequested, by="me")
     yield fork(ending)
+    yield quiet(fork(ending))
     ending.tell(e.StopRequested, by="me", now=True)
     yield fork(ending)
     ending.tell(e.VmsReturned, vm_ids=("a", "b", "c", "d"))
@@ -232,6 +242,22 @@ OUT_OF_MEMORY = messages.OutOfMemory(
 )
 
 
+HANGS = messages.WorkersInspected(
+    generation=1,
+    number=1,
+    workers=(
+        WorkerState(
+            slot=0,
+            tasks=7,
+            doing="compute",
+            waits_for=None,
+            still_s=1e4,
+            process="stopped",
+        ),
+    ),
+)
+
+
 COMMITTED = messages.MinibatchCommitted(
     generation=1,
     slot=0,
@@ -273,6 +299,7 @@ def reports(story: Watched) -> Iterator[messages.Report]:
         yield messages.GenerationBroken(generation=number, slot=0, reason="lost a peer")
         yield messages.WorkerDied(generation=number, slot=0, reason="killed")
         yield replace(OUT_OF_MEMORY, generation=number)
+        yield replace(HANGS, generation=number)
         yield messages.Evaluated(generation=number, step=1, loss=1.0)
         yield messages.MinibatchAdopted(
             generation=number, step=1, loss=1.0, grad_norm=1.0

@@ -43,7 +43,7 @@ def test_spending_is_price_at_launch_times_time() -> None:
 
 
 def test_a_budget_ends_the_job_while_the_lease_is_still_paid_for() -> None:
-    story = Story(max_usd=2.0)
+    story = Story(max_usd=2.0, hang_s=1e6)
     story.training(*FOUR)
     assert rate_usd_per_hour(story.state) == 4.0
     assert story.state.timer_at_s is not None

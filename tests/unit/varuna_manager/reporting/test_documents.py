@@ -281,38 +281,90 @@ def test_status_shows_the_state_of_a_job() -> None:
     assert json.loads(json.dumps(status)) == status
 
 
+def safety_of(state: State) -> tuple[dict[str, Any], str]:
+    """What a state's status says of losses, as data and as a line."""
+    status = documents.status(state, True, 1100.0)
+    return status["safety"], tables.safety_line(status)
+
+
 @pytest.mark.parametrize(
-    ("vm_ids", "safe"),
-    [("abcd", True), ("aabb", True), ("abab", False), ("abcb", False), ("ab", False)],
+    ("vm_ids", "depth", "at_once", "spared"),
+    [
+        ("abcd", 2, 1, "abcd"),
+        ("aabb", 2, 1, "abcd"),
+        ("abab", 2, 0, "cd"),
+        ("abcb", 2, 0, "acd"),
+        ("ab", 2, 0, "cd"),
+        ("abcd", 1, 3, "abcd"),
+        ("abcx", 2, 0, "acd"),  # x is gone
+    ],
 )
-def test_a_plan_survives_if_no_vm_holds_all_of_a_section(
-    vm_ids: str, safe: bool
+def test_a_vm_can_be_lost_if_every_stage_has_a_copy_elsewhere(
+    vm_ids: str, depth: int, at_once: int, spared: str
 ) -> None:
-    assert documents.survives_any_vm(plan_on(*vm_ids)) is safe
+    plan = plan_on(*vm_ids)
+    if depth == 1:
+        plan = replace(
+            plan_on(*vm_ids),
+            pipeline_depth=1,
+            data_parallel_width=4,
+            stage_bounds=(0, 2),
+            replica_bounds=(0, 1, 2, 3, 4),
+        )
+    safety, line = safety_of(replace(RUNNING, generation=generation_of(plan)))
+    assert (safety["vms_at_once"], "".join(safety["vms_spared"])) == (at_once, spared)
+    assert safety["survives_any_vm"] is (at_once > 0)
+    if at_once > 1:
+        assert line == "any 3 VMs at once can be lost without losing progress"
 
 
 def test_the_safety_shows_what_a_loss_would_cost() -> None:
-    alone = replace(RUNNING, generation=generation_of(plan_on("a", "b")))
-    safety = documents.status(alone, True, 1100.0)["safety"]
-    assert safety == {
-        "survives_any_vm": False,
-        "survives_any_worker": True,
-        "checkpoint_step": 40,
-        "lag_steps": 21,
-    }
-    assert "losing a VM may cost 21 steps" in text_of(
-        tables.live_panel(documents.status(alone, True, 1100.0), None)
+    vms = {name: RUNNING.vms[name] for name in "ab"}
+    alone = replace(RUNNING, vms=vms, generation=generation_of(plan_on("a", "b")))
+    assert safety_of(alone) == (
+        {
+            "survives_any_vm": False,
+            "vms_at_once": 0,
+            "vms_spared": [],
+            "survives_any_worker": True,
+            "checkpoint_step": 40,
+            "lag_steps": 21,
+        },
+        "losing a VM may cost 21 steps, back to step 40",
     )
+
+
+def test_vms_that_can_be_lost_are_named_where_others_cannot() -> None:
+    mixed = replace(RUNNING, generation=generation_of(plan_on("a", "b", "c", "b")))
+    assert safety_of(mixed)[1] == (
+        "a, c, d can be lost without losing progress; losing another VM may cost 21 "
+        "steps, back to step 40"
+    )
+
+
+def test_between_plans_the_memory_of_the_one_before_counts() -> None:
+    """From a loss until the next plan trains, too."""
+    before = plan_on("a", "b", "c", "d")
+    vms = {name: RUNNING.vms[name] for name in "abd"}
+    between = replace(
+        RUNNING,
+        generation=None,
+        previous_plan=before,
+        vms=vms,
+        generations=RUNNING.generations[:1],
+    )
+    assert safety_of(between)[0]["vms_spared"] == ["b", "d"]
+    after = replace(generation_of(plan_on("a", "b")), started_at_s=None)
+    starting, _ = safety_of(replace(between, generation=after))
+    assert starting["vms_spared"] == ["b", "d"]
 
 
 def test_state_on_gpus_is_lost_with_a_worker() -> None:
     plan = replace(plan_on("a", "b"), data_parallel_width=1, state="device")
     on_gpus = replace(RUNNING, generation=generation_of(plan))
-    status = documents.status(on_gpus, True, 1100.0)
-    assert not status["safety"]["survives_any_worker"]
-    assert "losing a VM or a killed worker may cost 21 steps" in text_of(
-        tables.live_panel(status, None)
-    )
+    safety, line = safety_of(on_gpus)
+    assert not safety["survives_any_worker"]
+    assert "losing another VM or a killed worker may cost 21 steps" in line
 
 
 def test_the_live_panel_shows_everything() -> None:
