@@ -19,7 +19,8 @@ from tests.integration.fleet import (
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.wire import messages
-from spottrain.wire.messages import EvaluationSpec, JobSpec, LoaderSpec
+from spottrain.wire.messages import EvaluationSpec, JobSpec
+from spottrain.wire.model import LoaderSpec
 
 STEPS = 6
 

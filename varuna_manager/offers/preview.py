@@ -50,7 +50,7 @@ from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
 from spottrain.varuna_manager.reporting.devices import Computing, describe, is_cpu
 from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candidate_view
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
-from spottrain.wire.model import ModelFacts, Precision, Profile
+from spottrain.wire.model import LoaderSpec, ModelFacts, Precision, Profile
 
 NO_END = 1e15
 """Examples of a job without an end: what is paid once does not count."""
@@ -357,12 +357,14 @@ def _vm(offer: Offer) -> dict[str, Any]:
     }
 
 
-def profile_on_known_device(facts: ModelFacts, on_cpus: bool) -> Profile | None:
+def profile_on_known_device(
+    facts: ModelFacts, loader: LoaderSpec, on_cpus: bool
+) -> Profile | None:
     """Return the newest kept profile of a model that was measured on a known GPU or CPU.
 
     It predicts a cloud's machines better than a profile of this machine would.
     """
-    known = (one.profile for one in known_profiles(facts))
+    known = (one.profile for one in known_profiles(facts, loader))
     found = ((one, catalogue().gpu_of(one.device)) for one in known)
     return next(
         (
