@@ -398,6 +398,7 @@ class _Training:
             self._context.loaded.spec.steps,
             self._context.loaded.layout.metrics,
             self._context.loaded.layout.blank_for(self._arenas),
+            self._context.loaded.layout.blank_for(self._arenas, heldout=True),
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
