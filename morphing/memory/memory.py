@@ -24,6 +24,7 @@ from spottrain.wire.model import (
     Plan,
     Profile,
     Reduction,
+    SectionFacts,
     SectionProfile,
     StateHome,
     segments_of,
@@ -293,19 +294,43 @@ def stage_bytes(
             loader_bytes=terms.loader_bytes,
             evaluation_bytes=whole.evaluation_bytes + heldout_loader,
         )
+    loading = max(terms.loader_bytes, heldout_loader)
+    return _on_gpu(whole, own, terms, buffers, buffers + waiting, loading, width)
+
+
+def _on_gpu(
+    whole: StageMemory,
+    own: Sequence[SectionFacts],
+    terms: WorkerTerms,
+    buffers: int,
+    messages: int,
+    loading: int,
+    width: int,
+) -> StageMemory:
+    """Return the memory of a GPU's worker, divided between the device and its VM's.
+
+    Args:
+        whole: All of it, as on a CPU.
+        own: The stage's sections.
+        terms: What holds for all workers.
+        buffers: What was sent last.
+        messages: That, and gradients that wait.
+        loading: What its loaders take.
+        width: Replicas.
+    """
+    exact, gradients = terms.reduction == "exact", whole.gradients_bytes
     library = (terms.context_bytes or CONTEXT_BYTES) + LIBRARY_BYTES
     library += NCCL_BYTES if width > 1 else 0
     whole = replace(whole, library_bytes=library, fragmentation=FRAGMENTATION)
-    loading = max(terms.loader_bytes, heldout_loader)
-    staging = 2 * (buffers + waiting)
+    staging = 2 * messages
     if width > 1 and (exact or terms.state == "device"):
         staging += (ACCUMULATORS if exact else 1) * gradients
     casts = terms.compute.cast_bytes(own)
     if terms.state == "host":
-        on_gpu = _on_host(whole, exact, casts, buffers, staging)
+        divided = _on_host(whole, exact, casts, buffers, staging)
     else:
-        on_gpu = _on_device(whole, casts, PAGE_BYTES * (len(own) + 1), staging)
-    return replace(on_gpu, host=replace(on_gpu.host, loader_bytes=loading))
+        divided = _on_device(whole, casts, PAGE_BYTES * (len(own) + 1), staging)
+    return replace(divided, host=replace(divided.host, loader_bytes=loading))
 
 
 def _on_host(
