@@ -94,6 +94,19 @@ class Nested(Base):
         return sum(kept["recent"]) * kept["pair"][1]
 
 
+class RaisesInFourth(Nested):
+    """Raises in its fourth step, when it has changed all but one of its parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if group["kept"] and group["kept"]["pair"][0] > 3:
+                for parameter in group["params"][1:]:
+                    parameter.zero_()
+                raise ArithmeticError("did not converge")
+        super().step()
+
+
 class NotANumber(Base):
     """NaN as the mark of a value that was never set, and again at every third step."""
 
