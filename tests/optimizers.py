@@ -94,6 +94,19 @@ class Nested(Base):
         return sum(kept["recent"]) * kept["pair"][1]
 
 
+class RaisesInFourth(Nested):
+    """Raises in its fourth step, when it has changed all but one of its parameters."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            if group["kept"] and group["kept"]["pair"][0] > 3:
+                for parameter in group["params"][1:]:
+                    parameter.zero_()
+                raise ArithmeticError("did not converge")
+        super().step()
+
+
 class NotANumber(Base):
     """NaN as the mark of a value that was never set, and again at every third step."""
 
@@ -123,6 +136,59 @@ class TypedState(Base):
                 parameter.sub_(parameter.grad * (group["lr"] * factor))
 
 
+class ListsInState(Base):
+    """As SOAP: a matrix for each dimension, none for vectors; bases that are None at first."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, gradient = self.state[parameter], parameter.grad
+                assert gradient is not None
+                if not state:
+                    state["GG"] = [torch.zeros(n, n) for n in gradient.shape]
+                    state["Q"] = None
+                    if gradient.ndim == 1:
+                        state["GG"] = state["Q"] = [[]]
+                if gradient.ndim > 1:
+                    gradient = self.rotated(state, gradient)
+                parameter.sub_(gradient * group["lr"])
+
+    def rotated(self, state: dict[str, Any], gradient: torch.Tensor) -> torch.Tensor:
+        """Return a matrix in the newest bases, which replace the old ones."""
+        bases = state["Q"] or [torch.eye(n) for n in gradient.shape]
+        state["Q"] = []
+        for dim, (product, basis) in enumerate(zip(state["GG"], bases, strict=True)):
+            flat = gradient.movedim(dim, 0).flatten(1)
+            product.lerp_(flat @ flat.T, 0.1)
+            made = torch.linalg.qr(product @ basis + basis).Q
+            state["Q"].append(made.T.contiguous().T)  # in columns, as of eigh
+        return state["Q"][0].T @ gradient  # type: ignore[no-any-return]
+
+
+class NestedState(Base):
+    """As Kron: texts between tensors; a history that new ones enter from the front."""
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:  # type: ignore[override]
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                state, gradient = self.state[parameter], parameter.grad
+                assert gradient is not None
+                if not state:
+                    state["recent"] = [torch.zeros_like(gradient) for _ in range(3)]
+                    state["how"] = ("sum", {"turn": 0, "rate": 0.5}, None)
+                word, numbers, nothing = state["how"]
+                assert (word, nothing) == ("sum", None)
+                assert type(numbers["turn"]) is int
+                numbers["turn"] += 1
+                numbers["rate"] /= 3
+                state["recent"] = [gradient.clone(), *state["recent"][:2]]
+                weights = (0.6 + numbers["rate"], 0.3 / numbers["turn"], 0.1)
+                mean = sum(w * g for w, g in zip(weights, state["recent"], strict=True))
+                parameter.sub_(mean * group["lr"])
+
+
 class AttributeUnused(Base):
     """Sets a flag once, as bitsandbytes does, and counts as torch's schedulers did."""
 
@@ -143,6 +209,8 @@ ACCEPTED: dict[str, type[Base]] = {
         Nested,
         NotANumber,
         TypedState,
+        ListsInState,
+        NestedState,
         AttributeUnused,
     )
 }
@@ -290,6 +358,17 @@ class LooksForZeros(Base):
         return 1.0
 
 
+class GrowingList(Base):
+    """Keeps all gradients."""
+
+    def factor(self, group: Group) -> Any:
+        for parameter in group["params"]:
+            assert parameter.grad is not None
+            history = self.state[parameter].setdefault("history", [])
+            history.append(parameter.grad.clone())
+        return 1.0
+
+
 class Raises(Base):
     """Has a fault that only random values show."""
 
@@ -314,6 +393,7 @@ REFUSED: dict[type[Base], str] = {
     Noisy: "Noisy draws random numbers in its step",
     LooksAtValues: "state 'start' of .* must be of one kind",
     LooksForZeros: "state 'start' of .* must be of one kind",
+    GrowingList: r"state 'history' of .* must keep the lists, .*, \[\*\]: got \[\*, \*\]",
     Raises: "raised ZeroDivisionError: no gradient may be",
 }
 """And what is said of them."""

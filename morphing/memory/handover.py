@@ -13,13 +13,18 @@ from spottrain.wire.model import ModelFacts, Plan
 
 
 def handover_bytes(
-    facts: ModelFacts, plan: Plan, previous: Plan, compute: Compute = CPU
+    facts: ModelFacts,
+    plan: Plan,
+    previous: Plan,
+    compute: Compute = CPU,
+    loading: int = 0,
 ) -> tuple[WorkerBytes, ...]:
     """Return what every worker of ``plan`` holds during the handover.
 
     While sections change their owners, a worker keeps those it had under ``previous``
     beside those it is to have, and an undo slot for the largest of both; where the
-    plans keep state in different memories, each in its own.
+    plans keep state in different memories, each in its own. On top are ``loading``
+    bytes of its loader processes, in its VM's memory.
     """
     old_depth = previous.pipeline_depth
     had = {slot: rank % old_depth for rank, slot in enumerate(previous.slots)}
@@ -40,7 +45,7 @@ def handover_bytes(
         new = plan.sections_of(stage)
         old = () if before is None else previous.sections_of(before)
         if not compute.on_gpu:
-            return WorkerBytes(held(old, new))
+            return WorkerBytes(held(old, new) + loading)
         homes = {"host": held(), "device": held()}
         locked: set[int] = set()
         for state, sections in ((plan.state, new), (previous.state, old)):
@@ -50,7 +55,7 @@ def handover_bytes(
         else:
             homes[plan.state], homes[previous.state] = held(new), held(old)
         locked_bytes = sum(sizes[k] - PAGE_BYTES for k in locked)
-        return WorkerBytes(homes["device"], homes["host"], locked_bytes)
+        return WorkerBytes(homes["device"], homes["host"] + loading, locked_bytes)
 
     return tuple(
         both(had.get(slot), rank % plan.pipeline_depth)

@@ -24,6 +24,7 @@ from spottrain.wire.model import (
     Plan,
     Profile,
     Reduction,
+    SectionFacts,
     SectionProfile,
     StateHome,
     segments_of,
@@ -45,6 +46,11 @@ QUANTISED_ELEMENTS = {False: 1 << 18, True: 1 << 24}
 ``pipeline.base.fixed_point``."""
 CONVERSION = 4
 """Bytes of the float64 and the int64 on the way, over those of the gradient."""
+LOADER_BYTES = 16 << 20
+"""Memory of its own of a loader process, forked from a supervisor that has loaded the job:
+4 MB after 200 batches (measured); the rest is for what the data set opens."""
+LOADER_COPIES = 2
+"""Of the micro-batch that it makes: its examples, and what ``collate`` makes of them."""
 
 # Of workers on GPUs; none of these was measured yet (docs/memory.md).
 CONTEXT_BYTES = 500_000_000
@@ -72,6 +78,48 @@ class WorkerTerms:
     """Of no meaning on a CPU."""
     context_bytes: int = 0
     """As in ``Profile``."""
+    loader_bytes: int = 0
+    """Micro-batches that loader processes have ready, and these processes, in training."""
+    heldout_loader_bytes: int = 0
+    """The same in an evaluation."""
+
+    @staticmethod
+    def of(
+        profile: Profile,
+        microbatch_size: int,
+        *,
+        reduction: Reduction,
+        compute: Compute,
+        state: StateHome,
+    ) -> WorkerTerms:
+        """Return the terms of workers that ``profile`` is about."""
+        return WorkerTerms(
+            reduction=reduction,
+            compute=compute,
+            state=state,
+            context_bytes=profile.context_bytes,
+            loader_bytes=loader_bytes(profile, microbatch_size),
+            heldout_loader_bytes=loader_bytes(profile, microbatch_size, HELDOUT_FACTOR),
+        )
+
+
+def loader_bytes(profile: Profile, microbatch_size: int, factor: int = 1) -> int:
+    """Return what the loader processes of a worker take of its VM's memory.
+
+    That is, as many micro-batches as they may be ahead, and what each takes itself.
+
+    Args:
+        profile: Says how many there are, and the bytes of a micro-batch.
+        microbatch_size: Examples of a micro-batch in training.
+        factor: As many times as large are those that they make.
+    """
+    loaders = profile.loaders_at(microbatch_size)
+    if not loaders:
+        return 0
+    sections = profile.sections_at(microbatch_size)
+    batch = factor * max(section.batch_bytes for section in sections)
+    own = LOADER_BYTES + LOADER_COPIES * batch
+    return loaders * own + profile.loader.ahead * batch
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,6 +139,8 @@ class HostMemory:
     staging_bytes: int = 0
     """Page-locked copies of what is sent, and as much of what arrives; of sums over
     replicas where the host adds them up (gloo); of matrices converted on their way."""
+    loader_bytes: int = 0
+    """As in ``StageMemory``, also of evaluations."""
     process_bytes: int = 0
 
     @property
@@ -142,6 +192,9 @@ class StageMemory:
     """Extra bytes of the optimizer's first step beyond what is held throughout."""
     evaluation_bytes: int
     """Extra bytes of an evaluation beyond that."""
+    loader_bytes: int = 0
+    """On a CPU: micro-batches that loader processes have ready, and these processes, while
+    the worker trains."""
     library_bytes: int = 0
     """On a GPU: its context, and buffers of libraries."""
     fragmentation: float = 0.0
@@ -175,7 +228,8 @@ class StageMemory:
     def total_bytes(self) -> int:
         """Bytes that the device must have."""
         working = max(self.training_bytes, self.update_bytes)
-        moving = max(working + self.snapshot_bytes, self.evaluation_bytes)
+        training = working + self.snapshot_bytes + self.loader_bytes
+        moving = max(training, self.evaluation_bytes)
         return self.static_bytes + moving + math.ceil(self.fragmentation * moving)
 
     @property
@@ -233,18 +287,50 @@ def stage_bytes(
         update_bytes=buffers + max(measured[s.index].update_bytes for s in own),
         evaluation_bytes=_evaluation(chunks) if facts.heldout_len else 0,
     )
+    heldout_loader = terms.heldout_loader_bytes if facts.heldout_len else 0
     if not terms.compute.on_gpu:
-        return whole
+        return replace(
+            whole,
+            loader_bytes=terms.loader_bytes,
+            evaluation_bytes=whole.evaluation_bytes + heldout_loader,
+        )
+    loading = max(terms.loader_bytes, heldout_loader)
+    return _on_gpu(whole, own, terms, buffers, buffers + waiting, loading, width)
+
+
+def _on_gpu(
+    whole: StageMemory,
+    own: Sequence[SectionFacts],
+    terms: WorkerTerms,
+    buffers: int,
+    messages: int,
+    loading: int,
+    width: int,
+) -> StageMemory:
+    """Return the memory of a GPU's worker, divided between the device and its VM's.
+
+    Args:
+        whole: All of it, as on a CPU.
+        own: The stage's sections.
+        terms: What holds for all workers.
+        buffers: What was sent last.
+        messages: That, and gradients that wait.
+        loading: What its loaders take.
+        width: Replicas.
+    """
+    exact, gradients = terms.reduction == "exact", whole.gradients_bytes
     library = (terms.context_bytes or CONTEXT_BYTES) + LIBRARY_BYTES
     library += NCCL_BYTES if width > 1 else 0
     whole = replace(whole, library_bytes=library, fragmentation=FRAGMENTATION)
-    staging = 2 * (buffers + waiting)
+    staging = 2 * messages
     if width > 1 and (exact or terms.state == "device"):
         staging += (ACCUMULATORS if exact else 1) * gradients
     casts = terms.compute.cast_bytes(own)
     if terms.state == "host":
-        return _on_host(whole, exact, casts, buffers, staging)
-    return _on_device(whole, casts, PAGE_BYTES * (len(own) + 1), staging)
+        divided = _on_host(whole, exact, casts, buffers, staging)
+    else:
+        divided = _on_device(whole, casts, PAGE_BYTES * (len(own) + 1), staging)
+    return replace(divided, host=replace(divided.host, loader_bytes=loading))
 
 
 def _on_host(
@@ -379,11 +465,12 @@ def rank_bytes(
     """Return the peak memory of every worker of ``plan``, by rank."""
     measured = profile.sections_at(plan.microbatch_size)
     width = plan.data_parallel_width
-    terms = WorkerTerms(
+    terms = WorkerTerms.of(
+        profile,
+        plan.microbatch_size,
         reduction=reduction,
         compute=compute,
         state=plan.state,
-        context_bytes=profile.context_bytes,
     )
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []

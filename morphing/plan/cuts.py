@@ -13,7 +13,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
-from spottrain.morphing.memory.memory import WorkerTerms, stage_bytes
+from spottrain.morphing.memory.memory import (
+    WorkerTerms,
+    loader_bytes,
+    stage_bytes,
+)
 from spottrain.morphing.memory.room import WorkerBytes, largest, megabytes, times
 from spottrain.morphing.plan import modes
 from spottrain.morphing.plan.bounds import (
@@ -51,6 +55,7 @@ class Cuts:
 
     def __init__(self, inputs: PlanInputs, microbatch_size: int) -> None:
         self.inputs = inputs
+        self.microbatch_size = microbatch_size
         self.virtual_nodes = inputs.minibatch_size // microbatch_size
         self.fleet = modes.DeviceFleet(inputs)
         self.compute = inputs.compute
@@ -263,11 +268,12 @@ class Cuts:
         width: int,
     ) -> WorkerBytes:
         inputs = self.inputs
-        terms = WorkerTerms(
+        terms = WorkerTerms.of(
+            inputs.profile,
+            self.microbatch_size,
             reduction=inputs.reduction,
             compute=self.compute,
             state=state,
-            context_bytes=inputs.profile.context_bytes,
         )
         sections = self.times.sections
         return stage_bytes(
@@ -480,6 +486,11 @@ class Cuts:
             if least.lacks_lock(room):
                 knobs = "raise the limit of locked memory there (ulimit -l)"
             knobs += "" if self.inputs.state is None else ", or change runtime.state"
+        if loading := loader_bytes(self.inputs.profile, self.microbatch_size):
+            knobs += (
+                f", or lower loader.ahead and loader.workers ({megabytes(loading)} of each "
+                "worker)"
+            )
         return (
             f"the model needs {sections} devices of {_text(least)} each: got {have}; "
             f"{knobs}"

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
 from spottrain.morphing.memory.handover import handover_bytes
+from spottrain.morphing.memory.memory import loader_bytes
 from spottrain.morphing.memory.room import (
     WorkerBytes,
     largest,
@@ -164,7 +165,10 @@ class Layouts:
         previous = self.inputs.previous
         if previous is None or self.waives_handover:
             return None
-        held = handover_bytes(self.inputs.facts, plan, previous, self.cuts.compute)
+        loading = loader_bytes(self.inputs.profile, plan.microbatch_size)
+        held = handover_bytes(
+            self.inputs.facts, plan, previous, self.cuts.compute, loading
+        )
         rooms = [device.room for device in placed]
         most, room = max(
             zip(held, rooms, strict=True), key=lambda at: at[0].beyond(at[1])

@@ -245,6 +245,7 @@ class _Round:
             between_vms=links.between_vms,
             rings=links.rings,
             task_overhead_s=_mean_s(microbatches),
+            loader=self._loaded.spec.loader,
             sources=links.assumed + ended,
         )
         if self._command.num_measuring:

@@ -33,8 +33,7 @@ from spottrain.pipeline.train.executor import StageExecutor, StagePlace
 from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction
 from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
-from spottrain.wire.messages import LoaderSpec
-from spottrain.wire.model import Reduction, TaskOverheads
+from spottrain.wire.model import LoaderSpec, Reduction, TaskOverheads
 
 T = TypeVar("T")
 

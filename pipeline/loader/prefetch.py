@@ -8,7 +8,6 @@ requests are made again; whatever was asked for in vain is dropped.
 from __future__ import annotations
 
 import json
-import math
 import os
 import select
 import socket
@@ -24,10 +23,8 @@ from spottrain.pipeline.loader.encoding import UnsendableError, read_batch
 from spottrain.pipeline.loader.process import MAX_PACKET_BYTES
 from spottrain.pipeline.model.data import Microbatch, make_batch
 from spottrain.pipeline.model.job import Batch, TrainingJob
-from spottrain.wire.messages import LoaderSpec
+from spottrain.wire.model import LoaderSpec
 
-MAX_CHOSEN = 4
-"""Loaders of a worker for which the job file names no number."""
 _STALL_SHARE, _STALL_S = 0.02, 0.005
 """Of a mini-batch, spent waiting for examples: less than that is left alone."""
 _MAX_DEATHS = 3
@@ -43,9 +40,8 @@ def loaders_for(spec: LoaderSpec, minibatch_fetch_s: float) -> int:
         spec: What the job file asks for.
         minibatch_fetch_s: Time in which the worker would make a whole mini-batch.
     """
-    if spec.workers is not None:
-        return spec.workers
-    return min(MAX_CHOSEN, spec.ahead) if minibatch_fetch_s >= _STALL_S else 0
+    takes_time = minibatch_fetch_s >= _STALL_S
+    return spec.most if takes_time or spec.workers is not None else 0
 
 
 @dataclass(eq=False, slots=True)
@@ -77,7 +73,7 @@ class Prefetcher:
         self._job, self._seed, self._spec = job, seed, spec
         self._open = open_loader
         self._number = spec.workers or 0
-        self._most = loaders_for(spec, math.inf)
+        self._most = spec.most
         self._loaders: list[_Loader] = []
         self._held: dict[Microbatch, int | UserCodeError | None] = {}
         """What was asked for: its memory, an error, or nothing yet. As much as the

@@ -167,6 +167,11 @@ class MicrobatchSource:
         """Return how many micro-batches the examples of a held-out set make."""
         return -(-len(self._heldout_sets[name]) // self._heldout_size)
 
+    def heldout_examples(self, name: str, microbatch: int) -> int:
+        """Return how many examples a micro-batch of a held-out set has."""
+        rest = len(self._heldout_sets[name]) - microbatch * self._heldout_size
+        return min(self._heldout_size, rest)
+
     def heldout(
         self, name: str, microbatch: int, following: Iterable[int] = ()
     ) -> Batch:

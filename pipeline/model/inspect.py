@@ -33,12 +33,12 @@ from spottrain.pipeline.model.data import (
 from spottrain.pipeline.model.entrypoint import load_job, user_code
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import (
-    StateSpec,
     any_optimizer,
     optimizer_class,
     section_state_spec,
 )
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.state import StateSpec
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire.codec import encode
 from spottrain.wire.model import CodeDetails, Detail, ModelFacts, SectionFacts

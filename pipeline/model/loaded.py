@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 import torch
@@ -14,6 +15,7 @@ from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.optimizer import section_state_spec
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.state import Forms
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire.messages import JobSpec
 
@@ -28,6 +30,8 @@ class ParameterSpec(NamedTuple):
     state: Mapping[str, TensorSpec]
     group_bytes: int = 0
     """Of tensors in its parameter group; zero but for one parameter of each group."""
+    forms: Forms = MappingProxyType({})
+    """How ``state`` is nested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +77,7 @@ def _parameter_specs(
             layout.specs[name].requires_grad,
             kept.state.get(name, {}),
             kept.group_bytes.get(name, 0),
+            kept.forms.get(name, {}),
         )
         for name in layout.parameters[section]
     )

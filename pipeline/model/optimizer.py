@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -20,6 +19,16 @@ from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import NamedParameters, TrainingJob
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
+from spottrain.pipeline.model.state import (
+    Forms,
+    OptimizerSpec,
+    StateSpec,
+    check_forms,
+    flatten,
+    keep_leaves,
+    number,
+    spec_of_leaf,
+)
 from spottrain.pipeline.model.values import (
     GroupValues,
     attributes,
@@ -36,24 +45,6 @@ _FUSED: Mapping[type[torch.optim.Optimizer], tuple[str, ...]] = {
 }
 """Optimizers that torch has fused kernels for, and on which devices."""
 
-StateSpec = Mapping[str, Mapping[str, TensorSpec]]
-"""Parameter name to state key to tensor."""
-
-
-@dataclass(frozen=True, slots=True)
-class OptimizerSpec:
-    """What an optimizer keeps."""
-
-    state: StateSpec
-    group_bytes: Mapping[str, int]
-    """Bytes of the tensors in each parameter group, by its first parameter's name."""
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of all tensors."""
-        specs = (spec for keys in self.state.values() for spec in keys.values())
-        return sum(spec.num_bytes for spec in specs) + sum(self.group_bytes.values())
-
 
 class UpdatedMemory(Protocol):
     """A section's memory as its optimizer sees it."""
@@ -68,11 +59,15 @@ class UpdatedMemory(Protocol):
 
     @property
     def state(self) -> Mapping[str, Mapping[str, torch.Tensor]]:
-        """By parameter and key, of those that are trained."""
+        """By parameter and leaf, of those that are trained."""
 
     @property
     def state_spec(self) -> StateSpec:
         """Of ``state``."""
+
+    @property
+    def forms(self) -> Mapping[str, Forms]:
+        """How ``state`` is nested, by parameter."""
 
     @property
     def numbers(self) -> UpdatedNumbers:
@@ -98,8 +93,8 @@ def optimizer_state_spec(
     A number in the state counts as a 0-dimensional float64; what is None is left out.
 
     Raises:
-        UserCodeError: The optimizer raised, or keeps something else than tensors and
-            numbers for each parameter.
+        UserCodeError: The optimizer raised, or keeps something else for each parameter
+            than tensors, numbers, and lists or dictionaries of them.
     """
     with contextlib.suppress(UserCodeError):
         return _step(job, named, "meta")
@@ -278,60 +273,34 @@ class SectionOptimizer:
 
     def _load(self, optimizer: torch.optim.Optimizer) -> None:
         parameters = dict(self.parameters)
-        for name, spec in self._memory.state_spec.items():
-            for key, value in spec.items():
-                kept = self._memory.state[name][key]
-                own = _number(kept, value.number_type) if value.number_type else kept
-                optimizer.state[parameters[name]][key] = own
+        for name, forms in self._memory.forms.items():
+            kept = self._memory.state[name]
+            leaves = {
+                leaf: number(kept[leaf], spec.number_type)
+                if spec.number_type
+                else kept[leaf]
+                for leaf, spec in self._memory.state_spec[name].items()
+            }
+            for key, form in forms.items():
+                optimizer.state[parameters[name]][key] = form.build(leaves)
 
     def _keep(self, optimizer: torch.optim.Optimizer) -> None:
         """Move state that the optimizer has made into the memory, to stay there."""
         brought = False
         for name, parameter in self.parameters:
             kept = self._memory.state.get(name, {})
-            state = optimizer.state[parameter]
-            made = sorted(key for key, value in state.items() if value is not None)
-            if made != sorted(kept):
-                raise UserCodeError(
-                    f"optimizer state of {name} must keep the keys of the first step, "
-                    f"{sorted(kept)}: got {made}; create all state in the first step"
-                )
-            for key, place in kept.items():
-                value = state[key]
-                if isinstance(value, int | float) and not place.shape:
-                    place.fill_(value)
-                    continue
-                _check_kind(name, key, value, place)
-                if value.data_ptr() != place.data_ptr():
-                    place.copy_(value)
-                    state[key] = value = place
+            made = flatten(name, optimizer.state[parameter])
+            check_forms(name, self._memory.forms.get(name, {}), made.forms)
+            moved = keep_leaves(name, made.leaves, kept)
+            for key, form in made.forms.items():
+                if moved.keys() & form.leaves:
+                    state = {**made.leaves, **moved}
+                    optimizer.state[parameter][key] = form.build(state)
                     brought = True
         self._memory.numbers.group_values = self._groups.text()
         self._memory.numbers.has_state = True
         if brought:
             trim_heap()
-
-
-def _number(
-    kept: torch.Tensor, number_type: type[bool | int | float]
-) -> bool | int | float:
-    """Return a number in the type that it had after the first step, if it fits."""
-    value = float(kept)
-    fits = value.is_integer() and (number_type is int or value in (0, 1))
-    return number_type(value) if fits else value
-
-
-def _check_kind(name: str, key: str, value: object, kept: torch.Tensor) -> None:
-    got = type(value).__name__
-    if isinstance(value, torch.Tensor):
-        if (value.shape, value.dtype) == (kept.shape, kept.dtype):
-            return
-        got = f"{tuple(value.shape)} {value.dtype}"
-    raise UserCodeError(
-        f"optimizer state {key!r} of {name} must be of one kind, whatever the values of "
-        f"parameters and gradients: got {got} after {tuple(kept.shape)} {kept.dtype}; use "
-        "an optimizer whose state is"
-    )
 
 
 def _step(
@@ -347,20 +316,21 @@ def _step(
         parameters.append((name, parameter))
     optimizer = build_optimizer(job.optimizer, parameters)
     if optimizer is None:
-        return OptimizerSpec({}, {})
+        return OptimizerSpec({}, {}, {})
     with user_code("step of the optimizer"):
         optimizer.step()
     names = {id(parameter): name for name, parameter in parameters}
+    states = {
+        name: flatten(name, optimizer.state[p])
+        for name, p in parameters
+        if p in optimizer.state
+    }
     return OptimizerSpec(
         state={
-            name: {
-                key: _spec(name, key, value)
-                for key, value in optimizer.state[p].items()
-                if value is not None
-            }
-            for name, p in parameters
-            if p in optimizer.state
+            name: {leaf: spec_of_leaf(value) for leaf, value in state.leaves.items()}
+            for name, state in states.items()
         },
+        forms={name: state.forms for name, state in states.items()},
         group_bytes={
             names[id(group["params"][0])]: sum(t.nbytes for t in tensors)
             for group in optimizer.param_groups
@@ -376,15 +346,3 @@ def _filled(spec: TensorSpec, values: torch.Tensor, device: str) -> torch.Tensor
         count = -(-tensor.numel() // values.numel())
         tensor.view(-1).copy_(values.repeat(count)[: tensor.numel()])
     return tensor
-
-
-def _spec(name: str, key: str, value: object) -> TensorSpec:
-    if isinstance(value, torch.Tensor):
-        return TensorSpec(shape=tuple(value.shape), dtype=value.dtype)
-    for number_type in (bool, int, float):  # a bool is an int, too
-        if isinstance(value, number_type):
-            return TensorSpec(shape=(), dtype=torch.float64, number_type=number_type)
-    raise UserCodeError(
-        f"optimizer state {key!r} of {name} must be a tensor or a number: got "
-        f"{type(value).__name__}; use an optimizer that keeps such state only"
-    )

@@ -100,6 +100,8 @@ class ModelLayout:
     """What the loss measures besides the loss, sorted."""
     reads_batch: frozenset[int] = frozenset()
     """Sections that use values of the batch."""
+    heldout_reads: frozenset[int] | None = None
+    """The same in evaluations; ``None``: any section may."""
     blank: BlankBatch | None = None
     """Stands in for the batch in other sections; ``None``: nothing can."""
     base: str = ""
@@ -108,9 +110,17 @@ class ModelLayout:
     helpers: tuple[torch.Tensor, ...] = ()
     """Parameters of other models that the loss uses, such as a teacher's."""
 
-    def blank_for(self, sections: Iterable[int]) -> BlankBatch | None:
-        """Return what these sections can do with instead of a batch, if they can."""
-        return None if self.reads_batch & {*sections} else self.blank
+    def blank_for(
+        self, sections: Iterable[int], *, heldout: bool = False
+    ) -> BlankBatch | None:
+        """Return what these sections can do with instead of a batch, if they can.
+
+        Args:
+            sections: Of a stage.
+            heldout: Whether the batch is evaluated.
+        """
+        reads = self.heldout_reads if heldout else self.reads_batch
+        return None if reads is None or reads & {*sections} else self.blank
 
     @property
     def num_sections(self) -> int:

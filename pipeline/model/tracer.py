@@ -74,15 +74,16 @@ class _DryRun:
         for name, module in list(self._model.named_modules()):
             module.forward = self._reporting(name, module.forward)
 
-    def run(self, batch: Batch) -> TraceFacts:
-        """Run the loss on one micro-batch."""
+    def run(self, batch: Batch, *, training: bool = True) -> TraceFacts:
+        """Run the loss on one micro-batch, or evaluate it."""
         buffers = {name: id(b) for name, b in self._model.named_buffers()}
         batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device), batch)
         for tensor in strided_tensors(batch):
             self._recorder.register(tensor, batch=True)
-        self._model.train()
+        self._model.train(training)
         with (
             torch.random.fork_rng(devices=[]),
+            torch.set_grad_enabled(training),
             run_eagerly(),
             self._recorder,
             user_code("loss"),
@@ -255,8 +256,32 @@ def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLa
     if checks_batch or not on_meta:  # values were read in ways that no recorder sees
         return layout
     blank = blank_of(*batches)
-    reads = first.reads_batch | second.reads_batch
-    return replace(layout, blank=blank, reads_batch=frozenset(reads))
+    reads = frozenset(first.reads_batch | second.reads_batch)
+    layout = replace(layout, blank=blank, reads_batch=reads)
+    if blank is None or len(reads) == layout.num_sections:
+        return layout
+    return replace(layout, heldout_reads=_heldout_reads(job, places))
+
+
+def _heldout_reads(job: TrainingJob, places: CutPlaces) -> frozenset[int] | None:
+    """Return the sections that use values of the batch in evaluations; ``None``: unknown.
+
+    What does not run here is refused by ``checks.rehearsal``.
+    """
+    reads: set[int] = set()
+    with contextlib.suppress(UserCodeError):
+        for name, heldout in job.heldout_sets.items():
+            with user_code(f"held-out set {name} or collate"):
+                examples = [heldout[0]] if len(heldout) else []
+                batch = job.collate(examples) if examples else None
+            if examples:
+                run = _DryRun(job, places, on_meta=True, tied=frozenset())
+                facts = run.run(batch, training=False)
+                if facts.checks_batch:
+                    return None
+                reads |= facts.reads_batch
+        return frozenset(reads)
+    return None
 
 
 def _first_run(

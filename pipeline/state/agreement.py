@@ -30,7 +30,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Outcome = Literal["same", "adopted", "dropped", "restored"]
@@ -155,16 +155,29 @@ def agree(
     records: Sequence[RankRecord],
     generation: int,
     checkpoint_step: int,
+    *,
+    saves_only: bool = False,
 ) -> Agreement:
     """Return the highest state that all sections can reach.
+
+    A generation that only saves takes one that needs no update, if there is one: the
+    update may be what has failed.
 
     Args:
         num_sections: Sections of the model.
         records: State of each participant, in any order.
         generation: The generation that begins; names the state after a restore.
         checkpoint_step: Version of the newest complete checkpoint.
+        saves_only: Whether the generation only saves what is committed.
     """
     states = sorted(_states(records), reverse=True)
+    if saves_only:
+        committed = agree(
+            num_sections, [_committed(r) for r in records], generation, checkpoint_step
+        )
+        if committed.outcome != "restored":
+            outcome = _outcome(records, committed, states[0])
+            return replace(committed, outcome=outcome, decision=None)
     for version, origin in states:
         if version < checkpoint_step:
             break
@@ -174,6 +187,15 @@ def agree(
             outcome = _outcome(records, agreement, states[0])
             return Agreement(outcome, version, origin, decision)
     return Agreement("restored", checkpoint_step, generation, None)
+
+
+def _committed(record: RankRecord) -> RankRecord:
+    """Return what a participant holds without what it has prepared or decided."""
+    sections = tuple(
+        replace(copy, prepared_generation=None, prepared_step=None, contribution=None)
+        for copy in record.sections
+    )
+    return RankRecord(record.rank, sections, None)
 
 
 def applies(record: RankRecord, agreement: Agreement) -> tuple[int, ...]:

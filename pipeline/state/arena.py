@@ -26,7 +26,7 @@ import torch
 
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.model.loaded import ParameterSpec
-from spottrain.pipeline.model.optimizer import StateSpec
+from spottrain.pipeline.model.state import Forms, StateSpec
 from spottrain.pipeline.state.agreement import (
     Contribution,
     MinibatchDecision,
@@ -286,6 +286,11 @@ class SectionArena:
     def state_spec(self) -> StateSpec:
         """Of ``state``."""
         return {spec.name: spec.state for spec in self.specs}
+
+    @property
+    def forms(self) -> Mapping[str, Forms]:
+        """How ``state`` is nested, by parameter."""
+        return {spec.name: spec.forms for spec in self.specs}
 
     def _map_gradients(
         self, payload: torch.Tensor, start: int = 0

@@ -119,7 +119,13 @@ class _Handover:
         records = self._exchange()
         entry = parse_name(self._command.checkpoint)
         step, generation = entry.step if entry else 0, self._command.generation
-        agreement = agree(self._num_sections, records, generation, step)
+        agreement = agree(
+            self._num_sections,
+            records,
+            generation,
+            step,
+            saves_only=self._command.save_only,
+        )
         self._faults.at(Hook.AGREED)
         self._adopt(agreement, records[self._rank])
         owners = owners_of(self._command.plan)

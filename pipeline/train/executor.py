@@ -92,6 +92,8 @@ class StageExecutor:
     """What the loss measures besides the loss in training."""
     blank: BlankBatch | None = None
     """What it does with instead of examples, where they have the shapes for it."""
+    heldout_blank: BlankBatch | None = None
+    """The same in evaluations."""
     activity: Activity = field(default_factory=Activity)
     """Where it tells what it does."""
     busy_s: float = 0.0
@@ -151,6 +153,7 @@ class StageExecutor:
         links.expect(Direction.ACTIVATION, min(_LEAD, awaited))
         losses = []
         batches: dict[int, Batch] = {}
+        note = 0
         models = list(itertools.chain(*self.chunks))
         for model in models:
             model.eval()
@@ -167,11 +170,13 @@ class StageExecutor:
                     if awaited >= _LEAD:
                         links.expect(Direction.ACTIVATION, 1)
                     self.tracker.adopt(activation)
+                    note = arrival.note
                 if chunk == 0:
-                    following = range(microbatch + 1, microbatches.stop)
+                    rest = range(microbatch, microbatches.stop)
                     with self.activity.during("data"):
-                        batch = self.source.heldout(name, microbatch, following)
-                    batches[microbatch] = on_device(batch, self.device)
+                        batches[microbatch], note = self._heldout_batch(
+                            name, rest, note
+                        )
                     self.tracker.adopt_all(batches[microbatch])
                 batch = batches[microbatch]
                 if chunk == len(self.chunks) - 1:
@@ -181,13 +186,34 @@ class StageExecutor:
                 if isinstance(out, torch.Tensor):
                     # One is in flight at a time: they are large.
                     links.flush()
-                    links.send(Direction.ACTIVATION, out)
+                    links.send(Direction.ACTIVATION, out, note)
                 else:
                     losses.append(out)
         finally:
             for model in models:
                 model.train()
         return losses
+
+    def _heldout_batch(self, name: str, rest: range, note: int) -> tuple[Batch, int]:
+        """Get a micro-batch of a held-out set, or what stands in for it.
+
+        Args:
+            name: The set.
+            rest: The micro-batch, and those after it.
+            note: Signature that has come with its activation.
+
+        Returns:
+            The micro-batch and its signature.
+        """
+        if self.heldout_blank is not None and not self.place.is_first:
+            examples = self.source.heldout_examples(name, rest.start)
+            blank = self.heldout_blank.make(examples, self.device.torch_device)
+            if signature_of(blank) == note:
+                return blank, note
+        batch = self.source.heldout(name, rest.start, rest[1:])
+        if self.place.is_first:
+            note = signature_of(batch)
+        return on_device(batch, self.device), note
 
     def _evaluate(
         self, unit: Unit, batch: Batch, activation: torch.Tensor | None

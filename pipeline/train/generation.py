@@ -405,6 +405,7 @@ class _Training:
             self._context.loaded.spec.steps,
             self._context.loaded.layout.metrics,
             self._context.loaded.layout.blank_for(self._arenas),
+            self._context.loaded.layout.blank_for(self._arenas, heldout=True),
             self._context.activity,
         )
 

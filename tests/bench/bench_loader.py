@@ -19,7 +19,8 @@ from tests.bench import waiting_job
 from tests.integration.fleet import Fleet, Zygote, make_plan
 
 from spottrain.wire import messages
-from spottrain.wire.messages import JobSpec, LoaderSpec
+from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import LoaderSpec
 
 HERE = Path(__file__).parent
 FILLING = 3

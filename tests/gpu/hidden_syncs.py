@@ -36,10 +36,10 @@ from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.train.generation import run_generation
 from spottrain.storage.open import open_store
 from spottrain.wire import messages
-from spottrain.wire.model import Plan, Precision, Reduction, StateHome
+from spottrain.wire.model import LoaderSpec, Plan, Precision, Reduction, StateHome
 
 STEPS = 4
-NO_LOADERS = messages.LoaderSpec(workers=0)
+NO_LOADERS = LoaderSpec(workers=0)
 ROOT = Path(__file__).resolve().parents[2]
 Newest = Callable[[], list[str]]
 """Returns the places where the host has waited since the call before."""

@@ -212,6 +212,7 @@ class Fleet:
         checkpoint: str,
         donors: Sequence[Slot] = (),
         evaluate: bool = False,
+        save_only: bool = False,
     ) -> None:
         self.generation += 1
         self.num_sections = plan.num_sections
@@ -225,6 +226,7 @@ class Fleet:
             store_port=port,
             checkpoint=checkpoint,
             evaluate_first=evaluate,
+            save_only=save_only,
         )
         for name in dict.fromkeys(slot.vm_id for slot in participants):
             self.machines[name].send(command)

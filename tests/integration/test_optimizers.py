@@ -26,6 +26,8 @@ ENTRYPOINT = "optimizer_jobs:Nested"
         ("EveryThird", '[[0,"rounds",2],[0,"since",0],[1,"rounds",2],[1,"since",0]]'),
         ("Nested", None),
         ("TypedState", ""),
+        ("ListsInState", ""),
+        ("NestedState", ""),
     ],
 )
 def test_a_stop_and_another_shape_change_no_bit(

@@ -6,7 +6,14 @@ import dataclasses
 import json
 from pathlib import Path
 
-from tests.integration.fleet import Fleet, Zygote, make_plan
+import pytest
+from tests.integration.fleet import (
+    Fleet,
+    FleetError,
+    Zygote,
+    make_plan,
+    read_weights,
+)
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.manifest import (
@@ -71,6 +78,36 @@ def test_a_plan_without_second_copies_begins_with_a_checkpoint(
             if isinstance(r, messages.GenerationStarted)
         ]
         assert saved == starts[-1] > 0
+
+
+def test_an_update_that_raises_is_undone_and_what_was_committed_is_saved(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    (tmp_path / "whole").mkdir()
+    spec = job_spec(tmp_path / "whole", steps=3, entrypoint="optimizer_jobs:Nested")
+    with Fleet(spec, "c", tmp_path / "whole" / "log", zygote) as fleet:
+        fleet.ready()
+        alone = make_plan(spec, 1, 1, "c", NUM_SECTIONS)
+        undisturbed = fleet.train(lambda _: alone, fleet.initialise())
+
+    spec = job_spec(tmp_path, entrypoint="optimizer_jobs:RaisesInFourth")
+    with Fleet(spec, "ab", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS)
+        first = fleet.initialise()
+        fleet.run(plan, first)
+        with pytest.raises(FleetError, match="optimizer in mini-batch 3 raised"):
+            fleet.wait_for_end({"a", "b"})
+        fleet.run(plan, first, save_only=True)
+        fleet.wait_for(
+            "CheckpointSaved",
+            lambda _, r: isinstance(r, messages.CheckpointSaved) or None,
+        )
+    assert read_weights(Path(spec.checkpoint_path)) == {
+        name: tensor
+        for name, tensor in undisturbed.items()
+        if not name.endswith("///evaluation")
+    }
 
 
 def saved_names(manifest: Manifest) -> set[str]:

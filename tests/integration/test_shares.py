@@ -45,8 +45,9 @@ class SharingFleet(Fleet):
         checkpoint: str,
         donors: Sequence[Slot] = (),
         evaluate: bool = False,
+        save_only: bool = False,
     ) -> None:
-        super().run(plan, checkpoint, donors, evaluate)
+        super().run(plan, checkpoint, donors, evaluate, save_only)
         for number, bounds in enumerate(self.shares, start=1):
             if len(bounds) == len(plan.replica_bounds):
                 self.share(number, bounds)

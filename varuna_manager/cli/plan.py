@@ -269,7 +269,9 @@ def preview(
             say(line)
     profile = None
     if config.cloud is not None and config.profile is None:
-        profile = previews.profile_on_known_device(facts, config.device == "cpu")
+        profile = previews.profile_on_known_device(
+            facts, config.loader_spec, config.device == "cpu"
+        )
     profile = profile or inspect.calibrate(config)
     document = previews.preview_job(
         config, facts, profile, scope or SearchScope(), data_bytes

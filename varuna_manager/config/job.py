@@ -53,9 +53,9 @@ from spottrain.wire.messages import (
     DeviceChoice,
     EvaluationSpec,
     JobSpec,
-    LoaderSpec,
 )
 from spottrain.wire.model import (
+    LoaderSpec,
     Network,
     Precision,
     Reduction,
@@ -220,7 +220,7 @@ class LoaderConfig(Section):
     takes, at most 4."""
     ahead: Annotated[int, Field(ge=1, le=1024)] = 4
     """Number of micro-batches that may be ready, or being read, before they are
-    needed. Their memory is that of the VM."""
+    needed. Their memory is that of the VM, and plans count it."""
 
     @model_validator(mode="after")
     def _ahead_of_all(self) -> Self:
@@ -494,11 +494,14 @@ class JobConfig(Section):
                 patience=self.evaluation.patience,
                 min_delta=self.evaluation.min_delta,
             ),
-            loader=LoaderSpec(
-                workers=None if self.loader.workers == "auto" else self.loader.workers,
-                ahead=self.loader.ahead,
-            ),
+            loader=self.loader_spec,
         )
+
+    @property
+    def loader_spec(self) -> LoaderSpec:
+        """The loader processes of each worker."""
+        workers = None if self.loader.workers == "auto" else self.loader.workers
+        return LoaderSpec(workers=workers, ahead=self.loader.ahead)
 
     def deadline_s(self, launched_at_s: float) -> float | None:
         """Return the deadline in seconds since the epoch, if there is one."""

@@ -1,9 +1,9 @@
 """Profiles on disk: those that this machine keeps and those that users write.
 
-    <home>/cache/profiles/<model>-<device and software>-<micro-batch sizes>.json
+    <home>/cache/profiles/<model>-<conditions>-<micro-batch sizes>.json
 
 Each is a ``Profile`` as indented JSON. A profile is reused for the same model on the
-same device with the same software.
+same device with the same software and loader processes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.varuna_manager.jobs.folder import home
 from spottrain.wire.codec import decode
-from spottrain.wire.model import ModelFacts, Profile
+from spottrain.wire.model import AUTO_LOADER, LoaderSpec, ModelFacts, Profile
 
 logger = logging.getLogger(__name__)
 
@@ -76,13 +76,23 @@ def given_profile(config: JobConfig, facts: ModelFacts) -> Profile | None:
     if config.profile is None:
         return None
     profile = read_profile(Path(config.profile), facts)
-    wanted = config.microbatch_size
+    wanted, loader = config.microbatch_size, config.loader_spec
+    if profile.origin == "measured" and profile.loader != loader:
+        raise ConfigError(
+            f"{config.profile}: loader must be that of the job, {_in_words(loader)}: got "
+            f"{_in_words(profile.loader)}; set loader in the job file so, or measure again"
+        )
     if wanted is not None and wanted not in profile.microbatch_sizes:
         raise ConfigError(
             f"{config.profile}: microbatches must include microbatch_size {wanted} of the "
             f"job: got {list(profile.microbatch_sizes)}; change one of them"
         )
     return profile
+
+
+def _in_words(loader: LoaderSpec) -> str:
+    workers = "auto" if loader.workers is None else loader.workers
+    return f"{{workers: {workers}, ahead: {loader.ahead}}}"
 
 
 def write_profile(path: Path, profile: Profile) -> None:
@@ -103,7 +113,10 @@ def write_profile(path: Path, profile: Profile) -> None:
 
 def path_of(profile: Profile) -> Path:
     """Return the file in which a measured profile is kept."""
-    where = hashlib.sha256(f"{profile.device}\0{profile.software}".encode()).hexdigest()
+    conditions = [profile.device, profile.software]
+    if profile.loader != AUTO_LOADER:
+        conditions.append(str(profile.loader))
+    where = hashlib.sha256("\0".join(conditions).encode()).hexdigest()
     sizes = "-".join(map(str, profile.microbatch_sizes))
     return folder() / f"{profile.fingerprint[:16]}-{where[:16]}-m{sizes}.json"
 
@@ -117,15 +130,19 @@ def keep(profile: Profile) -> None:
     write_profile(path_of(profile), profile)
 
 
-def known_profiles(facts: ModelFacts) -> tuple[KnownProfile, ...]:
-    """Return the kept profiles of a model, newest first; damaged files are logged."""
+def known_profiles(facts: ModelFacts, loader: LoaderSpec) -> tuple[KnownProfile, ...]:
+    """Return the kept profiles of a model, newest first; damaged files are logged.
+
+    Those that were measured for other loader processes are left out: how long examples
+    take is in their times.
+    """
     found = []
     for path in folder().glob(f"{facts.fingerprint[:16]}-*.json"):
         try:
             profile = read_profile(path, facts)
-            found.append(
-                KnownProfile(profile=profile, measured_at_s=path.stat().st_mtime)
-            )
+            at_s = path.stat().st_mtime
+            if profile.loader == loader:
+                found.append(KnownProfile(profile=profile, measured_at_s=at_s))
         except (ConfigError, OSError) as error:
             logger.warning("profile skipped: %s", error)
     found.sort(key=lambda known: -known.measured_at_s)
@@ -133,13 +150,17 @@ def known_profiles(facts: ModelFacts) -> tuple[KnownProfile, ...]:
 
 
 def find(
-    facts: ModelFacts, device: str, software: str, sizes: tuple[int, ...]
+    facts: ModelFacts,
+    loader: LoaderSpec,
+    device: str,
+    software: str,
+    sizes: tuple[int, ...],
 ) -> KnownProfile | None:
     """Return the newest kept profile that makes measuring here unnecessary."""
     return next(
         (
             known
-            for known in known_profiles(facts)
+            for known in known_profiles(facts, loader)
             if (known.profile.device, known.profile.software) == (device, software)
             and knows_sizes(known.profile, sizes)
             and not assumes_links(known.profile)

@@ -127,7 +127,7 @@ def calibrate(
         if (given := profiles.given_profile(config, facts)) is not None:
             return given
         here = devices_here(config).name, machine.software()
-        known = profiles.find(facts, *here, config.microbatch_sizes)
+        known = profiles.find(facts, config.loader_spec, *here, config.microbatch_sizes)
         if known is not None:
             return known.profile
     data.ensure_data(config)

@@ -84,7 +84,7 @@ def predict(
         phase=JobPhase.ACTIVE,
         settings=settings,
         profile=settings.profile or profile,
-        known_profiles=tuple(known_profiles(facts)),
+        known_profiles=known_profiles(facts, config.loader_spec),
         now_s=now_s,
         reconciled=True,
         offers=own_offers(config, now_s) if offers is None else tuple(offers),

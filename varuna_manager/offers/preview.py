@@ -52,7 +52,7 @@ from spottrain.varuna_manager.offers.table import ranking_view, why_nothing
 from spottrain.varuna_manager.reporting.devices import Computing, describe, is_cpu
 from spottrain.varuna_manager.reporting.documents import SCHEMA_VERSION, candidate_view
 from spottrain.varuna_manager.reporting.utilisation import minibatch_use, use_view
-from spottrain.wire.model import ModelFacts, Precision, Profile
+from spottrain.wire.model import LoaderSpec, ModelFacts, Precision, Profile
 
 NO_END = 1e15
 """Examples of a job without an end: what is paid once does not count."""
@@ -396,12 +396,14 @@ def _vm(offer: Offer) -> dict[str, Any]:
     }
 
 
-def profile_on_known_device(facts: ModelFacts, on_cpus: bool) -> Profile | None:
+def profile_on_known_device(
+    facts: ModelFacts, loader: LoaderSpec, on_cpus: bool
+) -> Profile | None:
     """Return the newest kept profile of a model that was measured on a known GPU or CPU.
 
     It predicts a cloud's machines better than a profile of this machine would.
     """
-    known = (one.profile for one in known_profiles(facts))
+    known = (one.profile for one in known_profiles(facts, loader))
     found = ((one, catalogue().gpu_of(one.device)) for one in known)
     return next(
         (
@@ -439,7 +441,7 @@ def _own(
         scope.measured_on,
         config.runtime.precision,
         on_cpus=config.device == "cpu",
-        others=_measured(facts),
+        others=_measured(facts, config.loader_spec),
     )
     markets = [
         cloud_market(
@@ -460,8 +462,8 @@ def _own(
     )
 
 
-def _measured(facts: ModelFacts) -> tuple[Profile, ...]:
-    return tuple(known.profile for known in known_profiles(facts))
+def _measured(facts: ModelFacts, loader: LoaderSpec) -> tuple[Profile, ...]:
+    return tuple(known.profile for known in known_profiles(facts, loader))
 
 
 def _others(
@@ -478,7 +480,7 @@ def _others(
         inputs.facts,
         scope.measured_on,
         precision,
-        others=_measured(inputs.facts),
+        others=_measured(inputs.facts, inputs.profile.loader),
     )
     return cloud_market(history, base, now_s, clouds=scope.clouds, dated=True)
 

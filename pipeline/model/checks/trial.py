@@ -149,7 +149,8 @@ class _Trial:
     def __init__(self, job: TrainingJob, named: Named, *, zeros: bool = False) -> None:
         self._job = job
         self.numbers = _Numbers()
-        self.state_spec = optimizer_state_spec(job, named).state
+        spec = optimizer_state_spec(job, named)
+        self.state_spec, self.forms = spec.state, spec.forms
         self.parameters = {
             name: _fill(torch.zeros(spec.shape, dtype=spec.dtype), name, not zeros)
             for name, spec in named

@@ -14,7 +14,9 @@ from typing import Literal
 
 from spottrain.wire.codec import SCHEMA_VERSION
 from spottrain.wire.model import (
+    AUTO_LOADER,
     GpuFacts,
+    LoaderSpec,
     Network,
     Plan,
     Precision,
@@ -47,17 +49,6 @@ class EvaluationSpec:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderSpec:
-    """Processes that make micro-batches before a worker needs them."""
-
-    workers: int | None = None
-    """Of each worker; 0: the worker makes them itself. ``None``: as many as it takes
-    until it waits for no examples, 4 at most."""
-    ahead: int = 4
-    """Micro-batches that may be made before they are needed."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSpec:
     """Settings of the job that a VM needs; the same for its whole life."""
 
@@ -84,7 +75,7 @@ class JobSpec:
     init_from: str = ""
     """SHA-256 of the weights that the job began with; empty: those that the user's
     ``model`` makes."""
-    loader: LoaderSpec = LoaderSpec()
+    loader: LoaderSpec = AUTO_LOADER
     schema_version: int = SCHEMA_VERSION
 
 

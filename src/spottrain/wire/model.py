@@ -24,6 +24,8 @@ Network = Literal["auto", "nccl", "gloo"]
 ``auto``: as the plan says, and if it says no more, NCCL where replicas have own GPUs."""
 ExportFormat = Literal["safetensors", "torch", "hf"]
 """Form of exported weights; ``hf``: that of ``from_pretrained``."""
+_CHOSEN_LOADERS = 4
+"""Loader processes of a worker, at most, for which the job file names no number."""
 MAX_CHUNKS = 42
 """Runs of sections per stage; codes of more do not fit into a schedule's bytes."""
 
@@ -255,6 +257,28 @@ class MicrobatchProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderSpec:
+    """Processes that make micro-batches before a worker needs them."""
+
+    workers: int | None = None
+    """Of each worker; 0: the worker makes them itself. ``None``: as many as it takes
+    until it waits for no examples, ``most`` at most."""
+    ahead: int = 4
+    """Micro-batches that may be made before they are needed."""
+
+    @property
+    def most(self) -> int:
+        """Processes that a worker has at most."""
+        return (
+            min(_CHOSEN_LOADERS, self.ahead) if self.workers is None else self.workers
+        )
+
+
+AUTO_LOADER = LoaderSpec()
+"""What a job file asks for that says nothing of it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LinkProfile:
     """Messages from one device to another: ``latency_s + bytes / bandwidth``."""
 
@@ -335,6 +359,8 @@ class Profile:
     """Device memory that is taken before the first tensor."""
     crowding: Crowding | None = None
     """``None``: not measured, as where each slot has a core of its own."""
+    loader: LoaderSpec = AUTO_LOADER
+    """The loader processes that workers were to have when it was measured."""
     origin: Literal["measured", "derived", "written"] = "measured"
     """``derived``: from a measured one by a declared ratio; ``written``: by hand."""
     sources: tuple[str, ...] = ()
@@ -364,6 +390,15 @@ class Profile:
         return self._at(microbatch_size).overheads or TaskOverheads(
             forward_s=any_s, recompute_s=any_s, backward_s=any_s
         )
+
+    def loaders_at(self, microbatch_size: int) -> int:
+        """Return how many loader processes a worker has at most at a micro-batch size.
+
+        Raises:
+            WireError: The profile does not know that size.
+        """
+        takes_time = self.overheads_at(microbatch_size).fetch_s > 0
+        return self.loader.most if takes_time or self.loader.workers is not None else 0
 
     def _at(self, microbatch_size: int) -> MicrobatchProfile:
         for one in self.microbatches:

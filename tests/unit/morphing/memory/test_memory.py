@@ -4,6 +4,7 @@ import math
 from dataclasses import replace
 from typing import get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -12,6 +13,8 @@ from spottrain.morphing.memory.memory import (
     FRAGMENTATION,
     HELDOUT_FACTOR,
     LIBRARY_BYTES,
+    LOADER_BYTES,
+    LOADER_COPIES,
     NCCL_BYTES,
     PAGE_BYTES,
     PENDING_SENDS,
@@ -20,13 +23,15 @@ from spottrain.morphing.memory.memory import (
     HostMemory,
     StageMemory,
     WorkerTerms,
+    loader_bytes,
     plan_bytes,
     rank_bytes,
     stage_bytes,
 )
-from spottrain.morphing.simulate.compute import Compute
+from spottrain.morphing.simulate.compute import CPU, Compute
 from spottrain.wire.model import (
     LinkProfile,
+    LoaderSpec,
     MicrobatchProfile,
     ModelFacts,
     Plan,
@@ -38,6 +43,7 @@ from spottrain.wire.model import (
     SectionProfile,
     Slot,
     StateHome,
+    TaskOverheads,
 )
 
 FACTS = ModelFacts(
@@ -403,3 +409,52 @@ def test_frozen_sections_before_all_that_is_trained_leave_nothing() -> None:
     # What is received may need a gradient whatever becomes of it here.
     later = stage_bytes(frozen, MEASURED, (range(1, 2),), load)
     assert later.activations_bytes == 2 * (1001 + 10) + 500 + 10
+
+
+def loading(workers: int | None, fetch_s: float, batch_bytes: int = 10**9) -> Profile:
+    (one,) = PROFILE.microbatches
+    sections = tuple(replace(s, batch_bytes=batch_bytes) for s in one.sections)
+    beside = TaskOverheads(
+        forward_s=0.0, recompute_s=0.0, backward_s=0.0, fetch_s=fetch_s
+    )
+    changed = replace(one, sections=sections, overheads=beside)
+    loader = LoaderSpec(workers=workers, ahead=3)
+    return replace(PROFILE, microbatches=(changed,), loader=loader)
+
+
+@pytest.mark.parametrize(
+    ("workers", "fetch_s", "loaders"),
+    [(0, 0.1, 0), (None, 0.0, 0), (None, 0.1, 3), (2, 0.0, 2)],
+)
+def test_loaders_hold_batches_that_are_ready_and_being_made(
+    workers: int | None, fetch_s: float, loaders: int
+) -> None:
+    profile = loading(workers, fetch_s)
+    expected = loaders * (LOADER_BYTES + LOADER_COPIES * 10**9) + 3 * 10**9
+    assert loader_bytes(profile, 2) == (expected if loaders else 0)
+
+
+@pytest.mark.parametrize("state", ["host", "device"])
+def test_loaders_are_in_the_memory_of_the_vm(state: StateHome) -> None:
+    some = replace(plan((0, 2, 4), (0, 4)), state=state)
+    without, with_two = loading(0, 0.0), loading(2, 0.0)
+    extra = loader_bytes(with_two, 2)
+    for compute, on_gpu in ((CPU, False), (Compute(on_gpu=True), True)):
+        before = rank_bytes(FACTS, without, some, "fast", compute)
+        after = rank_bytes(FACTS, with_two, some, "fast", compute)
+        for one, other in zip(before, after, strict=True):
+            more = other.needed.host - one.needed.host if on_gpu else 0
+            more = more or other.needed.device - one.needed.device
+            assert more == extra
+            assert on_gpu is (one.needed.device == other.needed.device)
+
+
+def test_loaders_make_larger_batches_for_evaluations() -> None:
+    facts, profile = replace(FACTS, heldout_len=1), loading(2, 0.0, batch_bytes=10**6)
+    some = plan((0, 2, 4), (0, 4))
+    without = rank_bytes(facts, loading(0, 0.0, batch_bytes=10**6), some, "fast")
+    for one, other in zip(
+        without, rank_bytes(facts, profile, some, "fast"), strict=True
+    ):
+        extra = loader_bytes(profile, 2, HELDOUT_FACTOR)
+        assert other.evaluation_bytes - one.evaluation_bytes == extra

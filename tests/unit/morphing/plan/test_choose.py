@@ -24,6 +24,7 @@ from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipel
 from spottrain.morphing.simulate.simulator import simulate_step
 from spottrain.wire.model import (
     LinkProfile,
+    LoaderSpec,
     MicrobatchProfile,
     ModelFacts,
     Plan,
@@ -384,6 +385,16 @@ def test_if_no_number_of_devices_is_enough_the_message_says_how_large_they_must_
     assert needed is not None
     enough = inputs(vms=8, memory_bytes=read_bytes(needed[1]))
     assert choose_plan(enough).plan is not None
+
+
+def test_if_loaders_take_memory_the_message_says_so() -> None:
+    small = inputs(memory_bytes=MIB)
+    loads = replace(small.profile, loader=LoaderSpec(workers=2))
+    choice = choose_plan(replace(small, profile=loads))
+    assert re.search(
+        r"lower loader.ahead and loader.workers \([\d.]+ MB of each", choice.why_not
+    )
+    assert "loader" not in choose_plan(small).why_not
 
 
 def test_equal_plans_under_different_names_are_considered_once() -> None:

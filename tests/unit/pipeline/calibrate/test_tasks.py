@@ -11,7 +11,7 @@ from spottrain.pipeline.calibrate.tasks import (
     microbatches_for,
     summarise_overheads,
 )
-from spottrain.wire.messages import LoaderSpec
+from spottrain.wire.model import LoaderSpec
 
 
 @given(st.integers(1, 130), st.floats(0, 100))

@@ -21,7 +21,7 @@ from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.loader.process import serve_batches
 from spottrain.pipeline.model.data import Microbatch, example_index, make_batch
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.wire.messages import LoaderSpec
+from spottrain.wire.model import LoaderSpec
 
 SEED = 3
 

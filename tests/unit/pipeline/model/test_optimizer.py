@@ -89,10 +89,33 @@ def test_a_number_counts_as_a_float64_and_none_as_nothing(
     assert spec_of(of(Odd))["bias"] == {}
 
 
-def test_other_state_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Odd, "value", "a list")
-    with pytest.raises(UserCodeError, match="state 'odd' of weight must be a tensor"):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        (object(), "state 'odd' of weight must be a tensor"),
+        (
+            [1, {"a": torch.device("cpu")}],
+            r"state \"odd\[1\]\['a'\]\" of weight must be",
+        ),
+    ],
+)
+def test_other_state_is_refused_by_name(
+    monkeypatch: pytest.MonkeyPatch, value: object, message: str
+) -> None:
+    monkeypatch.setattr(Odd, "value", value)
+    with pytest.raises(UserCodeError, match=message):
         spec_of(of(Odd))
+
+
+def test_leaves_of_nested_state_are_named_as_in_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    value = [torch.ones(2), [], ("text", {"a": True}), None]
+    monkeypatch.setattr(Odd, "value", value)
+    assert spec_of(of(Odd))["bias"] == {
+        "odd[0]": TensorSpec(shape=(2,), dtype=torch.float32),
+        "odd[2][1]['a']": TensorSpec(shape=(), dtype=torch.float64, number_type=bool),
+    }
 
 
 def test_nothing_to_train_needs_no_optimizer() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -313,6 +314,34 @@ def test_sections_that_read_values_of_the_batch_are_known() -> None:
     seeing = trace(make_job(masked))
     assert seeing.reads_batch == {0, 2}
     assert seeing.blank_for([2]) is None
+
+
+def test_sections_that_read_values_in_evaluations_only_are_known() -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        return plain(self, x) if self.training else masked(self, x)
+
+    for heldout, reads in ((None, []), (make_job(body).dataset, [0, 2])):
+        layout = trace(replace(make_job(body), heldout=heldout))
+        assert layout.blank_for([2]) is not None
+        assert sorted(layout.heldout_reads or ()) == reads
+        assert (layout.blank_for([2], heldout=True) is None) == bool(reads)
+        assert layout.blank_for([1], heldout=True) is not None
+
+
+@pytest.mark.parametrize(
+    "look", [lambda x: x.sum().item(), lambda x: torch._assert_async((x >= 0).all())]
+)
+def test_in_evaluations_that_look_at_values_nothing_stands_in(
+    look: Callable[[torch.Tensor], object],
+) -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        if not self.training:
+            look(x)
+        return plain(self, x)
+
+    layout = trace(replace(make_job(body), heldout=make_job(body).dataset))
+    assert layout.blank_for([1]) is not None
+    assert layout.blank_for([1], heldout=True) is None
 
 
 def test_shapes_are_no_values() -> None:

@@ -64,6 +64,17 @@ def test_a_step_prepared_by_every_section_is_folded_again() -> None:
     assert [applies(r, agreement) for r in records] == [(0,), (1,)]
 
 
+def test_to_save_only_nothing_is_updated_that_need_not_be() -> None:
+    held = [copy(0, 5, mark=(0, 5)), copy(1, 5, mark=(0, 5))]
+    records = [rank(k, one, decision=decided(0, 5)) for k, one in enumerate(held)]
+    agreement = agree(2, records, GENERATION, 3, saves_only=True)
+    assert agreement == Agreement("dropped", 5, 0, None)
+    assert [applies(r, agreement) for r in records] == [(), ()]
+    ahead = [rank(0, copy(0, 6, mark=(0, 5)), decision=decided(0, 5)), records[1]]
+    agreement = agree(2, ahead, GENERATION, 3, saves_only=True)
+    assert agreement == Agreement("adopted", 6, 0, decided(0, 5))
+
+
 def test_a_decision_found_anywhere_is_adopted_as_it_was_written() -> None:
     decision = dataclasses.replace(decided(0, 5), stop=True)
     records = [
@@ -243,11 +254,13 @@ def test_every_rank_concludes_the_same_from_the_same_records(
 
 
 @settings(deadline=None)
-@given(fleets(), st.integers(0, 4))
+@given(fleets(), st.integers(0, 4), st.booleans())
 def test_after_applying_and_moving_every_owner_stands_at_the_agreed_state(
-    records: list[RankRecord], checkpoint_step: int
+    records: list[RankRecord], checkpoint_step: int, saves_only: bool
 ) -> None:
-    agreement = agree(NUM_SECTIONS, records, GENERATION, checkpoint_step)
+    agreement = agree(
+        NUM_SECTIONS, records, GENERATION, checkpoint_step, saves_only=saves_only
+    )
     wanted = (agreement.step, agreement.origin)
     states = {r.rank: states_after(r, agreement) for r in records}
     owners = {k: tuple(r.rank for r in records) for k in range(NUM_SECTIONS)}
@@ -266,11 +279,13 @@ def test_after_applying_and_moving_every_owner_stands_at_the_agreed_state(
 
 
 @settings(deadline=None)
-@given(fleets(), st.integers(0, 4))
+@given(fleets(), st.integers(0, 4), st.booleans())
 def test_no_agreement_is_older_than_the_checkpoint_or_a_state_all_hold(
-    records: list[RankRecord], checkpoint_step: int
+    records: list[RankRecord], checkpoint_step: int, saves_only: bool
 ) -> None:
-    agreement = agree(NUM_SECTIONS, records, GENERATION, checkpoint_step)
+    agreement = agree(
+        NUM_SECTIONS, records, GENERATION, checkpoint_step, saves_only=saves_only
+    )
     held = [
         {
             (c.version, c.origin)

@@ -146,7 +146,7 @@ def test_a_disk_that_is_full_for_a_while_costs_one_checkpoint(
     store = small_disk / "checkpoints"
     there: dict[int, set[int]] = {}
 
-    def hear(report: messages.Report) -> None:
+    def hear(report: messages.SupervisorReport) -> None:
         if isinstance(report, messages.CheckpointFailed):
             disk.clear()
         if isinstance(report, messages.CheckpointSaved):
@@ -170,7 +170,7 @@ def test_finished_work_is_kept_until_it_can_be_saved(
 ) -> None:
     disk = Disk(small_disk)
 
-    def hear(report: messages.Report) -> None:
+    def hear(report: messages.SupervisorReport) -> None:
         if isinstance(report, messages.MinibatchCommitted) and report.step == 7:
             disk.leave(0)
         failures = manager.of(messages.CheckpointFailed)
@@ -199,7 +199,7 @@ def test_finished_work_is_not_kept_for_ever(
     if why == "too late":
         monkeypatch.setattr(saving, "GRACE_S", 0.0)
 
-    def hear(report: messages.Report) -> None:
+    def hear(report: messages.SupervisorReport) -> None:
         if isinstance(report, messages.MinibatchCommitted) and report.step == 7:
             disk.leave(0)
         if isinstance(report, messages.CheckpointFailed) and why == "asked to stop":

@@ -95,6 +95,7 @@ def specs_of(job: TrainingJob) -> tuple[ParameterSpec, ...]:
             True,
             kept.state.get(name, {}),
             kept.group_bytes.get(name, 0),
+            kept.forms.get(name, {}),
         )
         for name, spec in named
     )

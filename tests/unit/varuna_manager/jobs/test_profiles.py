@@ -15,7 +15,7 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.plan.profiles import BETWEEN_AS_WITHIN
 from spottrain.varuna_manager.config.job import parse_config
 from spottrain.varuna_manager.jobs import profiles
-from spottrain.wire.model import Profile
+from spottrain.wire.model import AUTO_LOADER, LoaderSpec, Profile
 
 HERE = PROFILE.device, PROFILE.software
 
@@ -34,14 +34,17 @@ def keep(profile: Profile, measured_at_s: float) -> None:
 def test_what_was_kept_is_found_for_the_same_model_device_and_software() -> None:
     keep(PROFILE, 1000.0)
 
-    known = profiles.find(FACTS, *HERE, (1,))
+    known = profiles.find(FACTS, AUTO_LOADER, *HERE, (1,))
 
     assert known is not None
     assert (known.profile, known.measured_at_s) == (PROFILE, 1000.0)
-    assert profiles.find(replace(FACTS, fingerprint="other"), *HERE, (1,)) is None
-    assert profiles.find(FACTS, "other", HERE[1], (1,)) is None
-    assert profiles.find(FACTS, HERE[0], "other", (1,)) is None
-    assert profiles.find(FACTS, *HERE, (1, 2)) is None
+    assert (
+        profiles.find(replace(FACTS, fingerprint="other"), AUTO_LOADER, *HERE, (1,))
+        is None
+    )
+    assert profiles.find(FACTS, AUTO_LOADER, "other", HERE[1], (1,)) is None
+    assert profiles.find(FACTS, AUTO_LOADER, HERE[0], "other", (1,)) is None
+    assert profiles.find(FACTS, AUTO_LOADER, *HERE, (1, 2)) is None
 
 
 def test_the_newest_comes_first() -> None:
@@ -49,16 +52,28 @@ def test_the_newest_comes_first() -> None:
     keep(PROFILE, 2000.0)
     keep(older, 1000.0)
 
-    known = profiles.known_profiles(FACTS)
+    known = profiles.known_profiles(FACTS, AUTO_LOADER)
 
     assert [one.profile for one in known] == [PROFILE, older]
+
+
+def test_a_profile_serves_jobs_with_the_same_loaders_only() -> None:
+    two = LoaderSpec(workers=2)
+    keep(PROFILE, 2000.0)
+    keep(replace(PROFILE, loader=two), 1000.0)
+
+    (known,) = profiles.known_profiles(FACTS, two)
+
+    assert known.profile.loader == two
+    assert profiles.known_profiles(FACTS, LoaderSpec(workers=0)) == ()
+    assert len(profiles.known_profiles(FACTS, AUTO_LOADER)) == 1
 
 
 def test_measuring_again_takes_the_place_of_what_was_kept() -> None:
     keep(PROFILE, 1000.0)
     keep(replace(PROFILE, task_overhead_s=1.0), 2000.0)
 
-    (known,) = profiles.known_profiles(FACTS)
+    (known,) = profiles.known_profiles(FACTS, AUTO_LOADER)
 
     assert known.profile.task_overhead_s == 1.0
 
@@ -66,7 +81,7 @@ def test_measuring_again_takes_the_place_of_what_was_kept() -> None:
 def test_links_that_were_assumed_are_no_use_later() -> None:
     keep(replace(PROFILE, sources=(BETWEEN_AS_WITHIN,)), 1000.0)
 
-    assert profiles.find(FACTS, *HERE, (1,)) is None
+    assert profiles.find(FACTS, AUTO_LOADER, *HERE, (1,)) is None
 
 
 def test_a_damaged_file_is_reported_and_skipped(
@@ -76,7 +91,7 @@ def test_a_damaged_file_is_reported_and_skipped(
     profiles.path_of(PROFILE).write_text("{")
 
     with caplog.at_level(logging.WARNING):
-        assert profiles.known_profiles(FACTS) == ()
+        assert profiles.known_profiles(FACTS, AUTO_LOADER) == ()
 
     assert "message is not JSON" in caplog.text
 
@@ -152,6 +167,14 @@ def test_the_job_files_profile_must_fit_the_model_and_the_micro_batch(
     assert profiles.given_profile(config, FACTS) == PROFILE
     with pytest.raises(ConfigError, match=f"{path}: fingerprint must be other"):
         profiles.given_profile(config, replace(FACTS, fingerprint="other"))
+    loads_2 = parse_config(json.loads(job(path, loader={"workers": 2})), "job.yaml")
+    measured = replace(PROFILE, origin="measured")
+    profiles.write_profile(path, measured)
+    with pytest.raises(
+        ConfigError, match=r"job, \{workers: 2, ahead: 4\}: got \{workers"
+    ):
+        profiles.given_profile(loads_2, FACTS)
+    assert profiles.given_profile(config, FACTS) == measured
     wants_2 = parse_config(json.loads(job(path, microbatch_size=2)), "job.yaml")
     with pytest.raises(ConfigError, match="include microbatch_size 2"):
         profiles.given_profile(wants_2, FACTS)

@@ -22,6 +22,7 @@ from spottrain.varuna_manager.offers.preview import (
     preview_job,
     profile_on_known_device,
 )
+from spottrain.wire.model import AUTO_LOADER
 
 OFFLINE = SearchScope(offline=True)
 
@@ -198,12 +199,12 @@ def test_utilisation_is_of_the_gpus_that_would_be_rented(
 
 
 def test_a_cloud_s_machines_are_predicted_from_a_profile_of_a_known_gpu() -> None:
-    assert profile_on_known_device(FACTS, False) is None
+    assert profile_on_known_device(FACTS, AUTO_LOADER, False) is None
     laptop = replace(PROFILE, device="Xeon, 1 thread")
     profiles.keep(laptop)
-    assert profile_on_known_device(FACTS, False) is None
+    assert profile_on_known_device(FACTS, AUTO_LOADER, False) is None
     profiles.keep(PROFILE)
-    assert profile_on_known_device(FACTS, False) == PROFILE
+    assert profile_on_known_device(FACTS, AUTO_LOADER, False) == PROFILE
 
 
 def test_a_laptop_s_profile_predicts_no_cloud(tmp_path: Path) -> None:
