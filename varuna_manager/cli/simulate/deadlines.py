@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +16,7 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.traces import Trace, parse_trace
 from spottrain.pricing.deadline.model import Fleet
-from spottrain.pricing.simulation import evaluate
+from spottrain.pricing.simulation import coverage, evaluate
 from spottrain.pricing.simulation.scenarios import Scenario, from_trace, synthetic
 from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.cli.simulate.files import read_text
@@ -27,6 +27,8 @@ TRACE_VMS = (8, 16)
 TRACE_SLACKS = (1.1, 1.5, 2.0)
 """Jobs on each trace: the size of their fleet, and the time they have as a multiple of what
 on-demand VMs need."""
+COVERAGES = (0.8, 0.9)
+"""Intervals that are corrected by other markets."""
 OURS = 2
 """The first rules are ours: the deadline policy, cost-optimal and time-optimal."""
 TRACE_FRICTION = 0.01
@@ -99,6 +101,11 @@ def deadlines(
         together = [case for file in trace for case in cases[file.name]]
         cases[f"{len(trace)} traces together"] = together
     document = {name: _document(group) for name, group in cases.items()}
+    market_of = {  # jobs on one trace share its market
+        case.scenario: file.name for file in trace for case in cases[file.name]
+    }
+    for name, group in cases.items():
+        document[name]["coverage"] = _coverage(group, market_of)
     if output is console.Output.JSON:
         console.show_json(document)
     else:
@@ -174,6 +181,29 @@ def _document(cases: Sequence[evaluate.Case]) -> dict[str, Any]:
     }
 
 
+def _coverage(
+    cases: Sequence[evaluate.Case], market_of: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return how well the cost-optimal intervals hold, as they are and corrected."""
+    named = [
+        (market_of.get(case.scenario, case.scenario), one)
+        for case in cases
+        for one in case.forecasts
+    ]
+    found = []
+    for what, rows in zip(("finish", "cost"), evaluate.foretold(named), strict=True):
+        made = [("as forecast", rows, coverage.LEVEL)]
+        made += [
+            ("corrected by the other markets", coverage.corrected(rows, level), level)
+            for level in COVERAGES
+        ]
+        for how, intervals, level in made:
+            row = coverage.coverage(intervals, level)
+            if row is not None:
+                found.append({"of": what, "intervals": how} | asdict(row))
+    return found
+
+
 def _one_zone(cases: Sequence[evaluate.Case]) -> dict[str, Any] | None:
     row = evaluate.online_bound_row(cases)
     if row is None:
@@ -213,8 +243,17 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
             f"{intervals['usd']:.1%} cost; time-optimal: "
             f"{intervals['finish_in_haste']:.1%} and {intervals['usd_in_haste']:.1%}"
         ),
+        *(_coverage_line(row) for row in part["coverage"]),
         *(f"limits broken: {scenario}" for scenario in part["broken"]),
     ]
+
+
+def _coverage_line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['of']}, {row['level']:.0%} intervals {row['intervals']}: {row['kept']:.1%} "
+        f"of {row['forecasts']} hold ({row['kept_low']:.1%} to {row['kept_high']:.1%}); "
+        f"interval score {row['score']:.3f}"
+    )
 
 
 def _one_zone_line(row: dict[str, Any]) -> str:

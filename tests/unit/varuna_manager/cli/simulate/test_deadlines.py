@@ -71,6 +71,19 @@ def test_a_trace_is_played_with_the_fleets_and_deadlines_asked_for(
     groups = json.loads(out)
     assert list(groups) == ["trace.csv", "again.csv", "2 traces together"]
     assert [groups[name]["rules"][0]["jobs"] for name in groups] == [2, 2, 4]
+    intervals = [
+        (row["of"], row["intervals"], row["level"], row["forecasts"])
+        for row in groups["2 traces together"]["coverage"]
+    ]
+    assert intervals[:3] == [
+        ("finish", "as forecast", 0.9, 12),
+        ("finish", "corrected by the other markets", 0.8, 12),
+        ("finish", "corrected by the other markets", 0.9, 12),
+    ]
+    assert [row["intervals"] for row in groups["trace.csv"]["coverage"]] == [
+        "as forecast",
+        "as forecast",
+    ]
     by_slack = groups["trace.csv"]["by_slack"]
     assert [(row["from"], row["jobs"]) for row in by_slack] == [(1.15, 2)]
 
