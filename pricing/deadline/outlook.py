@@ -100,15 +100,14 @@ def markets(
     """
     wastes = {supply.name: supply.waste(fleet) for supply in supplies if supply.spot}
     most = max(wastes.values(), default=0.0)
-    counts = [sum(quote.vms for quote in seen) for seen in samples]
-    there = np.arange(max(counts, default=0)) < np.array(counts, dtype=int)[:, None]
+    quotes = [quote for seen in samples for quote in seen]
+    usd = [quote.usd_per_hour * (1 + wastes.get(quote.name, most)) for quote in quotes]
+    vms = np.array([quote.vms for quote in quotes], dtype=int)
+    rows = np.repeat(np.arange(len(samples)), [len(seen) for seen in samples])
+    counts = np.bincount(rows, weights=vms, minlength=len(samples))
+    there = np.arange(max(counts, default=0)) < counts[:, None]
     prices = np.full(there.shape, np.inf)
-    prices[there] = [
-        usd
-        for seen in samples
-        for name, usd_per_hour, vms in seen
-        for usd in [usd_per_hour * (1 + wastes.get(name, most))] * vms
-    ]
+    prices[there] = np.repeat(usd, vms)
     prices.sort(axis=1)
     return prices[:, : fleet.max_vms]
 
