@@ -148,9 +148,6 @@ class JobStatus:
     deadline_s: float | None
     """On the clock of ``now_s``."""
     examples_left: float
-    examples_done: float = 0.0
-    usd_spent: float = 0.0
-    """On the examples that are done, and on attempts in vain."""
     ending_s: float = 0.0
     """From the last example to the end of the job, which must come before the deadline."""
     usd_left: float | None = None

@@ -100,8 +100,6 @@ class _Policy:
         self.margin_s = tuning.MARGIN_LOSSES * self.loss_s + status.review_s
         """With less slack on-demand VMs are rented."""
         self.slack_usd = self._slack_usd()
-        self.spare_usd = self._spare_usd()
-        """Money that may be lost on spot VMs."""
 
     def decide(self) -> model.FleetDecision:
         status = self.status
@@ -111,10 +109,9 @@ class _Policy:
             return self._without_deadline()
         if not self.size:
             return self._without_fallback()
-        if self.slack_s < self.margin_s:
+        short = self.slack_s < self.margin_s
+        if short or self.slack_usd < tuning.MARGIN_LOSSES * self._loss_usd():
             return self._near_deadline()
-        if self.spare_usd < tuning.MARGIN_LOSSES * self._loss_usd():
-            return self._without_attempts()
         if self.cost_optimal:
             return self._cost_optimal_fleet()
         return self._time_optimal_fleet()
@@ -131,44 +128,10 @@ class _Policy:
         size = self._fallback_size(self.fallback.start_s() + self.margin_s)
         return usd_left - self.fallback.usd(size, examples)
 
-    def _spare_usd(self) -> float:
-        """Return what may be lost on spot VMs: of the budget, and of ``ATTEMPTS``.
-
-        All spot VMs may be lost at once; on-demand VMs must then be able to finish within
-        both. Their boots are counted even if they are there: else returning them would
-        spend money that nobody has checked. So a job costs no more than ``ATTEMPTS`` above
-        the largest on-demand fleet, whatever spot VMs do.
-        """
-        status = self.status
-        if status.deadline_s is None or not self.size:
-            return self.slack_usd
-        alone = replace(self.fallback, ready=0, paid=0)
-        done, left = status.examples_done, status.examples_left
-        whole_usd = alone.usd(self.size, done + left)
-        earned_usd = whole_usd - alone.usd(self.size, left) - status.usd_spent
-        boots_usd = self.fallback.usd(self.size, left) - alone.usd(self.size, left)
-        return min(self.slack_usd + boots_usd, tuning.ATTEMPTS * whole_usd + earned_usd)
-
     def _fallback_size(self, start_s: float) -> int:
         """Return the cheapest on-demand fleet that is in time."""
         within_s = self.status.left_s - start_s
         return self.fallback.cheapest(self.status.examples_left, within_s) or self.size
-
-    def _on_demand_size(self) -> int:
-        """Return how many on-demand VMs are enough, if spot VMs are of no more help.
-
-        VMs that are there already are kept as far as the budget pays for them, since every
-        change is a pause; those that boot have been in time when they were rented.
-        """
-        paid = min(self.fallback.paid, self.fallback.max_vms)
-        examples = self.status.examples_left
-        size = self._fallback_size(0.0)
-        if size > paid:
-            size = self._fallback_size(self.fallback.start_s())
-        limit = self.status.usd_limit
-        while size < paid and self.fallback.usd(size + 1, examples) <= limit:
-            size += 1
-        return size
 
     def _loss_usd(self) -> float:
         """Return the cost of the time that a loss takes, with the whole fleet on demand."""
@@ -215,23 +178,29 @@ class _Policy:
             max_spot: Spot VMs at most.
         """
         boot_h = self.fleet.boot_s / HOUR_S
-        held_usd = self.spare_usd - self._loss_usd()
-        new_usd = held_usd - self._loss_usd()
+        held_usd = self.slack_usd - self._loss_usd()
         for supply in self.supplies:
-            if supply.spot and supply.name in self.holdings:
+            if supply.spot and supply.name in self.holdings and held_usd < math.inf:
                 booting = self.holdings[supply.name].booting
-                new_usd -= booting * supply.usd_per_hour * boot_h
+                held_usd -= booting * supply.usd_per_hour * boot_h
+        new_usd = held_usd - self._loss_usd()
+        again_usd = self.fallback.prices[-1] * boot_h if self.fallback.prices else 0.0
+        unpaid = self.size - min(self.size, self.fallback.paid)
         kept = []
         for candidate in candidates:
             if not candidate.spot:
                 kept.append(candidate)
                 continue
-            count = min(candidate.count, max_spot) if held_usd >= 0 else 0
-            if not candidate.is_held:
-                usd = candidate.usd_per_hour * boot_h
-                while count > 0 and count * usd > new_usd:
-                    count -= 1
-                new_usd -= count * usd
+            usd = 0.0 if candidate.is_held else candidate.usd_per_hour * boot_h
+            count = 0
+            while count < min(candidate.count, max_spot):
+                costs = usd + (0.0 if unpaid > 0 else again_usd)
+                if costs > (held_usd if candidate.is_held else new_usd):
+                    break
+                held_usd -= costs
+                new_usd -= costs
+                unpaid -= 1
+                count += 1
             max_spot -= count
             if count:
                 kept.append(replace(candidate, count=count))
@@ -308,31 +277,15 @@ class _Policy:
         candidates = self._affordable(candidates, spot)
         spot = sum(candidate.count for candidate in candidates if candidate.spot)
         if spot <= 0:
-            size = self._on_demand_size()
+            all_train = self.fallback.ready >= self.size
+            start_s = 0.0 if all_train else self.fallback.start_s()
+            size = max(self._fallback_size(start_s), self.fallback.paid)
         taken = self._take(candidates, size)
         mode = "late" if self.spare_s < 0 else ("edge" if spot > 0 else "fallback")
         return self._answer(
             taken,
             mode,
             f"slack {self.slack_s:.0f} s, ${self.slack_usd:.2f}: at most {spot} spot VMs",
-        )
-
-    def _without_attempts(self) -> model.FleetDecision:
-        """Return the cheapest fleet that is in time without further attempts at spot VMs."""
-        candidates = self._affordable(
-            [
-                one
-                for one in self._candidates(on_demand=True)
-                if one.is_held or not one.spot
-            ],
-            self.fleet.max_vms,
-        )
-        size = self._on_demand_size()
-        held = any(candidate.spot for candidate in candidates)
-        return self._answer(
-            self._take(candidates, size),
-            "edge" if held else "fallback",
-            f"${self.spare_usd:.2f} for attempts at spot VMs: none is rented",
         )
 
     def _cost_optimal_fleet(self) -> model.FleetDecision:

@@ -20,10 +20,6 @@ NO_GAIN = 0.02
 PATIENCE = 0.1
 """Share of the time left that slack must be for new on-demand VMs to wait, where spot VMs
 may come back."""
-ATTEMPTS = 0.1
-"""By what share a job with a deadline may cost more than the largest on-demand fleet alone:
-what attempts at spot VMs may waste, beside what spot VMs have saved. Spot VMs that end while
-they boot would otherwise cost a job with much time several times as much."""
 
 # --- How near the deadline: deadline.policy ---
 

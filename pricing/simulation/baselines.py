@@ -17,8 +17,6 @@ def job_status(view: MarketView) -> JobStatus:
         now_s=view.now_s,
         deadline_s=view.scenario.deadline_s,
         examples_left=view.examples_left,
-        examples_done=view.scenario.examples - view.examples_left,
-        usd_spent=view.usd_spent,
         usd_left=view.usd_left,
         review_s=REVIEW_S,
     )

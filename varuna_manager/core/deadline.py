@@ -163,7 +163,7 @@ def job_status(state: State) -> JobStatus:
     job, generation = state.job, state.generation
     # All VMs may be lost at once; only the work in the checkpoint is left then.
     newest = state.newest_checkpoint
-    done = newest.step if newest else 0
+    left = job.spec.steps - (newest.step if newest else 0)
     recent = generation.measured_step_s if generation else None
     money = budget(state)
     left_s = math.inf if job.deadline_s is None else job.deadline_s - state.now_s
@@ -171,9 +171,7 @@ def job_status(state: State) -> JobStatus:
         now_s=state.now_s,
         deadline_s=job.deadline_s,
         ending_s=END_S,
-        examples_left=float((job.spec.steps - done) * job.spec.minibatch_size),
-        examples_done=float(done * job.spec.minibatch_size),
-        usd_spent=money.spent.usd,
+        examples_left=float(left * job.spec.minibatch_size),
         usd_left=None if money.cap is None else (money.cap - money.spent).usd,
         reserve_s=money.reserve_s,
         usd_per_hour_cap=job.max_usd_per_hour,

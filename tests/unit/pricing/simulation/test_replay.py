@@ -14,13 +14,11 @@ from tests.unit.pricing.deadline_jobs import ON_DEMAND as VMS
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Holdings
 from spottrain.pricing.deadline.outlook import MarketOutlook
-from spottrain.pricing.deadline.tuning import ATTEMPTS
 from spottrain.pricing.simulation.baselines import (
     CostOptimal,
     GreedyFailover,
     OnDemandOnly,
     SpotOnlyWait,
-    TimeOptimal,
     UniformProgress,
 )
 from spottrain.pricing.simulation.evaluate import (
@@ -112,38 +110,6 @@ def test_limits_are_kept_with_next_to_no_slack_of_time_and_money(
     outcome = play(tight, CostOptimal())
     assert outcome.in_time
     assert outcome.in_budget
-
-
-@given(
-    vms=st.integers(1, 4),
-    slack=st.floats(1.02, 8.0),
-    life_s=st.floats(30.0, 600.0),
-    usd=st.floats(0.1, 2.9),
-    budget=st.floats(1.0, 1.3) | st.just(1000.0),
-    rule=st.sampled_from((CostOptimal, TimeOptimal)),
-)
-@settings(max_examples=20, deadline=None)
-def test_attempts_at_spot_vms_that_end_as_soon_as_they_boot_waste_no_more_than_they_may(
-    vms: int,
-    slack: float,
-    life_s: float,
-    usd: float,
-    budget: float,
-    rule: type[CostOptimal],
-) -> None:
-    hours = 2.0 * slack
-    starts_s = [n * life_s for n in range(math.ceil(1.1 * hours * HOUR_S / life_s))]
-    lives = [(from_s, from_s + life_s) for from_s in starts_s for _ in range(vms)]
-    cruel = scenario(lives, hours=hours, work=1.0)
-    fleet = replace(FLEET, examples_per_s=FLEET.examples_per_s[: vms + 1])
-    work = 1.9 * HOUR_S * fleet.rates[-1]
-    zone = replace(cruel.zones[0], usd_per_hour=(usd,))
-    cruel = replace(cruel, zones=(zone,), fleet=fleet, examples=work)
-    _, on_demand_usd = cruel.on_demand()
-    outcome = play(replace(cruel, max_usd=budget * on_demand_usd), rule())
-    assert outcome.in_time
-    assert outcome.in_budget
-    assert outcome.usd <= (1 + ATTEMPTS) * on_demand_usd * (1 + 1e-9)
 
 
 def test_on_demand_only_is_in_time_and_spot_only_may_be_late() -> None:
