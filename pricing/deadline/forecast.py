@@ -11,6 +11,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
+import numpy as np
+
 from spottrain.pricing.deadline import tuning
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
 from spottrain.pricing.deadline.model import (
@@ -22,9 +24,12 @@ from spottrain.pricing.deadline.model import (
     Supply,
 )
 from spottrain.pricing.deadline.outlook import (
-    Market,
     MarketOutlook,
-    market_of,
+    Markets,
+    Sample,
+    SpotQuote,
+    markets,
+    sample,
     spot_path,
 )
 from spottrain.units import HOUR_S
@@ -51,9 +56,11 @@ def forecast(
         done = Interval(low=status.now_s, expected=status.now_s, high=status.now_s)
         return Forecast(finish_s=done, usd=Interval(low=0.0, expected=0.0, high=0.0))
     base = on_demand_fallback(status, fleet, supplies, holdings)
-    present = market_of(fleet, _affordable(status, fleet, supplies, holdings), ())
-    outlook = _affordable_samples(status, fleet, supplies, outlook)
-    soon = _spot_alone(status, fleet, (*outlook.samples, present))
+    limit = status.usd_per_hour_limit
+    samples = (*outlook.quotes, sample(fleet, supplies, holdings))
+    affordable = [_affordable_quotes(one, limit) for one in samples]
+    seen = markets(affordable, fleet, supplies)
+    soon = _spot_alone(status, fleet, seen)
     size = base.fastest(examples, status.usd_limit)
     if status.deadline_s is None or not size:
         return soon
@@ -61,7 +68,7 @@ def forecast(
         return _late(status, fleet, base, size)
     slow = Forecast(
         finish_s=_finish(status, fleet, base, holdings),
-        usd=_cost(status, fleet, base, outlook, present),
+        usd=_cost(status, fleet, base, seen),
     )
     if not cost_optimal:
         max_usd = base.usd(_fallback_size(status, base), examples)
@@ -69,50 +76,14 @@ def forecast(
     return replace(slow, usd=_within_budget(slow.usd, status))
 
 
-def _affordable(
-    status: JobStatus,
-    fleet: Fleet,
-    supplies: Sequence[Supply],
-    holdings: Sequence[Holdings],
-) -> list[Supply]:
-    """Return the spot VMs that the hourly cap allows, held ones included, cheapest first."""
-    rented = {vms.name: vms.rented for vms in holdings}
-    left = status.usd_per_hour_limit
-    affordable = []
-    for supply in sorted(supplies, key=lambda s: s.usd_per_hour):
-        count = 0
-        if supply.spot:
-            free = supply.free(fleet) + rented.get(supply.name, 0)
-            count = _count(supply.usd_per_hour, free, left)
-        left -= count * supply.usd_per_hour
-        affordable.append(replace(supply, available=count))
-    return affordable
-
-
-def _affordable_samples(
-    status: JobStatus, fleet: Fleet, supplies: Sequence[Supply], outlook: MarketOutlook
-) -> MarketOutlook:
-    """Return the sampled markets with as many VMs as the hourly cap would have allowed.
-
-    Samples hold effective prices, so the cap is raised by what interruptions waste.
-    """
-    cap = status.usd_per_hour_cap
-    if cap is None:
-        return outlook
-    wastes = [
-        supply.effective_usd_per_hour(fleet) / supply.usd_per_hour
-        for supply in supplies
-        if supply.spot and supply.usd_per_hour > 0
-    ]
-    samples = []
-    for seen in outlook.samples:
-        left, rows = cap * (1 + tuning.ROUNDING) * max(wastes, default=1.0), []
-        for usd, there in seen:
-            count = _count(usd, there, left)
-            left -= count * usd
-            rows.append((usd, count))
-        samples.append(tuple((usd, count) for usd, count in rows if count))
-    return replace(outlook, samples=tuple(samples))
+def _affordable_quotes(seen: Sample, usd_per_hour_limit: float) -> Sample:
+    """Return the VMs of a sample that the hourly cap allows, cheapest first."""
+    left, found = usd_per_hour_limit, list[SpotQuote]()
+    for quote in sorted(seen, key=lambda quote: quote.usd_per_hour):
+        vms = _count(quote.usd_per_hour, quote.vms, left)
+        left -= vms * quote.usd_per_hour
+        found.append(quote._replace(vms=vms))
+    return tuple(found)
 
 
 def _count(usd_per_hour: float, max_vms: int, left: float) -> int:
@@ -126,13 +97,12 @@ def _cost(
     status: JobStatus,
     fleet: Fleet,
     base: OnDemandFallback,
-    outlook: MarketOutlook,
-    present: Market,
+    seen: Markets,
 ) -> Interval:
     """Return the cost between the cheapest schedule and on-demand VMs alone."""
     examples = status.examples_left
     left_s = max(0.0, status.left_s - base.start_s())
-    cheapest = spot_path(outlook, present, fleet, base.prices, examples, left_s).usd
+    cheapest = spot_path(seen, fleet, base.prices, examples, left_s).usd
     on_demand = base.usd(_fallback_size(status, base), examples)
     above = max(on_demand, cheapest) - cheapest
     return Interval(
@@ -228,10 +198,11 @@ def _finish(
     )
 
 
-def _spot_alone(status: JobStatus, fleet: Fleet, samples: Sequence[Market]) -> Forecast:
+def _spot_alone(status: JobStatus, fleet: Fleet, seen: Markets) -> Forecast:
     """Return the forecast of spot VMs alone, without a deadline."""
-    throughputs = [fleet.rates[sum(count for _, count in seen)] for seen in samples]
-    usd_rates = [sum(usd * count for usd, count in seen) / HOUR_S for seen in samples]
+    there = np.isfinite(seen)
+    throughputs = [fleet.rates[count] for count in there.sum(axis=1)]
+    usd_rates = (np.where(there, seen, 0.0).sum(axis=1) / HOUR_S).tolist()
     throughput = sum(throughputs) / len(throughputs)
     usd_per_s = sum(usd_rates) / len(usd_rates)
     examples, now_s = status.examples_left, status.now_s

@@ -110,10 +110,13 @@ class Supply:
         """Return how many VMs can be rented beside those held."""
         return fleet.max_vms if self.available is None else self.available
 
+    def waste(self, fleet: Fleet) -> float:
+        """Return what interruptions waste, as a share of the time that a VM trains."""
+        return self.losses_per_hour * (fleet.boot_s + fleet.lost_s) / HOUR_S
+
     def effective_usd_per_hour(self, fleet: Fleet) -> float:
         """Return the price of an hour of training, waste by interruptions included."""
-        wasted_s = fleet.boot_s + fleet.lost_s
-        return self.usd_per_hour * (1 + self.losses_per_hour * wasted_s / HOUR_S)
+        return self.usd_per_hour * (1 + self.waste(fleet))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

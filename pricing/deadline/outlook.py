@@ -1,16 +1,17 @@
 """What the spot market may do next, from samples of what it did.
 
-The future is taken to be a shuffle of the markets sampled so far; the present one is
-weighted by how long it may last.
+The future is taken to be a shuffle of the samples so far; the present one is weighted by how
+long it may last. Prices are remembered as they were quoted, and valued by today's hazard
+when they are used: else the first loss would make every offer of today look dearer than the
+same offer of yesterday, and the job would wait for a price that it already has.
 """
 
 from __future__ import annotations
 
-import functools
-import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -21,15 +22,29 @@ from spottrain.units import HOUR_S
 
 Array = npt.NDArray[np.float64]
 
-Market = tuple[tuple[float, int], ...]
-"""Spot VMs by ascending effective price: (USD per hour, how many)."""
+
+class SpotQuote(NamedTuple):
+    """Spot VMs of one supply at one time."""
+
+    name: str
+    """Of the supply."""
+    usd_per_hour: float
+    """Of one VM, as quoted: what interruptions waste is not in it."""
+    vms: int
+
+
+Sample = tuple[SpotQuote, ...]
+"""The spot market at one time: its VMs, held ones included."""
+
+Markets = Array
+"""Effective USD per hour of each VM of each sample, ascending; infinite where there is none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarketOutlook:
     """Samples of the spot market, one every ``SAMPLE_S``, oldest first."""
 
-    samples: tuple[Market, ...] = ()
+    quotes: tuple[Sample, ...] = ()
     sampled_at_s: float | None = None
 
 
@@ -52,27 +67,49 @@ def observe(
     last_s = outlook.sampled_at_s
     if last_s is not None and now_s - last_s < tuning.SAMPLE_S:
         return outlook
-    seen = market_of(fleet, supplies, holdings)
+    seen = sample(fleet, supplies, holdings)
     return replace(
         outlook,
-        samples=(*outlook.samples, seen)[-tuning.MAX_SAMPLES :],
+        quotes=(*outlook.quotes, seen)[-tuning.MAX_SAMPLES :],
         sampled_at_s=now_s,
     )
 
 
-def market_of(
+def sample(
     fleet: Fleet, supplies: Sequence[Supply], holdings: Sequence[Holdings]
-) -> Market:
-    """Return the spot VMs there are, held ones included, as many as the fleet may have."""
+) -> Sample:
+    """Return the spot VMs there are, held ones included: ``MAX_QUOTES`` at most, those
+    that are cheapest to train on today."""
     rented = {vms.name: vms.rented for vms in holdings}
-    left, rows = fleet.max_vms, list[tuple[float, int]]()
     spot = [supply for supply in supplies if supply.spot]
-    for supply in sorted(spot, key=lambda s: s.effective_usd_per_hour(fleet)):
-        count = min(left, supply.free(fleet) + rented.get(supply.name, 0))
-        if count > 0:
-            rows.append((supply.effective_usd_per_hour(fleet), count))
-            left -= count
-    return tuple(rows)
+    spot.sort(key=lambda supply: supply.effective_usd_per_hour(fleet))
+    found = [
+        SpotQuote(supply.name, supply.usd_per_hour, min(fleet.max_vms, count))
+        for supply in spot
+        if (count := supply.free(fleet) + rented.get(supply.name, 0)) > 0
+    ]
+    return tuple(found[: tuning.MAX_QUOTES])
+
+
+def markets(
+    samples: Sequence[Sample], fleet: Fleet, supplies: Sequence[Supply]
+) -> Markets:
+    """Return what VMs cost in each sample, valued by today's interruptions.
+
+    A supply that is not listed today counts with the most interruptions of any that is.
+    """
+    wastes = {supply.name: supply.waste(fleet) for supply in supplies if supply.spot}
+    most = max(wastes.values(), default=0.0)
+    quotes = [quote for seen in samples for quote in seen]
+    usd = [quote.usd_per_hour * (1 + wastes.get(quote.name, most)) for quote in quotes]
+    vms = np.array([quote.vms for quote in quotes], dtype=int)
+    rows = np.repeat(np.arange(len(samples)), [len(seen) for seen in samples])
+    counts = np.bincount(rows, weights=vms, minlength=len(samples))
+    there = np.arange(max(counts, default=0)) < counts[:, None]
+    prices = np.full(there.shape, np.inf)
+    prices[there] = np.repeat(usd, vms)
+    prices.sort(axis=1)
+    return prices[:, : fleet.max_vms]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,8 +124,7 @@ class SpotPath:
 
 
 def spot_path(
-    outlook: MarketOutlook,
-    present: Market,
+    seen: Markets,
     fleet: Fleet,
     on_demand: Sequence[float],
     examples: float,
@@ -101,80 +137,41 @@ def spot_path(
     fractional knapsack, exact if markets come as expected and changes are free.
 
     Args:
-        outlook: Samples of past markets.
-        present: The market now.
+        seen: Past markets, and the present one last.
         fleet: Throughput by size.
         on_demand: USD per hour of each on-demand VM, ascending; they are in every market.
         examples: Work that is left.
         left_s: Time that is left.
     """
     now_s = min(left_s, tuning.PERSISTENCE_S)
-    each_s = (left_s - now_s) / (tuning.PRESENT_WEIGHT + len(outlook.samples))
-    now_s += each_s * tuning.PRESENT_WEIGHT
-    prices, rates, costs = _past(outlook.samples, fleet, tuple(on_demand))
-    done = spent = 0.0  # in the present market alone
-
-    def until(number: int, usd_per_example: float) -> SpotPath:
-        past_usd = each_s * float(costs[number])
-        rest = examples - done - each_s * float(rates[number])
-        return SpotPath(
-            usd_per_example=usd_per_example,
-            usd=spent + past_usd + max(0.0, rest) * usd_per_example,
-        )
-
-    steps: list[list[float]] = _staircase(fleet, tuple(on_demand))(present).tolist()
-    for usd, rate in steps:
-        below = int(np.searchsorted(prices, usd))
-        if done + each_s * rates[below] >= examples:
-            break
-        if done + each_s * rates[below] + rate * now_s >= examples:
-            return until(below, usd)
-        done += rate * now_s
-        spent += usd * rate * now_s
-    if each_s <= 0 or done + each_s * rates[-1] < examples:
-        usd = spent + each_s * float(costs[-1])
-        return SpotPath(usd_per_example=math.inf, usd=usd)
-    number = int(np.searchsorted(rates, (examples - done) / each_s))
-    return until(max(0, number - 1), float(prices[max(0, number - 1)]))
-
-
-@functools.lru_cache(maxsize=8)
-def _past(
-    samples: tuple[Market, ...], fleet: Fleet, on_demand: tuple[float, ...]
-) -> tuple[Array, Array, Array]:
-    """Return the steps of all samples, cheapest first: their prices per example, and the
-    cumulative sums of rates and of costs per second."""
-    staircase = _staircase(fleet, on_demand)
-    table = np.concatenate([np.empty((0, 2)), *map(staircase, samples)])
-    usd, rate = table[np.argsort(table[:, 0], kind="stable")].T
-    rates = np.concatenate([[0.0], np.cumsum(rate)])
-    costs = np.concatenate([[0.0], np.cumsum(usd * rate)])
-    return usd, rates, costs
-
-
-@functools.lru_cache(maxsize=8)
-def _staircase(fleet: Fleet, on_demand: tuple[float, ...]) -> Callable[[Market], Array]:
-    """Return ``stairs`` of a fleet as a cached table."""
-
-    @functools.lru_cache(maxsize=2 * tuning.MAX_SAMPLES)
-    def table(seen: Market) -> Array:
-        return np.array(stairs(seen, fleet, on_demand)).reshape(-1, 2)
-
-    return table
+    each_s = (left_s - now_s) / (tuning.PRESENT_WEIGHT + len(seen) - 1)
+    lasts_s = np.full((len(seen), 1), each_s)
+    lasts_s[-1] = now_s + each_s * tuning.PRESENT_WEIGHT
+    prices, rates = stairs(seen, fleet, on_demand)
+    there = np.isfinite(prices)
+    order = np.argsort(prices[there], kind="stable")
+    usd, amounts = prices[there][order], (rates * lasts_s)[there][order]
+    done, costs = np.cumsum(amounts), np.cumsum(usd * amounts)
+    last = int(np.searchsorted(done, examples))
+    if last == len(done):
+        spent = float(costs[-1]) if len(costs) else 0.0
+        return SpotPath(usd_per_example=math.inf, usd=spent)
+    spare_usd = (done[last] - examples) * usd[last]
+    return SpotPath(
+        usd_per_example=float(usd[last]), usd=max(0.0, float(costs[last] - spare_usd))
+    )
 
 
 def stairs(
-    seen: Market, fleet: Fleet, on_demand: tuple[float, ...]
-) -> tuple[tuple[float, float], ...]:
-    """Return each step up in size: (USD per example, examples per second added)."""
-    prices = [usd for usd, count in seen for _ in range(count)]
-    prices = sorted([*prices, *on_demand])[: fleet.max_vms]
-    steps: list[tuple[float, float]] = []
-    for few, many in itertools.pairwise(fleet.sizes):
-        if many > len(prices):
-            break
-        rate = fleet.rates[many] - fleet.rates[few]
-        usd = sum(prices[few:many]) / HOUR_S / rate
-        # Steps are bought in order: one that is cheaper than the one below comes with it.
-        steps.append((max(usd, steps[-1][0]) if steps else usd, rate))
-    return tuple(steps)
+    seen: Markets, fleet: Fleet, on_demand: Sequence[float]
+) -> tuple[Array, Array]:
+    """Return each step up in size: USD per example, by market and step, and the examples
+    per second that it adds, by step. It costs infinitely much where VMs are lacking."""
+    always = np.tile(np.array(on_demand, dtype=float), (len(seen), 1))
+    prices = np.sort(np.concatenate([seen, always], axis=1), axis=1)
+    sizes = np.array([size for size in fleet.sizes if size <= prices.shape[1]])
+    rates = np.diff(np.array(fleet.rates)[sizes])
+    steps = np.add.reduceat(prices[:, : sizes[-1]], sizes[:-1], axis=1)
+    # Steps are bought in order: one that is cheaper than the one below comes with it.
+    usd = np.maximum.accumulate(steps / HOUR_S / rates, axis=1)
+    return usd, rates

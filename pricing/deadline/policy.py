@@ -15,7 +15,12 @@ from dataclasses import dataclass, replace
 
 from spottrain.pricing.deadline import model, tuning
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
-from spottrain.pricing.deadline.outlook import MarketOutlook, market_of, spot_path
+from spottrain.pricing.deadline.outlook import (
+    MarketOutlook,
+    markets,
+    sample,
+    spot_path,
+)
 from spottrain.units import HOUR_S
 
 
@@ -285,13 +290,12 @@ class _Policy:
 
     def _cost_optimal_fleet(self) -> model.FleetDecision:
         status, fleet = self.status, self.fleet
-        present = market_of(fleet, self.supplies, tuple(self.holdings.values()))
+        present = sample(fleet, self.supplies, tuple(self.holdings.values()))
         left_s = status.left_s - self.fallback.start_s()
         left_s -= tuning.MARGIN_LOSSES * self.loss_s
         candidates = self._candidates(on_demand=True)
         worth = spot_path(
-            self.outlook,
-            present,
+            markets((*self.outlook.quotes, present), fleet, self.supplies),
             fleet,
             self.fallback.prices,
             status.examples_left,
@@ -331,10 +335,22 @@ class _Policy:
             if ending and not all(candidate.is_held for candidate in step):
                 break
             usd = sum(self._asking_usd(candidate) for candidate in step) / HOUR_S
-            if usd > worth * (self.fleet.rates[many] - self.fleet.rates[few]):
+            limit = worth * (self.fleet.rates[many] - self.fleet.rates[few])
+            if self._can_wait(step):
+                limit *= 1 - tuning.ROUNDING
+            if usd > limit:
                 break
             size = many
         return size
+
+    def _can_wait(self, step: Sequence[Candidate]) -> bool:
+        """Return whether there is time to wait for spot VMs in place of new on-demand VMs.
+
+        Only if they are just worth their price: waiting then costs nothing if the market
+        goes on as it was, and saves money if spot VMs come back.
+        """
+        is_new = any(not candidate.spot and not candidate.is_held for candidate in step)
+        return is_new and self.slack_s > tuning.PATIENCE * self.status.left_s
 
     def _asking_usd(self, candidate: Candidate) -> float:
         """Return the hourly price that a VM must be worth."""

@@ -17,6 +17,9 @@ MIN_TRAINING_BOOTS = 3.0
 """No VMs are rented that would train for less than so many boot times."""
 NO_GAIN = 0.02
 """Share of a fleet's throughput for which no further VMs are rented."""
+PATIENCE = 0.1
+"""Share of the time left that slack must be for new on-demand VMs to wait, where spot VMs
+may come back."""
 
 # --- How near the deadline: deadline.policy ---
 
@@ -43,6 +46,8 @@ SAMPLE_S = 900.0
 """Time between two samples of the market that are kept."""
 MAX_SAMPLES = 192
 """Samples that are kept: two days."""
+MAX_QUOTES = 16
+"""Supplies that a sample keeps."""
 PERSISTENCE_S = 3600.0
 """The market is expected to stay as it is for so long."""
 PRESENT_WEIGHT = 4

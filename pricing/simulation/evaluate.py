@@ -11,6 +11,7 @@ from statistics import fmean
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Forecast
 from spottrain.pricing.simulation import baselines, offline_optimum, online_bound
+from spottrain.pricing.simulation.coverage import Foretold
 from spottrain.pricing.simulation.replay import MarketView, SimulatedRun, play
 from spottrain.pricing.simulation.scenarios import Scenario, prolonged
 
@@ -273,6 +274,26 @@ def online_bound_row(cases: Iterable[Case]) -> OnlineBoundRow | None:
         online_over_bound=fmean(online_usd / bound for _, bound, online_usd in triples),
         over_online=fmean(usd / online_usd for usd, _, online_usd in triples),
     )
+
+
+def foretold(
+    forecasts: Iterable[tuple[str, ForecastOutcome]],
+) -> tuple[list[Foretold], list[Foretold]]:
+    """Return finishes and costs as ``coverage`` takes them, unbounded intervals left out.
+
+    Args:
+        forecasts: Each with the name of its market.
+    """
+    finishes, costs = list[Foretold](), list[Foretold]()
+    for market, one in forecasts:
+        for found, interval, actual in (
+            (finishes, one.forecast.finish_s, one.finished_s),
+            (costs, one.forecast.usd, one.usd),
+        ):
+            if interval.high < math.inf:
+                told = Foretold(market=market, interval=interval, actual=actual)
+                found.append(told)
+    return finishes, costs
 
 
 def kept(forecasts: Iterable[ForecastOutcome]) -> tuple[float, float]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,16 +16,19 @@ from spottrain.errors import ConfigError
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.traces import Trace, parse_trace
 from spottrain.pricing.deadline.model import Fleet
-from spottrain.pricing.simulation import evaluate
+from spottrain.pricing.simulation import coverage, evaluate
 from spottrain.pricing.simulation.scenarios import Scenario, from_trace, synthetic
 from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.cli.simulate.files import read_text
 
 SLACKS = (1.0, 1.15, 1.4, 1.7, 2.1, 10.0)
 """Edges of the groups of jobs by the time they have."""
-TRACE_SIZES = (8, 16)
+TRACE_VMS = (8, 16)
 TRACE_SLACKS = (1.1, 1.5, 2.0)
-"""Jobs on each trace: the size of their fleet, and the time they have."""
+"""Jobs on each trace: the size of their fleet, and the time they have as a multiple of what
+on-demand VMs need."""
+COVERAGES = (0.8, 0.9)
+"""Intervals that are corrected by other markets."""
 OURS = 2
 """The first rules are ours: the deadline policy, cost-optimal and time-optimal."""
 TRACE_FRICTION = 0.01
@@ -42,6 +45,24 @@ TracesOption = Annotated[
     list[Path],
     typer.Option("--trace", help="A trace as of 'simulate trace'; any number of them."),
 ]
+VmsOption = Annotated[
+    list[int],
+    typer.Option(
+        "--vms",
+        min=1,
+        max=1000,
+        help="Size of a job's fleet on each trace; any number.",
+    ),
+]
+SlackOption = Annotated[
+    list[float],
+    typer.Option(
+        "--slack",
+        min=1.0,
+        max=1000.0,
+        help="Time of a job on each trace, in times what on-demand VMs need; any number.",
+    ),
+]
 MarketsOption = Annotated[
     int, typer.Option(min=0, max=100_000, help="Synthetic markets to replay.")
 ]
@@ -51,6 +72,8 @@ ProcessesOption = Annotated[int, typer.Option(min=0, help="Processes; 0: one per
 
 def deadlines(
     trace: TracesOption = [],  # noqa: B006 - typer makes a new one each time
+    vms: VmsOption = [],  # noqa: B006
+    slack: SlackOption = [],  # noqa: B006
     markets: MarketsOption = 200,
     first_seed: SeedOption = 1,
     processes: ProcessesOption = 0,
@@ -62,7 +85,10 @@ def deadlines(
     spottrain's deadline policy, on-demand VMs only, spot VMs only, the failover of today's
     tools, and Uniform Progress; costs are relative to the offline optimum.
     """
-    groups = {file.name: on_trace(file) for file in trace}
+    if (vms or slack) and not trace:
+        raise ConfigError("--vms and --slack are of jobs on a trace: got no --trace")
+    sizes, times = vms or TRACE_VMS, slack or TRACE_SLACKS
+    groups = {file.name: on_trace(file, sizes, times) for file in trace}
     if markets:
         seeds = range(first_seed, first_seed + markets)
         groups[f"markets {seeds.start} to {seeds.stop - 1}"] = [*map(synthetic, seeds)]
@@ -71,7 +97,15 @@ def deadlines(
     scenarios = [scenario for group in groups.values() for scenario in group]
     found = iter(evaluate.evaluate_all(scenarios, processes or os.cpu_count() or 1))
     cases = {name: [next(found) for _ in group] for name, group in groups.items()}
+    if len(trace) > 1:
+        together = [case for file in trace for case in cases[file.name]]
+        cases[f"{len(trace)} traces together"] = together
     document = {name: _document(group) for name, group in cases.items()}
+    market_of = {  # jobs on one trace share its market
+        case.scenario: file.name for file in trace for case in cases[file.name]
+    }
+    for name, group in cases.items():
+        document[name]["coverage"] = _coverage(group, market_of)
     if output is console.Output.JSON:
         console.show_json(document)
     else:
@@ -79,8 +113,12 @@ def deadlines(
             console.show(*_parts(name, part))
 
 
-def on_trace(file: Path) -> list[Scenario]:
-    """Return the jobs to replay on a trace."""
+def on_trace(
+    file: Path,
+    sizes: Sequence[int] = TRACE_VMS,
+    slacks: Sequence[float] = TRACE_SLACKS,
+) -> list[Scenario]:
+    """Return the jobs to replay on a trace, of every size and slack."""
     text = read_text(file)
     try:
         played = parse_trace(text)
@@ -89,15 +127,18 @@ def on_trace(file: Path) -> list[Scenario]:
     for notice in played.notices:
         console.say(f"{file.name}: {notice}")
     return [
-        _trace_job(file.name, played, size, slack)
-        for size in TRACE_SIZES
-        for slack in TRACE_SLACKS
+        _trace_job(file.name, played, size, slack) for size in sizes for slack in slacks
     ]
 
 
 def _trace_job(name: str, played: Trace, size: int, slack: float) -> Scenario:
     rates = [vms / (1 + TRACE_FRICTION * (vms - 1)) for vms in range(1, size + 1)]
     fleet = Fleet(examples_per_s=(0.0, *rates))
+    if played.end_s <= slack * (fleet.boot_s + fleet.morph_s):
+        raise ConfigError(
+            f"{name}: a trace of {played.end_s:.0f} s is too short for --slack {slack:g}: "
+            "give a longer trace or less slack"
+        )
     title = f"{name}, {size} VMs, {slack:g} times the on-demand time"
     return from_trace(title, played, fleet, tightness=1 / slack, budget_share=1.1)
 
@@ -140,6 +181,29 @@ def _document(cases: Sequence[evaluate.Case]) -> dict[str, Any]:
     }
 
 
+def _coverage(
+    cases: Sequence[evaluate.Case], market_of: Mapping[str, str]
+) -> list[dict[str, Any]]:
+    """Return how well the cost-optimal intervals hold, as they are and corrected."""
+    named = [
+        (market_of.get(case.scenario, case.scenario), one)
+        for case in cases
+        for one in case.forecasts
+    ]
+    found = []
+    for what, rows in zip(("finish", "cost"), evaluate.foretold(named), strict=True):
+        made = [("as forecast", rows, coverage.LEVEL)]
+        made += [
+            ("corrected by the other markets", coverage.corrected(rows, level), level)
+            for level in COVERAGES
+        ]
+        for how, intervals, level in made:
+            row = coverage.coverage(intervals, level)
+            if row is not None:
+                found.append({"of": what, "intervals": how} | asdict(row))
+    return found
+
+
 def _one_zone(cases: Sequence[evaluate.Case]) -> dict[str, Any] | None:
     row = evaluate.online_bound_row(cases)
     if row is None:
@@ -179,8 +243,17 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
             f"{intervals['usd']:.1%} cost; time-optimal: "
             f"{intervals['finish_in_haste']:.1%} and {intervals['usd_in_haste']:.1%}"
         ),
+        *(_coverage_line(row) for row in part["coverage"]),
         *(f"limits broken: {scenario}" for scenario in part["broken"]),
     ]
+
+
+def _coverage_line(row: dict[str, Any]) -> str:
+    return (
+        f"{row['of']}, {row['level']:.0%} intervals {row['intervals']}: {row['kept']:.1%} "
+        f"of {row['forecasts']} hold ({row['kept_low']:.1%} to {row['kept_high']:.1%}); "
+        f"interval score {row['score']:.3f}"
+    )
 
 
 def _one_zone_line(row: dict[str, Any]) -> str:

@@ -12,12 +12,12 @@ from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Holdings, Supply
-from spottrain.pricing.deadline.outlook import MarketOutlook
+from spottrain.pricing.deadline.outlook import MarketOutlook, SpotQuote
 from spottrain.units import HOUR_S
 
 SPOT_ONLY = (spot(),)
 BOTH = (spot(), ON_DEMAND)
-SEEN = MarketOutlook(samples=(((1.0, 4),),) * 9, sampled_at_s=0.0)
+SEEN = MarketOutlook(quotes=((SpotQuote("spot", 1.0, 4),),) * 9, sampled_at_s=0.0)
 
 
 @pytest.mark.parametrize("supplies", [SPOT_ONLY, BOTH])
@@ -42,7 +42,7 @@ def test_the_hourly_cap_slows_the_job_down() -> None:
 def test_what_interruptions_waste_takes_nothing_from_the_cap() -> None:
     at = status(hours=None, work=5, cap=4.0)
     risky = replace(spot(), losses_per_hour=0.5)
-    seen = MarketOutlook(samples=(((risky.effective_usd_per_hour(FLEET), 4),),) * 9)
+    seen = MarketOutlook(quotes=((SpotQuote("spot", 1.0, 4),),) * 9)
     predicted = forecast(at, FLEET, (risky,), (), seen)
     assert predicted.finish_s.expected == pytest.approx(5 * HOUR_S)
 
@@ -117,7 +117,9 @@ def test_every_interval_is_ordered_and_within_the_budget(
     at = replace(at, reserve_s=reserve_s)
     supplies = (spot(usd=price, available=free), *((ON_DEMAND,) if allowed else ()))
     holdings = (Holdings(name="spot", ready=ready),)
-    outlook = MarketOutlook(samples=tuple((look,) for look in samples))
+    outlook = MarketOutlook(
+        quotes=tuple((SpotQuote("spot", *look),) for look in samples)
+    )
     predicted = forecast(
         at, FLEET, supplies, holdings, outlook, cost_optimal=cost_optimal
     )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from dataclasses import replace
 
@@ -19,9 +20,15 @@ from spottrain.pricing.deadline.model import (
     JobStatus,
     Supply,
 )
-from spottrain.pricing.deadline.outlook import MarketOutlook, observe
+from spottrain.pricing.deadline.outlook import (
+    MarketOutlook,
+    SpotQuote,
+    markets,
+    observe,
+    sample,
+)
 from spottrain.pricing.deadline.policy import decide
-from spottrain.pricing.deadline.tuning import MAX_SAMPLES, SAMPLE_S
+from spottrain.pricing.deadline.tuning import MAX_QUOTES, MAX_SAMPLES, SAMPLE_S
 from spottrain.units import HOUR_S
 
 NOTHING: tuple[Holdings, ...] = ()
@@ -53,10 +60,48 @@ def test_more_time_means_fewer_vms_since_each_further_one_adds_less() -> None:
 
 
 def test_without_spot_vms_it_waits_while_there_is_time_for_more_than_the_work() -> None:
-    seen = MarketOutlook(samples=(((1.0, 4),),) * 50, sampled_at_s=0.0)
+    seen = MarketOutlook(quotes=((SpotQuote("spot", 1.0, 4),),) * 50, sampled_at_s=0.0)
     decision = decided(status(hours=20, work=5), (DRY, ON_DEMAND), outlook=seen)
     assert decision.mode == "wait"
     assert decision.wanted == ()
+
+
+@given(price=st.floats(0.1, 2.0), losses=st.floats(0.0, 10.0))
+def test_after_a_loss_an_unchanged_price_is_not_dearer_than_those_remembered(
+    price: float, losses: float
+) -> None:
+    calm, outlook = spot(usd=price), MarketOutlook()
+    for number in range(50):
+        outlook = observe(outlook, number * SAMPLE_S, FLEET, (calm,), ())
+    lost = replace(calm, losses_per_hour=losses)
+    decision = decided(status(hours=20, work=5), (lost, ON_DEMAND), outlook=outlook)
+    assert decision.mode == "pace"
+    assert decision.count("spot") > 0
+
+
+def test_a_sample_counts_with_the_interruptions_that_its_supply_has_today() -> None:
+    samples = (
+        (SpotQuote("a", 1.0, 2), SpotQuote("b", 1.1, 4)),
+        (SpotQuote("gone", 1.0, 1),),
+    )
+    rough = replace(spot("a"), losses_per_hour=6.0)  # wastes 120 s each: a fifth
+    seen = markets(samples, FLEET, (rough, spot("b"), ON_DEMAND))
+    assert seen[0] == pytest.approx([1.1, 1.1, 1.1, 1.1])
+    assert seen[1] == pytest.approx([1.2, *[math.inf] * 3])
+
+
+@pytest.mark.parametrize(("hours", "mode"), [(6.0, "wait"), (5.4, "pace")])
+def test_on_demand_vms_that_are_just_worth_their_price_wait_while_there_is_slack(
+    hours: float, mode: str
+) -> None:
+    one = replace(FLEET, examples_per_s=FLEET.examples_per_s[:2])
+    at = replace(status(hours=hours, work=0), examples_left=5 * HOUR_S)
+    seen = MarketOutlook(quotes=((),) * 50, sampled_at_s=0.0)
+    market = (DRY, ON_DEMAND)
+    new = decide(at, one, market, NOTHING, seen)
+    assert (new.mode, new.count("on-demand")) == (mode, int(mode == "pace"))
+    held = (Holdings(name="on-demand", ready=1),)
+    assert decide(at, one, market, held, seen).count("on-demand") == 1
 
 
 def test_near_the_deadline_what_spot_vms_lack_comes_on_demand() -> None:
@@ -412,8 +457,15 @@ def test_samples_are_spaced_and_the_oldest_are_forgotten() -> None:
     for number in range(2 * MAX_SAMPLES):
         outlook = observe(outlook, number * SAMPLE_S, FLEET, (spot(),), ())
         outlook = observe(outlook, number * SAMPLE_S + 1, FLEET, (spot(),), ())
-    assert len(outlook.samples) == MAX_SAMPLES
-    assert outlook.samples[0] == ((1.0, 4),)
+    assert len(outlook.quotes) == MAX_SAMPLES
+    assert outlook.quotes[0] == (("spot", 1.0, 4),)
+
+
+def test_a_sample_of_many_supplies_keeps_those_that_are_cheapest_to_train_on() -> None:
+    many = [spot(f"{n}", 4.0 - 0.1 * n, available=9) for n in range(2 * MAX_QUOTES)]
+    seen = sample(FLEET, many, ())
+    assert len(seen) == MAX_QUOTES
+    assert seen[0] == (f"{len(many) - 1}", many[-1].usd_per_hour, FLEET.max_vms)
 
 
 def test_the_fallback_counts_boots_of_vms_that_are_not_rented_yet() -> None:

@@ -17,7 +17,7 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
     def answer(
-        *arguments: str | Path, command: str = "deadlines"
+        *arguments: str | Path | float, command: str = "deadlines"
     ) -> tuple[int, str, str]:
         words = ["spottrain", "simulate", command, *map(str, arguments)]
         monkeypatch.setattr(sys, "argv", words)
@@ -57,6 +57,48 @@ def test_a_trace_is_played_with_jobs_of_several_deadlines(
     assert "trace.csv" in out
     assert "6 of 6" in out
     assert "coverage of 90 % intervals" in out
+
+
+def test_a_trace_is_played_with_the_fleets_and_deadlines_asked_for(
+    run: Run, trace: Path
+) -> None:
+    asked = ("--vms", 1, "--vms", 3, "--slack", 1.25, "--markets", 0, "-o", "json")
+    again = trace.with_name("again.csv")
+    again.write_text(trace.read_text())
+    files = ("--trace", trace, "--trace", again)
+    code, out, _ = run(*files, *asked, "--processes", 1)
+    assert code == 0
+    groups = json.loads(out)
+    assert list(groups) == ["trace.csv", "again.csv", "2 traces together"]
+    assert [groups[name]["rules"][0]["jobs"] for name in groups] == [2, 2, 4]
+    intervals = [
+        (row["of"], row["intervals"], row["level"], row["forecasts"])
+        for row in groups["2 traces together"]["coverage"]
+    ]
+    assert intervals[:3] == [
+        ("finish", "as forecast", 0.9, 12),
+        ("finish", "corrected by the other markets", 0.8, 12),
+        ("finish", "corrected by the other markets", 0.9, 12),
+    ]
+    assert [row["intervals"] for row in groups["trace.csv"]["coverage"]] == [
+        "as forecast",
+        "as forecast",
+    ]
+    by_slack = groups["trace.csv"]["by_slack"]
+    assert [(row["from"], row["jobs"]) for row in by_slack] == [(1.15, 2)]
+
+
+def test_fleets_and_deadlines_without_a_trace_that_lasts_as_long_are_refused(
+    run: Run, tmp_path: Path
+) -> None:
+    code, _, err = run("--vms", 1)
+    assert code == 2
+    assert "got no --trace" in err
+    short = tmp_path / "short.csv"
+    short.write_text("0,add,vm0\n600000,remove,vm0")
+    code, _, err = run("--trace", short, "--slack", 3, "--markets", 0)
+    assert code == 2
+    assert "short.csv: a trace of 600 s is too short for --slack 3" in err
 
 
 def test_nothing_to_play_and_a_missing_trace_are_refused(
