@@ -83,8 +83,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     try:
         result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
     except torch.OutOfMemoryError as error:
-        report = _out_of_memory(context, command, error, "handover", None)
-        context.supervisor.report(report)
+        _report_out_of_memory(context, command, error, "handover", None)
         raise
     if rank >= len(command.plan.slots):
         release_rendezvous(store, len(command.participants))
@@ -114,8 +113,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         connections.cut()
         if isinstance(error, torch.OutOfMemoryError):
             during, section = training.doing() if training else ("start", None)
-            report = _out_of_memory(context, command, error, during, section)
-            context.supervisor.report(report)
+            _report_out_of_memory(context, command, error, during, section)
         raise
     finally:
         device_groups.close()
@@ -246,16 +244,16 @@ def _form_groups(
     return groups
 
 
-def _out_of_memory(
+def _report_out_of_memory(
     context: WorkerContext,
     command: RunGeneration,
     error: torch.OutOfMemoryError,
     during: messages.MemoryUse,
     section: int | None,
-) -> messages.OutOfMemory:
+) -> None:
     found = _REQUESTED.search(str(error))
     requested = float(found[1]) * _UNITS[found[2]] if found else 0
-    return messages.OutOfMemory(
+    report = messages.OutOfMemory(
         generation=command.generation,
         slot=context.slot,
         section=section,
@@ -264,6 +262,7 @@ def _out_of_memory(
         device_bytes=context.device.memory_bytes() or 0,
         during=during,
     )
+    context.supervisor.report(report)
 
 
 def _rank_of(context: WorkerContext, command: RunGeneration) -> int:
