@@ -332,10 +332,7 @@ class Agent:
         """Post reports, each until the manager has it."""
         client, backoff = self._client(), Backoff()
         while True:
-            first, reports = self._outbox.peek(_MAX_BATCH)
-            batch = messages.ReportBatch(
-                vm_id=self._bootstrap.vm_id, first=first, reports=reports
-            )
+            batch = self._outbox.batch(self._bootstrap.vm_id, _MAX_BATCH)
             try:
                 text = client.call("POST", "/v1/reports", encode(batch))
             except NoManagerError as error:
@@ -343,7 +340,7 @@ class Agent:
                 self._closing.wait(backoff.next_s())
                 continue
             backoff.reset()
-            self._outbox.drop_before(int(json.loads(text)["received"]))
+            self._outbox.acknowledge(decode(messages.ReportAnswer, text))
 
     def _watch_route(self) -> None:
         """Break off calls that wait at an outdated address of the manager."""

@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 
 from spottrain.cloud.port.stored import FORMER_FIELDS, with_current_names
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import (
     EVENT_TYPES,
     Event,
@@ -28,6 +27,7 @@ from spottrain.varuna_manager.core.model.events import (
 )
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs import measurements
+from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.measurements import Measurements, Sample
 from spottrain.varuna_manager.jobs.samples import Sampler
 
@@ -213,10 +213,10 @@ class Journal:
         Raises:
             JournalError: The file is damaged.
         """
-        state = State()
+        fold = Fold()
         for _, event in self.read():
-            state, _ = step.step(state, event)
-        return state
+            fold.take(event)
+        return fold.state
 
     def close(self) -> None:
         """Close the file."""
@@ -247,11 +247,11 @@ class Journal:
 
     def _measure_into(self, db: sqlite3.Connection, after_seq: int = 0) -> None:
         """Write what the events above ``after_seq`` measure."""
-        store, sampler, state = Measurements(db), Sampler(), State()
+        store, sampler, fold = Measurements(db), Sampler(), Fold()
         for seq, event in self.read():
-            state, _ = step.step(state, event)
+            fold.take(event)
             if seq > after_seq:
-                store.write(sampler.samples(event, state))
+                store.write(sampler.samples(event, fold.state))
 
     def _check_version(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
