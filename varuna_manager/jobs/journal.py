@@ -130,7 +130,7 @@ class Journal:
         Raises:
             JournalError: The disk refused, or the file is damaged.
         """
-        if not self._is_measured():
+        if not self.is_measured():
             with self._transaction():
                 known = self._db.execute("SELECT seq FROM measured").fetchone()[0]
                 self._measure_into(self._db, after_seq=known)
@@ -145,7 +145,7 @@ class Journal:
         Raises:
             JournalError: The file is damaged.
         """
-        if self._is_measured():
+        if self.is_measured():
             return Measurements(self._db)
         memory = sqlite3.connect(":memory:", isolation_level=None)
         memory.executescript(measurements.SCHEMA)
@@ -235,7 +235,7 @@ class Journal:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _is_measured(self) -> bool:
+    def is_measured(self) -> bool:
         """Return whether the measurements of all events are in the file."""
         with self._translating_errors():
             if self._db.execute("PRAGMA user_version").fetchone()[0] < len(_MIGRATIONS):
