@@ -150,7 +150,10 @@ class Layouts:
         return PlanLayout(
             plan,
             tuple(device.speed for device in placed),
-            shared_cores((device.machine, device.cores) for device in placed),
+            shared_cores(
+                ((device.machine, device.cores) for device in placed),
+                ((device.machine, device.cores) for device in self.inputs.slots),
+            ),
             largest(needed),
             room,
             math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms),

@@ -3,7 +3,8 @@
 VMs of the local provider are processes of one computer, and a host may have more CPU slots
 than cores. Workers that compute at the same time then get equal parts of the cores
 (processor sharing: Kleinrock, Queueing Systems II, section 4.4): n of them on c < n cores
-run at c / n of the speed of a worker with a core of its own.
+run at c / n of the speed of a worker with a core of its own. What they lose beyond that
+is measured (``wire.Crowding``).
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+
+from spottrain.wire.model import Crowding
 
 OWN_CORE = -1
 """Instead of a computer's number: a slot that shares its core with no other."""
@@ -53,6 +56,20 @@ class SharedCores:
             )
             for replica in range(len(counts))
         ]
+
+    def task_growth(self, rank: int, crowding: Crowding | None) -> float:
+        """Return by how much longer tasks of a rank take than its profile's sections do.
+
+        Between as many ranks as cores and what was measured it grows by the ranks per
+        core; beyond, where caches can hardly get colder, it stays.
+        """
+        computer = self.computers[rank]
+        if computer == OWN_CORE or crowding is None or crowding.ranks <= crowding.cores:
+            return 1.0
+        more = self.computers.count(computer) / self.cores[computer] - 1
+        share = max(0.0, min(1.0, more / (crowding.ranks / crowding.cores - 1)))
+        least = crowding.core_growth
+        return least + share * (crowding.task_growth - least)
 
     def finish_s(
         self, ready_s: Sequence[float], works_s: Sequence[float]
@@ -103,16 +120,20 @@ def _share(
     return done_s
 
 
-def shared_cores(machines: Iterable[tuple[str, int]]) -> SharedCores | None:
+def shared_cores(
+    machines: Iterable[tuple[str, int]], fleet: Iterable[tuple[str, int]] = ()
+) -> SharedCores | None:
     """Return how the ranks of a plan share cores; None if each has one of its own.
 
     Args:
         machines: Of each rank, its computer and how many cores of it slots may use; 0:
             unknown, then as many as there are slots.
+        fleet: The same of all slots, also those without a rank: a computer on which they
+            are more than cores counts as shared.
     """
     ranks = list(machines)
-    slots = Counter(ranks)
-    crowded = [at for at, count in slots.items() if 0 < at[1] < count]
+    slots = Counter(ranks) | Counter(fleet)
+    crowded = [at for at in dict.fromkeys(ranks) if 0 < at[1] < slots[at]]
     if not crowded:
         return None
     numbers = {at: number for number, at in enumerate(crowded)}

@@ -165,7 +165,11 @@ def _prepared_s(
     reduced = [at_s + sum_s for at_s, sum_s in zip(drained, sums, strict=True)]
     if sharing is not None:
         width = plan.data_parallel_width
-        summed = sharing.finish_s(drained * width, sums * width)
+        works = [
+            sharing.task_growth(rank, profile.crowding) * sums[rank % len(sums)]
+            for rank in range(len(sums) * width)
+        ]
+        summed = sharing.finish_s(drained * width, works)
         reduced = [max(summed[p :: len(sums)]) for p in range(len(sums))]
     return _tied_s(plan, facts, profile, reduced)
 
@@ -215,7 +219,15 @@ def slowest_update_s(
     updates = list(map(one_s, range(depth)))
     if sharing is None:
         return max(updates)
-    return max(sharing.finish_s([0.0] * (depth * width), updates * width))
+    works = updates * width
+    if (crowding := profile.crowding) is not None:
+        stage_bytes = _stage_bytes(plan, facts)
+        for rank, computer in enumerate(sharing.computers):
+            if computer != OWN_CORE:
+                commit_s = crowding.commit_s_per_byte * stage_bytes[rank % depth]
+                works[rank] = max(works[rank], commit_s / speeds[rank])
+                works[rank] += crowding.commit_s
+    return max(sharing.finish_s([0.0] * (depth * width), works))
 
 
 def expect_step(
@@ -387,9 +399,28 @@ def _run_replicas(
             ]
             if overheads.fetch_s:
                 stages = [_waiting(runs, overheads, plan.recompute) for runs in stages]
+            if sharing is not None:
+                first = replica * depth
+                stages = [
+                    _crowded(runs, sharing.task_growth(first + p, profile.crowding))
+                    for p, runs in enumerate(stages)
+                ]
             known[key] = _play(plan, count, stages, links, chance, shares, lists)
         runs.append(known[key])
     return runs
+
+
+def _crowded(stage: Sequence[StageTimes], growth: float) -> list[StageTimes]:
+    """Return a stage whose tasks take ``growth`` times as long."""
+    return [
+        replace(
+            run,
+            forward_s=growth * run.forward_s,
+            recompute_s=growth * run.recompute_s,
+            backward_s=growth * run.backward_s,
+        )
+        for run in stage
+    ]
 
 
 def _waiting(

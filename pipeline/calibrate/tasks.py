@@ -30,11 +30,11 @@ from spottrain.pipeline.model.job import Batch
 from spottrain.pipeline.model.loaded import LoadedJob
 from spottrain.pipeline.model.stage import StageModel
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
-from spottrain.pipeline.train.reduction import FastReduction
+from spottrain.pipeline.train.reduction import REDUCTIONS, GradientReduction
 from spottrain.pipeline.train.sums import Replicas
 from spottrain.pipeline.train.working import WorkingSection
 from spottrain.wire.messages import LoaderSpec
-from spottrain.wire.model import TaskOverheads
+from spottrain.wire.model import Reduction, TaskOverheads
 
 T = TypeVar("T")
 
@@ -105,10 +105,58 @@ def time_tasks(
         UserCodeError: The user's code raised.
         GenerationBrokenError, RuntimeError: A neighbour is gone.
     """
-    clock, spec = links.clock, loaded.spec
+    clock = links.clock
+    tracker = _TimedTracker(bench.memory.num_bytes, clock)
+    executor, sums = make_stage(
+        loaded,
+        bench,
+        chain,
+        links,
+        _timed_source(loaded, microbatch_size, clock),
+        num_microbatches,
+        tracker,
+        "fast",
+        _TaskMarks(clock),
+    )
+    for step in range(_MINIBATCHES):
+        clock.clear()
+        sums.begin(0, 0)
+        executor.train(step)
+        clock.end_task()
+        sums.reduce()
+        tracker.settle()
+    links.flush()
+    return clock.samples
+
+
+def make_stage(
+    loaded: LoadedJob,
+    bench: SectionBench,
+    chain: Chain,
+    links: PipelineLinks,
+    source: MicrobatchSource,
+    num_microbatches: int,
+    tracker: TensorTracker,
+    reduction: Reduction,
+    faults: FaultScript,
+) -> tuple[StageExecutor, GradientReduction]:
+    """Return what trains a stage of ``chain`` as the product does.
+
+    Args:
+        loaded: The job.
+        bench: Has this rank's sections.
+        chain: The ranks that take part.
+        links: To the neighbours.
+        source: Of micro-batches.
+        num_microbatches: Of a mini-batch.
+        tracker: Counts bytes.
+        reduction: What sums gradients up.
+        faults: Is told of tasks.
+    """
+    spec = loaded.spec
     arenas = {k: bench.memory.arenas[k] for k in bench.sections}
     sections = [
-        WorkingSection(arena, bench.device, sums_gradients=True)
+        WorkingSection(arena, bench.device, sums_gradients=reduction == "fast")
         for arena in arenas.values()
     ]
     for section in sections:
@@ -122,30 +170,26 @@ def time_tasks(
         bench.device.torch_device,
         spec.precision,
     )
-    tracker = _TimedTracker(bench.memory.num_bytes, clock)
+    alone = Replicas(
+        virtual_nodes=range(num_microbatches),
+        num_virtual_nodes=num_microbatches,
+        has_loss=chain.neighbours[1] is None,
+        num_metrics=len(loaded.layout.metrics),
+    )
     named = {k: stage.parameters_of(k) for k in arenas}
-    alone = Replicas(virtual_nodes=range(num_microbatches))
-    sums = FastReduction(named, sections, alone, bench.device, tracker)
+    sums = REDUCTIONS[reduction](named, sections, alone, bench.device, tracker)
     executor = StageExecutor(
         [[stage]],
         _place(chain, num_microbatches),
-        _timed_source(loaded, microbatch_size, clock),
+        source,
         links,
         spec.seed,
-        _TaskMarks(clock),
+        faults,
         tracker,
         bench.device,
         metrics=loaded.layout.metrics,
     )
-    for step in range(_MINIBATCHES):
-        clock.clear()
-        sums.begin(0, 0)
-        executor.train(step)
-        clock.end_task()
-        sums.reduce()
-        tracker.settle()
-    links.flush()
-    return clock.samples
+    return executor, sums
 
 
 def _timed_source(

@@ -82,6 +82,8 @@ class Prefetcher:
         self._held: dict[Microbatch, int | UserCodeError | None] = {}
         """What was asked for: its memory, an error, or nothing yet. As much as the
         worker may work ahead, and the one it asks for."""
+        self.label = ""
+        """Whom loaders make batches for, in what they print."""
         self._requests = 0
         self._deaths: Counter[Microbatch] = Counter()
         self._stalled_s = 0.0
@@ -169,7 +171,7 @@ class Prefetcher:
             self._requests += 1
             loader.asked[self._requests] = name
             self._held[name] = None
-            self._send(loader, {"make": self._requests, "name": name})
+            self._send_request(loader, self._requests, name)
 
     def _forget(self, name: Microbatch) -> None:
         """Drop a batch, or the request for it."""
@@ -181,6 +183,9 @@ class Prefetcher:
                 if asked == name:
                     del loader.asked[number]
                     self._send(loader, {"drop": number})
+
+    def _send_request(self, loader: _Loader, number: int, name: Microbatch) -> None:
+        self._send(loader, {"make": number, "name": name, "for": self.label})
 
     def _send(self, loader: _Loader, request: dict[str, object]) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):
@@ -227,7 +232,7 @@ class Prefetcher:
                 self._held[name] = _death(name)
         loader.connection = self._open(loader.number)
         for number, name in loader.asked.items():
-            self._send(loader, {"make": number, "name": name})
+            self._send_request(loader, number, name)
 
 
 def _death(name: Microbatch) -> UserCodeError:

@@ -15,6 +15,7 @@ from collections.abc import Callable
 from functools import cache
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.output import label_output
 from spottrain.pipeline.loader.encoding import UnsendableError, write_batch
 from spottrain.pipeline.model.data import Microbatch, make_batch
 from spottrain.pipeline.model.job import TrainingJob
@@ -36,7 +37,7 @@ def serve_batches(
     """
     os.environ["CUDA_VISIBLE_DEVICES"] = ""  # a context of its own would take memory
     job = cache(load)
-    wanted: dict[int, Microbatch] = {}
+    wanted: dict[int, tuple[Microbatch, str]] = {}
     try:
         while True:
             while not wanted or select.select([connection], [], [], 0)[0]:
@@ -47,9 +48,12 @@ def serve_batches(
                 if "drop" in request:
                     wanted.pop(request["drop"], None)
                 else:
-                    wanted[request["make"]] = Microbatch(*request["name"])
+                    name = Microbatch(*request["name"])
+                    wanted[request["make"]] = name, request["for"]
             number = next(iter(wanted))
-            _answer(connection, number, job, seed, wanted.pop(number))
+            name, label = wanted.pop(number)
+            label_output(label)
+            _answer(connection, number, job, seed, name)
     except (BrokenPipeError, ConnectionResetError):
         return  # the worker is gone
 

@@ -245,6 +245,15 @@ def digests(job: TrainingJob, *, backwards: bool = False) -> Digests:
     return Digests(hashes)
 
 
+def helper_digests(helpers: Sequence[torch.Tensor]) -> Digests:
+    """Return a hash of the parameters of helper models."""
+    found = hashlib.sha256()
+    for tensor in helpers:
+        plain = tensor.detach().cpu().contiguous().flatten()
+        found.update(plain.view(torch.uint8).numpy().tobytes())
+    return Digests({"helper models": found.hexdigest()})
+
+
 def refuse_differing(here: Digests, there: Digests) -> None:
     """Refuse data sets that gave two processes different examples.
 
@@ -310,10 +319,12 @@ def digests_of(process: subprocess.Popen[bytes]) -> Digests:
     )
 
 
-def second_command(entrypoint: str, workdir: Path) -> list[str]:
+def second_command(
+    entrypoint: str, workdir: Path, what: str = "--digests"
+) -> list[str]:
     """Return what makes the digests in a process of its own."""
     module = "spottrain.pipeline.model.inspect"
-    return [sys.executable, "-P", "-m", module, "--digests", entrypoint, str(workdir)]
+    return [sys.executable, "-P", "-m", module, what, entrypoint, str(workdir)]
 
 
 def _datasets(job: TrainingJob) -> dict[str, Any]:

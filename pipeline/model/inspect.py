@@ -10,7 +10,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -24,6 +24,7 @@ from spottrain.pipeline.model.data import (
     check_datasets,
     digests,
     digests_of,
+    helper_digests,
     other_process,
     refuse_differing,
     second_command,
@@ -86,6 +87,7 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
         heldout_len=lengths[1],
         heldout_sets=tuple(job.heldout_sets),
         metrics=layout.metrics,
+        helper_bytes=sum(one.nbytes for one in layout.helpers),
     )
 
 
@@ -193,6 +195,25 @@ def answer(compute: Callable[[], object]) -> int:
     return code
 
 
+def _check_helpers(helpers: Sequence[torch.Tensor], second: Sequence[str]) -> None:
+    """Check that the models that the loss uses besides are the same in every process.
+
+    Args:
+        helpers: Their parameters here.
+        second: Runs a process that hashes them as well.
+
+    Raises:
+        UserCodeError: They differ.
+    """
+    with other_process(second) as other:
+        if digests_of(other) != helper_digests(helpers):
+            raise UserCodeError(
+                "loss uses another model, such as a teacher, that has other weights in "
+                "every process: load them from a file, or call torch.manual_seed before "
+                "it is built"
+            )
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Print the facts of a job's model; return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m spottrain.pipeline.model.inspect")
@@ -201,6 +222,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--details-at", type=int, help="Details at a step instead.")
     parser.add_argument(
         "--digests", action="store_true", help="print hashes of examples instead"
+    )
+    parser.add_argument(
+        "--helpers", action="store_true", help="print a hash of helper models instead"
     )
     chosen = parser.parse_args(arguments)
 
@@ -216,14 +240,24 @@ def main(arguments: list[str] | None = None) -> int:
             found = model_facts(job, layout)
             steps = int(os.environ.get(_STEPS, _MANY_STEPS))
             check_schedule(job.lr_schedule, steps)
-            rehearse(job, layout)
+            evaluated = rehearse(job, layout)
             try_optimizer(job, layout)
             refuse_differing(examples, digests_of(other))
-        return replace(found, unsendable=why_unsendable(job))
+        if layout.helpers:
+            where = chosen.entrypoint, chosen.workdir
+            _check_helpers(layout.helpers, second_command(*where, "--helpers"))
+        return replace(found, evaluated=evaluated, unsendable=why_unsendable(job))
 
     def others() -> Digests:
         return digests(load_job(chosen.entrypoint, chosen.workdir), backwards=True)
 
+    def helpers() -> Digests:
+        return helper_digests(
+            trace(load_job(chosen.entrypoint, chosen.workdir)).helpers
+        )
+
+    if chosen.helpers:
+        return answer(helpers)
     return answer(others if chosen.digests else facts)
 
 

@@ -75,6 +75,8 @@ class TraceFacts:
     """Of each section's matrix multiplications, as ``morphing.plan.flops`` counts."""
     metrics: tuple[str, ...] = ()
     """Names of what the loss has measured."""
+    helpers: dict[int, torch.Tensor] = field(default_factory=dict)
+    """Parameters that are not the model's, by their storage, in order of use."""
 
 
 class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -107,6 +109,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         name = func.overloadpacket.__name__
         inputs = [] if name in _VALUE_FREE else self._registered((args, kwargs))
+        self._note_helpers((args, kwargs))
         for value in inputs:
             self._use(value, name)
         self._refuse_writes(func, args, kwargs)
@@ -139,6 +142,22 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def _registered(self, tree: Any) -> list[_Value]:
         keys = (t.untyped_storage()._cdata for t in strided_tensors(tree))
         return [self._values[key] for key in keys if key in self._values]
+
+    def _note_helpers(self, tree: Any) -> None:
+        """Note parameters of helper models; refuse those that seem to be trained."""
+        for tensor in strided_tensors(tree):
+            key = tensor.untyped_storage()._cdata
+            is_own = key in self._values or tensor.is_meta
+            if is_own or not isinstance(tensor, nn.Parameter):
+                continue
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise UserCodeError(
+                    f"loss uses a parameter of shape {tuple(tensor.shape)} that is not the "
+                    "model's, so it would not be trained: make it part of what model() "
+                    "returns, or freeze it (requires_grad_(False)) if it is a helper's, "
+                    "such as a teacher's"
+                )
+            self.facts.helpers[key] = tensor
 
     def _use(self, value: _Value, operation: str) -> None:
         if value.parameter is not None:

@@ -105,6 +105,9 @@ class ModelLayout:
     base: str = ""
     """What transformers calls the weights that the model begins with; empty: unknown."""
 
+    helpers: tuple[torch.Tensor, ...] = ()
+    """Parameters of other models that the loss uses, such as a teacher's."""
+
     def blank_for(self, sections: Iterable[int]) -> BlankBatch | None:
         """Return what these sections can do with instead of a batch, if they can."""
         return None if self.reads_batch & {*sections} else self.blank

@@ -312,6 +312,7 @@ def _layout(
         flops_per_example=tuple(first.flops[k] for k in range(len(cuts) + 1)),
         metrics=tuple(sorted({*first.metrics, *second.metrics})),
         base=base_name(run._model),
+        helpers=tuple(first.helpers.values()),
     )
 
 

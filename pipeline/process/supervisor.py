@@ -175,6 +175,7 @@ class Supervisor:
             case (
                 messages.StopGeneration(generation=generation)
                 | messages.ShareMinibatch(generation=generation)
+                | messages.TraceMinibatches(generation=generation)
             ):
                 for child in self._running():
                     if child.generation == generation:
@@ -383,7 +384,7 @@ class Supervisor:
             return
         if "report" in message:
             text, child.partial_report = child.partial_report + message["report"], ""
-            report = decode(messages.Report, text)
+            report = decode(messages.SupervisorReport, text)
             left = messages.GenerationBroken | messages.GenerationStopped
             if isinstance(report, left):
                 child.running = False

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from spottrain.manifest import CheckpointError
+from spottrain.pipeline.base.output import label_output
 from spottrain.pipeline.calibrate.calibrate import calibrate
 from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.comm.groups import GenerationBrokenError
@@ -52,6 +53,7 @@ def initialise_and_report(loaded: LoadedJob, link: SupervisorLink) -> None:
     Raises:
         UserCodeError: The model cannot be built.
     """
+    label_output("first weights")
     link.report(initialise(loaded))
 
 
@@ -80,6 +82,7 @@ def measure_and_report(
     Raises:
         UserCodeError: The user's code raised.
     """
+    label_output(f"measuring, rank {rank}")
     try:
         exact = loaded.spec.reduction == "exact"
         opened = open_device(device, memory_share, deterministic=exact)

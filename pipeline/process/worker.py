@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import io
 import json
 import os
 import re
@@ -14,11 +13,11 @@ import threading
 import traceback
 from collections import deque
 from functools import partial
-from typing import TextIO, cast
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.heap import trim_heap
+from spottrain.pipeline.base.output import label_output
 from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
@@ -36,42 +35,15 @@ _GLOO_MESSAGE = re.compile(r"\[[^]]*gloo[^]]*\] (.+)")
 """In brackets is the place in gloo's source."""
 MAX_MESSAGE_BYTES = 1 << 17
 _WorkerCommand = (
-    messages.RunGeneration | messages.StopGeneration | messages.ShareMinibatch
+    messages.RunGeneration
+    | messages.StopGeneration
+    | messages.ShareMinibatch
+    | messages.TraceMinibatches
 )
 _MAX_REASON_CHARACTERS, _MAX_TRACEBACK_CHARACTERS = 1_000, 8_000
 """A character may take 14 bytes; together they must fit into a message."""
-_MAX_LINE_CHARACTERS = 4096
 _MAX_PIECE_CHARACTERS = 32_000
 """Two bytes and more each, where quotes are escaped."""
-
-
-class RankedStream(io.TextIOBase):
-    """Writes whole lines to the log that workers share, each with its worker's rank.
-
-    Args:
-        stream: The log.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self._begun = ""
-        """A line that has no end yet, such as a progress bar."""
-        self.rank: int | None = None
-
-    def write(self, text: str) -> int:
-        """Write the lines that are complete with ``text``."""
-        *lines, self._begun = (self._begun + text).split("\n")
-        if len(self._begun) > _MAX_LINE_CHARACTERS:
-            lines, self._begun = [*lines, self._begun], ""
-        prefix = "" if self.rank is None else f"[rank {self.rank}] "
-        if lines:
-            self._stream.write("".join(f"{prefix}{line}\n" for line in lines))
-            self._stream.flush()
-        return len(text)
-
-    def fileno(self) -> int:
-        """Return the log's file descriptor."""
-        return self._stream.fileno()
 
 
 class SupervisorLink:
@@ -88,6 +60,7 @@ class SupervisorLink:
         self._commands: deque[messages.RunGeneration] = deque()
         self._stops: dict[int, int] = {}
         self._shares: dict[int, messages.ShareMinibatch] = {}
+        self._profiles: dict[int, messages.TraceMinibatches] = {}
         self._generation = 0
         self._lock = threading.RLock()
         """Threads take turns, but for ``next_command``: between generations there is
@@ -112,7 +85,11 @@ class SupervisorLink:
         """Return the newest share of this generation that ``stop_request`` has seen."""
         return self._shares.get(self._generation)
 
-    def report(self, report: messages.Report) -> None:
+    def newest_trace(self) -> messages.TraceMinibatches | None:
+        """Return the newest profile asked of this generation, as ``newest_share``."""
+        return self._profiles.get(self._generation)
+
+    def report(self, report: messages.SupervisorReport) -> None:
         """Send a report to the manager; in pieces if it is too long for a message."""
         text = encode(report)
         with self._lock:
@@ -163,7 +140,7 @@ class SupervisorLink:
         if fds:
             return list(fds)
         command = decode(_WorkerCommand, data)
-        # A stop or a share may be for a generation that has not begun here yet.
+        # All but the first may be for a generation that has not begun here yet.
         match command:
             case messages.RunGeneration():
                 self._commands.append(command)
@@ -177,6 +154,10 @@ class SupervisorLink:
                 known = self._shares.get(generation)
                 if known is None or known.number < command.number:
                     self._shares[generation] = command
+            case messages.TraceMinibatches(generation=generation):
+                asked = self._profiles.get(generation)
+                if asked is None or asked.number < command.number:
+                    self._profiles[generation] = command
         return []
 
 
@@ -184,8 +165,6 @@ def run_worker(
     link: SupervisorLink, loaded: LoadedJob, vm_id: str, slot: int, device: Device
 ) -> None:
     """Run one generation after the other, forever."""
-    streams = RankedStream(sys.stdout), RankedStream(sys.stderr)
-    sys.stdout, sys.stderr = cast(tuple[TextIO, TextIO], streams)
     scales_loss = loaded.spec.precision == "fp16"
     context = WorkerContext(
         loaded=loaded,
@@ -206,9 +185,9 @@ def run_worker(
     while True:
         command = link.next_command()
         places = [(place.vm_id, place.index) for place in command.plan.slots]
-        for stream in streams:
-            at = (vm_id, slot)
-            stream.rank = places.index(at) if at in places else None
+        at = vm_id, slot
+        context.batches.label = f"rank {places.index(at)}" if at in places else ""
+        label_output(context.batches.label)
         reason = _run_one(context, link, command)
         gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
         trim_heap()

@@ -24,7 +24,7 @@ class StopRequest:
 class SupervisorPort(Protocol):
     """Calls of a worker to its supervisor while it trains."""
 
-    def report(self, report: messages.Report) -> None:
+    def report(self, report: messages.SupervisorReport) -> None:
         """Send a report to the manager."""
 
     def stop_request(self) -> int:
@@ -42,6 +42,9 @@ class SupervisorPort(Protocol):
 
     def newest_share(self) -> messages.ShareMinibatch | None:
         """Return the newest share that had come in by the last ``stop_request``."""
+
+    def newest_trace(self) -> messages.TraceMinibatches | None:
+        """Return the newest profile asked for by the last ``stop_request``."""
 
 
 @dataclass(frozen=True, slots=True)

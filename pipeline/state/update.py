@@ -91,6 +91,8 @@ class ExchangeResult:
     """Step of the newest checkpoint whose shares every rank has settled."""
     share: int
     """Number of the newest ``ShareMinibatch`` if all ranks know the same, else 0."""
+    profile: int
+    """Number of the newest ``TraceMinibatches`` if all ranks know the same, else 0."""
 
     @property
     def in_range(self) -> bool:
@@ -107,7 +109,7 @@ class Gatherer:
     """
 
     _FIELDS = 5
-    _EXTRAS = 3
+    _EXTRAS = 4
 
     def __init__(self, plan: Plan, num_metrics: int = 0) -> None:
         self._owners = [plan.stage_of(k) for k in range(plan.num_sections)]
@@ -116,7 +118,12 @@ class Gatherer:
         self._length = self._extras_at + self._EXTRAS
 
     def exchange(
-        self, mine: Sequence[Contribution], stop: int, checkpoint: int, share: int
+        self,
+        mine: Sequence[Contribution],
+        stop: int,
+        checkpoint: int,
+        share: int,
+        profile: int,
     ) -> ExchangeResult:
         """Exchange this rank's values with those of all ranks.
 
@@ -125,6 +132,7 @@ class Gatherer:
             stop: Its ``StopRequest``.
             checkpoint: Step of the newest checkpoint that it has settled.
             share: Number of the newest ``ShareMinibatch`` that it knows, or 0.
+            profile: Number of the newest ``TraceMinibatches`` that it knows, or 0.
         """
         row = torch.zeros(self._length, dtype=torch.float64)
         for c in mine:
@@ -134,7 +142,7 @@ class Gatherer:
             if c.metrics:
                 metrics = torch.tensor(c.metrics, dtype=torch.float64)
                 row[self._metrics_at : self._extras_at] = metrics
-        row[-3], row[-2], row[-1] = share, stop, checkpoint
+        row[-self._EXTRAS :] = torch.tensor([profile, share, stop, checkpoint])
         everything = gather_rows(row)
         contributions = []
         for section, owner in enumerate(self._owners):
@@ -154,13 +162,17 @@ class Gatherer:
             )
         last = everything[owner, self._metrics_at : self._extras_at]
         contributions[-1] = replace(contributions[-1], metrics=tuple(last.tolist()))
-        shares = everything[:, -3]
         return ExchangeResult(
             contributions=contributions,
             stop=int(everything[:, -2].max()),
             settled_step=int(everything[:, -1].min()),
-            share=int(share if bool((shares == share).all()) else 0),
+            share=share if _all_equal(everything[:, -3], share) else 0,
+            profile=profile if _all_equal(everything[:, -4], profile) else 0,
         )
+
+
+def _all_equal(column: torch.Tensor, value: int) -> bool:
+    return bool((column == value).all())
 
 
 class Updater:

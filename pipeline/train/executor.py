@@ -14,6 +14,7 @@ from functools import partial
 from typing import Any
 
 import torch
+from torch.profiler import record_function
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from spottrain.morphing.schedules.schedule import (
@@ -355,7 +356,8 @@ class _Minibatch:
                 self._device.reach(self.tasks[-_AHEAD][1])
             self._stage.task = task
             began = self._device.mark()
-            run[task.work](task)
+            with record_function(f"{task.work.name.lower()} {task.microbatch}"):
+                run[task.work](task)
             self.tasks.append((began, self._device.mark()))
             self._stage.recomputes += task.work is Work.RECOMPUTE
             self._progress.completed(task)

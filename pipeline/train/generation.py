@@ -41,6 +41,7 @@ from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
 from spottrain.pipeline.train.evaluation import LOSS, Evaluation, weighted_means
 from spottrain.pipeline.train.executor import StageExecutor, StagePlace
+from spottrain.pipeline.train.profiling import RankProfiler
 from spottrain.pipeline.train.reduction import (
     REDUCTIONS,
     GradientReduction,
@@ -320,6 +321,7 @@ class _Training:
         """The section whose update is under way."""
         self._share = 0
         """Number of the ``ShareMinibatch`` that the executor follows."""
+        self._profiler = RankProfiler(context, rank)
 
     def _make_sections(self) -> list[WorkingSection]:
         loaded = self._context.loaded
@@ -419,10 +421,12 @@ class _Training:
         self._evaluate_if_due()
         stop, early = StopRequest.NONE, self._evaluation.stops_early()
         while self._step < spec.steps and stop == StopRequest.NONE and not early:
+            self._profiler.follow(self._step)
             stop = self._minibatch()
             self._evaluate_if_due()
             early = self._evaluation.stops_early()
             self._save_if_due()
+        self._profiler.finish(self._step)
         done = self._step >= spec.steps or bool(early)
         if done or stop == StopRequest.STOP_AND_CHECKPOINT:
             self._saving.save_now(self._step)
@@ -482,6 +486,7 @@ class _Training:
 
     def close(self) -> None:
         """End the threads; after an error the connections must have been cut."""
+        self._profiler.close()
         self._links.close()
         self._saving.close()
         self._reduction.close()
@@ -552,9 +557,10 @@ class _Training:
         faults.at(Hook.PREPARED)
         stop = self._context.supervisor.stop_request()
         share = self._context.supervisor.newest_share()
-        number = 0 if share is None else share.number
+        profile = self._context.supervisor.newest_trace()
+        numbers = (0 if one is None else one.number for one in (share, profile))
         settled = self._saving.settled_step()
-        all_ranks = self._gatherer.exchange(mine, stop, settled, number)
+        all_ranks = self._gatherer.exchange(mine, stop, settled, *numbers)
         faults.at(Hook.GATHERED)
         if not all_ranks.in_range:
             return None
@@ -574,6 +580,8 @@ class _Training:
         self._saving.settle(all_ranks.settled_step)
         if share is not None and all_ranks.share > self._share:
             self._follow_share(share)
+        if all_ranks.profile:
+            self._profiler.wanted = profile
         return decision, all_ranks.stop
 
     def _reduce(self, losses: list[list[float]]) -> list[Contribution]:

@@ -1,7 +1,7 @@
 """Catalogue of the clouds' machines: facts with sources, shipped with the package.
 
-Of prices it has only a list of on-demand prices, to show something before any cloud was
-queried.
+Of prices it has only dated lists, to show something before any cloud was queried: on
+demand, and estimates of spot prices, which nothing is rented by.
 """
 
 from __future__ import annotations
@@ -44,6 +44,14 @@ class GpuType:
     peak_flops: Mapping[str, float]
     """Published peak FLOP/s by precision (of PRECISIONS), without sparsity; unpublished
     ones are absent. Of a core: its clock times what its vector units do in a cycle."""
+    memory_bytes_per_s: float = 0.0
+    """Published bandwidth of its memory; 0 of a core."""
+    tdp_w: float = 0.0
+    """Thermal design power; 0 of a core."""
+    matmul_share: float = 1.0
+    """Share of the peak that large matrix multiplications sustain within that power."""
+    share_source: FactSource | None = None
+    """Where that share was measured, or by which class of power it is assumed."""
     source: FactSource
 
 
@@ -61,11 +69,16 @@ class InstanceType:
     memory_bytes: int
     network_bytes_per_s: float | None
     """Between machines, as published; None: not published."""
-    network_is_burst: bool
-    """The cloud says "up to": it is less after a while."""
+    network_baseline_bytes_per_s: float | None
+    """What remains of it after a while, where the cloud says "up to"; None: all of it."""
     local_ssd_gib: int
     """Local disks that come with it and are billed separately."""
     source: FactSource
+
+    @property
+    def sustained_bytes_per_s(self) -> float | None:
+        """Bandwidth between machines that lasts; None: not published."""
+        return self.network_baseline_bytes_per_s or self.network_bytes_per_s
 
     @property
     def device(self) -> Literal["gpu", "cpu"]:
@@ -75,11 +88,13 @@ class InstanceType:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PublishedPrice:
-    """An on-demand price that ships with the package."""
+    """A price that ships with the package."""
 
     cloud: str
     region: str
     instance_type: str
+    spot: bool
+    """An estimate then: spot prices change by the hour."""
     usd_per_hour: float
     published_at: float
     """Seconds since the epoch."""
@@ -164,18 +179,20 @@ class Catalogue:
         )
 
     def published(self) -> Iterator[PublishedPrice]:
-        """Yield the on-demand prices that ship with the package."""
-        for row in self._rows("on_demand"):
-            source = self.sources[row["source"]]
-            day = datetime.fromisoformat(source.date).replace(tzinfo=UTC)
-            yield PublishedPrice(
-                cloud=row["cloud"],
-                region=row["region"],
-                instance_type=row["instance_type"],
-                usd_per_hour=float(row["usd_per_hour"]),
-                published_at=day.timestamp(),
-                source=source,
-            )
+        """Yield the prices that ship with the package, on demand and spot."""
+        for name in ("on_demand", "spot"):
+            for row in self._rows(name):
+                source = self.sources[row["source"]]
+                day = datetime.fromisoformat(source.date).replace(tzinfo=UTC)
+                yield PublishedPrice(
+                    cloud=row["cloud"],
+                    region=row["region"],
+                    instance_type=row["instance_type"],
+                    spot=name == "spot",
+                    usd_per_hour=float(row["usd_per_hour"]),
+                    published_at=day.timestamp(),
+                    source=source,
+                )
 
     def bands(self) -> dict[tuple[str, str, str], int]:
         """Return the published interruption bands, see hazard.BANDS.
@@ -199,11 +216,14 @@ class Catalogue:
             memory_bytes=int(row["memory_mib"]) * MIB_BYTES,
             compute_capability=int(row["compute_capability"]),
             peak_flops={k: float(v) * 1e12 for k, v in peaks.items() if v},
+            memory_bytes_per_s=float(row["memory_gb_per_s"]) * 1e9,
+            tdp_w=float(row["tdp_w"]),
+            matmul_share=float(row["matmul_share"]),
+            share_source=self.sources[row["share_source"]],
             source=self.sources[row["source"]],
         )
 
     def _type(self, row: Mapping[str, str]) -> InstanceType:
-        gbps = row["network_gbps"]
         return InstanceType(
             cloud=row["cloud"],
             name=row["instance_type"],
@@ -211,8 +231,8 @@ class Catalogue:
             gpus=int(row["gpus"]),
             vcpus=int(row["vcpus"]),
             memory_bytes=int(float(row["memory_gib"]) * GIB_BYTES),
-            network_bytes_per_s=float(gbps) * 1e9 / 8 if gbps else None,
-            network_is_burst=row["network_up_to"] == "1",
+            network_bytes_per_s=_bytes_per_s(row["network_gbps"]),
+            network_baseline_bytes_per_s=_bytes_per_s(row["network_baseline_gbps"]),
             local_ssd_gib=int(row["local_ssd_gib"] or 0),
             source=self.sources[row["source"]],
         )
@@ -241,11 +261,15 @@ class Catalogue:
             gpus=cores,
             vcpus=vcpus,
             memory_bytes=memory_bytes,
-            network_bytes_per_s=float(row["network_gbps"]) * 1e9 / 8,
-            network_is_burst=row["network_up_to"] == "1",
+            network_bytes_per_s=_bytes_per_s(row["network_gbps"]),
+            network_baseline_bytes_per_s=_bytes_per_s(row["network_baseline_gbps"]),
             local_ssd_gib=0,
             source=self.sources[row["source"]],
         )
+
+
+def _bytes_per_s(gbps: str) -> float | None:
+    return float(gbps) * 1e9 / 8 if gbps else None
 
 
 def _words(name: str) -> frozenset[str]:

@@ -17,7 +17,9 @@ ON_DEMAND_MAX_AGE_S = 90 * DAY_S
 _MOST_USD_PER_GPU_HOUR = 200.0
 """A higher price is a placeholder: the most expensive GPU of 2026 costs 18."""
 PUBLISHED = "published"
-"""Source of prices that ship with the package."""
+"""Source of on-demand prices that ship with the package."""
+ESTIMATE = "estimate"
+"""Source of spot prices that ship with the package: nothing is rented by them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,12 +48,19 @@ class Price:
         market = "spot" if self.spot else "on-demand"
         return f"{self.cloud} {self.zone} {self.instance_type} {market}"
 
+    @property
+    def is_estimate(self) -> bool:
+        """Return whether it is a spot price that ships with the package."""
+        return self.source == ESTIMATE
+
     def age_s(self, now_s: float) -> float:
         """Return how long ago it was last known to hold; a clock may jump back."""
         return max(0.0, now_s - self.seen_s)
 
     def is_stale(self, now_s: float) -> bool:
-        """Return whether it is too old to rent by."""
+        """Return whether it is too old to rent by, or an estimate."""
+        if self.is_estimate:
+            return True
         bound_s = SPOT_MAX_AGE_S if self.spot else ON_DEMAND_MAX_AGE_S
         return self.age_s(now_s) > bound_s
 
@@ -136,18 +145,19 @@ def fresh(prices: Iterable[Price], now_s: float) -> Sifted:
 
 
 def published(facts: Catalogue) -> tuple[Price, ...]:
-    """Return the prices that ship with the package: on demand, by region."""
+    """Return the prices that ship with the package, by region: on demand, and estimates
+    of spot prices."""
     return tuple(
         Price(
             cloud=price.cloud,
             region=price.region,
             zone=price.region,
             instance_type=price.instance_type,
-            spot=False,
+            spot=price.spot,
             usd_per_hour=price.usd_per_hour,
             since_s=price.published_at,
             seen_s=price.published_at,
-            source=PUBLISHED,
+            source=ESTIMATE if price.spot else PUBLISHED,
         )
         for price in facts.published()
     )

@@ -122,9 +122,22 @@ def refresh(
 
 
 def known(
-    history: History, facts: Catalogue, request: PriceRequest, now_s: float
+    history: History,
+    facts: Catalogue,
+    request: PriceRequest,
+    now_s: float,
+    *,
+    estimates: bool = False,
 ) -> Sifted:
     """Return the newest price of every offer: observed, else as shipped with us.
+
+    Args:
+        history: What was observed.
+        facts: The catalogue of machines.
+        request: Prices that are wanted.
+        now_s: Seconds since the epoch.
+        estimates: Add the estimates of spot prices that ship with us, of types whose spot
+            price was not observed in the region.
 
     Invalid prices, spot prices without a discount, and prices of a clock that was ahead
     are left out with a warning.
@@ -137,7 +150,17 @@ def known(
 
     newest: dict[tuple[str, str, str, bool], Price] = {}
     seen = sift(filter(is_wanted, history.latest(now_s)), facts, now_s)
-    for price in (*filter(is_wanted, published(facts)), *seen.prices):
+    observed = {(p.cloud, p.region, p.instance_type) for p in seen.prices if p.spot}
+    shipped = (
+        price
+        for price in filter(is_wanted, published(facts))
+        if not price.is_estimate
+        or (
+            estimates
+            and (price.cloud, price.region, price.instance_type) not in observed
+        )
+    )
+    for price in (*shipped, *seen.prices):
         key = (price.cloud, price.zone, price.instance_type, price.spot)
         if key not in newest or newest[key].seen_s <= price.seen_s:
             newest[key] = price

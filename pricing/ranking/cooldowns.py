@@ -3,7 +3,8 @@
 A cloud's refusal is about some of its offers only: one type in one zone, one family in one
 region, or all. Only those are not asked for a while: longer each time they refuse again
 soon after (exponential backoff), and as briefly as at first once they have given VMs or
-have been open for as long as they were last closed.
+have been open for as long as they were last closed. A quota refuses a request as a whole:
+half as many VMs are asked for, down to one, before its offers are closed.
 """
 
 from __future__ import annotations
@@ -38,6 +39,8 @@ class Cooldown:
     until_s: float
     """Seconds since the epoch."""
     length_s: float
+    count: int = 0
+    """VMs that may be asked for at once until it is forgotten; 0: any number."""
 
     def next_s(self, base_s: float, now_s: float) -> float:
         """Return for how long to close the scope when it refuses again."""
@@ -81,8 +84,9 @@ def refused(
     refusal: Refusal,
     now_s: float,
     base_s: float,
+    count: int = 1,
 ) -> dict[str, Cooldown]:
-    """Return what is closed once an offer was refused.
+    """Return what is closed, or only bounded, once an offer was refused.
 
     Args:
         closed: By scope, as before.
@@ -90,13 +94,21 @@ def refused(
         refusal: Why it was refused.
         now_s: Seconds since the epoch.
         base_s: How long a first refusal closes a scope.
+        count: VMs that were asked for at once.
     """
     scope = scope_of(offer, refusal)
-    length_s = base_s = max(base_s, MIN_S.get(refusal, 0.0))
-    if (before := closed.get(scope)) is not None:
-        length_s = before.next_s(base_s, now_s)
+    base_s = max(base_s, MIN_S.get(refusal, 0.0))
     remembered = {k: v for k, v in closed.items() if not v.forgotten(now_s)}
-    return {**remembered, scope: Cooldown(until_s=now_s + length_s, length_s=length_s)}
+    before = remembered.get(scope)
+    if refusal == "quota" and count > 1:
+        # Half of the first closing, which the last refusal of the halving doubles.
+        length_s = base_s / 2 if before is None else before.length_s
+        bounded = Cooldown(until_s=now_s, length_s=length_s, count=count // 2)
+        return {**remembered, scope: bounded}
+    length_s = base_s if before is None else before.next_s(base_s, now_s)
+    until_s, last = now_s + length_s, int(refusal == "quota")
+    shut = Cooldown(until_s=until_s, length_s=length_s, count=last)
+    return {**remembered, scope: shut}
 
 
 def granted(closed: Mapping[str, Cooldown], offer: Offer) -> dict[str, Cooldown]:
@@ -109,6 +121,13 @@ def open_at_s(closed: Mapping[str, Cooldown], offer: Offer) -> float:
     """Return from when on an offer may be asked for; infinitely long ago if it may now."""
     times = (closed[scope].until_s for scope in scopes_of(offer) if scope in closed)
     return max(times, default=-math.inf)
+
+
+def most_at_once(closed: Mapping[str, Cooldown], offer: Offer, now_s: float) -> float:
+    """Return how many VMs of an offer may be asked for at once; maybe infinitely many."""
+    found = (closed[scope] for scope in scopes_of(offer) if scope in closed)
+    counts = (each.count for each in found if each.count and not each.forgotten(now_s))
+    return min(counts, default=math.inf)
 
 
 def needs_a_person(closed: Mapping[str, Cooldown], offer: Offer, now_s: float) -> bool:

@@ -1,14 +1,20 @@
-"""The speed of a GPU relative to the one a job was measured on: ratios of published peaks.
+"""The speed of a GPU relative to the one a job was measured on.
 
-At the precision of the matrix multiplications. The result is an estimate, and marked as one until the
-job has run there.
+Of a GPU that the model was measured on too: the ratio of the measured times. Of others a
+roofline: matrix multiplications at the share of the published peak that the GPU sustains
+within its power, then everything between them at the bandwidth of its memory. Such a ratio
+is an estimate, and marked as one until the job has run there. Checked against public
+throughputs in docs/pricing.md.
 """
 
 from __future__ import annotations
 
-import functools
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.morphing.plan.flops import model_flops_per_example
 from spottrain.pricing.prices.catalogue import GpuType, InstanceType, catalogue
 from spottrain.pricing.ranking.throughput import MachineShape
 from spottrain.wire.model import ModelFacts, Precision, Profile
@@ -16,6 +22,28 @@ from spottrain.wire.model import ModelFacts, Precision, Profile
 WIDE, NARROW = ("fp32",), ("bf16", "fp16")
 """Precisions to compare peaks by: of parameters of 4 bytes, and of fewer."""
 _NARROW_BYTES = 3.0
+_FASTER: tuple[tuple[str, ...], ...] = (("tf32", *WIDE), NARROW)
+"""What a job may compute in that is faster than its fp32 could be: the code of the model
+may switch TF32 or autocast on. A GPU without the first computes in the next."""
+SAVED_PASSES = 5.0
+"""How often a byte that a forward saves crosses the memory's bus: written and read by the
+next operation; in the backward read again, and a gradient of its size written and read."""
+MEMORY_SHARE = 0.9
+"""Share of the published bandwidth that copies reach: 3.57 of 3.94 TB/s on an H100 NVL."""
+TYPICAL_INTENSITY = 350.0
+"""FLOPs per byte moved of a GPT of 2.5 billion parameters, where a model's are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What training on one example asks of a GPU, all in proportion."""
+
+    flops: float
+    """Of matrix multiplications, forward and backward."""
+    moved_bytes: float
+    """To and from its memory, between them."""
+    precisions: tuple[str, ...]
+    """Of the matrix multiplications; of each GPU, the first that its peak is known of."""
 
 
 def precisions(facts: ModelFacts, precision: Precision = "fp32") -> tuple[str, ...]:
@@ -31,55 +59,125 @@ def peak_flops(
     gpu: GpuType, facts: ModelFacts, precision: Precision = "fp32"
 ) -> float | None:
     """Return a GPU's published peak FLOP/s at a job's precision; None: not published."""
-    known = (gpu.peak_flops.get(name) for name in precisions(facts, precision))
-    return next((peak for peak in known if peak), None)
+    return _peak(gpu, precisions(facts, precision))
 
 
-def speed_ratio(gpu: GpuType, base: GpuType, known: tuple[str, ...]) -> float | None:
-    """Return the peak of one GPU over that of another.
+def work_of(
+    facts: ModelFacts, precision: Precision = "fp32", profile: Profile | None = None
+) -> Work:
+    """Return what training asks of a GPU.
+
+    Args:
+        facts: The job's model.
+        precision: The job's.
+        profile: Says what a forward saves, and which precision was seen: a GPU that
+            computed more than its peak at the declared one computed in another.
+    """
+    known = precisions(facts, precision)
+    flops = model_flops_per_example(facts)
+    if not flops or profile is None:
+        return Work(TYPICAL_INTENSITY, 1.0, known)
+    largest = profile.microbatches[-1]
+    saved_bytes = sum(s.saved_bytes for s in largest.sections) / largest.microbatch_size
+    gpu = catalogue().gpu_of(profile.device)
+    if gpu is not None and gpu.compute_capability:
+        known = _seen(known, gpu, flops / example_s(profile))
+    if not saved_bytes:
+        return Work(TYPICAL_INTENSITY, 1.0, known)
+    return Work(float(flops), SAVED_PASSES * saved_bytes, known)
+
+
+def example_s(profile: Profile) -> float:
+    """Return the measured time of training on one example, forward and backward, at the
+    best micro-batch size."""
+    return min(
+        math.fsum(s.forward_s + s.backward_s for s in one.sections)
+        / one.microbatch_size
+        for one in profile.microbatches
+    )
+
+
+def _seen(known: tuple[str, ...], gpu: GpuType, flops_per_s: float) -> tuple[str, ...]:
+    """Return the first precisions, from the declared ones, whose peak allows a rate."""
+    for one in (known, *_FASTER):
+        peak = _peak(gpu, one)
+        if peak is not None and flops_per_s <= peak:
+            return one
+    return known
+
+
+def _peak(gpu: GpuType, known: Iterable[str]) -> float | None:
+    return next((gpu.peak_flops[k] for k in known if gpu.peak_flops.get(k)), None)
+
+
+def seconds(gpu: GpuType, work: Work) -> float | None:
+    """Return how long a GPU takes for some work by its roofline; None: no published peak.
+
+    The sum, not the larger: kernels run one after the other. Of a core, its peak alone.
+    """
+    if not gpu.compute_capability:
+        return work.flops / gpu.peak_flops["fp32"]
+    peak = _peak(gpu, work.precisions)
+    if peak is None:
+        return None
+    moving_s = work.moved_bytes / (MEMORY_SHARE * gpu.memory_bytes_per_s)
+    return work.flops / (gpu.matmul_share * peak) + moving_s
+
+
+def speed_ratio(gpu: GpuType, base: GpuType, work: Work) -> float | None:
+    """Return the speed of one GPU over that of another by their rooflines.
 
     Args:
         gpu: The numerator.
         base: The denominator.
-        known: Precisions, the first that both have a published peak of counts. Of two
-            CPUs, those in fp32.
+        work: What is to be done.
 
     Returns:
-        None if there is no such precision, or if one of them is a CPU: it reaches another
-        share of its peak.
+        None if a peak of one is not published at the work's precision, or if one of them is
+        a CPU: it reaches another share of its peak.
     """
     if gpu.name == base.name:
         return 1.0
     if bool(gpu.compute_capability) != bool(base.compute_capability):
         return None
-    for precision in known if gpu.compute_capability else WIDE:
-        if precision in gpu.peak_flops and precision in base.peak_flops:
-            return gpu.peak_flops[precision] / base.peak_flops[precision]
+    each_s = seconds(gpu, work), seconds(base, work)
+    return None if each_s[0] is None or each_s[1] is None else each_s[1] / each_s[0]
+
+
+def measured_ratio(
+    gpu: GpuType, base: Profile, others: Iterable[Profile]
+) -> float | None:
+    """Return the measured speed of a GPU over that of a profile's device.
+
+    Args:
+        gpu: The numerator.
+        base: Of the denominator.
+        others: Profiles of the same model; the first that is of the GPU counts.
+
+    Returns:
+        None if the model was not measured on it.
+    """
+    for profile in others:
+        measured = catalogue().gpu_of(profile.device)
+        if measured is not None and measured.name == gpu.name:
+            return example_s(base) / example_s(profile)
     return None
 
 
-def machine_of(
-    kind: InstanceType, base: GpuType, facts: ModelFacts, precision: Precision = "fp32"
-) -> MachineShape | None:
+def machine_of(kind: InstanceType, speed: float) -> MachineShape:
     """Return a machine of the catalogue as the planner sees it.
+
+    Its network is what lasts: a job outlives every burst.
 
     Args:
         kind: The machine.
-        base: The GPU that the job was measured on.
-        facts: The job's model.
-        precision: The job's.
-
-    Returns:
-        None if no ratio of the two GPUs' peaks is known.
+        speed: Of its GPUs, relative to the profile's device.
     """
-    speed = speed_ratio(kind.gpu, base, precisions(facts, precision))
-    if speed is None:
-        return None
     return MachineShape(
         gpus=kind.gpus,
         gpu_memory_bytes=kind.gpu.memory_bytes,
         speed=speed,
-        network_bytes_per_s=kind.network_bytes_per_s,
+        network_bytes_per_s=kind.sustained_bytes_per_s,
         is_gpu=kind.device == "gpu",
         memory_bytes=kind.memory_bytes,
     )
@@ -126,8 +224,8 @@ def gpu_speed(
 ) -> float:
     """Return the assumed speed of an offer's GPUs, relative to the profile's device.
 
-    As the offer declares. Where it declares nothing, as those of clouds: an estimate from
-    the ratio of published peaks, or 1 where no such ratio is known.
+    As the offer declares. Where it declares nothing, as those of clouds: an estimate by
+    rooflines, or 1 where a GPU or its peak is not known.
 
     Args:
         offer: What is or could be rented.
@@ -137,15 +235,9 @@ def gpu_speed(
     """
     if offer.gpu_speed != 1.0:
         return offer.gpu_speed
-    known = precisions(facts, precision)
-    gpu = gpu_of(offer)
-    return 1.0 if gpu is None else _ratio(gpu.name, profile.device, known)
-
-
-@functools.cache
-def _ratio(name: str, device: str, known: tuple[str, ...]) -> float:
-    """Return the speed of a GPU of the catalogue relative to a device, 1 if not known."""
-    gpu, base = catalogue().gpu_of(name), catalogue().gpu_of(device)
+    gpu, base = gpu_of(offer), catalogue().gpu_of(profile.device)
     if gpu is None or base is None:
         return 1.0
-    return speed_ratio(gpu, base, known) or 1.0
+    if gpu.name == base.name:
+        return 1.0
+    return speed_ratio(gpu, base, work_of(facts, precision, profile)) or 1.0

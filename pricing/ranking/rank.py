@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import heapq
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spottrain.cloud.port.provider import Offer
@@ -47,6 +47,9 @@ class Priced:
     """True if its throughput comes from declared ratios, not from a measurement."""
     is_stale: bool = False
     """True if its price is too old to rent by."""
+    is_dated: bool = False
+    """True if its price is as old, or an estimate, but nothing newer is known of that cloud:
+    enough for a plan."""
 
     @property
     def place(self) -> Place:
@@ -88,16 +91,12 @@ class RankingTerms:
         return egress.fetched(self.data_bytes, place.cloud).usd
 
     def correction(self, place: Place) -> float:
-        """Return measured over predicted throughput in a place.
+        """Return measured over predicted throughput in a place, 1 where nothing ran.
 
-        Types that were not measured get the mean of those that were: an untried type must
-        not look better only because nothing corrects it.
+        What one type is slower than predicted by says nothing of another, whose GPU,
+        network and host differ.
         """
-        known = self.corrections
-        if not known:
-            return 1.0
-        common = math.exp(math.fsum(map(math.log, known.values())) / len(known))
-        return known.get((place.cloud, place.instance_type), common)
+        return self.corrections.get((place.cloud, place.instance_type), 1.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,6 +201,32 @@ def rank(
     return Ranking(rows=(*done, *rest, *out))
 
 
+def best_of_each(
+    ranking: Ranking,
+    group_of: Callable[[Priced], str],
+    throughputs: ThroughputCache,
+    terms: RankingTerms,
+) -> tuple[tuple[str, RankedOffer], ...]:
+    """Return the best offer of each group that has one, with its own plan; the best first.
+
+    Args:
+        ranking: Of all offers.
+        group_of: Returns the group of an offer.
+        throughputs: As in ``rank``.
+        terms: As in ``rank``.
+    """
+    groups: dict[str, list[Priced]] = {}
+    for row in ranking.rows:
+        if not row.why_not:
+            groups.setdefault(group_of(row.priced), []).append(row.priced)
+    found = [
+        (name, best)
+        for name, offers in groups.items()
+        if (best := rank(offers, throughputs, terms, exact=1).best) is not None
+    ]
+    return tuple(sorted(found, key=lambda one: _order(one[1])))
+
+
 def _order(row: RankedOffer) -> tuple[object, ...]:
     """Return a key that sorts the best first; bounds before what is as good and known.
 
@@ -279,7 +304,7 @@ def _unusable(priced: Priced, terms: RankingTerms) -> str:
     if fleet_size(offer, terms) < 1:
         return f"{CAP} does not pay for one"
     if machine is None:
-        return "its speed is unknown: no published peak to compare"
+        return "its speed is unknown: no published peak at the job's precision"
     if machine.gpus < 1 or machine.gpu_memory_bytes < 1 or not machine.speed > 0:
         return "it has no GPU"
     return ""

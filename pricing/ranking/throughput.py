@@ -139,10 +139,16 @@ class ThroughputCache:
             examples_per_s=self.job.minibatch_size / step_s,
         )
 
-    def _inputs(self, machine: MachineShape, vms: int) -> PlanInputs:
+    def inputs_of(
+        self, machine: MachineShape, vms: int, usd_per_hour: float
+    ) -> PlanInputs:
+        """Return what the plan of ``vms`` machines at this price each is made from."""
         profile = self._profile(machine.network_bytes_per_s)
-        slots = like_devices(machine, vms, float(machine.gpus))  # prices do not matter
+        slots = like_devices(machine, vms, usd_per_hour)
         return replace(self.job, profile=profile, slots=slots)
+
+    def _inputs(self, machine: MachineShape, vms: int) -> PlanInputs:
+        return self.inputs_of(machine, vms, float(machine.gpus))  # prices do not matter
 
     def _plan(self, machine: MachineShape, vms: int) -> FleetThroughput:
         inputs = self._inputs(machine, vms)

@@ -142,8 +142,9 @@ def _day(text: str | None, number: int) -> date:
 
 
 def _price(text: str | None) -> float | None:
+    """Return a price such as ``0.24`` or ``$0.24``, None if it is none above 0."""
     try:
-        usd = float(text or "")
+        usd = float((text or "").strip().removeprefix("$"))
     except ValueError:
         return None
     return usd if math.isfinite(usd) and usd > 0 else None

@@ -7,7 +7,7 @@ an offer's interruptions waste.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 from spottrain.pricing.billing.money import is_amount
@@ -142,7 +142,7 @@ def decide(
 
     A move must save more over the horizon than it costs, and the new offer must have more
     examples per dollar by the rule's hysteresis. Of several, the one that saves most after
-    its cost; the first of equals. A place without a quote cannot be rented any more, though
+    its cost; of equals, rounding aside, the first by name. A place without a quote cannot be rented any more, though
     the job is there.
 
     Args:
@@ -160,7 +160,7 @@ def decide(
         raise ValueError("no quotes to decide between")
     own = [quote for quote in quotes if quote.place == state.held]
     if not own:
-        best = min(quotes, key=lambda quote: _total_usd(quote, state, frictions))
+        best = _least(quotes, lambda quote: _total_usd(quote, state, frictions))
         return PlaceDecision(quote=best, moves=False)
     held = min(own, key=frictions.usd_per_example)
     stays_usd, examples = frictions.usd_per_example(held), state.examples
@@ -180,10 +180,21 @@ def decide(
         if quote.place != held.place
         and _is_better(stays_usd, frictions.usd_per_example(quote), rule)
     ]
-    best = max(better, key=net_usd, default=held)
+    best = _least(better, lambda quote: -net_usd(quote)) if better else held
     if best is held or net_usd(best) <= 0:
         return PlaceDecision(quote=held, moves=False)
     return PlaceDecision(quote=best, moves=True)
+
+
+def _least(quotes: Sequence[Quote], usd: Callable[[Quote], float]) -> Quote:
+    """Return the quote of least cost; of equals, rounding aside, the first by its place.
+
+    Not the first in order: files list the same prices in any order.
+    """
+    costs = [(usd(quote), quote) for quote in quotes]
+    least = min(cost for cost, _ in costs)
+    equal = (q for cost, q in costs if cost - least <= _TIE * max(1.0, abs(least)))
+    return min(equal, key=lambda quote: quote.place)
 
 
 def _is_better(stays_usd: float, goes_usd: float, rule: SwitchingRule) -> bool:

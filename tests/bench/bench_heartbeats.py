@@ -36,6 +36,7 @@ from spottrain.varuna_manager.jobs.identity import (
     ensure_identity,
     token_sha256,
 )
+from spottrain.varuna_manager.jobs.traces import TraceSet
 from spottrain.wire import messages
 from spottrain.wire.codec import encode
 from spottrain.wire.messages import JobSpec
@@ -59,6 +60,14 @@ class Deaf:
 
     async def change_limits(
         self, *, by: str, limits: tuple[Limit, ...], sure: bool
+    ) -> None:
+        raise NotImplementedError
+
+    async def profile(self, minibatches: int) -> TraceSet:
+        raise NotImplementedError
+
+    async def receive_trace(
+        self, vm_id: str, trace: messages.TraceWritten, content: bytes
     ) -> None:
         raise NotImplementedError
 

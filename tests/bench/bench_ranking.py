@@ -19,7 +19,7 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.prices.catalogue import Catalogue, catalogue
 from spottrain.pricing.prices.price import offers, published
-from spottrain.pricing.ranking.gpu_speed import machine_of
+from spottrain.pricing.ranking.gpu_speed import machine_of, speed_ratio, work_of
 from spottrain.pricing.ranking.rank import Priced, RankingTerms, rank
 from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.varuna_manager.offers.preview import workload_inputs
@@ -34,11 +34,13 @@ def market(workload: Workload, facts: Catalogue) -> Iterator[Priced]:
     draw = random.Random(0)
     base = facts.gpu_of(workload.profile.device)
     assert base is not None
-    known = offers(published(facts), facts)
+    work = work_of(workload.facts, workload.precision or "fp32", workload.profile)
+    known = offers((p for p in published(facts) if not p.spot), facts)
     for number in range(OFFERS):
         listed = known[number % len(known)]
         kind = facts.types[listed.cloud, listed.instance_type]
         spot = number >= len(known)
+        speed = speed_ratio(kind.gpu, base, work)
         share = draw.uniform(0.15, 0.7) if spot else 1.0
         offer: Offer = replace(
             listed,
@@ -48,7 +50,7 @@ def market(workload: Workload, facts: Catalogue) -> Iterator[Priced]:
         )
         yield Priced(
             offer=offer,
-            machine=machine_of(kind, base, workload.facts),
+            machine=None if speed is None else machine_of(kind, speed),
             losses_per_hour=draw.expovariate(20.0) if spot else 0.0,
             boot_s=180.0,
             is_estimate=True,

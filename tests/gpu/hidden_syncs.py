@@ -52,7 +52,7 @@ class Watcher:
         self._newest = newest
         self.places: list[list[str]] = []
 
-    def report(self, report: messages.Report) -> None:
+    def report(self, report: messages.SupervisorReport) -> None:
         if isinstance(report, messages.GenerationStarted):
             self._newest()
         if isinstance(report, messages.MinibatchCommitted):
@@ -68,6 +68,9 @@ class Watcher:
         raise AssertionError(number)
 
     def newest_share(self) -> messages.ShareMinibatch | None:
+        return None
+
+    def newest_trace(self) -> messages.TraceMinibatches | None:
         return None
 
 

@@ -50,7 +50,7 @@ class MachineGone:
     """All processes of a machine have ended."""
 
 
-Heard = messages.Report | MachineGone
+Heard = messages.SupervisorReport | MachineGone
 
 
 class FleetError(AssertionError):
@@ -120,7 +120,7 @@ class Machine:
 
     def _read(self) -> None:
         for line in self._stdout:
-            self._reports.put((self.name, decode(messages.Report, line)))
+            self._reports.put((self.name, decode(messages.SupervisorReport, line)))
         self._reports.put((self.name, MachineGone()))
 
 

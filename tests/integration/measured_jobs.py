@@ -36,7 +36,7 @@ def measuring(
     even = targets % 2 == 0
     metrics["even/accuracy"] = ((logits.argmax(-1) == targets)[even].sum(), even.sum())
     if not model.training:
-        metrics["perplexity"] = (total.exp(), 1.0)
+        metrics["perplexity"] = ((total / targets.numel()).exp(), 1.0)
     return total, float(targets.numel()), metrics
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import os
@@ -177,6 +178,20 @@ def unreadable_job() -> TrainingJob:
         def __getitem__(self, index: int) -> torch.Tensor:
             if index > 2:
                 raise OSError(f"example {index} is damaged")
+            return super().__getitem__(index)
+
+    return dataclasses.replace(tiny.job(), dataset=Damaged(50))
+
+
+def once_unreadable_job() -> TrainingJob:
+    """The first process that reads a certain example cannot, all others can."""
+
+    class Damaged(tiny.Tokens):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            if index > 2 and "TINY_ONCE" in os.environ:
+                with contextlib.suppress(FileExistsError):
+                    Path(os.environ["TINY_ONCE"]).touch(exist_ok=False)
+                    raise OSError(f"example {index} is damaged")
             return super().__getitem__(index)
 
     return dataclasses.replace(tiny.job(), dataset=Damaged(50))

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.integration.fleet import Fleet, Host, Zygote
+from tests.integration.jobs import until
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain import machine
@@ -36,6 +37,7 @@ def begin(
     number: int = -1,
     sizes: Sequence[int] = (),
     checkpoint: str = "",
+    num_measuring: int = 0,
 ) -> messages.Calibrate:
     """Tell all what a manager would tell them."""
     fleet.generation = number
@@ -47,6 +49,7 @@ def begin(
         store_port=port,
         microbatch_sizes=tuple(sizes),
         checkpoint=checkpoint,
+        num_measuring=num_measuring,
     )
     for name in dict.fromkeys(names):
         fleet.machines[name].send(command)
@@ -81,6 +84,25 @@ def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
         r for _, r in fleet.history if isinstance(r, messages.CalibrationProgress)
     ]
     assert [(p.done, p.total) for p in progress] == [(n, 4) for n in (1, 2, 3, 4)]
+
+
+def test_slots_beyond_the_cores_train_with_the_others_in_the_end(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    spec = replace(job_spec(tmp_path), reduction="exact")
+    with Fleet(spec, "abc", tmp_path / "log", zygote) as fleet:
+        fleet.ready()
+        checkpoint = fleet.initialise()
+        begin(fleet, "abc", checkpoint=checkpoint, num_measuring=2)
+
+        profile = end(fleet)
+
+    check_profile(profile)
+    assert profile.crowding is not None
+    assert (profile.crowding.ranks, profile.crowding.cores) == (3, 2)
+    assert profile.crowding.commit_s > 0
+    assert profile.crowding.commit_s_per_byte > 0
+    assert [ring.ranks for ring in profile.rings] == [2]
 
 
 def test_one_slot_talks_to_itself(fleet: Fleet) -> None:
@@ -222,3 +244,27 @@ def test_what_the_users_code_raises_is_the_users_error(
         )
 
     assert "dataset in mini-batch 0 raised OSError: example" in report.message
+
+
+def test_others_do_not_report_what_follows_from_an_error_of_the_users_code(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    spec = replace(job_spec(tmp_path), entrypoint="odd_jobs:once_unreadable_job")
+    once = {"TINY_ONCE": str(tmp_path / "once")}
+    with Fleet(spec, "ab", tmp_path / "log", zygote, once) as fleet:
+        fleet.ready()
+        begin(fleet, "ab")
+        fleet.wait_for(
+            "error", lambda _, r: isinstance(r, messages.UserCodeFailed) or None
+        )
+        # The first one's supervisor also has the store.
+        until(
+            "the end of both",
+            lambda: (
+                (len(measuring_on(fleet, "a")), measuring_on(fleet, "b")) == (1, [])
+            ),
+        )
+        begin(fleet, "ab", number=-2)
+        end(fleet)
+    left = messages.GenerationBroken | messages.WorkerDied
+    assert not [r for _, r in fleet.history if isinstance(r, left)]

@@ -121,7 +121,8 @@ def test_they_are_the_same_for_every_shape_and_after_a_kill(
 def test_the_best_checkpoint_is_kept_beside_the_newest(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    evaluation = EvaluationSpec(every_steps=1, metric="near/loss")
+    # Measured in evaluations alone.
+    evaluation = EvaluationSpec(every_steps=1, metric="near/perplexity")
     spec = spec_of(
         tmp_path,
         entrypoint="measured_jobs:stuck_job",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,7 +13,7 @@ from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import messages
-from spottrain.wire.messages import ShareMinibatch
+from spottrain.wire.messages import ShareMinibatch, TraceMinibatches
 from spottrain.wire.model import Plan, Slot
 
 STEPS = 8
@@ -103,17 +104,37 @@ def test_shares_change_in_the_middle_for_all_ranks_at_once(
     assert rows.index((3, 3, 1, 1)) >= 3
 
 
-def test_a_slot_tells_what_it_was_busy_with(zygote: Zygote, tmp_path: Path) -> None:
+def test_ranks_tell_and_record_what_they_do_without_changing_a_bit(
+    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path
+) -> None:
     spec = job_spec(tmp_path)
     with Fleet(spec, "ab", tmp_path / "log", zygote, SLOWLY) as fleet:
         fleet.ready()
         plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS, schedule="gpipe")
-        fleet.train(lambda _: plan, fleet.initialise())
+        fleet.run(plan, fleet.initialise())
+        for machine in fleet.machines.values():
+            machine.send(TraceMinibatches(generation=1, number=7, minibatches=2))
+        assert fleet.wait_for_end(set("ab"))
         told = [
             (name, r)
             for name, r in fleet.history
             if isinstance(r, messages.MinibatchCommitted)
         ]
+        traces = [r for _, r in fleet.history if isinstance(r, messages.TraceWritten)]
+
+    assert read_weights(tmp_path / "checkpoints") == undisturbed
+    assert sorted(trace.rank for trace in traces) == [0, 1]
+    ((first, last),) = {(trace.first_step, trace.last_step) for trace in traces}
+    assert last == first + 2
+    for trace in traces:
+        file = Path(trace.path)
+        names = [
+            e["name"]
+            for e in json.loads(gzip.decompress(file.read_bytes()))["traceEvents"]
+        ]
+        assert names.count("forward 3") == 2
+        assert "aten::linear" in names
+        file.unlink()
 
     for name, r in told:
         assert 0 < r.busy_s <= r.tasks_s <= r.step_s

@@ -42,3 +42,16 @@ def test_a_walk_is_short(walk: str, goal: int) -> None:
     files = re.findall(r"^\d+\. `([\w./]+)`", section, re.MULTILINE)
     assert 5 < len(files) <= goal
     assert len(set(files)) == len(files)
+
+
+@pytest.mark.parametrize("name", ["nanogpt", "finetune_hf"])
+def test_a_job_has_fewer_lines_than_the_script_it_replaces(name: str) -> None:
+    def lines(path: str) -> int:
+        text = (ROOT / "examples" / path).read_text()
+        return len(re.findall(r"^(?!\s*(#.*)?$).+", text, re.MULTILINE))
+
+    told = (ROOT / "docs" / "training.md").read_text()
+    plain, job, file = (f"plain/{name}.py", f"{name}.py", f"{name}.yaml")
+    for path in (plain, job, file):
+        assert f"examples/{path}:{lines(path)}\n" in told
+    assert lines(job) + lines(file) < lines(plain)

@@ -123,8 +123,13 @@ class ManagerClient:
         """Close the connection; a later call opens another."""
         self._connection.close()
 
-    def call(self, method: str, path: str, body: str = "") -> bytes:
+    def call(self, method: str, path: str, body: str | bytes | Path = "") -> bytes:
         """Return the body of the manager's answer.
+
+        Args:
+            method: Of HTTP.
+            path: Of the request.
+            body: Of the request, or the file that holds it.
 
         Raises:
             NoManagerError: No answer, or a temporary error.
@@ -149,10 +154,17 @@ class ManagerClient:
         raise RefusedError(f"manager refused {path}: {message}")
 
     def _ask(
-        self, method: str, path: str, body: str
+        self, method: str, path: str, body: str | bytes | Path
     ) -> tuple[http.client.HTTPResponse, bytes]:
         try:
-            self._connection.request(method, path, body.encode(), self._headers)
+            if isinstance(body, Path):
+                # In blocks, each with the connection's time limit.
+                size = {"Content-Length": str(body.stat().st_size)}
+                with body.open("rb") as file:
+                    self._connection.request(method, path, file, self._headers | size)
+            else:
+                content = body.encode() if isinstance(body, str) else body
+                self._connection.request(method, path, content, self._headers)
             answer = self._connection.getresponse()
             return answer, answer.read()
         except BaseException:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import spottrain
 from spottrain import machine
@@ -39,12 +40,14 @@ from spottrain.gpus.find import VmDevices, find_devices
 from spottrain.gpus.nvml import JOB_VARIABLE, NoNvmlError, open_nvml
 from spottrain.gpus.slots import device_of
 from spottrain.gpus.watch import GpuWatch
+from spottrain.logs import LOG_CHECK_S, rotate
 from spottrain.network import interface_of, network_environment
 from spottrain.varuna_manager.agent.client import (
     AgentError,
     Backoff,
     ManagerClient,
     NoManagerError,
+    RefusedError,
     Route,
     VmFencedError,
 )
@@ -52,7 +55,6 @@ from spottrain.varuna_manager.agent.supervisor import (
     LOG,
     Outbox,
     SupervisorProcess,
-    rotate,
 )
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
@@ -70,8 +72,6 @@ FLUSH_S = 5.0
 """How long the last reports may take to be posted."""
 ROUTE_CHECK_S = 0.5
 """Time between checks of the manager's address."""
-LOG_CHECK_S = 1.0
-"""Time between checks of the sizes of logs."""
 MANAGER_ADDRESS = "manager.address"
 """File in the VM's folder, written by the manager: its present address."""
 SUPERVISOR = "spottrain.pipeline.process.supervisor"
@@ -333,6 +333,8 @@ class Agent:
         client, backoff = self._client(), Backoff()
         while True:
             batch = self._outbox.batch(self._bootstrap.vm_id, _MAX_BATCH)
+            while trace := self._outbox.next_trace():
+                self._post_trace(client, trace)
             try:
                 text = client.call("POST", "/v1/reports", encode(batch))
             except NoManagerError as error:
@@ -341,6 +343,26 @@ class Agent:
                 continue
             backoff.reset()
             self._outbox.acknowledge(decode(messages.ReportAnswer, text))
+
+    def _post_trace(self, client: ManagerClient, trace: messages.TraceWritten) -> None:
+        """Post a rank's trace until the manager has it or refuses it; remove its file."""
+        query = urlencode({"trace": encode(trace)})
+        file, backoff = Path(trace.path) if trace.path else b"", Backoff()
+        if isinstance(file, Path) and not file.exists():
+            logger.warning("trace of rank %d: %s is gone", trace.rank, file)
+            return
+        while not self._closing.is_set():
+            try:
+                client.call("POST", f"/v1/traces?{query}", file)
+                break
+            except RefusedError as error:
+                logger.warning("trace of rank %d: %s", trace.rank, error)
+                break
+            except NoManagerError as error:
+                logger.info("%s", error)
+                self._closing.wait(backoff.next_s())
+        if isinstance(file, Path):
+            file.unlink(missing_ok=True)
 
     def _watch_route(self) -> None:
         """Break off calls that wait at an outdated address of the manager."""

@@ -9,7 +9,6 @@ import itertools
 import logging
 import os
 import queue
-import shutil
 import signal
 import subprocess
 import threading
@@ -27,8 +26,6 @@ logger = logging.getLogger(__name__)
 
 LOG = "supervisor.log"
 """Also what the user's code prints."""
-LOG_BYTES = 8 * 1024**2
-"""Size of a log that is rotated; the part before it is kept once."""
 WRITTEN_S = 1.0
 """How often a manager is asked whether it has written the last measurements."""
 CLOSE_S = 5.0
@@ -52,6 +49,7 @@ class Outbox:
         """Numbers of the next ones."""
         self._received = 0
         """Facts that the manager has received."""
+        self._traces: deque[messages.TraceWritten] = deque()
 
     def add(self, report: messages.Report) -> None:
         """Add a report; it is posted at once if no post is in flight."""
@@ -64,6 +62,16 @@ class Outbox:
                 self._waiting.append((self._facts, report))
                 self._facts += 1
             self._changed.notify_all()
+
+    def add_trace(self, trace: messages.TraceWritten) -> None:
+        """Add a trace; it goes before the reports that are added after it."""
+        with self._changed:
+            self._traces.append(trace)
+
+    def next_trace(self) -> messages.TraceWritten | None:
+        """Return the oldest trace that is left, and forget it."""
+        with self._changed:
+            return self._traces.popleft() if self._traces else None
 
     def batch(self, vm_id: str, limit: int) -> messages.ReportBatch:
         """Wait for reports; return the oldest ones, up to ``limit``.
@@ -113,21 +121,6 @@ class Outbox:
             return self._changed.wait_for(
                 lambda: not self._waiting and not self._unwritten, timeout_s
             )
-
-
-def rotate(log: Path, max_bytes: int = LOG_BYTES) -> None:
-    """Move what a log holds to ``NAME.1.log`` if it is larger than ``max_bytes``.
-
-    It is copied, then emptied, as by copytruncate of logrotate(8): processes that append
-    to it keep it open. What they write in between is lost.
-    """
-    if not log.exists() or log.stat().st_size <= max_bytes:
-        return
-    try:
-        shutil.copyfile(log, log.with_name(f"{log.stem}.1.log"))
-    except OSError as error:  # the disk is full, or the older part is no file
-        logger.warning("%s is emptied without a copy: %s", log.name, error)
-    os.truncate(log, 0)
 
 
 class SupervisorProcess:
@@ -242,11 +235,16 @@ class SupervisorProcess:
         assert stdout is not None
         for line in stdout:
             try:
-                report: messages.Report = decode(messages.Report, line)
+                report: messages.SupervisorReport = decode(
+                    messages.SupervisorReport, line
+                )
             except WireError as error:
                 logger.warning(
                     "supervisor sent an invalid report: %s: %r", error, line[:200]
                 )
+                continue
+            if isinstance(report, messages.TraceWritten):
+                self._outbox.add_trace(report)
                 continue
             self._outbox.add(report)
             self._note(report)

@@ -132,6 +132,8 @@ def launch_command(
         f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
         f"workdir packed: {size(packed_bytes)}"
     )
+    for line in show_commands.helper_lines(facts):
+        say(line)
     if with_vm:
         _run_on_manager_vm(job, offers or (), detach, output)
     else:
@@ -274,6 +276,7 @@ for command in (
     show_commands.inspect,
     show_commands.cost,
     export.export,
+    export.profile,
     calibrate.calibrate,
     schedule.schedule,
     prices.prices,

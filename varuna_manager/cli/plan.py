@@ -10,7 +10,7 @@ import typer
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.inputs import Objective
+from spottrain.morphing.plan.inputs import Objective, PlanInputs
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.ranking.rank import EXACT
 from spottrain.varuna_manager.cli.console import (
@@ -25,7 +25,7 @@ from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import data, inspect, submit, weights
 from spottrain.varuna_manager.offers import preview as previews
 from spottrain.varuna_manager.offers.feasibility import check_memory, predict
-from spottrain.varuna_manager.offers.preview import SearchScope
+from spottrain.varuna_manager.offers.preview import DEFAULT_GPUS, SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
 from spottrain.wire.model import Precision, ScheduleKind, StateHome
@@ -33,8 +33,7 @@ from spottrain.wire.model import Precision, ScheduleKind, StateHome
 FileArgument = Annotated[
     Path,
     typer.Argument(
-        help="Job file; or, with --gpus, a model and its profile as JSON (see "
-        "examples/profiles)."
+        help="Job file; or a model and its profile as JSON (see examples/profiles)."
     ),
 ]
 ExplainOption = Annotated[
@@ -42,7 +41,20 @@ ExplainOption = Annotated[
     typer.Option("--explain", help="Show all candidates and why they were rejected."),
 ]
 GpusOption = Annotated[
-    int | None, typer.Option(min=1, help="JSON only: number of GPUs, one per VM.")
+    int | None,
+    typer.Option(
+        min=1,
+        help=f"JSON only: number of GPUs, with --clouds at most so many; {DEFAULT_GPUS} by "
+        "default.",
+    ),
+]
+StepsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="JSON only: mini-batches of the job, for time and cost."),
+]
+AllOption = Annotated[
+    bool,
+    typer.Option("--all", help="Show all offers, not only the best of each GPU."),
 ]
 MinibatchOption = Annotated[
     int | None, typer.Option(min=1, help="JSON only: override the mini-batch size.")
@@ -113,7 +125,9 @@ StateOption = Annotated[
 def plan(
     file: FileArgument,
     explain: ExplainOption = False,
+    every: AllOption = False,
     gpus: GpusOption = None,
+    steps: StepsOption = None,
     minibatch_size: MinibatchOption = None,
     facts: FactsOption = None,
     gpu_memory_gib: MemoryOption = None,
@@ -134,9 +148,12 @@ def plan(
     """Show which machines and which plan a launch would start with; rents nothing.
 
     Offers are ranked by examples per dollar, including boot time, interruptions and
-    storage: < marks bounds, ~ marks estimates from published peak FLOPS.
+    storage: < marks bounds, ~ marks estimates from the rooflines of GPUs.
 
-    With a model and a profile as JSON, which need no machine, it plans for --gpus GPUs.
+    Clouds are asked for with --clouds: of each GPU the best offer is shown, with what its
+    fleet costs. Without credentials or network, dated prices that ship with spottrain
+    serve. With a model and a profile as JSON, which need no machine, the best fleet of
+    those clouds is planned, or --gpus of the profile's own GPUs.
     """
     scope = SearchScope(
         clouds=tuple(clouds.split(",")) if clouds else (),
@@ -146,27 +163,38 @@ def plan(
     )
     changes = _changes(objective, schedule, recompute, state)
     if file.suffix != ".json":
-        of_json = (gpus, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
+        of_json = (gpus, steps, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
         if any((*of_json, depth, host_memory_gib, precision)):
             raise ConfigError(
                 "--gpus, --minibatch-size and the like need a profile as JSON: got "
                 f"{file.name}; remove them, the job file has these values"
             )
-        preview(_changed(load_config(file), changes), output, explain, scope)
+        config = _changed(load_config(file), changes)
+        preview(config, output, explain, scope, every=every)
         return
-    if gpus is None:
-        raise ConfigError(f"{file.name}: a profile needs --gpus, the number of GPUs")
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     workload = _on_gpu(workload, host_memory_gib, precision)
     changes["pipeline_depth"] = depth
-    inputs = replace(previews.workload_inputs(workload, gpus), **changes)
+    inputs = previews.workload_inputs(workload, gpus or DEFAULT_GPUS)
+    inputs = replace(inputs, **changes)
+    document = _workload_document(file.name, workload, inputs, scope, steps)
+    _show(document, output, explain, every)
+
+
+def _workload_document(
+    name: str,
+    workload: Workload,
+    inputs: PlanInputs,
+    scope: SearchScope,
+    steps: int | None,
+) -> dict[str, Any]:
+    """Return the preview of a workload; see ``preview_workload``."""
     try:
-        document = previews.preview_workload(
-            file.name, inputs, workload.sources, scope, workload.precision
+        return previews.preview_workload(
+            name, inputs, workload.sources, scope, workload.precision, steps
         )
     except PlanError as error:
-        raise ConfigError(f"{file.name}: {error}") from error
-    _show(document, output, explain)
+        raise ConfigError(f"{name}: {error}") from error
 
 
 def _on_gpu(
@@ -213,6 +241,8 @@ def preview(
     output: Output,
     explain: bool = False,
     scope: SearchScope | None = None,
+    *,
+    every: bool = False,
 ) -> None:
     """Show what a launch of ``config`` would start with.
 
@@ -221,6 +251,7 @@ def preview(
         output: How to show it.
         explain: Show all candidates.
         scope: Which clouds to search beside the job's own; by default none.
+        every: Show all offers that can be used.
 
     Raises:
         SpottrainError: It cannot be launched.
@@ -247,12 +278,12 @@ def preview(
     if config.cloud is None:
         forecast = predict(config, facts, profile=profile)
     document["promise"] = forecast and asdict(forecast)
-    _show(document, output, explain)
+    _show(document, output, explain, every)
     if forecast is not None and forecast.possible is False:
         raise BudgetError(forecast.reason)
 
 
-def _show(document: dict[str, Any], output: Output, explain: bool) -> None:
+def _show(document: dict[str, Any], output: Output, explain: bool, every: bool) -> None:
     if output is Output.JSON:
         show_json(document)
     else:
@@ -261,7 +292,7 @@ def _show(document: dict[str, Any], output: Output, explain: bool) -> None:
         if "computes_on" in document:
             show(f"computes on {document['computes_on']}")
         if "offers" in document:
-            show(*ranking_parts(document, explain))
+            show(*ranking_parts(document, explain, every))
         show(*preview_parts(document, explain))
     if document["plan"] is None:
         raise CapacityError(f"{document['name']}: no plan: {document['why_not']}")

@@ -35,7 +35,7 @@ from spottrain.varuna_manager.cli.console import (
 from spottrain.varuna_manager.cli.watch import Watcher
 from spottrain.varuna_manager.config.job import json_schema, load_config
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.format import clock
+from spottrain.varuna_manager.format import clock, size
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
 from spottrain.varuna_manager.jobs.follow import Follower, JournalEntry, read_state
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -55,6 +55,7 @@ from spottrain.varuna_manager.reporting.measured import (
     newest,
 )
 from spottrain.varuna_manager.tracking.lines import COLUMNS, as_data, as_line
+from spottrain.wire.model import ModelFacts
 
 FollowOption = Annotated[
     bool, typer.Option("--follow", "-f", help="Keep printing until the job ends.")
@@ -308,6 +309,17 @@ def inspect(
                 f"tied: {tied.name} in sections {', '.join(map(str, tied.sections))}"
                 for tied in facts.tied
             ),
+            *helper_lines(facts),
+        )
+
+
+def helper_lines(facts: ModelFacts) -> Iterator[str]:
+    """Yield what is to be known of models that the loss uses besides."""
+    if facts.helper_bytes:
+        yield (
+            f"loss uses another model: every worker holds its {size(facts.helper_bytes)} "
+            "of parameters besides, on the CPU unless your code moves them, and plans do "
+            "not count them"
         )
 
 
@@ -388,7 +400,8 @@ def _event(entry: JournalEntry) -> dict[str, Any]:
 
 def _log_files(job: JobDir, *, rotated: bool) -> list[Path]:
     """Return the logs there are; older parts of them, ``NAME.1.log``, if asked for."""
-    logs = (job.log, *sorted(job.cloud.rglob("*.log")))
+    own = job.log.with_name(f"{job.log.stem}.1.log"), job.log
+    logs = (*own, *sorted(job.cloud.rglob("*.log")))
     return [x for x in logs if x.exists() and (rotated or not x.match("*.1.log"))]
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -20,6 +20,8 @@ PACKAGES: Mapping[str, str] = {
     "mlflow": "mlflow",
 }
 """What each tracker is installed as; also an extra of spottrain."""
+WANDB_KEY = "WANDB_API_KEY"
+"""Environment variable that W&B logs in with."""
 
 
 class WandbConfig(Section):
@@ -42,6 +44,11 @@ class MlflowConfig(Section):
     experiment: Name = "spottrain"
     """Experiment of the run; it is created if there is none."""
 
+    @property
+    def has_server(self) -> bool:
+        """True if it is reached over the network, from any machine."""
+        return self.tracking_uri.startswith(("http://", "https://"))
+
 
 class TrackConfig(Section):
     """Where measurements are written besides the job's `metrics.jsonl`."""
@@ -59,28 +66,44 @@ class TrackConfig(Section):
         return tuple(name for name in PACKAGES if getattr(self, name))
 
 
-def check_trackers(track: TrackConfig, *, on_vm: bool) -> None:
+def check_trackers(track: TrackConfig, secrets: Iterable[str], *, on_vm: bool) -> None:
     """Check that the trackers asked for can be used where the manager will run.
 
     Args:
         track: Of the job file.
-        on_vm: On a VM of its own, which has only what spottrain needs.
+        secrets: Names of environment variables that the manager will have.
+        on_vm: On a VM of its own, which ends with the job.
 
     Raises:
-        ConfigError: A package is missing there.
+        ConfigError: A package is missing, or what is written would be lost.
     """
     for name in track.asked:
-        if on_vm:
-            raise ConfigError(
-                f"track.{name}: cannot be used with --manager-vm, which installs only "
-                "what spottrain needs; remove it and read metrics.jsonl in "
-                "checkpoint.path"
-            )
+        if on_vm and (why := _why_not_on_vm(track, name, secrets)):
+            raise ConfigError(f"track.{name}: with --manager-vm {why}")
         if importlib.util.find_spec(PACKAGES[name]) is None:
             raise ConfigError(
                 f"track.{name}: the package {PACKAGES[name]} is not installed here; "
                 f"install it: pip install 'spottrain[{name}]'"
             )
+
+
+def _why_not_on_vm(track: TrackConfig, name: str, secrets: Iterable[str]) -> str:
+    """Return why a tracker cannot be used on the manager's VM; empty if it can."""
+    lost = "would be on the manager's VM, which ends with the job"
+    match name:
+        case "wandb" if track.wandb is not None and track.wandb.mode == "offline":
+            return f"an offline run {lost}; set mode: online"
+        case "wandb" if WANDB_KEY not in secrets:
+            return f"its key must be known there; add {WANDB_KEY} to secrets"
+        case "mlflow" if track.mlflow is not None and not track.mlflow.has_server:
+            return (
+                f"files {lost}; name a server, such as http://host:5000: got "
+                f"{track.mlflow.tracking_uri}"
+            )
+        case "tensorboard":
+            return f"its files {lost}; remove it, and read metrics.jsonl in checkpoint.path"
+        case _:
+            return ""
 
 
 def absolute_track(track: TrackConfig, base: Path) -> TrackConfig:

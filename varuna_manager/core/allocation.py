@@ -124,6 +124,7 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
     candidates: list[Offer] = []
     for offer in offers:
         count = min(wanted, available(state, offer), affords(offer), demand(offer))
+        count = _within_quota(state, offer, count)
         if count > 0:
             counts[offer_key(offer)] = count
             candidates.append(offer)
@@ -290,6 +291,21 @@ def available(state: State, offer: Offer) -> int:
     intents = state.intents.values()
     asked = sum(intent.count for intent in intents if offer_key(intent.offer) == key)
     return offer.available - asked - len(_unseen(state, offer))
+
+
+def _within_quota(state: State, offer: Offer, count: int) -> int:
+    """Return how many of ``count`` VMs a quota that refused may give at once, launches in
+    flight included."""
+    bound = cooldowns.most_at_once(state.cooldowns, offer, state.now_s)
+    if math.isinf(bound):
+        return count
+    quota = cooldowns.scope_of(offer, "quota")
+    coming = (
+        intent.count
+        for intent in state.intents.values()
+        if cooldowns.scope_of(intent.offer, "quota") == quota
+    )
+    return min(count, int(bound) - sum(coming))
 
 
 def _unseen(state: State, offer: Offer) -> list[VmRecord]:

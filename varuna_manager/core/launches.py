@@ -127,7 +127,7 @@ def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
         transition.put_intent(replace(intent, retry_at_s=retry_at_s))
         return
     _close_intent(transition, event.intent)
-    _cool_down(transition, intent.offer, event.refusal)
+    _cool_down(transition, intent.offer, event.refusal, intent.count)
     if event.refusal in ("auth", "misconfigured") and _is_hopeless(transition):
         transition.fail(event.reason, exit_code=6)
 
@@ -170,10 +170,12 @@ def _close_intent(transition: Transition, name: str) -> Intent | None:
     return intent
 
 
-def _cool_down(transition: Transition, offer: Offer, refusal: cooling.Refusal) -> None:
-    state = transition.state
+def _cool_down(
+    transition: Transition, offer: Offer, refusal: cooling.Refusal, count: int = 1
+) -> None:
+    state, now_s = transition.state, transition.now_s
     cooldowns = cooling.refused(
-        state.cooldowns, offer, refusal, transition.now_s, state.job.cooldown_s
+        state.cooldowns, offer, refusal, now_s, state.job.cooldown_s, count
     )
     transition.state = replace(state, cooldowns=cooldowns)
 

@@ -26,7 +26,7 @@ import spottrain
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.records import VmPhase
+from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.clock import Clock
 from spottrain.varuna_manager.daemon.effects import EffectRunner
@@ -38,11 +38,17 @@ from spottrain.varuna_manager.daemon.sessions import (
 )
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs.fold import Fold
+from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import Identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
 from spottrain.varuna_manager.jobs.measurements import Sample
 from spottrain.varuna_manager.jobs.replication import JournalReplication
 from spottrain.varuna_manager.jobs.samples import Sampler
+from spottrain.varuna_manager.jobs.traces import (
+    Traces,
+    TraceSet,
+    TracesRefusedError,
+)
 from spottrain.varuna_manager.jobs.vm_history import VmHistory
 from spottrain.varuna_manager.launch.limits import check as check_limits
 from spottrain.varuna_manager.reporting.history import replay
@@ -130,6 +136,7 @@ class ManagerLoop:
         self._clock = Clock(self.state.now_s)
         self._lives = VmHistory(self.state)
         self.sessions = AgentSessions(time.monotonic, self._on_heard)
+        self._traces = Traces(JobDir(workdir.parent).traces)
         self._effects = EffectRunner(self, provider, self.sessions, identity, url)
         self.channel = ControlChannel(
             self, self.sessions, self.state.job.spec, workdir, identity.admin_token()
@@ -485,3 +492,35 @@ class ManagerLoop:
         if not sure:
             check_limits(self.state, event)
         await self.feed(event)
+
+    async def profile(self, minibatches: int) -> TraceSet:
+        """Tell every VM of the generation that runs to profile its next mini-batches.
+
+        The core has no part in it: nothing that it decides depends on a profile.
+
+        Raises:
+            TracesRefusedError: nothing trains now.
+        """
+        generation = self.state.generation
+        if generation is None or generation.phase is not GenerationPhase.RUNNING:
+            raise TracesRefusedError(
+                "nothing trains at the moment: 'spottrain status' shows what the job does"
+            )
+        ranks = tuple(slot.vm_id for slot in generation.plan.slots)
+        begun = self._traces.begin(generation.number, ranks, minibatches)
+        command = messages.TraceMinibatches(
+            generation=begun.generation, number=begun.number, minibatches=minibatches
+        )
+        for vm_id in sorted(set(ranks)):
+            self.sessions.send(vm_id, command)
+        return begun
+
+    async def receive_trace(
+        self, vm_id: str, trace: messages.TraceWritten, content: bytes
+    ) -> None:
+        """Keep a rank's trace in the job's folder.
+
+        Raises:
+            TracesRefusedError: it is not expected from this VM.
+        """
+        self._traces.add(vm_id, trace, content)

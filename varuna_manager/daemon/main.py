@@ -24,6 +24,7 @@ import uvloop
 
 from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
 from spottrain.errors import SpottrainError, causes
+from spottrain.logs import LOG_BYTES, LOG_CHECK_S, rotate
 from spottrain.varuna_manager.core.errors import InternalError
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
@@ -158,6 +159,23 @@ async def manage(
         (job.path / "manager.json").unlink(missing_ok=True)
 
 
+def _rotate_logs(job: JobDir) -> None:
+    while True:
+        bound_logs(job)
+        time.sleep(LOG_CHECK_S)
+
+
+def bound_logs(job: JobDir, max_bytes: int = LOG_BYTES) -> None:
+    """Rotate the logs of this process and of those that it starts."""
+    for log in (
+        job.log,
+        *(job.path / "tracking").glob("*.log"),
+        *job.cloud.glob("*.log"),
+    ):
+        if not log.match("*.1.log"):
+            rotate(log, max_bytes)
+
+
 def _leave_page(job: JobDir, manager_loop: ManagerLoop, journal: Journal) -> None:
     """Write the report of a job that has ended into its folder."""
     state, past = manager_loop.state, manager_loop.past
@@ -187,6 +205,7 @@ def main(argv: Sequence[str]) -> int:
     job = JobDir(Path(argv[0]).absolute())
     try:
         with only_manager(job.path):
+            threading.Thread(target=_rotate_logs, args=(job,), daemon=True).start()
             copy = begin_replication(job, durable=DURABLE_COPY in argv)
             provider = open_provider(job)
             trackers = Trackers(job, job.config().track)

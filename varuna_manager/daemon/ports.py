@@ -8,7 +8,13 @@ from typing import Protocol
 from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.wire.messages import Registration, ReportAnswer, ReportBatch
+from spottrain.varuna_manager.jobs.traces import TraceSet
+from spottrain.wire.messages import (
+    Registration,
+    ReportAnswer,
+    ReportBatch,
+    TraceWritten,
+)
 
 
 class EventSink(Protocol):
@@ -48,4 +54,20 @@ class ChannelHandler(Protocol):
 
         Raises:
             LimitsRefusedError: they would end the job, and the person has not confirmed.
+        """
+
+    async def profile(self, minibatches: int) -> TraceSet:
+        """Have the next mini-batches profiled; returns before that is done.
+
+        Raises:
+            TracesRefusedError: nothing trains now.
+        """
+
+    async def receive_trace(
+        self, vm_id: str, trace: TraceWritten, content: bytes
+    ) -> None:
+        """Keep a rank's trace.
+
+        Raises:
+            TracesRefusedError: it is not expected from this VM.
         """

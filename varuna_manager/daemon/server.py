@@ -3,11 +3,13 @@
     POST /v1/register     Registration -> {}           426 another software version
     POST /v1/heartbeat    Heartbeat -> HeartbeatAnswer (a long poll)      409 stale
     POST /v1/reports      ReportBatch -> ReportAnswer     409 facts are missing
+    POST /v1/traces       ?trace=TraceWritten, its file -> {}   410 it is not expected
     GET  /v1/job          -> JobSpec
     GET  /v1/workdir      -> the user's workdir, packed
     POST /v1/admin/stop   {"checkpoint": bool, "now": bool, "by": str} -> {}
     POST /v1/admin/limits {"limits": [Limit], "sure": bool, "by": str} -> {}
                                                           409 it would end the job
+    POST /v1/admin/profile {"minibatches": int} -> TraceSet    409 nothing trains now
 
 Each request has a token; an unknown or revoked one is answered 403. An error's body is
 ``{"error": one line}``.
@@ -39,9 +41,16 @@ from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
+from spottrain.varuna_manager.jobs.traces import TracesRefusedError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.wire.codec import decode, encode
-from spottrain.wire.messages import Heartbeat, JobSpec, Registration, ReportBatch
+from spottrain.wire.messages import (
+    Heartbeat,
+    JobSpec,
+    Registration,
+    ReportBatch,
+    TraceWritten,
+)
 
 PORTS = range(20000, 30000)
 """Below the ephemeral range, so that no outgoing connection takes a job's port."""
@@ -74,6 +83,8 @@ class ControlChannel:
                 Route("/v1/workdir", self._workdir),
                 Route("/v1/admin/stop", self._stop, methods=["POST"]),
                 Route("/v1/admin/limits", self._limits, methods=["POST"]),
+                Route("/v1/traces", self._traces, methods=["POST"]),
+                Route("/v1/admin/profile", self._profile, methods=["POST"]),
             ],
             exception_handlers={HTTPException: _answer_error},
         )
@@ -146,6 +157,30 @@ class ControlChannel:
         except LimitsRefusedError as error:
             raise HTTPException(409, str(error)) from error
         return JSONResponse({})
+
+    async def _traces(self, request: Request) -> Response:
+        vm_id, sent = self._caller(request), request.query_params.get("trace", "")
+        trace = _decode(TraceWritten, sent.encode())
+        try:
+            content = await _body(request)
+            await self.handler.receive_trace(vm_id, trace, content)
+        except TracesRefusedError as error:
+            raise HTTPException(410, str(error)) from error
+        return JSONResponse({})
+
+    async def _profile(self, request: Request) -> Response:
+        self._check_admin(request)
+        wanted = _decode(_ProfileRequest, await _body(request))
+        try:
+            begun = await self.handler.profile(wanted.minibatches)
+        except TracesRefusedError as error:
+            raise HTTPException(409, str(error)) from error
+        return Response(encode(begun), media_type="application/json")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _ProfileRequest:
+    minibatches: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

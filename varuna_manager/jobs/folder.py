@@ -15,6 +15,7 @@ The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
                        metrics.jsonl    its measurements, a line each
                        tracking/        of the processes that write them
                        tracking.json    what is in their way
+                       traces/          of 'spottrain profile', a folder each
     <home>/cache/                       facts and profiles by fingerprint
            locks/<name>                 held while a job of that name is put on disk
 """
@@ -105,6 +106,11 @@ class JobDir:
     def checkpoints(self) -> Path:
         """Folder of checkpoints if the job file names no other."""
         return self.path / "checkpoints"
+
+    @property
+    def traces(self) -> Path:
+        """What ``spottrain profile`` has recorded, a folder each time."""
+        return self.path / "traces"
 
     @property
     def is_down(self) -> bool:

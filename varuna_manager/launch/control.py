@@ -42,6 +42,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import client_context, load_identity
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.traces import TraceSet, TracesRefusedError
 from spottrain.varuna_manager.launch import data as job_data
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.varuna_manager.launch.limits import check as check_limits
@@ -51,6 +52,7 @@ from spottrain.varuna_manager.launch.submit import (
     end_of,
     start_manager,
 )
+from spottrain.wire.codec import decode
 
 ANSWER_S = 10.0
 """A manager that does not answer within this time counts as stuck."""
@@ -175,12 +177,17 @@ def request_stop(job: JobDir, *, checkpoint: bool, now: bool) -> None:
     _ask_manager(job, "stop", request)
 
 
-def _ask_manager(job: JobDir, what: str, request: dict[str, Any]) -> None:
-    """Send a request to the manager of a job.
+def _ask_manager(
+    job: JobDir,
+    what: str,
+    request: dict[str, Any],
+    refusal: type[SpottrainError] = SpottrainError,
+) -> str:
+    """Send a request to the manager of a job; return the body of its answer.
 
     Raises:
         ManagerUnreachableError: The manager does not answer.
-        LimitsRefusedError: It says that this would end the job.
+        SpottrainError: It refuses the request: as ``refusal``.
     """
     address = job.manager()
     if address is None:
@@ -198,8 +205,9 @@ def _ask_manager(job: JobDir, what: str, request: dict[str, Any]) -> None:
             timeout=ANSWER_S,
         )
         if answer.status_code == HTTPStatus.CONFLICT:
-            raise LimitsRefusedError(answer.json()["error"])
+            raise refusal(answer.json()["error"])
         answer.raise_for_status()
+        return answer.text
     except httpx.HTTPError as error:
         raise ManagerUnreachableError(
             f"job {job.name}: its manager (pid {address.pid}) does not answer: "
@@ -222,7 +230,7 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
     """
     if job.is_managed():
         request = {"limits": [asdict(limit) for limit in limits], "sure": sure}
-        _ask_manager(job, "limits", request)
+        _ask_manager(job, "limits", request, LimitsRefusedError)
         return
     if not can_be_resumed(job):
         raise ConfigError(
@@ -234,6 +242,26 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
         if not sure:
             check_limits(journal.replay(), event)
         journal.append(event)
+
+
+def begin_traces(job: JobDir, minibatches: int) -> TraceSet:
+    """Have the next mini-batches of a running job recorded; return before that is done.
+
+    Raises:
+        ConfigError: The job has no running manager.
+        ManagerUnreachableError: The manager does not answer.
+        TracesRefusedError: Nothing trains at the moment.
+    """
+    if not job.is_managed():
+        raise ConfigError(
+            f"job {job.name} does not run, so there is nothing to profile; see "
+            f"'spottrain status {job.name}'"
+        )
+    request = {"minibatches": minibatches}
+    begun: TraceSet = decode(
+        TraceSet, _ask_manager(job, "profile", request, TracesRefusedError)
+    )
+    return begun
 
 
 def await_manager(job: JobDir, manager: subprocess.Popen[bytes]) -> None:

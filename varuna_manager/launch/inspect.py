@@ -73,10 +73,11 @@ def _check_evaluation(asked: EvaluationConfig, facts: ModelFacts) -> None:
             f"evaluation.metric: there is no held-out set {name}: got {asked.metric}; "
             f"the sets are {', '.join(facts.heldout_sets) or 'none'}"
         )
-    if metric and metric not in ("loss", *facts.metrics):
+    known = (*(f"{one}/loss" for one in facts.heldout_sets), *facts.evaluated)
+    if asked.metric and asked.metric not in known:
         raise ConfigError(
-            f"evaluation.metric: loss returns no metric {metric}: got {asked.metric}; "
-            f"it returns {', '.join(('loss', *facts.metrics))}"
+            f"evaluation.metric: loss returns no metric {metric} when it evaluates {name}: "
+            f"got {asked.metric}; there are {', '.join(known)}"
         )
 
 

@@ -283,7 +283,8 @@ def start(job: JobDir, manager: RemoteManager, remote: Remote, say: Say) -> None
     root, name = root_of(cloud.folder), shlex.quote(job.name)
     say(f"VM {manager.vm_id}: preparing it for the manager")
     ours = software()
-    script = prepare_script(root, config.manager_vm.python, cloud.cloud, ours)
+    extras = (cloud.cloud, *config.track.asked)
+    script = prepare_script(root, config.manager_vm.python, extras, ours)
     remote.check(script, ours, _PREPARE_S)
     address = remote.check('echo "$SSH_CONNECTION"').split()[2]
     own = OwnVm(vm_id=manager.vm_id, private_address=address)

@@ -14,7 +14,7 @@ import io
 import re
 import shlex
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
@@ -119,7 +119,7 @@ def bundle(job: JobDir, config: JobConfig, key_file: Path, own_vm: bytes) -> byt
     return _packed({f"jobs/{job.name}/{name}": data for name, data in files.items()})
 
 
-def prepare_script(root: str, python: str, cloud: str, ours: bytes) -> str:
+def prepare_script(root: str, python: str, extras: Collection[str], ours: bytes) -> str:
     """Return the shell script that prepares a VM to run a manager.
 
     Safe to repeat. What the image's Python lacks is installed in the versions used here.
@@ -127,13 +127,13 @@ def prepare_script(root: str, python: str, cloud: str, ours: bytes) -> str:
     Args:
         root: From ``root_of``.
         python: The image's Python.
-        cloud: The cloud whose SDK is needed.
+        extras: Extras of spottrain that are needed: the cloud, and trackers.
         ours: From ``software``; the script reads it from stdin.
 
     Raises:
         ConfigError: spottrain is not installed here, so its dependencies are unknown.
     """
-    pins = pinned(cloud)
+    pins = pinned(extras)
     return _PREPARE.format(
         root=shlex.quote(root),
         python=shlex.quote(python),
@@ -143,33 +143,33 @@ def prepare_script(root: str, python: str, cloud: str, ours: bytes) -> str:
     )
 
 
-def pinned(cloud: str) -> dict[str, str]:
+def pinned(extras: Collection[str]) -> dict[str, str]:
     """Return the distributions that a manager needs, with the versions used here.
 
     Args:
-        cloud: The cloud whose SDK is needed.
+        extras: Extras of spottrain that are needed.
 
     Raises:
         ConfigError: They are not installed.
     """
     try:
-        wanted = needed(requires("spottrain") or [], cloud)
+        wanted = needed(requires("spottrain") or [], extras)
         return {name: version(name) for name in wanted}
     except PackageNotFoundError as error:
         raise ConfigError(
             f"--manager-vm: {error.name} is not installed here; install "
-            f"'spottrain[{cloud}]'"
+            f"'spottrain[{','.join(extras)}]'"
         ) from error
 
 
-def needed(requirements: list[str], extra: str) -> list[str]:
-    """Return the names of requirements: the general ones and those of one extra."""
-    found = []
+def needed(requirements: list[str], extras: Collection[str]) -> list[str]:
+    """Return the names of requirements: the general ones and those of some extras."""
+    found, asked = [], "|".join(map(re.escape, extras))
     for line in requirements:
         match = _REQUIREMENT.match(line)
         assert match is not None, line
         name, marker = match[1], match[2] or ""
-        if "extra" not in marker or re.search(rf"extra == ['\"]{extra}['\"]", marker):
+        if "extra" not in marker or re.search(rf"extra == ['\"]({asked})['\"]", marker):
             found.append(name)
     return found
 

@@ -99,7 +99,7 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
     Raises:
         ConfigError: It cannot.
     """
-    check_trackers(config.track, on_vm=on_vm)
+    check_trackers(config.track, config.secrets, on_vm=on_vm)
     if not on_vm:
         max_vms = config.resources.max_vms
         if config.clouds and max_vms > MAX_VMS_HERE:

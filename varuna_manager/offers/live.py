@@ -33,7 +33,8 @@ def rank_live(
 ) -> tuple[Ranking, tuple[str, ...]]:
     """Rank offers, and ask for current prices until the price of the best one is current.
 
-    Where a cloud does not answer, its last known prices serve.
+    Where a cloud does not answer, its last known prices serve. Dated prices are not asked
+    for again one by one: ``spottrain prices`` asks their whole cloud.
 
     Args:
         offers: Only those of clouds are asked for.
@@ -71,7 +72,8 @@ def rank_live(
 
 
 def _is_to_ask(priced: Priced, asked: set[str]) -> bool:
-    return priced.offer.cloud in CLOUDS and offer_key(priced.offer) not in asked
+    is_cloud = priced.offer.cloud in CLOUDS and not priced.is_dated
+    return is_cloud and offer_key(priced.offer) not in asked
 
 
 def _ask(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from operator import attrgetter
 
 from spottrain.cloud.port.provider import Offer
@@ -15,7 +16,14 @@ from spottrain.pricing.prices.history import History
 from spottrain.pricing.prices.place import place_of
 from spottrain.pricing.prices.price import fresh, offers
 from spottrain.pricing.prices.refresh import PriceRequest, known
-from spottrain.pricing.ranking.gpu_speed import machine_as_offered, machine_of
+from spottrain.pricing.ranking.gpu_speed import (
+    Work,
+    machine_as_offered,
+    machine_of,
+    measured_ratio,
+    speed_ratio,
+    work_of,
+)
 from spottrain.pricing.ranking.rank import Priced
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.job import JobConfig
@@ -29,12 +37,21 @@ BOOT_S = 180.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MeasuredOn:
-    """What a job was measured on, and its model: the base of relative speeds."""
+    """What a job was measured on: the base of relative speeds."""
 
-    facts: ModelFacts
     gpu: GpuType
-    precision: Precision = "fp32"
-    """Of the job's matrix multiplications."""
+    work: Work
+    """What training asks of a GPU."""
+    profile: Profile | None = None
+    """What was measured; None: nothing to compare other measurements with."""
+    others: tuple[Profile, ...] = ()
+    """Measured of the same model, on any devices; the newest first."""
+
+    def measured_speed(self, gpu: GpuType) -> float | None:
+        """Return the measured speed of another GPU; None if it was not measured."""
+        if self.profile is None or gpu.name == self.gpu.name:
+            return None
+        return measured_ratio(gpu, self.profile, self.others)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,10 +139,11 @@ def cloud_market(
     zones: Collection[str] = (),
     instance_types: Collection[str] = (),
     facts: Catalogue | None = None,
+    dated: bool = False,
 ) -> JobMarket:
     """Return what clouds rent at the last known prices, without asking them.
 
-    Its throughputs are estimates: ratios of published peaks.
+    Its throughputs are estimates, of GPUs that the model was not measured on.
 
     Args:
         history: Known prices and interruptions.
@@ -136,14 +154,18 @@ def cloud_market(
         zones: All if empty; a price for a whole region is one for each.
         instance_types: All that the catalogue knows if empty.
         facts: The catalogue; by default the one that is shipped.
+        dated: Take prices that are too old to rent by, and estimates of spot prices, where
+            nothing newer is known of a cloud: for a plan, which rents nothing.
 
     Raises:
         ConfigError: A cloud or an instance type that the catalogue does not know.
     """
     facts = facts or catalogue()
     kinds = facts.matching(clouds=clouds, names=instance_types)
-    believed = known(history, facts, PriceRequest(kinds=kinds, regions=regions), now_s)
+    request = PriceRequest(kinds=kinds, regions=regions)
+    believed = known(history, facts, request, now_s, estimates=dated)
     new = fresh(believed.prices, now_s)
+    current = {(price.cloud, price.spot) for price in new.prices}
     hazards = hazards_of(history, now_s)
     found = []
     for price in believed.prices:
@@ -151,11 +173,40 @@ def cloud_market(
             continue
         for offer in offers([price], facts):
             priced = priced_offer(offer, base, hazards, facts)
-            found.append(replace(priced, is_stale=price.is_stale(now_s)))
+            stale = price.is_stale(now_s)
+            plans = dated and stale and (price.cloud, price.spot) not in current
+            marked = replace(priced, is_stale=stale and not plans, is_dated=plans)
+            found.append(marked)
     overpriced = len(believed.warnings)
     left_out = f"{overpriced} spot prices left out: no lower than on demand"
-    warnings = (left_out,) * bool(overpriced)
-    return JobMarket(offers=tuple(found), warnings=(*warnings, *new.warnings))
+    warnings = [left_out] * bool(overpriced)
+    warnings += _dated_lines(found) if dated else new.warnings
+    return JobMarket(offers=tuple(found), warnings=tuple(warnings))
+
+
+def _dated_lines(offers: Sequence[Priced]) -> list[str]:
+    """Return a line on the clouds whose prices are dated, and one on prices that are left
+    out because newer ones are known."""
+    oldest: dict[tuple[str, bool], float] = {}
+    for priced in offers:
+        if priced.is_dated:
+            market = priced.offer.cloud, priced.offer.spot
+            seen_s = priced.offer.observed_at_s
+            oldest[market] = min(oldest.get(market, seen_s), seen_s)
+    dates = [
+        f"{cloud} {'spot' if spot else 'on demand'} since "
+        f"{datetime.fromtimestamp(seen_s, UTC):%Y-%m-%d}"
+        for (cloud, spot), seen_s in sorted(oldest.items())
+    ]
+    lines = []
+    if dates:
+        lines.append(
+            f"dated prices, spot ones estimates: {', '.join(dates)}; nothing is rented "
+            "by them, 'spottrain prices' asks the clouds"
+        )
+    if old := sum(priced.is_stale for priced in offers):
+        lines.append(f"{old} prices are too old to rent by; left out")
+    return lines
 
 
 def priced_offer(
@@ -163,15 +214,17 @@ def priced_offer(
 ) -> Priced:
     """Return a cloud's offer with what the catalogue and the history know about it."""
     kind = facts.find(offer.cloud, offer.instance_type)
-    machine = None
+    machine, measured = None, None
     if kind is not None:
-        machine = machine_of(kind, base.gpu, base.facts, base.precision)
+        measured = base.measured_speed(kind.gpu)
+        speed = measured or speed_ratio(kind.gpu, base.gpu, base.work)
+        machine = None if speed is None else machine_of(kind, speed)
     return Priced(
         offer=offer,
         machine=machine,
         losses_per_hour=losses_per_hour(offer, hazards),
         boot_s=BOOT_S,
-        is_estimate=True,
+        is_estimate=measured is None,
     )
 
 
@@ -182,6 +235,7 @@ def base_of(
     precision: Precision = "fp32",
     *,
     on_cpus: bool = False,
+    others: tuple[Profile, ...] = (),
 ) -> MeasuredOn:
     """Return what a job was measured on.
 
@@ -192,6 +246,7 @@ def base_of(
         precision: Of the job's matrix multiplications.
         on_cpus: The job trains on CPUs: one that the catalogue does not know is taken for
             the slowest that it knows.
+        others: Further profiles of the model.
 
     Raises:
         ConfigError: There is no such GPU; or the device cannot be compared with others.
@@ -212,4 +267,5 @@ def base_of(
             f"the profile was measured on {profile.device}, which has no published peak "
             "to compare clouds' GPUs with; name the GPU that it equals with --measured-on"
         )
-    return MeasuredOn(facts=facts, gpu=gpu, precision=precision)
+    work = work_of(facts, precision, profile)
+    return MeasuredOn(gpu=gpu, work=work, profile=profile, others=others)

@@ -18,16 +18,18 @@ from spottrain.morphing.plan.choose import NOISE, Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.billing.money import Rate, cost_usd, total_rate
-from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.ranking import throughput
-from spottrain.pricing.ranking.gpu_speed import gpu_speed
+from spottrain.pricing.ranking.gpu_speed import gpu_of, gpu_speed
 from spottrain.pricing.ranking.rank import (
     CAP,
     EXACT,
     Priced,
+    RankedOffer,
     Ranking,
     RankingTerms,
+    best_of_each,
     greedy_fleet,
     rank,
 )
@@ -54,6 +56,10 @@ from spottrain.wire.model import ModelFacts, Precision, Profile
 
 NO_END = 1e15
 """Examples of a job without an end: what is paid once does not count."""
+SHOWN_EXAMPLES = 1e6
+"""Examples that time and cost are shown for, of a job without an end."""
+DEFAULT_GPUS = 64
+"""Fleets of a workload as JSON have up to so many GPUs, unless more are asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +152,9 @@ def preview_job(
     with open_history() as history:
         warnings = list(ingest_journals(history))
         own = _own(config, facts, profile, history, now_s, scope)
-        check_budget(config, [p.offer for p in own.offers if not p.is_stale])
+        check_budget(
+            config, [p.offer for p in own.offers if not (p.is_stale or p.is_dated)]
+        )
         others = _others(inputs, history, now_s, scope, config.runtime.precision)
         everything = (*own.offers, *others.offers)
         ranking, more = _rank(everything, throughputs, terms, history, now_s, scope)
@@ -155,7 +163,8 @@ def preview_job(
     ours = [r.priced for r in ranking.rows if r.priced.offer.cloud in clouds]
     best = rank(ours, throughputs, terms, exact=scope.exact)
     document = _preview(config, inputs, best, terms)
-    return document | ranking_view(ranking, now_s, warnings)
+    bests = _bests(ranking, throughputs, terms)
+    return document | ranking_view(ranking, now_s, warnings, bests, terms.examples)
 
 
 def _preview(
@@ -238,6 +247,20 @@ def _is_capped(ranking: Ranking, terms: RankingTerms) -> bool:
     return over_cap or sum(count for _, count in wider) >= terms.min_vms
 
 
+def _bests(
+    ranking: Ranking, throughputs: throughput.ThroughputCache, terms: RankingTerms
+) -> tuple[tuple[str, RankedOffer], ...]:
+    """Return the best offer of each kind of GPU, if clouds are among the offers."""
+    if not any(row.priced.offer.cloud in CLOUDS for row in ranking.rows):
+        return ()
+    return best_of_each(ranking, _gpu_name, throughputs, terms)
+
+
+def _gpu_name(priced: Priced) -> str:
+    gpu = gpu_of(priced.offer)
+    return priced.offer.instance_type if gpu is None else gpu.name
+
+
 def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
     """Return what a plan for a workload on so many of its VMs is made from."""
     machine = throughput.MachineShape(
@@ -256,11 +279,12 @@ def preview_workload(
     sources: tuple[str, ...],
     scope: SearchScope,
     precision: Precision | None,
+    steps: int | None = None,
 ) -> dict[str, Any]:
     """Return the plan for a workload on hypothetical machines, and what it beat.
 
-    And the ranking of all offers of the clouds in ``scope``, if it names any, on fleets
-    of up to as many GPUs.
+    With clouds in ``scope``: the ranking of all their offers on fleets of up to as many
+    GPUs, and the plan of the best of these fleets.
 
     Args:
         name: Of the workload's file.
@@ -268,6 +292,7 @@ def preview_workload(
         sources: Where its numbers are from.
         scope: Which clouds to ask.
         precision: Of its matrix multiplications; None: unknown.
+        steps: Length of the job; None: it has no end.
 
     Raises:
         ConfigError: A cloud or GPU that the catalogue does not know.
@@ -277,20 +302,34 @@ def preview_workload(
         "schema_version": SCHEMA_VERSION,
         "name": name,
         "sources": list(sources),
-        **_choice_view(inputs, choose_plan(inputs), precision),
     }
     if not scope.clouds:
-        return document
+        return document | _choice_view(inputs, choose_plan(inputs), precision)
     job, gpus = replace(inputs, slots=()), len(inputs.slots)
-    terms = RankingTerms(examples=NO_END, max_vms=gpus, max_gpus=gpus)
+    examples = NO_END if steps is None else float(steps * inputs.minibatch_size)
+    terms = RankingTerms(examples=examples, max_vms=gpus, max_gpus=gpus)
+    throughputs = throughput.ThroughputCache(job)
     now_s = time.time()
     with open_history() as history:
         warnings = list(ingest_journals(history))
         market = _others(job, history, now_s, scope, precision or "fp32")
-        ranking, more = _rank(
-            market.offers, throughput.ThroughputCache(job), terms, history, now_s, scope
-        )
-    return document | ranking_view(ranking, now_s, [*warnings, *market.warnings, *more])
+        ranking, more = _rank(market.offers, throughputs, terms, history, now_s, scope)
+    bests = _bests(ranking, throughputs, terms)
+    names: dict[str, str] = {}
+    if bests:
+        gpu, best = bests[0]
+        offer, machine = best.priced.offer, best.priced.machine
+        assert machine is not None
+        inputs = throughputs.inputs_of(machine, best.vms, offer.usd_per_hour)
+        names = {device.slot.vm_id: gpu for device in inputs.slots}
+        document["fleet"] = [_vm(offer)] * best.vms
+    lines = [*warnings, *market.warnings, *more]
+    shown = examples if steps is not None else SHOWN_EXAMPLES
+    return (
+        document
+        | _choice_view(inputs, choose_plan(inputs), precision, names)
+        | ranking_view(ranking, now_s, lines, bests, shown)
+    )
 
 
 def _choice_view(
@@ -400,6 +439,7 @@ def _own(
         scope.measured_on,
         config.runtime.precision,
         on_cpus=config.device == "cpu",
+        others=_measured(facts),
     )
     markets = [
         cloud_market(
@@ -410,6 +450,7 @@ def _own(
             regions=cloud.regions,
             zones=cloud.zones,
             instance_types=cloud.kinds(),
+            dated=True,
         )
         for cloud in config.clouds
     ]
@@ -417,6 +458,10 @@ def _own(
         offers=tuple(offer for market in markets for offer in market.offers),
         warnings=tuple(line for market in markets for line in market.warnings),
     )
+
+
+def _measured(facts: ModelFacts) -> tuple[Profile, ...]:
+    return tuple(known.profile for known in known_profiles(facts))
 
 
 def _others(
@@ -428,8 +473,14 @@ def _others(
 ) -> JobMarket:
     if not scope.clouds:
         return JobMarket(offers=())
-    base = base_of(inputs.profile, inputs.facts, scope.measured_on, precision)
-    return cloud_market(history, base, now_s, clouds=scope.clouds)
+    base = base_of(
+        inputs.profile,
+        inputs.facts,
+        scope.measured_on,
+        precision,
+        others=_measured(inputs.facts),
+    )
+    return cloud_market(history, base, now_s, clouds=scope.clouds, dated=True)
 
 
 def _rank(

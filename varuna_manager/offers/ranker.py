@@ -17,7 +17,8 @@ from spottrain.pricing.ranking.gpu_speed import (
     gpu_of,
     gpu_speed,
     machine_as_offered,
-    peak_flops,
+    seconds,
+    work_of,
 )
 from spottrain.pricing.ranking.order import FREE_USD, OfferWorth, in_order
 from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, rank
@@ -57,6 +58,7 @@ class OfferRanker:
         self._measured: dict[Kind, tuple[float, float]] = {}
         """Predicted over measured step time, smoothed, and as of when."""
         self._boots_s: dict[Kind, float] = {}
+        self._base: market.MeasuredOn | None = None
         self._last: object = None
 
     def rank(
@@ -71,7 +73,7 @@ class OfferRanker:
 
         Returns:
             None if nothing that matters has changed since the last time. Before there is
-            a profile that such machines can be compared with: by published peaks, or None
+            a profile that such machines can be compared with: by rooflines, or None
             if a GPU is not in the catalogue.
 
         Raises:
@@ -107,7 +109,7 @@ class OfferRanker:
     def _by_peaks(
         self, state: State, offers: Sequence[Offer]
     ) -> Mapping[str, OfferWorth] | None:
-        """Return what offers are worth as if the job ran at published peaks."""
+        """Return what offers are worth by the rooflines of GPUs alone."""
         asked = {offer_key(offer): offer.usd_per_hour for offer in offers}
         rates = [_peak_rate(offer, state) for offer in offers]
         if asked == self._last or None in rates:
@@ -175,12 +177,9 @@ class OfferRanker:
         self, offer: Offer, state: State, profile: Profile, hazards: Hazards
     ) -> Priced:
         kind = offer.cloud, offer.instance_type
-        base = catalogue().gpu_of(profile.device)
+        base = self._measured_on(state, profile)
         if offer.cloud in CLOUDS and base is not None:
-            known = market.MeasuredOn(
-                facts=state.job.facts, gpu=base, precision=state.job.spec.precision
-            )
-            priced = market.priced_offer(offer, known, hazards, catalogue())
+            priced = market.priced_offer(offer, base, hazards, catalogue())
         else:
             spec = state.job.spec
             speed = gpu_speed(offer, profile, state.job.facts, spec.precision)
@@ -191,6 +190,20 @@ class OfferRanker:
                 boot_s=market.BOOT_S if offer.cloud in CLOUDS else 0.0,
             )
         return replace(priced, boot_s=self._boots_s.get(kind, priced.boot_s))
+
+    def _measured_on(self, state: State, profile: Profile) -> market.MeasuredOn | None:
+        """Return what speeds are relative to; None if it is not in the catalogue."""
+        others = tuple(known.profile for known in state.known_profiles)
+        before = self._base
+        if before is None or before.profile is not profile or before.others != others:
+            gpu = catalogue().gpu_of(profile.device)
+            if gpu is None:
+                return None
+            work = work_of(state.job.facts, state.job.spec.precision, profile)
+            self._base = market.MeasuredOn(
+                gpu=gpu, work=work, profile=profile, others=others
+            )
+        return self._base
 
     def _terms(self, state: State) -> RankingTerms:
         terms = ranking_terms(
@@ -288,12 +301,13 @@ def _can_compare(profile: Profile, offers: Sequence[Offer]) -> bool:
 
 
 def _peak_rate(offer: Offer, state: State) -> float | None:
-    """Return teraflops of a machine; 0 if a fleet of them cannot hold the model."""
+    """Return the rate of a machine's GPUs by their rooflines, in proportion; 0 if a fleet
+    of them cannot hold the model."""
     gpu = gpu_of(offer)
     if gpu is None:
         return None
-    peak = peak_flops(gpu, state.job.facts, state.job.spec.precision)
-    if peak is None:
+    each_s = seconds(gpu, work_of(state.job.facts, state.job.spec.precision))
+    if each_s is None:
         return None
     kind = catalogue().find(offer.cloud, offer.instance_type)
     gpus = offer.gpus if kind is None else kind.gpus
@@ -303,7 +317,7 @@ def _peak_rate(offer: Offer, state: State) -> float | None:
     asked = state.job.state
     room_bytes = max(homes.values()) if asked is None else homes[asked]
     fits = state.job.facts.stored_bytes(1) <= state.job.max_vms * room_bytes
-    return gpus * peak / 1e12 if fits else 0.0
+    return gpus / each_s if fits else 0.0
 
 
 def _held(state: State) -> Place | None:

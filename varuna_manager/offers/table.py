@@ -11,7 +11,8 @@ from rich.table import Table
 from rich.text import Text
 
 from spottrain.pricing.ranking.rank import RankedOffer, Ranking
-from spottrain.varuna_manager.format import NOTHING, age, dollars, number
+from spottrain.units import HOUR_S
+from spottrain.varuna_manager.format import NOTHING, age, dollars, duration, number
 
 SHORT_TABLE = 6
 """Offers that are shown without ``--explain``."""
@@ -20,7 +21,11 @@ REASONS = 5
 
 
 def ranking_view(
-    ranking: Ranking, now_s: float, warnings: Sequence[str] = ()
+    ranking: Ranking,
+    now_s: float,
+    warnings: Sequence[str] = (),
+    bests: Sequence[tuple[str, RankedOffer]] = (),
+    examples: float = 0.0,
 ) -> dict[str, Any]:
     """Return a ranking as plain data.
 
@@ -28,12 +33,38 @@ def ranking_view(
         ranking: All offers.
         now_s: Seconds since the epoch.
         warnings: A line each about what was left out before.
+        bests: The best offer of each GPU, by its name; none if clouds were not asked.
+        examples: That time and cost of these are for.
     """
-    return {
+    view: dict[str, Any] = {
         "offers": [_row_view(row, now_s) for row in ranking.rows],
         "choice": None if ranking.best is None else name_of(ranking.best),
         "why": why(ranking),
         "warnings": list(warnings),
+    }
+    if bests:
+        view["examples"] = examples
+        view["by_gpu"] = [_gpu_view(gpu, row, examples, now_s) for gpu, row in bests]
+    return view
+
+
+def _gpu_view(
+    gpu: str, row: RankedOffer, examples: float, now_s: float
+) -> dict[str, Any]:
+    """Return the best offer of a GPU: what its fleet does to so many examples.
+
+    The money is that of the ranking's key: boot, losses and storage counted.
+    """
+    assert row.worth is not None
+    assert row.throughput is not None
+    hours = examples / row.worth.net_examples_per_s / HOUR_S
+    losses_per_hour = row.throughput.vms * row.priced.losses_per_hour
+    return {
+        "gpu": gpu,
+        **_row_view(row, now_s),
+        "hours": hours,
+        "total_usd": examples / row.worth.examples_per_usd,
+        "losses": hours * losses_per_hour,
     }
 
 
@@ -55,6 +86,7 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "plan": planned and planned.shape,
         "paid_vms": planned and planned.vms,
         "is_estimate": row.priced.is_estimate,
+        "is_dated": row.priced.is_dated,
         "is_bound": row.is_bound,
         "examples_per_s": worth and worth.examples_per_s,
         "net_examples_per_s": worth and worth.net_examples_per_s,
@@ -126,25 +158,57 @@ def why_nothing(ranking: Ranking) -> str:
 
 
 def ranking_parts(
-    view: dict[str, Any], explain: bool = False
+    view: dict[str, Any], explain: bool = False, every: bool = False
 ) -> Iterator[RenderableType]:
-    """Yield a ranking for people.
+    """Yield a ranking for people: of clouds the best offer of each GPU.
 
     Args:
         view: See ``ranking_view``.
         explain: Show all offers, those that cannot be used too.
+        every: Show all that can be used.
     """
     usable = [row for row in view["offers"] if not row["why_not"]]
-    shown = view["offers"] if explain else usable[:SHORT_TABLE]
-    if shown:
-        yield _table(shown)
-    left = len(usable) - SHORT_TABLE
-    if not explain and left > 0:
-        yield f"         {left} more with --explain"
+    if "by_gpu" in view and not (explain or every):
+        yield _gpu_table(view["by_gpu"])
+        yield f"         for {view['examples']:,.0f} examples; ~ marks estimates"
+        yield f"         all {len(usable)} offers with --all"
+    else:
+        shown = view["offers"] if explain else usable
+        shown = shown if explain or every else usable[:SHORT_TABLE]
+        if shown:
+            yield _table(shown)
+        left = len(usable) - SHORT_TABLE
+        if not (explain or every) and left > 0:
+            yield f"         {left} more with --all"
     out = len(view["offers"]) - len(usable)
     if out and not explain:
         yield f"         {out} offers cannot be used; --explain says why"
     yield Text(f"offer    {view['why']}")
+
+
+def _gpu_table(rows: Sequence[dict[str, Any]]) -> Table:
+    table = Table("GPU", "BEST OFFER", "MARKET", box=None, pad_edge=False)
+    for name in ("VMS", "PLAN", "EX/S", "NET EX/$", "$/HOUR", "TIME", "COST", "LOSSES"):
+        table.add_column(name, justify="right")
+    table.add_column("PRICE AGE", justify="right")
+    for row in rows:
+        mark = "~" if row["is_dated"] else ""
+        total = row["total_usd"]
+        table.add_row(
+            row["gpu"],
+            f"{row['cloud']} {row['zone']} {row['instance_type']}",
+            "spot" if row["spot"] else "on demand",
+            str(row["paid_vms"]),
+            row["plan"],
+            _figure(row, "examples_per_s"),
+            _figure(row, "examples_per_usd"),
+            f"{mark}{dollars(row['fleet_usd_per_hour'])}",
+            duration(row["hours"] * HOUR_S),
+            f"{mark}{dollars(total)}",
+            number(row["losses"], 2),
+            age(row["age_s"]),
+        )
+    return table
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:

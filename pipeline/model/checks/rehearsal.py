@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -30,12 +30,15 @@ MAX_STAGES = 3
 """A first one, one in the middle, a last one: all ways of running a section."""
 
 
-def rehearse(job: TrainingJob, layout: ModelLayout) -> None:
+def rehearse(job: TrainingJob, layout: ModelLayout) -> tuple[str, ...]:
     """Train one example and evaluate one of every held-out set, over stages.
 
+    Returns:
+        What evaluations measure besides the loss, each as ``set/metric``, sorted.
+
     Raises:
-        UserCodeError: The user's code raised, nothing is trained, the loss has no
-            gradient, or it returns other metrics in evaluation.
+        UserCodeError: The user's code raised, nothing is trained, or the loss has no
+            gradient.
     """
     if not any(spec.requires_grad for spec in layout.specs.values()):
         raise UserCodeError(
@@ -44,9 +47,8 @@ def rehearse(job: TrainingJob, layout: ModelLayout) -> None:
         )
     if not layout.needs_values:
         with contextlib.suppress(NotImplementedError):
-            _Rehearsal(job, layout, "meta").run()
-            return
-    _Rehearsal(job, layout, "cpu").run()
+            return _Rehearsal(job, layout, "meta").run()
+    return _Rehearsal(job, layout, "cpu").run()
 
 
 def check_schedule(schedule: Callable[[int], float] | None, num_steps: int) -> None:
@@ -106,19 +108,22 @@ class _Rehearsal:
         bounds = [number * index // stages for index in range(stages + 1)]
         self._stages = [self._stage(range(a, b)) for a, b in pairwise(bounds)]
 
-    def run(self) -> None:
-        """Train on one example, evaluate others.
+    def run(self) -> tuple[str, ...]:
+        """Train on one example, evaluate others; return what evaluations measure.
 
         Raises:
             UserCodeError: As ``rehearse``.
             NotImplementedError: The device lacks an operation.
         """
+        found: list[str] = []
         with torch.random.fork_rng(devices=[]), self._mode():
             with at_step(0):
                 self._train(self._batch("data set", self._job.dataset))
             for name, heldout in self._job.heldout_sets.items():
                 if len(heldout) > 0:
-                    self._evaluate(self._batch(f"held-out set {name}", heldout))
+                    batch = self._batch(f"held-out set {name}", heldout)
+                    found += (f"{name}/{metric}" for metric in self._evaluate(batch))
+        return tuple(sorted(found))
 
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
@@ -185,8 +190,10 @@ class _Rehearsal:
                         else received.grad,
                     )
 
-    def _evaluate(self, batch: Batch) -> None:
+    def _evaluate(self, batch: Batch) -> Iterable[str]:
+        """Return the names of the metrics of one example."""
         activation = None
+        metrics: Iterable[str] = ()
         with torch.no_grad():
             for stage in self._stages:
                 stage.eval()
@@ -194,7 +201,8 @@ class _Rehearsal:
                 if isinstance(output, torch.Tensor):
                     activation = output
                 else:
-                    output.values(self._layout.metrics)
+                    metrics = output.metrics
+        return metrics
 
 
 def _stand_in(spec: TensorSpec, device: str) -> torch.Tensor:

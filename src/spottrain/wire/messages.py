@@ -3,7 +3,8 @@
     manager --Command--> agent --Command--> supervisor --> worker
     manager <--Report--- agent <--Report--- supervisor <-- worker
 
-Agent and manager exchange them over HTTPS, in heartbeats and batches of reports.
+Agent and manager exchange them over HTTPS, in heartbeats and batches of reports; the file
+of a ``TraceWritten`` is posted by itself.
 """
 
 from __future__ import annotations
@@ -107,6 +108,9 @@ class Calibrate:
     """Ranks. A slot that comes twice computes once, but sends and receives as two. None
     at all: the first slot of the VM that gets the command, alone and without a
     store."""
+    num_measuring: int = 0
+    """The first so many measure; the others train with them at the end, to find out what
+    it costs to share cores. 0: all measure, and no cores are shared."""
     store_host: str = ""
     store_port: int = 0
     microbatch_sizes: tuple[int, ...] = ()
@@ -174,6 +178,21 @@ class ShareMinibatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class TraceMinibatches:
+    """Record what every rank of a generation does in its next mini-batches.
+
+    All ranks begin before the same mini-batch, once all of them know it; one for a
+    generation that does not run is ignored. It changes nothing that is computed.
+    """
+
+    generation: int
+    number: int
+    """Grows over the job's life: a higher one follows those before."""
+    minibatches: int
+    kind: Literal["trace_minibatches"] = "trace_minibatches"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AbandonGeneration:
     """Kill the workers of this VM that still run ``generation`` or an older one."""
 
@@ -207,6 +226,7 @@ Command = (
     | RunGeneration
     | StopGeneration
     | ShareMinibatch
+    | TraceMinibatches
     | AbandonGeneration
     | EndWorkers
     | Retire
@@ -550,6 +570,35 @@ class Measured:
     after: int
     """Facts that were reported before it, over the agent's life."""
     report: Measurement
+
+
+MAX_TRACE_BYTES = 64 * 1024**2
+"""Of one rank's trace, compressed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TraceWritten:
+    """A rank's trace is in a file on its VM, for the agent to send and to remove.
+
+    The agent sends it before the reports that were made after it.
+    """
+
+    number: int
+    """Of ``TraceMinibatches``."""
+    rank: int
+    first_step: int
+    """Mini-batches applied when it began."""
+    last_step: int
+    """Mini-batches applied when it ended."""
+    path: str
+    """A Chrome trace, compressed by gzip; empty: there is none."""
+    reason: str = ""
+    """Why there is none."""
+    kind: Literal["trace_written"] = "trace_written"
+
+
+SupervisorReport = Report | TraceWritten
+"""What an agent hears from its supervisor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -101,7 +101,12 @@ class ModelFacts:
     heldout_sets: tuple[str, ...] = ()
     """Their names."""
     metrics: tuple[str, ...] = ()
-    """What the loss measures besides the loss, sorted."""
+    """What the loss measures besides the loss in training, sorted."""
+    evaluated: tuple[str, ...] = ()
+    """What it measures besides the loss in evaluations, each as ``set/metric``, sorted."""
+    helper_bytes: int = 0
+    """Parameters of other models that the loss uses, such as a teacher's; every worker
+    holds them."""
     unsendable: str = ""
     """Why batches cannot go from one process to another; empty: they can."""
     schema_version: int = SCHEMA_VERSION
@@ -276,6 +281,26 @@ class RingProfile:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Crowding:
+    """What training takes where more slots of one computer train than it has cores."""
+
+    ranks: int
+    """Slots that trained at once."""
+    cores: int
+    """That they shared."""
+    task_growth: float
+    """Time on a core of a task over its sections' and its overhead: a process that others
+    have taken the core from finds less in the processor's caches."""
+    core_growth: float
+    """The same where as many slots train as there are cores."""
+    commit_s_per_byte: float
+    """Time on a core from the backwards to updated parameters, over the parameters' bytes;
+    in place of ``optimizer_s_per_byte``."""
+    commit_s: float
+    """Of each rank beside that: the gather, the decision, bookkeeping."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Profile:
     """Primitives that depend on neither P, D nor the number of GPUs (Varuna, 4.3)."""
 
@@ -308,6 +333,8 @@ class Profile:
     """Time of quantising the gradients of a virtual node over their bytes."""
     context_bytes: int = 0
     """Device memory that is taken before the first tensor."""
+    crowding: Crowding | None = None
+    """``None``: not measured, as where each slot has a core of its own."""
     origin: Literal["measured", "derived", "written"] = "measured"
     """``derived``: from a measured one by a declared ratio; ``written``: by hand."""
     sources: tuple[str, ...] = ()

@@ -22,6 +22,7 @@ from spottrain.varuna_manager.jobs.identity import (
     ensure_identity,
     token_sha256,
 )
+from spottrain.varuna_manager.jobs.traces import TraceSet, TracesRefusedError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
 from spottrain.wire import messages
 
@@ -50,6 +51,8 @@ class RecordingHandler:
         self.reports: list[messages.Report] = []
         self.stops: list[tuple[str, bool, bool]] = []
         self.limits: list[tuple[str, tuple[Limit, ...]]] = []
+        self.traces: list[tuple[str, messages.TraceWritten, bytes, int]] = []
+        """With the number of reports received before."""
 
     async def register(self, registration: messages.Registration) -> None:
         with self._changed:
@@ -71,6 +74,22 @@ class RecordingHandler:
         if not sure:
             raise LimitsRefusedError("it would end the job; --yes")
         self.limits.append((by, limits))
+
+    async def profile(self, minibatches: int) -> TraceSet:
+        if minibatches > 9:
+            raise TracesRefusedError("nothing trains at the moment")
+        return TraceSet(
+            number=4, generation=2, minibatches=minibatches, vm_ids=("vm-1",)
+        )
+
+    async def receive_trace(
+        self, vm_id: str, trace: messages.TraceWritten, content: bytes
+    ) -> None:
+        if trace.number != 4:
+            raise TracesRefusedError("was not asked for")
+        with self._changed:
+            self.traces.append((vm_id, trace, content, len(self.reports)))
+            self._changed.notify_all()
 
     def wait_for(self, met: Callable[[], bool], timeout_s: float = 10.0) -> None:
         with self._changed:

@@ -214,6 +214,8 @@ class Calibration:
     number: int
     """Negative, see ``messages.Calibrate``."""
     participants: tuple[Slot, ...]
+    num_measuring: int = 0
+    """As in ``messages.Calibrate``."""
     store_host: str = ""
     """Empty: the store is being opened."""
     store_port: int = 0

@@ -12,7 +12,7 @@ from tests.unit.morphing.spot import GIB, workload
 
 from spottrain.morphing.adapt.policy import capped_slowdown
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.choose import NOISE, choose_plan
+from spottrain.morphing.plan.choose import MEASURED, NOISE, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.replay.shapes import Shapes, Workload
@@ -61,7 +61,9 @@ def test_the_best_shape_is_the_planner_s_choice(
         depth, width = plan.pipeline_depth, plan.data_parallel_width
         planned_s = plan.predicted_step_s * capped_slowdown(depth, width, share)
         shape_s = shape.step_s * capped_slowdown(shape.depth, shape.width, share)
-        assert planned_s <= shape_s * (1 + NOISE)
+        # It also prefers plans that outlive any VM, which replays do not.
+        allowed = (1 + NOISE) * (1 + MEASURED if width > 1 else 1)
+        assert planned_s <= shape_s * allowed
         assert shape_s <= planned_s * (1 + SLACK)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given
@@ -14,6 +15,7 @@ from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
 from spottrain.morphing.simulate.sharing import OWN_CORE, SharedCores, shared_cores
 from spottrain.morphing.simulate.simulator import simulate_step
+from spottrain.wire.model import Crowding
 
 NEAR = 1e-6
 """Tasks end at whole nanoseconds."""
@@ -21,6 +23,16 @@ works = st.lists(
     st.tuples(st.sampled_from([0.0, 0.5, 1.0, 7.0]), st.floats(0, 9)), min_size=1
 )
 Pipeline = tuple[Schedule, list[StageTimes], list[Link]]
+
+
+CROWDING = Crowding(
+    ranks=4,
+    cores=2,
+    task_growth=1.5,
+    core_growth=1.25,
+    commit_s_per_byte=0.01,
+    commit_s=3.0,
+)
 
 
 def on_one(ranks: int, cores: int) -> SharedCores:
@@ -144,3 +156,55 @@ def test_a_replica_elsewhere_is_as_fast_as_ever() -> None:
     alone = simulate_step(some, PROFILE, FACTS, reduction="fast")
     mixed = simulate_step(some, PROFILE, FACTS, reduction="fast", sharing=apart)
     assert mixed.pipeline_s > 1.5 * alone.pipeline_s
+
+
+@given(st.integers(1, 20), st.integers(1, 4))
+def test_tasks_grow_with_the_ranks_per_core_up_to_what_was_measured(
+    ranks: int, cores: int
+) -> None:
+    grown = on_one(ranks, cores).task_growth(0, CROWDING)
+    assert 1.25 <= grown <= CROWDING.task_growth
+    assert grown <= on_one(ranks + 1, cores).task_growth(0, CROWDING)
+    if ranks <= cores:
+        assert grown == 1.25
+    if ranks == 2 * cores:
+        assert grown == pytest.approx(CROWDING.task_growth)
+    assert on_one(ranks, cores).task_growth(0, None) == 1
+    assert SharedCores((OWN_CORE,) * ranks, (1,)).task_growth(0, CROWDING) == 1
+
+
+def test_a_computer_counts_as_shared_if_the_fleets_slots_are_more_than_its_cores() -> (
+    None
+):
+    fleet = [("a", 2)] * 3 + [("b", 2)] * 2
+    ranks = [("b", 2), ("a", 2), ("a", 2)]
+    assert shared_cores(ranks) is None
+    assert shared_cores(ranks, fleet) == SharedCores(
+        computers=(OWN_CORE, 0, 0), cores=(2,)
+    )
+
+
+def test_a_step_in_a_crowd_takes_its_tasks_and_commits_as_measured() -> None:
+    some, crowded = plan(1, 4, 4), replace(PROFILE, crowding=CROWDING)
+    before, after = (
+        simulate_step(some, profile, FACTS, reduction="fast", sharing=on_one(4, 2))
+        for profile in (PROFILE, crowded)
+    )
+    assert after.pipeline_s == pytest.approx(1.5 * before.pipeline_s)
+    # Each of four ranks on two cores: its own part twice as long.
+    param_bytes = sum(section.param_bytes for section in FACTS.sections)
+    update_s = 2 * param_bytes * PROFILE.optimizer_s_per_byte
+    commit_s = 2 * (param_bytes * CROWDING.commit_s_per_byte + CROWDING.commit_s)
+    sums_s = before.step_s - before.pipeline_s - update_s - 2 * 0.25
+    grown_s = after.step_s - after.pipeline_s - commit_s - 2 * 0.25
+    assert grown_s == pytest.approx(1.5 * sums_s)
+
+
+def test_a_crowd_changes_nothing_where_each_has_a_core() -> None:
+    crowded = replace(PROFILE, crowding=CROWDING)
+    for sharing in (None, SharedCores(computers=(OWN_CORE,) * 4, cores=())):
+        assert simulate_step(
+            plan(2, 2, 8), crowded, FACTS, reduction="fast", sharing=sharing
+        ) == simulate_step(
+            plan(2, 2, 8), PROFILE, FACTS, reduction="fast", sharing=sharing
+        )

@@ -5,6 +5,7 @@ import json
 import os
 import signal
 import socket
+import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class Examples:
             if (once := self.folder / f"die-once-{index}").exists():
                 once.unlink()
                 os.kill(os.getpid(), signal.SIGKILL)
+            sys.stdout.write(f"example {index}\n")
             with open(self.folder / "made", "a") as file:
                 file.write(f"{index}\n")
         return index + torch.rand(3)
@@ -169,10 +171,27 @@ def test_no_more_is_made_than_may_be_ahead(
     assert len(supervisor.pids) == 1
 
 
+def test_prints_of_a_loader_name_the_rank_that_it_works_for(
+    started: list[tuple[Prefetcher, Supervisor]],
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    prefetcher, _ = start(started, a_job(tmp_path), 1, 0)
+    prefetcher.label = "rank 2"
+    prefetcher.fetch(training(0))
+    prefetcher.label = "rank 0"
+    prefetcher.fetch(training(1))
+    lines = capfd.readouterr().out.splitlines()
+    assert [line.partition("example")[0] for line in lines] == [
+        *(["[rank 2] "] * 2),
+        *(["[rank 0] "] * 2),
+    ]
+
+
 def test_what_is_not_wanted_any_more_is_not_made(tmp_path: Path) -> None:
     supervisor = Supervisor(a_job(tmp_path))
     requests: list[dict[str, object]] = [
-        {"make": number, "name": training(number)} for number in (1, 2, 3)
+        {"make": number, "name": training(number), "for": ""} for number in (1, 2, 3)
     ]
     with supervisor.open_loader(0, [*requests, {"drop": 2}]) as loader:
         made = []

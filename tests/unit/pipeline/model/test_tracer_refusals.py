@@ -142,7 +142,8 @@ def test_user_code_that_fails_is_reported(
     assert_refused(make_job(plain, **changes), message)
 
 
-KEPT, TEACHER = Blocks(plain, linear), Blocks(plain, lambda: nn.Dropout(0.5))
+KEPT = Blocks(plain, linear)
+TEACHER = Blocks(plain, lambda: nn.Dropout(0.5)).requires_grad_(False)
 
 
 class Helped(nn.Module):
@@ -257,3 +258,30 @@ def test_encoder_decoders_are_refused(kind: str) -> None:
     assert_refused(
         job, r"yet: \S*decoder\S+ in section 1 uses .* computed in section 0"
     )
+
+
+# --- Helper models ---------------------------------------------------------------------
+
+
+def distilling(teacher: nn.Module, *, watched: bool) -> Any:
+    def loss(model: nn.Module, batch: torch.Tensor) -> Any:
+        with torch.set_grad_enabled(watched):
+            wanted = teacher(batch)
+        return (model(batch) - wanted).square().sum(), len(batch)
+
+    return loss
+
+
+@pytest.mark.parametrize("frozen", [True, False])
+def test_parameters_of_a_helper_model_are_found_unless_they_would_be_trained(
+    frozen: bool,
+) -> None:
+    teacher = linear().requires_grad_(not frozen)
+    job = make_job(plain, loss=distilling(teacher, watched=True))
+    if frozen:
+        assert len(trace(job).helpers) == len(list(teacher.parameters()))
+    else:
+        assert_refused(job, "that is not the model's, so it would not be trained")
+    job = make_job(plain, loss=distilling(teacher, watched=False))
+    assert {id(p) for p in trace(job).helpers} == {id(p) for p in teacher.parameters()}
+    assert trace(make_job(plain)).helpers == ()

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import io
 import json
 import os
 import socket
@@ -12,7 +11,6 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.process.worker import (
     MAX_MESSAGE_BYTES,
-    RankedStream,
     SupervisorLink,
     reason_of,
     user_code_failed,
@@ -101,6 +99,23 @@ def test_the_strongest_stop_request_for_the_running_generation_counts(
     assert link.stop_request() == StopRequest.NONE
 
 
+def test_the_newest_traces_asked_of_the_generation_that_runs_count(
+    ends: tuple[socket.socket, SupervisorLink],
+) -> None:
+    supervisor, link = ends
+    say(supervisor, run(3))
+    for generation, number in ((3, 2), (3, 1), (2, 9)):
+        asked = messages.TraceMinibatches(
+            generation=generation, number=number, minibatches=3
+        )
+        say(supervisor, asked)
+    link.next_command()
+    link.stop_request()
+    newest = link.newest_trace()
+    assert newest is not None
+    assert newest.number == 2
+
+
 def test_the_newest_share_of_the_generation_that_runs_counts(
     ends: tuple[socket.socket, SupervisorLink],
 ) -> None:
@@ -155,27 +170,3 @@ def test_the_reason_of_a_break_is_one_line_without_advice(
     error: Exception, reason: str
 ) -> None:
     assert reason_of(error) == reason
-
-
-def test_prints_are_whole_lines_with_the_rank() -> None:
-    log = io.StringIO()
-    stream = RankedStream(log)
-    print("before a generation", file=stream)
-    stream.rank = 3
-    print("loss", 2.5, file=stream)
-    print("half", end="", file=stream)
-    assert log.getvalue() == "before a generation\n[rank 3] loss 2.5\n"
-    print(" a line\n\nlast", file=stream)
-    assert log.getvalue().splitlines()[2:] == [
-        "[rank 3] half a line",
-        "[rank 3] ",
-        "[rank 3] last",
-    ]
-
-
-def test_a_line_without_end_is_cut() -> None:
-    log = io.StringIO()
-    stream = RankedStream(log)
-    for _ in range(100):
-        print("\r" + 99 * "=", end="", file=stream)
-    assert 9_000 > len(log.getvalue()) > 8_000

@@ -32,6 +32,8 @@ def test_a_machine_has_as_many_gpus_as_machines_have(kind: InstanceType) -> None
     assert kind.memory_bytes >= kind.gpus * 2**32
     network = kind.network_bytes_per_s
     assert network is None or 5e9 / 8 <= network <= 6400e9 / 8
+    lasting = kind.sustained_bytes_per_s
+    assert lasting is None or (network is not None and 2e9 / 8 <= lasting <= network)
 
 
 @pytest.mark.parametrize("kind", WITHOUT, ids=lambda kind: kind.name)
@@ -65,24 +67,42 @@ def test_more_precision_is_never_faster() -> None:
         assert peaks == sorted(peaks), gpu.name
         assert all(1e12 <= peak <= 1e16 for peak in peaks), gpu.name
         assert 8e9 <= gpu.memory_bytes <= 300e9, gpu.name
+        assert 2e11 <= gpu.memory_bytes_per_s <= 1e13, gpu.name
+        assert 0.3 <= gpu.matmul_share <= 1.0, gpu.name
+        assert gpu.share_source is not None, gpu.name
+
+
+def test_memory_is_what_drivers_report() -> None:
+    mib = {name: gpu.memory_bytes // 2**20 for name, gpu in FACTS.gpus.items()}
+    assert (mib["T4"], mib["H100"], mib["H200"]) == (15_360, 81_559, 143_771)
 
 
 def test_every_gpu_is_in_some_machine_and_every_source_backs_something() -> None:
     unrented = {"H100-PCIE"}  # on people's own hosts
     assert {kind.gpu.name for kind in WITH_GPUS} == {*FACTS.gpus} - unrented
     assert {kind.gpu.name for kind in WITHOUT} == set(FACTS.cpus)
-    text = "".join(path.read_text() for path in DATA.glob("[!s]*.csv"))
+    text = "".join(
+        path.read_text() for path in DATA.glob("*.csv") if path.stem != "sources"
+    )
     assert all(text.count(name) for name in FACTS.sources)
 
 
 def test_published_prices_are_of_known_machines_and_plausible() -> None:
     prices = list(FACTS.published())
-    places = Counter((p.cloud, p.region, p.instance_type) for p in prices)
+    places = Counter((p.cloud, p.region, p.instance_type, p.spot) for p in prices)
     assert max(places.values()) == 1
     for price in prices:
         kind = FACTS.find(price.cloud, price.instance_type)
         assert kind is not None
-        assert 0.2 <= price.usd_per_hour / kind.gpus <= 30, price
+        least = 0.1 if price.spot else 0.2
+        assert least <= price.usd_per_hour / kind.gpus <= 30, price
+    on_demand = {(p.cloud, p.region, p.instance_type): p for p in prices if not p.spot}
+    assert {p.cloud for p in prices if p.spot} == set(CLOUDS)
+    assert {p.cloud for p in prices if not p.spot} == set(CLOUDS)
+    for price in prices:
+        place = price.cloud, price.region, price.instance_type
+        if price.spot and place in on_demand:
+            assert price.usd_per_hour < 0.8 * on_demand[place].usd_per_hour, price
 
 
 def test_published_bands_are_of_known_machines() -> None:

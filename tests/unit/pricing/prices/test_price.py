@@ -107,9 +107,14 @@ def test_offers_carry_the_facts_of_the_machine_and_the_moment_seen() -> None:
     assert (offer.gpus, offer.gpu_memory_bytes) == (8, 40 * 2**30)
 
 
-def test_shipped_prices_are_on_demand_by_region_and_dated() -> None:
+def test_shipped_prices_are_by_region_and_dated_those_of_spot_estimates() -> None:
     shipped = published(FACTS)
-    assert not sift(shipped, FACTS, NOW_S).warnings
-    assert all(p.zone == p.region and not p.spot for p in shipped)
-    (p4d,) = (p for p in shipped if p.instance_type == "p4d.24xlarge")
+    assert not sift(shipped, FACTS, 2 * NOW_S).warnings
+    assert all(p.zone == p.region and p.spot == p.is_estimate for p in shipped)
+    spot, p4d = sorted(
+        (p for p in shipped if p.instance_type == "p4d.24xlarge"),
+        key=lambda p: not p.spot,
+    )
     assert p4d.seen_s == 1784505600.0
+    assert not p4d.is_stale(p4d.seen_s)
+    assert spot.is_stale(spot.seen_s)

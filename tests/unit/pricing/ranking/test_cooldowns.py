@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import pytest
@@ -11,10 +12,12 @@ from hypothesis import strategies as st
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.ranking.cooldowns import (
     MAX_S,
+    MIN_S,
     Cooldown,
     Refusal,
     granted,
     home_of,
+    most_at_once,
     open_at_s,
     refused,
     spread,
@@ -93,6 +96,29 @@ def test_an_offer_that_gave_vms_is_open_and_its_past_forgotten() -> None:
     assert shut(closed, OTHERS["region"])
 
 
+@given(st.integers(1, 64), st.integers(0, 64))
+def test_a_quota_is_found_by_halving_before_it_closes(wanted: int, quota: int) -> None:
+    closed: dict[str, Cooldown] = {}
+    left, held, calls = wanted, 0, 0
+    while left and not shut(closed, HERE):
+        asked = int(min(left, most_at_once(closed, HERE, 0.0)))
+        calls += 1
+        if asked <= quota - held:
+            held, left = held + asked, left - asked
+            closed = granted(closed, HERE)
+        else:
+            closed = refused(closed, HERE, "quota", 0.0, BASE_S, asked)
+    assert held == min(wanted, quota)
+    assert calls <= (1 + math.log2(wanted + 1)) ** 2
+    if left:
+        assert open_at_s(closed, HERE) == MIN_S["quota"]
+        later_s = MIN_S["quota"]
+        assert most_at_once(closed, HERE, later_s) == 1  # not all over again
+        closed = refused(closed, HERE, "quota", later_s, BASE_S)
+        assert open_at_s(closed, HERE) == 3 * MIN_S["quota"]
+    assert most_at_once(closed, OTHERS["region"], 0.0) == math.inf
+
+
 offers = st.sampled_from(list(OTHERS.values()))
 refusals = st.sampled_from([refusal for refusal, _ in CLOSES])
 
@@ -109,7 +135,7 @@ def test_nothing_is_closed_for_ever_nor_remembered_for_ever(
         assert shut(closed, offer, now_s)
         for each in OTHERS.values():
             assert open_at_s(closed, each) <= now_s + MAX_S
-    later_s = now_s + 2 * MAX_S
+    later_s = now_s + 2 * MAX_S + 1  # sums of floats are not exact
     assert not any(shut(closed, each, later_s) for each in OTHERS.values())
     closed = refused(closed, HERE, "price", later_s, BASE_S)
     assert len(closed) == 1

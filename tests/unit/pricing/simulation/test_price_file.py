@@ -42,7 +42,14 @@ def test_the_region_of_a_zone(cloud: str, zone: str, region: str) -> None:
     assert region_of(cloud, zone) == region
 
 
-@pytest.mark.parametrize("price", ["", "nan", "inf", "-1", "0", "cheap"])
+@pytest.mark.parametrize("price", ["0.24", "$0.24", " $0.24 "])
+def test_prices_may_have_a_dollar_sign(price: str) -> None:
+    found = parse_prices(rows(f"aws,us-east-1b,p3.2xlarge,2020-02-27,{price}"))
+    (prices,) = found.days[date(2020, 2, 27)].values()
+    assert prices == (0.24,)
+
+
+@pytest.mark.parametrize("price", ["", "nan", "inf", "-1", "0", "cheap", "$", "$-1"])
 def test_rows_without_a_price_are_left_out_and_counted(price: str) -> None:
     found = parse_prices(
         rows(

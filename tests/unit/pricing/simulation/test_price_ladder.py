@@ -131,6 +131,16 @@ def test_a_move_that_does_not_pay_is_not_made() -> None:
     assert first_usd(ladder, Strategy.DYNAMIC, terms) == pytest.approx(48)
 
 
+def test_of_equal_prices_the_order_in_the_file_chooses_nothing() -> None:
+    east = [v100(day, 1.0, "us-east-1b") for day in range(7)]
+    east += [v100(day, 1.0 + 0.1 * (day == 2)) for day in range(7)]
+    there, back = (
+        Ladder(market(*prices), "us-east-1").climb(MODEL, 2.0, LadderTerms())
+        for prices in (east, east[::-1])
+    )
+    assert there == back
+
+
 def test_a_region_that_is_not_there_is_refused() -> None:
     with pytest.raises(ConfigError, match="region us-west-2 is not in the file"):
         Ladder(market(v100(0, 1.0)), "us-west-2")

@@ -67,6 +67,18 @@ def test_without_frictions_any_better_price_is_taken() -> None:
     assert decision.quote.place == BESIDE
 
 
+def test_of_equal_prices_the_first_place_is_taken_in_whatever_order_they_come() -> None:
+    third = 0.1 + 0.2  # not 0.3, but equal to it, rounding aside
+    quotes = [quote(FAR, usd=third), quote(usd=0.3), quote(BESIDE, usd=third)]
+    for held in (None, OTHER):
+        for order in (quotes, quotes[::-1]):
+            own = [quote(OTHER, usd=2.0)] if held else []
+            decision = decide(
+                [*order, *own], state(held=held), NO_FRICTIONS, CHEAPEST_NOW
+            )
+            assert decision.quote.place == HERE
+
+
 def test_an_equal_price_is_no_reason_to_move() -> None:
     quotes = [quote(BESIDE), quote(usd=1.0), quote(OTHER, usd=2.0, rate=2.0)]
     decision = decide(quotes, state(), NO_FRICTIONS, CHEAPEST_NOW)

@@ -22,7 +22,7 @@ from spottrain.cloud.notices.hear import URL_VARIABLE
 from spottrain.cloud.ssh.on_vm.relay import Relay
 from spottrain.varuna_manager.agent import main
 from spottrain.varuna_manager.agent.client import AgentError, Backoff
-from spottrain.varuna_manager.agent.supervisor import Outbox, rotate
+from spottrain.varuna_manager.agent.supervisor import Outbox
 from spottrain.wire import messages
 from spottrain.wire.codec import decode
 from spottrain.wire.model import Plan, Slot
@@ -50,6 +50,11 @@ with open("heard", "w", buffering=1) as heard:
                     say(messages.CheckpointSaved(name=f"c{step}", step=step))
             case messages.StopGeneration(generation=g):
                 say(messages.GenerationStopped(generation=g, slot=1, step=3, done=False))
+            case messages.TraceMinibatches(number=n):
+                open("trace", "wb").write(b"recorded")
+                say(messages.TraceWritten(
+                    number=n, rank=0, first_step=0, last_step=1, path="trace"))
+                say(messages.CheckpointSaved(name="after the trace", step=1))
             case messages.OpenStore():
                 say(messages.UserCodeFailed(message="boom", traceback="tb"))
                 sys.exit(1)
@@ -197,6 +202,19 @@ def test_nothing_is_lost_or_repeated_while_the_manager_does_not_answer(
     assert [r.step for r in manager.handler.reports[1:-1]] == list(range(1000))
     kinds = [command.kind for command in vm.heard()[1:]]
     assert kinds == ["initialise", "stop_generation"]
+
+
+def test_a_trace_goes_before_the_reports_that_follow_it_and_its_file_is_removed(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    for number in (4, 5):  # the manager waits for the first one only
+        asked = messages.TraceMinibatches(generation=2, number=number, minibatches=1)
+        manager.send("vm-1", asked)
+    manager.handler.wait_for(lambda: len(manager.handler.reports) == 3)
+    ((vm_id, trace, content, reports_before),) = manager.handler.traces
+    assert (vm_id, trace.number, content) == ("vm-1", 4, b"recorded")
+    assert reports_before == 1
+    assert not (vm.folder / "trace").exists()
 
 
 def test_a_retired_vm_delivers_its_last_reports_and_ends(
@@ -455,27 +473,3 @@ def test_waits_grow_and_stay_bounded() -> None:
     assert min(waits[20:]) >= 1.0
     backoff.reset()
     assert backoff.next_s() <= 0.1
-
-
-def test_a_log_is_rotated_while_it_is_written(tmp_path: Path) -> None:
-    path, older = tmp_path / "supervisor.log", tmp_path / "supervisor.1.log"
-    rotate(path, 10)
-    with path.open("ab", buffering=0) as log:
-        log.write(b"0123456789")
-        rotate(path, 10)
-        assert not older.exists()
-        log.write(b"\n")
-        rotate(path, 10)
-        log.write(b"next")
-        assert (older.read_bytes(), path.read_bytes()) == (b"0123456789\n", b"next")
-        log.write(b" and more\n")
-        rotate(path, 10)
-    assert (older.read_bytes(), path.read_bytes()) == (b"next and more\n", b"")
-
-
-def test_a_log_is_bounded_where_it_cannot_be_copied(tmp_path: Path) -> None:
-    path = tmp_path / "supervisor.log"
-    (tmp_path / "supervisor.1.log").mkdir()
-    path.write_bytes(b"0123456789\n")
-    rotate(path, 10)
-    assert path.read_bytes() == b""

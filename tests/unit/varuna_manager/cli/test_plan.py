@@ -153,7 +153,6 @@ def test_both_homes_of_a_gpu_s_state_are_shown(run: Run) -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ((), "a profile needs --gpus"),
         (("--gpus", "4", "--schedule", "fifo"), "--schedule must be one of"),
         (("--gpus", "4", "--objective", "fame"), "--objective must be one of"),
         (("--gpus", "4", "--minibatch-size", "6"), "multiple of one of"),
@@ -210,15 +209,15 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
         zone="us-east-1a",
         instance_type="p4d.24xlarge",
         spot=True,
-        usd_per_hour=8.0,
+        usd_per_hour=1.0,
         since_s=now_s - 60.0,
         seen_s=now_s - 60.0,
         source="test",
     )
     old = replace(spot, zone="us-east-1c", seen_s=now_s - 3e5, since_s=now_s - 3e5)
-    remember(home, spot, replace(spot, zone="us-east-1b", usd_per_hour=9.0), old)
-    model = PROFILES / "gpt2-2.5b-v100.json"
-    asked = (model, "--gpus", "16", "--clouds", "aws", "--offline")
+    remember(home, spot, replace(spot, zone="us-east-1b", usd_per_hour=1.125), old)
+    beside = ("--offline", "--measured-on", "V100")
+    asked = (SLOW, "--gpus", "16", "--clouds", "aws", *beside)
     code, out, err = run(*asked, "-o", "json")
     assert code == 0
     document = json.loads(out)
@@ -237,6 +236,34 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
     assert "12.5% more than aws us-east-1b" in " ".join(out.split())
     assert "offers cannot be used" in out
     assert "too old to rent by" in err
+
+
+def test_without_credentials_dated_prices_serve_and_the_best_fleet_is_planned(
+    run: Run, home: Path
+) -> None:
+    beside = ("--offline", "--measured-on", "V100", "--gpus", "8", "--steps", "1000")
+    asked = (SLOW, "--clouds", "aws,azure,gcp", *beside)
+    code, out, _ = run(*asked, "-o", "json")
+    assert code == 0
+    document = json.loads(out)
+    rows = document["by_gpu"]
+    names = [row["gpu"] for row in rows]
+    assert len(names) == len(set(names)) >= 10
+    assert {row["cloud"] for row in document["offers"]} == {"aws", "azure", "gcp"}
+    worths = [row["examples_per_usd"] for row in rows]
+    assert worths == sorted(worths, reverse=True)
+    best = rows[0]
+    fleet = document["fleet"]
+    assert {vm["instance_type"] for vm in fleet} == {best["instance_type"]}
+    assert len(fleet) == best["vms"]
+    assert document["plan"] == best["plan"]
+    step_s = document["candidates"][0]["step_s"]
+    assert best["examples_per_s"] == pytest.approx(document["minibatch_size"] / step_s)
+    assert document["examples"] == 1000 * document["minibatch_size"]
+    training = document["examples"] / best["examples_per_usd"]
+    assert best["total_usd"] == pytest.approx(training)
+    assert best["total_usd"] >= best["hours"] * best["fleet_usd_per_hour"] * 0.999
+    assert "dated prices, spot ones estimates" in " ".join(document["warnings"])
 
 
 @pytest.mark.parametrize(

@@ -75,6 +75,7 @@ def test_prices_of_all_clouds_come_cheapest_gpu_first(
     spot = [
         (offer["cloud"], offer["zone"], offer["usd_per_gpu_hour"])
         for offer in document["offers"]
+        if not offer["is_estimate"]
     ]
     assert spot == [("aws", ZONE, 0.8), ("azure", "eastus", 1.2)]
     p4d = document["offers"][0]
@@ -109,19 +110,38 @@ def test_without_network_the_last_known_prices_come_with_their_age(
 
 
 def test_offline_asks_no_cloud(run: Run, clouds: FakePrices) -> None:
-    code, out, err = run("--offline", "--gpu", "V100", "--cloud", "aws")
+    code, out, err = run("--offline", "--gpu", "V100", "--cloud", "aws", "--all")
     assert (code, clouds.asked) == (0, [])
     assert "p3.2xlarge" in out
     assert "stale prices are too old to rent by" in err
 
 
 def test_what_is_not_known_of_is_said(run: Run) -> None:
-    code, out, err = run("--offline", "--type", "a2-highgpu-1g")
+    code, out, err = run("--offline", "--type", "a3-ultragpu-8g")
     assert (code, out) == (0, "")
     assert "no known price matches" in err
     code, _, err = run("--gpu", "A1000")
     assert code == 2
     assert "error: no such GPU: got A1000" in err
+
+
+def test_the_cheapest_offer_of_each_gpu_is_shown_and_what_a_dollar_trains(
+    run: Run,
+) -> None:
+    code, out, _ = run("--offline")
+    assert code == 0
+    gpus = [row.split(" x ")[1].split()[0] for row in out.splitlines()[1:]]
+    assert len(gpus) == len(set(gpus)) >= 10
+    code, all_out, _ = run("--offline", "--all")
+    assert len(all_out.splitlines()) == 31
+    profile = Path(__file__).parents[4] / "examples/profiles/varuna-2.5b.json"
+    _, out, _ = run("--offline", "--profile", profile, "-o", "json")
+    offers = json.loads(out)["offers"]
+    worths = [o["examples_per_usd"] for o in offers if o["examples_per_usd"]]
+    assert worths == sorted(worths, reverse=True)
+    rates = {o["gpu"]: o["examples_per_s_per_gpu"] for o in offers}
+    assert rates["H100"] > rates["A100"] > rates["L40S"] > rates["L4"] > rates["T4"]
+    assert rates["V100"] == pytest.approx(2.5, rel=0.1)
 
 
 def test_losses_that_jobs_have_seen_count(run: Run, clouds: FakePrices) -> None:

@@ -266,13 +266,40 @@ def test_trackers_are_asked_for_and_their_files_relative_to_the_job_file(
 def test_a_tracker_whose_package_is_missing_is_refused_with_what_to_install(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    check_trackers(TrackConfig(), on_vm=True)
+    check_trackers(TrackConfig(), (), on_vm=True)
     track = parse(track={"wandb": {"project": "p"}}).track
-    with pytest.raises(ConfigError, match="--manager-vm"):
-        check_trackers(track, on_vm=True)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"pip install 'spottrain\[wandb\]'"):
-        check_trackers(track, on_vm=False)
+    for on_vm in (False, True):
+        with pytest.raises(ConfigError, match=r"pip install 'spottrain\[wandb\]'"):
+            check_trackers(track, ["WANDB_API_KEY"], on_vm=on_vm)
+
+
+@pytest.mark.parametrize(
+    ("asked", "secrets", "why"),
+    [
+        ({"wandb": {"project": "p"}}, ["WANDB_API_KEY"], None),
+        ({"wandb": {"project": "p"}}, ["HF_TOKEN"], "add WANDB_API_KEY to secrets"),
+        ({"wandb": {"project": "p", "mode": "offline"}}, [], "set mode: online"),
+        ({"mlflow": {"tracking_uri": "https://ml:5000"}}, [], None),
+        ({"mlflow": {"tracking_uri": "sqlite:///ml.db"}}, [], "name a server"),
+        ({"mlflow": {"tracking_uri": "runs"}}, [], "name a server, .* got runs"),
+        ({"tensorboard": True}, [], "read metrics.jsonl in checkpoint.path"),
+    ],
+)
+def test_trackers_on_a_managers_vm_write_to_what_outlives_it(
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+    secrets: list[str],
+    why: str | None,
+) -> None:
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object())
+    track = parse(track=asked).track
+    check_trackers(track, secrets, on_vm=False)
+    if why is None:
+        check_trackers(track, secrets, on_vm=True)
+        return
+    with pytest.raises(ConfigError, match=f"with --manager-vm .*{why}"):
+        check_trackers(track, secrets, on_vm=True)
 
 
 def test_max_hours_count_from_launch() -> None:

@@ -32,11 +32,22 @@ def refuse(story: Story, refusal: e.RefusalKind) -> None:
     story.tell(e.LaunchRefused, intent=intent, reason="no", refusal=refusal)
 
 
-def test_a_quota_closes_its_family_and_another_family_is_asked() -> None:
+def test_half_as_many_are_asked_for_within_a_quota_until_its_family_closes() -> None:
+    story = begun(SMALL, BIG)
+    for count in (4, 2, 1):
+        launch = story.intend()
+        assert (launch.offer, launch.count) == (SMALL, count)
+        refuse(story, "quota")
+    assert story.emitted(c.IntendLaunch) == []
+
+
+def test_what_a_quota_may_not_give_is_asked_for_in_another_family() -> None:
     story = begun(SMALL, BIG, OTHER, FAR)
     assert story.intend().offer == SMALL
     refuse(story, "quota")
-    assert story.intend().offer == OTHER
+    first, second = story.intend(), story.intend()
+    assert (first.offer, first.count) == (SMALL, 2)
+    assert (second.offer, second.count) == (OTHER, 2)
 
 
 def test_no_capacity_closes_one_type_in_one_zone() -> None:

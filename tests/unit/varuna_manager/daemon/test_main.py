@@ -12,6 +12,8 @@ from tests.unit.varuna_manager.stored_jobs import submit
 
 from spottrain.varuna_manager.core.model.events import LimitsChanged
 from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon.main import bound_logs
+from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 
 
@@ -40,3 +42,18 @@ def test_an_internal_error_is_logged_with_its_cause_and_story(
     assert "event 2, LimitsChanged" in log[story + 2]
     assert "error: internal: " in log[-1]
     assert "at event 2, LimitsChanged; the job is active" in log[-1]
+
+
+def test_all_logs_of_a_manager_are_bounded(tmp_path: Path) -> None:
+    job = JobDir(tmp_path)
+    job.cloud.mkdir()
+    (tmp_path / "tracking").mkdir()
+    logs = [job.log, job.cloud / "cloud.log", tmp_path / "tracking" / "wandb.log"]
+    for turn in ("first", "second", "third"):
+        for log in logs:
+            log.write_text(f"the {turn}")
+        bound_logs(job, max_bytes=5)
+    for log in logs:
+        assert log.read_text() == ""
+        assert log.with_name(f"{log.stem}.1.log").read_text() == "the third"
+    assert not list(tmp_path.rglob("*.1.1.log"))

@@ -6,6 +6,7 @@ import ssl
 import threading
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlencode
 
 import pytest
 
@@ -19,6 +20,7 @@ from spottrain.varuna_manager.agent.client import (
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.server import PORTS, listen
 from spottrain.varuna_manager.jobs.identity import client_context, ensure_identity
+from spottrain.varuna_manager.jobs.traces import TraceSet
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
 
@@ -73,6 +75,8 @@ def test_another_software_version_is_refused_with_what_to_do(manager: Manager) -
         ("GET", "/v1/workdir"),
         ("POST", "/v1/admin/stop"),
         ("POST", "/v1/admin/limits"),
+        ("POST", "/v1/admin/profile"),
+        ("POST", "/v1/traces"),
     ],
 )
 def test_nothing_is_answered_without_the_right_token(
@@ -121,6 +125,41 @@ def test_admin_changes_limits_and_is_told_when_that_is_refused(
     unknown = limits.replace("max_usd", "steps")
     with pytest.raises(RefusedError, match="must be one of 'max_usd'"):
         client.call("POST", "/v1/admin/limits", f'{{"limits":{unknown},"sure":true}}')
+
+
+def trace(number: int) -> messages.TraceWritten:
+    return messages.TraceWritten(
+        number=number, rank=0, first_step=5, last_step=8, path="/tmp/trace"
+    )
+
+
+def test_a_trace_is_posted_from_a_file_by_the_vm_that_has_it(
+    manager: Manager, tmp_path: Path
+) -> None:
+    file = tmp_path / "trace.json.gz"
+    file.write_bytes(bytes(range(256)) * 1000)
+    client = manager.client(manager.admit("vm-1"))
+    for number, content in ((4, file), (4, b""), (5, file)):
+        query = urlencode({"trace": encode(trace(number))})
+        if number == 5:
+            with pytest.raises(RefusedError, match="was not asked for"):
+                client.call("POST", f"/v1/traces?{query}", content)
+        else:
+            client.call("POST", f"/v1/traces?{query}", content)
+    assert manager.handler.traces == [
+        ("vm-1", trace(4), file.read_bytes(), 0),
+        ("vm-1", trace(4), b"", 0),
+    ]
+
+
+def test_admin_asks_for_traces_and_is_told_where_nothing_trains(
+    manager: Manager,
+) -> None:
+    client = manager.client(manager.identity.admin_token())
+    begun = client.call("POST", "/v1/admin/profile", '{"minibatches":3}')
+    assert decode(TraceSet, begun).missing == (0,)
+    with pytest.raises(VmFencedError, match="nothing trains"):
+        client.call("POST", "/v1/admin/profile", '{"minibatches":10}')
 
 
 @pytest.mark.parametrize("body", ["{", "[]", '{"vm_id":"vm-1"}', '{"x":1}', "\udc80"])

@@ -11,12 +11,14 @@ from tests.unit.pricing.prices.test_refresh import Market as PriceApi
 from tests.unit.pricing.ranked import FACTS, JOB, PROFILE, TERMS
 
 from spottrain.errors import ConfigError
+from spottrain.morphing.replay.shapes import Workload
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import History, VmLife
 from spottrain.pricing.prices.place import Place
 from spottrain.pricing.prices.price import Price
-from spottrain.pricing.ranking.rank import Priced
+from spottrain.pricing.ranking.gpu_speed import speed_ratio, work_of
+from spottrain.pricing.ranking.rank import Priced, RankingTerms, best_of_each, rank
 from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
@@ -29,10 +31,13 @@ from spottrain.varuna_manager.offers.market import (
     hazards_of,
     own_market,
 )
+from spottrain.wire.codec import decode
+
+REPOSITORY = Path(__file__).resolve().parents[4]
 
 NOW_S = 1_790_000_000.0
-V100 = catalogue().gpus["V100"]
-BASE = MeasuredOn(facts=FACTS, gpu=V100)
+V100, A100 = catalogue().gpus["V100"], catalogue().gpus["A100"]
+BASE = MeasuredOn(gpu=V100, work=work_of(FACTS), profile=PROFILE)
 SPOT = Price(
     cloud="aws",
     region="us-east-1",
@@ -136,7 +141,7 @@ def test_a_cloud_s_offers_are_priced_by_the_last_known_prices(history: History) 
     assert one.boot_s == BOOT_S
     assert one.is_estimate
     assert one.machine is not None
-    assert one.machine.speed == pytest.approx(19.5 / 15.7)
+    assert one.machine.speed == pytest.approx(speed_ratio(A100, V100, BASE.work))
     assert market.warnings[0] == "1 spot prices left out: no lower than on demand"
 
 
@@ -198,3 +203,61 @@ def test_where_no_cloud_answers_the_last_known_prices_serve(history: History) ->
     assert ranking.best is not None
     assert ranking.best.priced.offer.usd_per_hour == 8.0
     assert any("the API is down" in warning for warning in warnings)
+
+
+def test_a_plan_takes_dated_prices_of_a_cloud_of_which_nothing_newer_is_known(
+    history: History,
+) -> None:
+    kinds = ["p4d.24xlarge", "p5.48xlarge", "a2-highgpu-1g"]
+
+    def market() -> dict[tuple[str, str, bool], Priced]:
+        found = cloud_market(
+            history,
+            BASE,
+            NOW_S,
+            clouds=["aws", "gcp"],
+            instance_types=kinds,
+            dated=True,
+        )
+        return {
+            (p.offer.cloud, p.offer.instance_type, p.offer.spot): p
+            for p in found.offers
+        }
+
+    shipped = market()
+    spot = shipped["aws", "p5.48xlarge", True]
+    assert (spot.is_dated, spot.is_stale) == (True, False)
+    assert shipped["gcp", "a2-highgpu-1g", True].is_dated
+    history.record_prices([SPOT])
+    observed = market()
+    assert not observed["aws", "p4d.24xlarge", True].is_dated
+    assert observed["aws", "p4d.24xlarge", True].offer.usd_per_hour == 8.0
+    spot = observed["aws", "p5.48xlarge", True]
+    assert (spot.is_dated, spot.is_stale) == (False, True)
+    assert observed["gcp", "a2-highgpu-1g", True].is_dated
+    rentable = cloud_market(history, BASE, NOW_S, clouds=["gcp"])
+    assert all(not p.offer.spot for p in rentable.offers)
+
+
+def test_for_a_gpt_an_h100_comes_before_an_l40s_and_that_before_an_l4(
+    history: History,
+) -> None:
+    text = (REPOSITORY / "examples/profiles/varuna-2.5b.json").read_text()
+    workload: Workload = decode(Workload, text)
+    base = base_of(workload.profile, workload.facts, None, "fp16")
+    usd = {"p5.48xlarge": 14.0, "g6e.xlarge": 0.78, "g6.xlarge": 0.41}
+    history.record_prices(
+        replace(SPOT, instance_type=kind, usd_per_hour=price)
+        for kind, price in usd.items()
+    )
+    market = cloud_market(history, base, NOW_S, clouds=["aws"], instance_types=[*usd])
+    spot = [priced for priced in market.offers if priced.offer.spot]
+    throughputs = ThroughputCache(workload.plan_inputs())
+    terms = RankingTerms(examples=1e9, max_vms=8, max_gpus=8)
+    ranking = rank(spot, throughputs, terms, exact=3)
+    kinds = [row.priced.offer.instance_type for row in ranking.rows]
+    assert kinds == ["p5.48xlarge", "g6e.xlarge", "g6.xlarge"]
+    bests = best_of_each(ranking, lambda one: str(one.offer.spot), throughputs, terms)
+    assert [(name, row.priced.offer.instance_type) for name, row in bests] == [
+        ("True", "p5.48xlarge")
+    ]

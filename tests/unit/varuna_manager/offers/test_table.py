@@ -8,10 +8,11 @@ import math
 from dataclasses import replace
 from typing import Any
 
+import pytest
 from rich.console import Console
 from tests.unit.pricing.ranked import TERMS, THROUGHPUTS, TOO_SMALL, priced
 
-from spottrain.pricing.ranking.rank import Priced, rank
+from spottrain.pricing.ranking.rank import Priced, best_of_each, rank
 from spottrain.varuna_manager.offers.table import ranking_parts, ranking_view
 
 MARKET = [
@@ -30,9 +31,9 @@ def view(market: list[Priced], exact: int = 10) -> dict[str, Any]:
     )
 
 
-def text(document: dict[str, Any], explain: bool = False) -> str:
+def text(document: dict[str, Any], explain: bool = False, every: bool = False) -> str:
     screen = Console(file=io.StringIO(), width=180)
-    screen.print(*ranking_parts(document, explain))
+    screen.print(*ranking_parts(document, explain, every))
     assert isinstance(screen.file, io.StringIO)
     return screen.file.getvalue()
 
@@ -59,6 +60,27 @@ def test_the_choice_says_why() -> None:
     assert "at least" in view(MARKET, exact=1)["why"]
     assert "no other offer can be used" in view(MARKET[:1])["why"]
     assert view([priced(usd_per_hour=0.0)])["why"] == "aws a t spot costs nothing"
+
+
+def test_of_each_gpu_people_see_what_the_whole_job_takes() -> None:
+    ranking = rank(MARKET, THROUGHPUTS, ASKED, exact=10)
+    bests = best_of_each(
+        ranking, lambda one: one.offer.zone.upper(), THROUGHPUTS, ASKED
+    )
+    document = ranking_view(ranking, 120.0, (), bests, ASKED.examples)
+    assert [row["gpu"] for row in document["by_gpu"]] == ["A", "B", "C"]
+    first = document["by_gpu"][0]
+    worth = ranking.rows[0].worth
+    assert worth is not None
+    assert first["total_usd"] == pytest.approx(worth.usd)
+    rate = worth.net_examples_per_s
+    assert first["hours"] == pytest.approx(ASKED.examples / rate / 3600)
+    busy = document["by_gpu"][1]
+    assert busy["losses"] == pytest.approx(60.0 * busy["paid_vms"] * busy["hours"])
+    shown = text(document)
+    assert shown.splitlines()[1].startswith("A    aws a t")
+    assert "for 1,000,000 examples" in shown
+    assert "aws b t" in text(document, every=True)
 
 
 def test_without_a_usable_offer_the_reasons_are_counted() -> None:

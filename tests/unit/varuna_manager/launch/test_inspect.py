@@ -1,0 +1,85 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from spottrain.errors import ConfigError, UserCodeError
+from spottrain.varuna_manager.config.job import JobConfig, load_config
+from spottrain.varuna_manager.launch.inspect import inspect_model
+
+TRAIN = """
+import torch
+from torch import nn
+from spottrain import TrainingJob
+
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.blocks = nn.ModuleList(nn.Linear(4, 4) for _ in range(3))
+    def forward(self, x):
+        for block in self.blocks:
+            x = block(x)
+        return x
+
+def loss(model, batch):
+    total = model(batch).square().sum()
+    metric = "drift" if model.training else "accuracy"
+    return total, len(batch), {metric: (1.0, 1.0)}
+
+def job():
+    data = [torch.ones(4)] * 8
+    return TrainingJob(
+        model=Model, dataset=data, heldout={"near": data}, loss=loss,
+        optimizer=lambda named: torch.optim.SGD([p for _, p in named], lr=0.1),
+    )
+"""
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("measured")
+    (folder / "train.py").write_text(TRAIN)
+    return folder
+
+
+def config(folder: Path, metric: str) -> JobConfig:
+    path = folder / "job.yaml"
+    path.write_text(
+        "name: x\nentrypoint: train:job\nworkdir: .\nminibatch_size: 2\nsteps: 4\n"
+        f"evaluation: {{every_steps: 2, metric: {metric}}}\n"
+        "local: {zones: [{slots: 1, capacity: 1, spot_usd_per_hour: 1, "
+        "on_demand_usd_per_hour: 2}]}\n"
+    )
+    return load_config(path)
+
+
+def test_what_evaluations_measure_chooses_the_best_weights_and_nothing_else_does(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+    facts = inspect_model(config(folder, "near/accuracy"))
+    assert (facts.metrics, facts.evaluated) == (("drift",), ("near/accuracy",))
+    inspect_model(config(folder, "near/loss"))
+    known = "there are near/loss, near/accuracy"
+    with pytest.raises(ConfigError, match=f"no metric drift .* near: .*{known}"):
+        inspect_model(config(folder, "near/drift"))
+    with pytest.raises(ConfigError, match="no held-out set far"):
+        inspect_model(config(folder, "far/accuracy"))
+
+
+@pytest.mark.parametrize("seeded", [True, False])
+def test_a_helper_model_must_be_the_same_in_every_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, seeded: bool
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    seed = "torch.manual_seed(3)" if seeded else ""
+    helped = TRAIN.replace("model(batch).square()", "(model(batch) - TEACHER(batch))")
+    teacher = f"{seed}\nTEACHER = nn.Linear(4, 4).requires_grad_(False)\ndef loss("
+    (tmp_path / "train.py").write_text(helped.replace("def loss(", teacher))
+    asked = config(tmp_path, "near/loss")
+    if seeded:
+        assert inspect_model(asked).helper_bytes == 4 * (16 + 4)
+        return
+    with pytest.raises(UserCodeError, match=r"another model.* call torch\.manual_seed"):
+        inspect_model(asked)
