@@ -52,7 +52,7 @@ class Deaf:
     async def register(self, registration: messages.Registration) -> None:
         raise NotImplementedError
 
-    async def receive(self, batch: messages.ReportBatch) -> int:
+    async def receive(self, batch: messages.ReportBatch) -> messages.ReportAnswer:
         raise NotImplementedError
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:

@@ -26,7 +26,13 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.wire.messages import Report, SupervisorReady
+from spottrain.varuna_manager.watch.watches import Watches
+from spottrain.wire.messages import (
+    Measurement,
+    MinibatchCommitted,
+    Report,
+    SupervisorReady,
+)
 
 SUSPECT_S = 5.0
 
@@ -52,6 +58,8 @@ class World:
         self.listed: tuple[object, ...] = ()
         self.offered: tuple[object, ...] = ()
         self.queue: deque[e.Event] = deque()
+        self.is_feeding = False
+        self.watches = Watches()
         self.crash_at: int | None = None
         """The manager dies once this many events are journalled."""
         self.replayed = State()
@@ -82,9 +90,17 @@ class World:
 
     def feed(self, event: e.Event) -> None:
         """Journal an event, step, check, perform; events that follow wait for it."""
+        self.queue += self.watches.pending(self.state, self.now_s)
         self.queue.append(event)
-        if len(self.queue) > 1:
+        if self.is_feeding:
             return
+        self.is_feeding = True
+        try:
+            self.feed_queue()
+        finally:
+            self.is_feeding = False
+
+    def feed_queue(self) -> None:
         while self.queue:
             commands = self.fold(self.queue[0])
             if len(self.journal) == self.crash_at:
@@ -122,6 +138,7 @@ class World:
         assert self.replayed == self.state, "the journal is the memory"
         self.epoch += 1
         self.manager_alive = True
+        self.watches = Watches()
         self.feed(
             e.ManagerStarted(at_s=self.now_s, software_version="1", pid=self.epoch)
         )
@@ -327,7 +344,8 @@ class World:
         """An agent reports; it keeps what the manager has not acknowledged."""
         if not vm.alive:
             return
-        number, vm.reports = vm.reports, vm.reports + 1
+        number = vm.reports
+        vm.reports += not isinstance(report, Measurement)
         if self.manager_alive:
             self.receive(vm.vm_id, number, report)
             if self.random.random() < 0.1:  # an acknowledgement got lost
@@ -336,7 +354,12 @@ class World:
             self.pending.append((vm.vm_id, number, report))
 
     def receive(self, vm_id: str, number: int, report: Report) -> None:
-        if self.manager_alive:
+        if not self.manager_alive:
+            return
+        if isinstance(report, MinibatchCommitted):
+            for event in self.watches.observe(self.state, vm_id, report, self.now_s):
+                self.feed(event)
+        else:
             self.feed(
                 e.ReportReceived(
                     at_s=self.now_s, vm_id=vm_id, number=number, report=report

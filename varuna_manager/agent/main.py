@@ -348,10 +348,9 @@ class Agent:
         """Post reports, each until the manager has it."""
         client, backoff = self._client(), Backoff()
         while True:
-            first, reports = self._outbox.peek(_MAX_BATCH)
+            batch = encode_batch(self._outbox, self._bootstrap.vm_id)
             while trace := self._outbox.next_trace():
                 self._post_trace(client, trace)
-            batch = encode_batch(self._bootstrap.vm_id, first, reports)
             try:
                 text = client.call("POST", "/v1/reports", batch)
             except NoManagerError as error:
@@ -359,7 +358,7 @@ class Agent:
                 self._closing.wait(backoff.next_s())
                 continue
             backoff.reset()
-            self._outbox.drop_before(int(json.loads(text)["received"]))
+            self._outbox.acknowledge(decode(messages.ReportAnswer, text))
 
     def _post_trace(self, client: ManagerClient, trace: messages.TraceWritten) -> None:
         """Post a rank's trace until the manager has it or refuses it; remove its file."""
@@ -451,20 +450,19 @@ def unpack(archive: Path, folder: Path) -> None:
         raise AgentError(f"workdir cannot be unpacked: {error}") from error
 
 
-def encode_batch(vm_id: str, first: int, reports: Sequence[messages.Report]) -> str:
-    """Return a batch of reports, as many as the manager accepts at once.
+def encode_batch(outbox: Outbox, vm_id: str) -> str:
+    """Wait for reports; return the oldest, as many as the manager accepts at once.
 
     Args:
+        outbox: Keeps them until the manager has them.
         vm_id: This VM.
-        first: Number of the first report.
-        reports: In order; at least one.
     """
+    limit = _MAX_BATCH
     while True:
-        batch = messages.ReportBatch(vm_id=vm_id, first=first, reports=tuple(reports))
-        text = encode(batch)
-        if len(text) <= messages.MAX_BATCH_BYTES or len(reports) == 1:
+        text = encode(outbox.batch(vm_id, limit))
+        if len(text) <= messages.MAX_BATCH_BYTES or limit == 1:
             return text
-        reports = reports[: len(reports) // 2]
+        limit //= 2
 
 
 def main(argv: Sequence[str]) -> int:

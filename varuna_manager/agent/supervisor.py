@@ -5,6 +5,7 @@ Standard library only: this file is copied to machines as it is.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import queue
@@ -25,23 +26,41 @@ logger = logging.getLogger(__name__)
 
 LOG = "supervisor.log"
 """Also what the user's code prints."""
+WRITTEN_S = 1.0
+"""How often a manager is asked whether it has written the last measurements."""
 CLOSE_S = 5.0
 """How long a supervisor may take to end after its stdin has closed."""
 
 
 class Outbox:
-    """Reports in order, numbered from 0, kept until the manager has them."""
+    """Reports in the order in which they were made, kept until the manager has them.
+
+    Facts and measurements are numbered apart, each from 0. Facts are forgotten once the
+    manager has received them, measurements once it has written them.
+    """
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
-        self._reports: deque[messages.Report] = deque()
+        self._waiting: deque[tuple[int, messages.Report | messages.Measured]] = deque()
+        """What the manager has not received, with its number."""
+        self._unwritten: deque[tuple[int, messages.Measured]] = deque()
+        """Measurements that it has received but not written."""
+        self._facts = self._measurements = 0
+        """Numbers of the next ones."""
+        self._received = 0
+        """Facts that the manager has received."""
         self._traces: deque[messages.TraceWritten] = deque()
-        self._first = 0
 
     def add(self, report: messages.Report) -> None:
         """Add a report; it is posted at once if no post is in flight."""
         with self._changed:
-            self._reports.append(report)
+            if isinstance(report, messages.Measurement):
+                measured = messages.Measured(after=self._facts, report=report)
+                self._waiting.append((self._measurements, measured))
+                self._measurements += 1
+            else:
+                self._waiting.append((self._facts, report))
+                self._facts += 1
             self._changed.notify_all()
 
     def add_trace(self, trace: messages.TraceWritten) -> None:
@@ -54,25 +73,54 @@ class Outbox:
         with self._changed:
             return self._traces.popleft() if self._traces else None
 
-    def peek(self, limit: int) -> tuple[int, tuple[messages.Report, ...]]:
-        """Wait for reports; return the oldest one's number and up to ``limit``."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._reports)
-            count = min(limit, len(self._reports))
-            return self._first, tuple(self._reports[i] for i in range(count))
+    def batch(self, vm_id: str, limit: int) -> messages.ReportBatch:
+        """Wait for reports; return the oldest ones, up to ``limit``.
 
-    def drop_before(self, number: int) -> None:
-        """Forget what the manager has: the reports numbered below ``number``."""
+        While measurements are not written it is sometimes empty: a manager that has begun
+        anew answers which of them it lacks.
+        """
         with self._changed:
-            while self._reports and self._first < number:
-                self._reports.popleft()
-                self._first += 1
+            wait_s = WRITTEN_S if self._unwritten else None
+            self._changed.wait_for(lambda: self._waiting, wait_s)
+            taken = tuple(itertools.islice(self._waiting, limit))
+            measured = [
+                (n, one) for n, one in taken if isinstance(one, messages.Measured)
+            ]
+            first = measured[0][0] if measured else self._measurements
+            oldest = self._unwritten[0][0] if self._unwritten else first
+            return messages.ReportBatch(
+                vm_id=vm_id,
+                first=self._received,
+                reports=tuple(
+                    one for _, one in taken if not isinstance(one, messages.Measured)
+                ),
+                first_measurement=first,
+                oldest_measurement=oldest,
+                measurements=tuple(one for _, one in measured),
+            )
+
+    def acknowledge(self, answer: messages.ReportAnswer) -> None:
+        """Forget what the manager has; send again what it asks for."""
+        with self._changed:
+            waiting, self._waiting = self._waiting, deque()
+            kept, self._unwritten = self._unwritten, deque()
+            self._received = max(self._received, answer.received)
+            for number, one in (*kept, *waiting):
+                if not isinstance(one, messages.Measured):
+                    if number >= self._received:
+                        self._waiting.append((number, one))
+                elif number >= answer.next_measurement:
+                    self._waiting.append((number, one))
+                elif number >= answer.measured:
+                    self._unwritten.append((number, one))
             self._changed.notify_all()
 
     def wait_empty(self, timeout_s: float) -> bool:
         """Return whether everything was posted within ``timeout_s``."""
         with self._changed:
-            return self._changed.wait_for(lambda: not self._reports, timeout_s)
+            return self._changed.wait_for(
+                lambda: not self._waiting and not self._unwritten, timeout_s
+            )
 
 
 class SupervisorProcess:

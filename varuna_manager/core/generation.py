@@ -13,8 +13,8 @@ from typing import assert_never
 from spottrain.morphing.adapt.traffic import sent_bytes
 from spottrain.pricing.billing import egress
 from spottrain.pricing.prices.place import place_of
+from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model.commands import AskProvider, Outcome
-from spottrain.varuna_manager.core.model.counters import keep
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
@@ -67,7 +67,6 @@ def open_generation(
         checkpoint=checkpoint,
         participants=plan.slots,
         ranks=dict.fromkeys(plan.slots, RankPhase.INVITED),
-        section_steps=(state.progress.step,) * plan.num_sections,
         checkpoint_asked=save_only,
         save_only=save_only,
         egress=egress.sent(sent, state.job.zone_usd_per_gb),
@@ -154,11 +153,7 @@ def started(
         generation = transition.put_rank(slot, RankPhase.STARTED)
     if generation.from_step is None:
         step = min(report.step, transition.state.job.spec.steps)
-        generation = replace(
-            generation,
-            from_step=step,
-            section_steps=(step,) * len(generation.section_steps),
-        )
+        generation = replace(generation, from_step=step)
         _continue_from(transition, step)
     transition.put_generation(generation)
 
@@ -262,7 +257,9 @@ def stopped(
     if generation.ranks[slot] in (RankPhase.INVITED, RankPhase.STARTED):
         generation = transition.put_rank(slot, RankPhase.STOPPED)
         done, early = generation.done or report.done, generation.early or report.early
-        transition.put_generation(replace(generation, done=done, early=early))
+        step = min(report.step, transition.state.job.spec.steps)
+        generation = replace(generation, done=done, early=early, stopped_at=step)
+        transition.put_generation(generation)
 
 
 def advance(transition: Transition) -> None:
@@ -356,6 +353,11 @@ def suspect(transition: Transition, vm_id: str) -> None:
 
 def close(transition: Transition, ended_by: str) -> None:
     """Close the generation: add it to the report, and end the job if it was the last."""
+    generation = transition.generation
+    if set(generation.ranks.values()) == {RankPhase.STOPPED}:
+        # All of them stopped after the same mini-batch: progress is exact.
+        step = generation.stopped_at or 0
+        counters.reached(transition, step, transition.now_s)
     state, generation = transition.state, transition.generation
     broke = generation.phase is GenerationPhase.BREAKING
     summary = summary_of(generation, state.progress.step, transition.now_s, ended_by)
@@ -371,7 +373,7 @@ def close(transition: Transition, ended_by: str) -> None:
         state,
         generation=None,
         previous_plan=generation.plan,
-        generations=keep(state.generations, summary),
+        generations=counters.keep(state.generations, summary),
         progress=progress,
         fruitless=fruitless,
         ending_checkpoint=state.ending_checkpoint and not saved,

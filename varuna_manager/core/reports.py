@@ -40,10 +40,6 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
         case messages.GenerationStarted(generation=number, slot=index):
             if slot := _rank_of(state, number, vm_id, index):
                 generations.started(transition, slot, report)
-        case messages.MinibatchCommitted(generation=number, slot=index):
-            if slot := _rank_of(state, number, vm_id, index):
-                counters.committed(transition, report)
-                stragglers.committed(transition, slot, report)
         case messages.GenerationStopped(generation=number, slot=index):
             if slot := _rank_of(state, number, vm_id, index):
                 generations.stopped(transition, slot, report)
@@ -56,8 +52,8 @@ def report_received(transition: Transition, event: e.ReportReceived) -> None:
         case messages.OutOfMemory(generation=number, slot=index):
             if slot := _rank_of(state, number, vm_id, index):
                 memory.out_of_memory(transition, slot, report)
-        case messages.MinibatchAdopted():
-            pass  # progress counts it since its generation started; it is a measurement
+        case messages.MinibatchCommitted() | messages.MinibatchAdopted():
+            pass  # measurements, which earlier versions journalled; see jobs.fold
         case messages.Evaluated():
             counters.evaluated(transition, report)
         case messages.UserCodeFailed(message=message, traceback=traceback):
@@ -198,6 +194,27 @@ def _out(
     generations.leave(transition, slot, RankPhase.OUT, f"{slot.vm_id}: {reason}")
 
 
+def progress_made(transition: Transition, event: e.ProgressMade) -> None:
+    """Fold progress, and the shares that the times of replicas ask for."""
+    generation = transition.state.generation
+    if generation is None or generation.number != event.generation:
+        return
+    if generation.from_step is not None:
+        counters.progress_made(transition, event)
+        stragglers.share(transition, event.replica_bounds)
+
+
+def progress_stalled(transition: Transition, event: e.ProgressStalled) -> None:
+    """Tell people; what is lost or hangs is found by heartbeats and timeouts."""
+    generation = transition.state.generation
+    if generation is not None and generation.number == event.generation:
+        transition.log(
+            f"generation {event.generation} has committed nothing for "
+            f"{event.at_s - event.since_s:.0f} s after step {event.step}; a mini-batch "
+            f"takes {event.step_s:.3g} s"
+        )
+
+
 def checkpoints_listed(
     transition: Transition, listed: tuple[e.CheckpointRef, ...]
 ) -> None:
@@ -224,6 +241,13 @@ def _checkpoint_saved(transition: Transition, checkpoint: e.CheckpointRef) -> No
         initialiser=None,
     )
     transition.log(f"checkpoint {checkpoint.name} saved")
+    generation = state.generation
+    if generation is None or generation.from_step is None:
+        return
+    # A late report may be of an earlier generation, from which this one went back.
+    if f"-g{generation.number}-" in checkpoint.name:
+        step = min(checkpoint.step, state.job.spec.steps)
+        counters.reached(transition, step, transition.now_s)
 
 
 def _checkpoint_failed(

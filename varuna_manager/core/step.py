@@ -77,8 +77,8 @@ def step(state: State, event: e.Event) -> tuple[State, tuple[Command, ...]]:
     transition = Transition(state, event.at_s, recent)
     try:
         _fold(transition, event)
-        # A commit changes hardly any decision: with thousands of slots it must stay cheap.
-        if transition.decides or not _is_commit(event):
+        # Progress changes hardly any decision, and comes often.
+        if transition.decides or not _is_progress(event):
             transition.is_settling = True
             _settle(transition)
     except Exception as error:
@@ -101,9 +101,10 @@ def _fold_after_end(state: State, event: e.Event) -> State:
             return state
 
 
-def _is_commit(event: e.Event) -> bool:
-    report = event.report if isinstance(event, e.ReportReceived) else None
-    return isinstance(report, MinibatchCommitted)
+def _is_progress(event: e.Event) -> bool:
+    what = event.report if isinstance(event, e.ReportReceived) else event
+    watched = e.ProgressMade | e.ProgressStalled | e.StragglerFound
+    return isinstance(what, watched | MinibatchCommitted)
 
 
 def _fold(transition: Transition, event: e.Event) -> None:
@@ -162,6 +163,12 @@ def _fold(transition: Transition, event: e.Event) -> None:
             fleet.agent_registered(transition, event)
         case e.ReportReceived():
             reports.report_received(transition, event)
+        case e.ProgressMade():
+            reports.progress_made(transition, event)
+        case e.ProgressStalled():
+            reports.progress_stalled(transition, event)
+        case e.StragglerFound():
+            stragglers.straggler_found(transition, event)
         case e.VmSilent(vm_id=vm_id):
             if vm_id in transition.state.vms:
                 generations.suspect(transition, vm_id)

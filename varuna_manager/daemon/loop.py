@@ -5,6 +5,10 @@
 Whatever happens becomes an event in one queue. All events that wait are folded together
 and journalled in one transaction. Only then are their commands performed and their senders
 answered: a report that was acknowledged is never lost.
+
+Measurements go through the same queue, so that each keeps its place among the facts of its
+agent, but they are no events. The watches look at them and make events where decisions
+depend on it. They are written in batches, and acknowledged once they are.
 """
 
 from __future__ import annotations
@@ -13,13 +17,13 @@ import asyncio
 import logging
 import os
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
 import spottrain
 from spottrain.cloud.port.provider import CloudProvider
-from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
@@ -27,8 +31,13 @@ from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.clock import Clock
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.server import ControlChannel
-from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
+from spottrain.varuna_manager.daemon.sessions import (
+    AgentSessions,
+    MeasurementStreams,
+    OutOfStepError,
+)
 from spottrain.varuna_manager.daemon.tracking import Trackers
+from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import Identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
@@ -42,7 +51,8 @@ from spottrain.varuna_manager.jobs.traces import (
 )
 from spottrain.varuna_manager.jobs.vm_history import VmHistory
 from spottrain.varuna_manager.launch.limits import check as check_limits
-from spottrain.varuna_manager.reporting.history import fold
+from spottrain.varuna_manager.reporting.history import replay
+from spottrain.varuna_manager.watch.watches import Watches
 from spottrain.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -55,8 +65,33 @@ CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
 JOURNAL_WAIT_S = 60.0
 """How long the journal may fail to be written before the manager gives up."""
+MEASURED_S = 1.0
+"""How long measurements may wait to be written together, unless an event is."""
 _CHECKS_PER_SUSPICION = 5
 _BROKEN = (messages.GenerationBroken, messages.WorkerDied)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Measured:
+    """Measurements in the queue."""
+
+    vm_id: str
+    at_s: float
+    until: int
+    """Number of the next one of this VM."""
+    reports: tuple[messages.Measurement, ...]
+
+
+class _Flush:
+    """In the queue: what was measured is to be written now."""
+
+
+@dataclass(slots=True)
+class _Taken:
+    """What came of the items of the queue that were taken together."""
+
+    events: list[e.Event] = field(default_factory=list)
+    commands: list[c.Command] = field(default_factory=list)
 
 
 class ManagerLoop:
@@ -88,7 +123,16 @@ class ManagerLoop:
         self._seq = 0
         journal.measure()
         self._sampler = Sampler()
-        self.state, self.past = fold(journal)
+        self.state, self.past = replay(journal)
+        """The state is that after the last event that is journalled."""
+        self._fold = Fold(self.state)
+        self._watches = Watches()
+        self._streams = MeasurementStreams()
+        self._samples: list[Sample] = []
+        """Not written yet."""
+        self._unwritten: dict[str, int] = {}
+        """Up to which measurement of each VM they go."""
+        self._flush: asyncio.TimerHandle | None = None
         self._clock = Clock(self.state.now_s)
         self._lives = VmHistory(self.state)
         self.sessions = AgentSessions(time.monotonic, self._on_heard)
@@ -97,7 +141,9 @@ class ManagerLoop:
         self.channel = ControlChannel(
             self, self.sessions, self.state.job.spec, workdir, identity.admin_token()
         )
-        self._events = asyncio.Queue[tuple[e.Event, asyncio.Future[None]]]()
+        self._events = asyncio.Queue[
+            tuple[e.Event | _Measured | _Flush, asyncio.Future[None]]
+        ]()
         self._tasks: set[asyncio.Task[None]] = set()
         self._broken: asyncio.Future[None] | None = None
         self._timer: asyncio.TimerHandle | None = None
@@ -126,7 +172,7 @@ class ManagerLoop:
             self._start(self._copy.run())
         if self._trackers is not None and self.state.progress.highest_step:
             self._trackers.wake()
-        folding = asyncio.create_task(self._fold())
+        folding = asyncio.create_task(self._fold_all())
         try:
             first = asyncio.FIRST_COMPLETED
             await asyncio.wait((folding, self._broken), return_when=first)
@@ -138,8 +184,9 @@ class ManagerLoop:
 
     async def _close(self, folding: asyncio.Task[c.Outcome]) -> None:
         """Stop everything that still runs here."""
-        if self._timer is not None:
-            self._timer.cancel()
+        for handle in (self._timer, self._flush):
+            if handle is not None:
+                handle.cancel()
         tasks = (folding, *self._tasks)
         for task in tasks:
             task.cancel()
@@ -155,51 +202,95 @@ class ManagerLoop:
 
     def feed(self, event: e.Event) -> asyncio.Future[None]:
         """Queue an event; the future is done once it is journalled."""
-        journalled = asyncio.get_running_loop().create_future()
-        self._events.put_nowait((event, journalled))
-        return journalled
+        return self._queue(event)
 
-    async def _fold(self) -> c.Outcome:
+    def _queue(self, item: e.Event | _Measured | _Flush) -> asyncio.Future[None]:
+        """Queue an item; the future is done once it was taken, and its events journalled."""
+        taken = asyncio.get_running_loop().create_future()
+        self._events.put_nowait((item, taken))
+        return taken
+
+    async def _fold_all(self) -> c.Outcome:
         """Fold events until the core emits ``Finish``; return the job's outcome."""
         while True:
             waiting = [await self._events.get()]
             while not self._events.empty():
                 waiting.append(self._events.get_nowait())
-            commands = await self._take([event for event, _ in waiting])
-            for _, journalled in waiting:
-                if not journalled.done():  # its sender may have disconnected
-                    journalled.set_result(None)
+            commands = await self._take([item for item, _ in waiting])
+            for _, done in waiting:
+                if not done.done():  # its sender may have disconnected
+                    done.set_result(None)
             for command in commands:
                 if isinstance(command, c.Finish):
                     return command.outcome
                 self._perform(command)
 
-    async def _take(self, events: list[e.Event]) -> list[c.Command]:
-        """Fold and journal ``events``; return the commands that follow."""
-        state, commands, samples = self.state, list[c.Command](), list[Sample]()
-        for event in events:
-            news, before = state.last_news, state
-            state, more = step.step(state, event)
-            self.past.note(before, event, state)
-            self._lives.note(before, event.at_s, state)
-            commands += more
-            samples += self._sampler.samples(event, state)
-            if state.last_news != news:
-                logger.info("%s", state.last_news)
-        await self._write(events, samples)
-        self.state = state
+    async def _take(
+        self, items: Sequence[e.Event | _Measured | _Flush]
+    ) -> list[c.Command]:
+        """Fold and journal events, take measurements; return the commands that follow."""
+        taken, flush = _Taken(), False
+        for item in items:
+            match item:
+                case _Flush():
+                    flush = True
+                case _Measured():
+                    self._measure(item, taken)
+                case _:
+                    # A decision is made on the newest progress.
+                    news = self._watches.pending(self._fold.state, item.at_s)
+                    for event in (*news, item):
+                        self._step(event, taken)
+        if taken.events or (flush and self._unwritten):
+            await self._write(taken.events)
+            self.state = self._fold.state
+        elif self._unwritten and self._flush is None:
+            self._flush = asyncio.get_running_loop().call_later(
+                MEASURED_S, lambda: self._queue(_Flush())
+            )
+        if not taken.events:
+            return []
         if ended := self._lives.take_ended():
             self._start(self._effects.market.ended(ended))
-        for vm_id in self.sessions.admitted - state.vms.keys():
+        for vm_id in self.sessions.admitted - self.state.vms.keys():
             self.sessions.revoke(vm_id)
-        return commands
+        return taken.commands
 
-    async def _write(self, events: list[e.Event], samples: list[Sample]) -> None:
-        """Journal ``events`` and what they measure; try again for a while if the disk is full."""
+    def _step(self, event: e.Event, taken: _Taken) -> None:
+        """Fold an event."""
+        taken.events.append(event)
+        for before, one, after, commands in self._fold.take(event):
+            self.past.note(before, one, after)
+            self._lives.note(before, one.at_s, after)
+            taken.commands += commands
+            if after.last_news != before.last_news:
+                logger.info("%s", after.last_news)
+        self._samples += self._sampler.samples(event, self._fold.state)
+
+    def _measure(self, measured: _Measured, taken: _Taken) -> None:
+        """Show measurements to the watches, and have them written."""
+        at_s, vm_id = measured.at_s, measured.vm_id
+        for report in measured.reports:
+            state = self._fold.state
+            self._samples += self._sampler.measured(report, at_s, state)
+            if isinstance(report, messages.MinibatchCommitted):
+                for event in self._watches.observe(state, vm_id, report, at_s):
+                    self._step(event, taken)
+        self._unwritten[vm_id] = measured.until
+
+    async def _write(self, events: list[e.Event]) -> None:
+        """Journal ``events`` and what was measured; try again for a while if the disk is
+        full."""
+        samples, until = self._samples, self._unwritten
         give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
         while True:
             try:
                 self._seq = self._journal.append(*events, samples=samples)
+                self._samples, self._unwritten = [], {}
+                self._streams.wrote(until)
+                if self._flush is not None:
+                    self._flush.cancel()
+                    self._flush = None
                 if self._copy is not None:
                     self._copy.wake()
                 if self._trackers is not None and samples:
@@ -244,7 +335,7 @@ class ManagerLoop:
             case c.SetTimer(at_s=at_s):
                 self._set_timer(at_s)
             case c.Finish():
-                pass  # _fold has returned
+                pass  # _fold_all has returned
             case _:
                 assert_never(command)
 
@@ -313,10 +404,12 @@ class ManagerLoop:
                 self.feed(e.VmSilent(at_s=self.now_s(), vm_id=vm_id))
 
     async def _watch_clock(self) -> None:
-        """Feed changes of the wall clock."""
+        """Feed changes of the wall clock, and that nothing is committed any more."""
         while True:
             if by_s := self._clock.set_by_s():
                 self.feed(e.ClockSet(at_s=self.now_s(), by_s=by_s))
+            for event in self._watches.stalled(self.state, self.now_s()):
+                self.feed(event)
             await asyncio.sleep(CLOCK_POLL_S)
 
     def _on_heard(self, vm_id: str) -> None:
@@ -333,11 +426,11 @@ class ManagerLoop:
         await self.feed(event)
         self.sessions.watch(registration.vm_id)
 
-    async def receive(self, batch: messages.ReportBatch) -> int:
-        """Take reports; return how many of this VM have been received in all.
+    async def receive(self, batch: messages.ReportBatch) -> messages.ReportAnswer:
+        """Take reports; return what this manager has of the VM's.
 
         Raises:
-            OutOfStepError: the VM is gone, or reports before this batch are missing.
+            OutOfStepError: the VM is gone, or facts before this batch are missing.
         """
         damaged = messages.CheckpointDamaged
         if any(isinstance(report, damaged) for report in batch.reports):
@@ -348,21 +441,38 @@ class ManagerLoop:
                 f"reports of {batch.vm_id} are out of order: got number {batch.first}, "
                 f"expected {vm.reports_received if vm else 'none'}"
             )
+        if (fresh := self._streams.take(batch)) is None:
+            return self._streams.answer(batch, vm.reports_received)
+        measured = list(fresh)
         new = batch.reports[vm.reports_received - batch.first :]
         first = batch.first + len(batch.reports) - len(new)
-        journalled = [
-            self.feed(
-                e.ReportReceived(
-                    at_s=self.now_s(), vm_id=batch.vm_id, number=number, report=report
-                )
+        taken = list[asyncio.Future[None]]()
+        for number, report in enumerate(new, first):
+            earlier = [one for one in measured if one.after <= number]
+            measured = measured[len(earlier) :]
+            taken += self._queue_measured(batch.vm_id, earlier, len(measured))
+            fact = e.ReportReceived(
+                at_s=self.now_s(), vm_id=batch.vm_id, number=number, report=report
             )
-            for number, report in enumerate(new, first)
-        ]
+            taken.append(self.feed(fact))
+        taken += self._queue_measured(batch.vm_id, measured, 0)
         if any(isinstance(report, _BROKEN) for report in new):
             self._effects.poller.poll_now()
-        if journalled:
-            await asyncio.gather(*journalled)
-        return max(vm.reports_received, batch.first + len(batch.reports))
+        if taken:
+            await asyncio.gather(*taken)
+        received = max(vm.reports_received, batch.first + len(batch.reports))
+        return self._streams.answer(batch, received)
+
+    def _queue_measured(
+        self, vm_id: str, measured: Sequence[messages.Measured], left: int
+    ) -> list[asyncio.Future[None]]:
+        """Queue measurements of a batch; ``left`` of it are still to come."""
+        if not measured:
+            return []
+        reports = tuple(one.report for one in measured)
+        until = self._streams.next_of(vm_id) - left
+        item = _Measured(vm_id=vm_id, at_s=self.now_s(), until=until, reports=reports)
+        return [self._queue(item)]
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         """Record that a person wants the job to stop."""

@@ -9,7 +9,12 @@ from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.traces import TraceSet
-from spottrain.wire.messages import Registration, ReportBatch, TraceWritten
+from spottrain.wire.messages import (
+    Registration,
+    ReportAnswer,
+    ReportBatch,
+    TraceWritten,
+)
 
 
 class EventSink(Protocol):
@@ -32,8 +37,8 @@ class ChannelHandler(Protocol):
     async def register(self, registration: Registration) -> None:
         """Register a VM's agent."""
 
-    async def receive(self, batch: ReportBatch) -> int:
-        """Take reports; return how many of this VM have been received in all.
+    async def receive(self, batch: ReportBatch) -> ReportAnswer:
+        """Take reports; return what this manager has of the VM's.
 
         Raises:
             OutOfStepError: reports before this batch are missing.

@@ -2,7 +2,7 @@
 
     POST /v1/register     Registration -> {}           426 another software version
     POST /v1/heartbeat    Heartbeat -> HeartbeatAnswer (a long poll)      409 stale
-    POST /v1/reports      ReportBatch -> {"received": number of reports received}
+    POST /v1/reports      ReportBatch -> ReportAnswer     409 facts are missing
     POST /v1/traces       ?trace=TraceWritten, its file -> {}   410 it is not expected
     GET  /v1/job          -> JobSpec
     GET  /v1/workdir      -> the user's workdir, packed
@@ -126,9 +126,10 @@ class ControlChannel:
     async def _reports(self, request: Request) -> Response:
         batch = await self._message(ReportBatch, request, MAX_BATCH_BYTES)
         try:
-            return JSONResponse({"received": await self.handler.receive(batch)})
+            answer = await self.handler.receive(batch)
         except OutOfStepError as error:
             raise HTTPException(409, str(error)) from error
+        return Response(encode(answer), media_type="application/json")
 
     async def _register(self, request: Request) -> Response:
         self._caller(request)

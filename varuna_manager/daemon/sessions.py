@@ -9,12 +9,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 from collections import OrderedDict, deque
-from collections.abc import Callable, Collection, KeysView
+from collections.abc import Callable, Collection, KeysView, Mapping
 from dataclasses import dataclass, field
 
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.jobs.identity import token_sha256
-from spottrain.wire.messages import Command, Heartbeat, HeartbeatAnswer
+from spottrain.wire.messages import (
+    Command,
+    Heartbeat,
+    HeartbeatAnswer,
+    Measured,
+    ReportAnswer,
+    ReportBatch,
+)
 
 
 class OutOfStepError(SpottrainError):
@@ -143,6 +150,54 @@ class AgentSessions:
         if session.silent:
             session.silent = False
             self._on_heard(vm_id)
+
+
+class MeasurementStreams:
+    """Which measurements of which VM have come, and which of them are written.
+
+    In memory only: an agent keeps what is not written, and sends it again to a manager
+    that has begun anew. Nothing here ever fences a VM.
+    """
+
+    def __init__(self) -> None:
+        self._next: dict[str, int] = {}
+        """Number of the measurement that is expected next, by VM."""
+        self._written: dict[str, int] = {}
+
+    def take(self, batch: ReportBatch) -> tuple[Measured, ...] | None:
+        """Return the measurements of a batch that are new.
+
+        None if some before it are missing: the answer asks for them again. Its facts must
+        wait, too, as the last of them may end the VM before it has sent the others.
+        """
+        expected = self._next.setdefault(batch.vm_id, batch.oldest_measurement)
+        if batch.first_measurement > expected:
+            return None
+        new = batch.measurements[expected - batch.first_measurement :]
+        self._next[batch.vm_id] = expected + len(new)
+        return new
+
+    def wrote(self, until: Mapping[str, int]) -> None:
+        """Note that measurements are written, those below a number of each VM."""
+        self._written.update(until)
+
+    def answer(self, batch: ReportBatch, received: int) -> ReportAnswer:
+        """Return the answer to a batch.
+
+        Args:
+            batch: After ``take``.
+            received: Facts of its VM that are journalled.
+        """
+        expected = self._next[batch.vm_id]
+        return ReportAnswer(
+            received=received,
+            measured=self._written.get(batch.vm_id, batch.oldest_measurement),
+            next_measurement=expected,
+        )
+
+    def next_of(self, vm_id: str) -> int:
+        """Return the number of the measurement that is expected next."""
+        return self._next[vm_id]
 
 
 def _drop_delivered(session: _Session, received: int) -> None:

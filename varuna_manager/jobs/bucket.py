@@ -3,6 +3,7 @@
     job/<uid>/config.json, facts.json, workdir.tar.gz
     job/newest.json                          written after them: the job's name and uid
     job/<uid>/journal/<first>-<last>-<epoch>-<level>.jsonl.gz
+    job/<uid>/measurements/<first step>-<epoch>.jsonl.gz
     job/<uid>/manager/<epoch>.json           a claim of each manager that was started
     job/<uid>/down.json                      the job has been ended for good
 
@@ -19,7 +20,7 @@ import tarfile
 import time
 import uuid
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any, NamedTuple, TypeVar
@@ -31,8 +32,11 @@ from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage.open import open_store
 from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
 from spottrain.varuna_manager.config.base import JobName
+from spottrain.varuna_manager.jobs import blocks
+from spottrain.varuna_manager.jobs.blocks import Block, block_of
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import JournalError, JournalRow, event_of
+from spottrain.varuna_manager.jobs.measurements import Minibatch
 from spottrain.varuna_manager.jobs.segments import (
     Segment,
     SegmentError,
@@ -267,6 +271,26 @@ class StoredJob:
             f"{self.url}: the journal is changing while it is read; stop the manager that "
             "writes it, then try again"
         )
+
+    def blocks(self) -> list[Block]:
+        """Return all blocks of measurements."""
+        entries = self._store.list(f"{self._root}/measurements")
+        found = (block_of(entry.name.rpartition("/")[2]) for entry in entries)
+        return [block for block in found if block is not None]
+
+    def put_block(self, block: Block, rows: Sequence[Minibatch]) -> None:
+        """Write a block of measurements, or write it anew."""
+        name = f"{self._root}/measurements/{block.name}"
+        self._store.put(name, blocks.pack(rows))
+
+    def get_block(self, block: Block) -> list[Minibatch]:
+        """Return the rows of a block of measurements.
+
+        Raises:
+            BlockError: It is damaged, or of another version.
+        """
+        data = self._store.get(f"{self._root}/measurements/{block.name}")
+        return blocks.unpack(block, data)
 
     def _unpack(self, segment: Segment) -> list[JournalRow]:
         rows = unpack(segment, self._store.get(self._segment_name(segment)))

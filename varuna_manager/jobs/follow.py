@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
 
-from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import Event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
@@ -34,7 +34,7 @@ class Follower:
     def __init__(self, job: JobDir) -> None:
         self._journal = Journal(job.journal, read_only=True)
         self._seq = 0
-        self.state = State()
+        self._fold = Fold()
         self.news_at_s: float | None = None
         """When ``state.last_news`` happened."""
 
@@ -42,12 +42,17 @@ class Follower:
         """Yield the events since the last call, each after it was folded."""
         for seq, event in self._journal.read(self._seq):
             before = self.state.last_news
-            self.state, _ = step.step(self.state, event)
+            self._fold.take(event)
             self._seq = seq
             news = self.state.last_news
             if news != before:
                 self.news_at_s = event.at_s
             yield JournalEntry(seq, event, news if news != before else "")
+
+    @property
+    def state(self) -> State:
+        """The state after the newest event that was yielded."""
+        return self._fold.state
 
     def measurements(self) -> Measurements:
         """Return the job's measurements, to read them until ``close``."""

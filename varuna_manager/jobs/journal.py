@@ -20,7 +20,6 @@ from pydantic import TypeAdapter
 
 from spottrain.cloud.port.stored import FORMER_FIELDS, with_current_names
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import (
     EVENT_TYPES,
     Event,
@@ -28,6 +27,7 @@ from spottrain.varuna_manager.core.model.events import (
 )
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs import measurements
+from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.measurements import Measurements, Sample
 from spottrain.varuna_manager.jobs.samples import Sampler
 
@@ -130,7 +130,7 @@ class Journal:
         Raises:
             JournalError: The disk refused, or the file is damaged.
         """
-        if not self._is_measured():
+        if not self.is_measured():
             with self._transaction():
                 known = self._db.execute("SELECT seq FROM measured").fetchone()[0]
                 self._measure_into(self._db, after_seq=known)
@@ -145,7 +145,7 @@ class Journal:
         Raises:
             JournalError: The file is damaged.
         """
-        if self._is_measured():
+        if self.is_measured():
             return Measurements(self._db)
         memory = sqlite3.connect(":memory:", isolation_level=None)
         memory.executescript(measurements.SCHEMA)
@@ -213,10 +213,10 @@ class Journal:
         Raises:
             JournalError: The file is damaged.
         """
-        state = State()
+        fold = Fold()
         for _, event in self.read():
-            state, _ = step.step(state, event)
-        return state
+            fold.take(event)
+        return fold.state
 
     def close(self) -> None:
         """Close the file."""
@@ -235,7 +235,7 @@ class Journal:
                     self._db.execute("ROLLBACK")
                 raise
 
-    def _is_measured(self) -> bool:
+    def is_measured(self) -> bool:
         """Return whether the measurements of all events are in the file."""
         with self._translating_errors():
             if self._db.execute("PRAGMA user_version").fetchone()[0] < len(_MIGRATIONS):
@@ -247,11 +247,11 @@ class Journal:
 
     def _measure_into(self, db: sqlite3.Connection, after_seq: int = 0) -> None:
         """Write what the events above ``after_seq`` measure."""
-        store, sampler, state = Measurements(db), Sampler(), State()
+        store, sampler, fold = Measurements(db), Sampler(), Fold()
         for seq, event in self.read():
-            state, _ = step.step(state, event)
+            fold.take(event)
             if seq > after_seq:
-                store.write(sampler.samples(event, state))
+                store.write(sampler.samples(event, fold.state))
 
     def _check_version(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]

@@ -350,6 +350,29 @@ class Measurements:
         found_rewrite = cursor.rewrite if newest is None else newest
         return Page(rows, begin if rewinds else None, Cursor(found_rewrite, position))
 
+    def changed(self, cursor: Cursor) -> tuple[int | None, Cursor]:
+        """Return the position from which on rows have changed since a cursor, and the
+        cursor of now; None if none has."""
+        lowest, newest = self._db.execute(
+            "SELECT min(position), max(id) FROM rewrites WHERE id > ?",
+            (cursor.rewrite,),
+        ).fetchone()
+        top = self._top()
+        now = Cursor(cursor.rewrite if newest is None else newest, top)
+        begins = [] if lowest is None or lowest > cursor.position else [lowest]
+        begins += [cursor.position + 1] if top > cursor.position else []
+        return min(begins, default=None), now
+
+    def between(self, first: int, last: int) -> list[Minibatch]:
+        """Return the rows of some steps, in order."""
+        found = self._select(
+            f"{_ROW} FROM minibatches",
+            "AND step BETWEEN :first AND :last ORDER BY step",
+            first=first,
+            last=last,
+        )
+        return [_minibatch(row) for row in found]
+
     def minibatches(
         self, *, last: int | None = None, every: int = 1
     ) -> list[Minibatch]:

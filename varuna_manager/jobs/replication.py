@@ -2,7 +2,7 @@
 
 The copy runs in the background: no step waits for it. One segment is written at a time,
 and what is journalled meanwhile goes into the next: the copy is always a prefix of the
-journal. A store that is down is reported once and retried forever.
+journal. What was measured is copied beside it, less often (``blocks``). A store that is down is reported once and retried forever.
 
 Each manager begins a new epoch. One that finds a later epoch than its own has been
 replaced by a manager on another machine and stops at once.
@@ -31,6 +31,7 @@ from tenacity import (
 from spottrain.errors import SpottrainError
 from spottrain.storage.store import StorageError, is_url
 from spottrain.varuna_manager.core.model.events import JobSubmitted
+from spottrain.varuna_manager.jobs.blocks import BlockCopy
 from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -163,6 +164,7 @@ class JournalReplication:
         self._stored = stored
         self._epoch = epoch
         self._held = held
+        self._blocks = BlockCopy(stored, epoch)
         self._published = False
         self._failure = ""
         self._checked_at_s = -math.inf
@@ -250,6 +252,7 @@ class JournalReplication:
         Raises:
             FencedError: A later epoch has begun.
         """
+        self._blocks.hurry()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
                 while await self._persist():
@@ -341,6 +344,8 @@ class JournalReplication:
                     self._stored.put(segment, rows)
                     self._held.append(segment)
                 self._merge(journal)
+                if journal.is_measured():  # else a manager is about to see to that
+                    self._blocks.advance(journal.measurements())
             return len(rows) == MAX_EVENTS
 
     def _merge(self, journal: Journal) -> None:

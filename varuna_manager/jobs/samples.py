@@ -1,4 +1,4 @@
-"""Measurements, taken from the events of a job's journal as they are folded."""
+"""Samples for the store of measurements: from reports, and from events as they are folded."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from spottrain.varuna_manager.jobs.measurements import (
     Sample,
 )
 from spottrain.wire import messages
-
-_Trained = messages.MinibatchCommitted | messages.MinibatchAdopted
 
 
 class Sampler:
@@ -34,23 +32,36 @@ class Sampler:
             event: Any event.
             after: The state that it leads to.
         """
-        if not isinstance(event, ReportReceived):
-            return []
-        match report := event.report:
+        match event.report if isinstance(event, ReportReceived) else None:
             case messages.GenerationStarted(generation=number, step=step):
                 return [GenerationBegan(generation=number, step=step)]
-            case messages.MinibatchCommitted() if self._is_news(report):
-                generation = report.generation
-                return [
-                    _minibatch(report, event.at_s, after, generation, report.step_s)
-                ]
-            case messages.MinibatchAdopted():
-                generation = _trained_by(after, report)
-                return [_minibatch(report, event.at_s, after, generation, None)]
-            case messages.Evaluated():
+            case messages.Evaluated() as report:
                 return [_evaluation(report, event.at_s)]
+            case messages.MinibatchCommitted() | messages.MinibatchAdopted() as report:
+                # Earlier versions journalled them.
+                return self.measured(report, event.at_s, after)
             case _:
                 return []
+
+    def measured(
+        self, report: messages.Measurement, at_s: float, state: State
+    ) -> list[Sample]:
+        """Return what a measurement adds.
+
+        Args:
+            report: Of one rank.
+            at_s: When it arrived, in seconds since the epoch.
+            state: The state by then.
+        """
+        match report:
+            case messages.MinibatchAdopted():
+                generation = _trained_by(state, report)
+                return [_minibatch(report, at_s, state, generation, None)]
+            case messages.MinibatchCommitted():
+                if not self._is_news(report):
+                    return []
+                number, step_s = report.generation, report.step_s
+                return [_minibatch(report, at_s, state, number, step_s)]
 
     def _is_news(self, report: messages.MinibatchCommitted) -> bool:
         """Return whether a report may add something; ranks report in order of step."""
@@ -66,7 +77,11 @@ class Sampler:
 
 
 def _minibatch(
-    report: _Trained, at_s: float, after: State, generation: int, step_s: float | None
+    report: messages.Measurement,
+    at_s: float,
+    after: State,
+    generation: int,
+    step_s: float | None,
 ) -> Minibatch:
     return Minibatch(
         step=report.step,

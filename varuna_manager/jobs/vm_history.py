@@ -12,9 +12,9 @@ from pathlib import Path
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.history import INTERRUPTED, History, VmLife
 from spottrain.pricing.prices.place import place_of
-from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, home
 from spottrain.varuna_manager.jobs.journal import Journal
 
@@ -44,11 +44,10 @@ def ingest_journals(history: History) -> tuple[str, ...]:
 
 def vm_lives(journal: Journal) -> list[VmLife]:
     """Return the lifetimes of all VMs that a job ever had."""
-    book, state = VmHistory(), State()
-    for _, event in journal.read():
-        before, (state, _) = state, step.step(state, event)
-        book.note(before, event.at_s, state)
-    return book.until_now(state)
+    book, fold = VmHistory(), Fold()
+    for before, event, after, _ in fold.take_all(journal.read()):
+        book.note(before, event.at_s, after)
+    return book.until_now(fold.state)
 
 
 class VmHistory:

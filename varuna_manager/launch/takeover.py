@@ -12,6 +12,7 @@ from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.events import JobMoved, JobSubmitted
 from spottrain.varuna_manager.core.model.state import State, spent_usd
 from spottrain.varuna_manager.format import clock
+from spottrain.varuna_manager.jobs.blocks import restore
 from spottrain.varuna_manager.jobs.bucket import (
     Newest,
     StoredJob,
@@ -114,6 +115,9 @@ def _restore_journal(
         for rows in stored.journal(warnings.setdefault, journal.last_seq() + 1):
             journal.take_over(rows)
         state = journal.replay()
+        journal.measure()
+        for measured in restore(stored, warnings.setdefault):
+            journal.append(samples=measured)
         moved = JobMoved(at_s=time.time(), epoch=epoch, host=platform.node())
         last = journal.append(moved)
         # At once: what the previous manager writes from now on no longer counts.

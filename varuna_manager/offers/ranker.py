@@ -223,7 +223,7 @@ class OfferRanker:
         for kind, times_s in booted.items():
             self._boots_s[kind] = max(0.0, statistics.median(times_s))
         generation = state.generation
-        if generation is None or len(generation.step_times_s) < TRUSTED_STEPS:
+        if generation is None or generation.timed < TRUSTED_STEPS:
             return
         ids = {slot.vm_id for slot in generation.plan.slots} & state.vms.keys()
         offers = [state.vms[vm_id].offer for vm_id in ids]

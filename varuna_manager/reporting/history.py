@@ -16,12 +16,12 @@ from dataclasses import dataclass, field, replace
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.place import offer_key
-from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
+from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
@@ -92,8 +92,8 @@ class JobHistory:
         if after.phase is JobPhase.NEW:
             return
         report = event.report if isinstance(event, e.ReportReceived) else None
-        self._follow_steps(before, after, report)
-        if not isinstance(report, messages.MinibatchCommitted):
+        self._follow_steps(before, after, event)
+        if not isinstance(event, e.ProgressMade):
             self._follow_slots(after)
             self._follow_world(before, event, after)
         self._follow_work(before, after, report)
@@ -172,20 +172,21 @@ class JobHistory:
 
     # --- Work -------------------------------------------------------------------------
 
-    def _follow_steps(self, before: State, after: State, report: object) -> None:
+    def _follow_steps(self, before: State, after: State, event: e.Event) -> None:
         step, now_s = after.progress.step, after.now_s
         if step < before.progress.step:
             self._discard_after(step)
         elif step == before.progress.step:
             return
-        elif isinstance(report, messages.MinibatchCommitted):
+        elif _starts_generation(event):
+            self._count_as_trained()
+        else:
             examples = (step - before.progress.step) * after.job.spec.minibatch_size
             begun_s = max(self._mark_s, self._open.since_s)
+            now_s = after.progress.last_commit_at_s or now_s
             if now_s > begun_s:
                 self.throughput.add(begun_s, now_s, examples / (now_s - begun_s))
             self._mark_s = now_s
-        elif isinstance(report, messages.GenerationStarted):
-            self._count_as_trained()
         self._steps.append(step)
         self._step_times.append(now_s)
 
@@ -265,20 +266,24 @@ def read_history(job: JobDir) -> tuple[State, JobHistory]:
         JournalError: The journal is missing or damaged.
     """
     with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
-        return fold(journal)
+        return replay(journal)
 
 
-def fold(journal: Journal) -> tuple[State, JobHistory]:
+def replay(journal: Journal) -> tuple[State, JobHistory]:
     """Return the state that a journal's events lead to, and the job's history.
 
     Raises:
         JournalError: The journal is damaged.
     """
-    state, history = State(), JobHistory()
-    for _, event in journal.read():
-        before, (state, _) = state, core.step(state, event)
-        history.note(before, event, state)
-    return state, history
+    fold, history = Fold(), JobHistory()
+    for before, event, after, _ in fold.take_all(journal.read()):
+        history.note(before, event, after)
+    return fold.state, history
+
+
+def _starts_generation(event: e.Event) -> bool:
+    report = event.report if isinstance(event, e.ReportReceived) else None
+    return isinstance(report, messages.GenerationStarted)
 
 
 def _limits(limits: tuple[Limit, ...]) -> str:

@@ -577,6 +577,20 @@ Report = (
 )
 
 
+Measurement = MinibatchCommitted | MinibatchAdopted
+"""Reports that are measurements: no decision depends on a single one of them. All others
+are facts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """A measurement, and its place among the agent's facts."""
+
+    after: int
+    """Facts that were reported before it, over the agent's life."""
+    report: Measurement
+
+
 MAX_TRACE_BYTES = 64 * 1024**2
 """Of one rank's trace, compressed."""
 
@@ -642,10 +656,34 @@ parameters, times the number of micro-batch sizes."""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportBatch:
-    """Reports in the order in which they were made."""
+    """Reports in the order in which they were made: facts and measurements, each with
+    numbers and acknowledgements of their own.
+
+    A fact that is missing fences the VM, as decisions depend on it. If measurements are
+    missing, the manager takes nothing of the batch and asks for them again.
+    """
 
     vm_id: str
     first: int
-    """Number of the first report in the batch, from 0, counted over the agent's life;
+    """Number of the first fact in the batch, from 0, counted over the agent's life;
     the manager drops what it has had already."""
     reports: tuple[Report, ...]
+    """The facts. Agents of earlier versions send measurements among them."""
+    first_measurement: int = 0
+    """Number of the first measurement in the batch, from 0, over the agent's life."""
+    oldest_measurement: int = 0
+    """Number of the oldest one that the agent still has."""
+    measurements: tuple[Measured, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportAnswer:
+    """What a manager has of one agent's reports."""
+
+    received: int
+    """Facts that are journalled, over the agent's life: it may forget them."""
+    measured: int = 0
+    """Measurements that are written: it may forget them, too."""
+    next_measurement: int = 0
+    """Number of the measurement that it should send next. Those from ``measured`` up to
+    it may still be asked for again."""

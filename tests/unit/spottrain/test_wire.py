@@ -99,6 +99,7 @@ MESSAGES = (
     messages.Heartbeat,
     messages.HeartbeatAnswer,
     messages.ReportBatch,
+    messages.ReportAnswer,
 )
 
 

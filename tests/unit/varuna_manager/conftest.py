@@ -59,11 +59,11 @@ class RecordingHandler:
             self.registrations.append(registration)
             self._changed.notify_all()
 
-    async def receive(self, batch: messages.ReportBatch) -> int:
+    async def receive(self, batch: messages.ReportBatch) -> messages.ReportAnswer:
         with self._changed:
             self.reports += batch.reports[len(self.reports) - batch.first :]
             self._changed.notify_all()
-            return len(self.reports)
+            return messages.ReportAnswer(received=len(self.reports))
 
     async def stop(self, *, by: str, checkpoint: bool, now: bool) -> None:
         self.stops.append((by, checkpoint, now))

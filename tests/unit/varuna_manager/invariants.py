@@ -73,7 +73,6 @@ def _check_generation(state: State, generation: Generation) -> None:
     assert generation.participants[: len(plan.slots)] == plan.slots
     assert len(set(generation.participants)) == len(generation.participants)
     assert set(generation.ranks) == set(plan.slots)
-    assert len(generation.section_steps) == plan.num_sections
     for slot, rank in generation.ranks.items():
         here = slot.vm_id in state.vms
         assert here or rank is RankPhase.GONE, "a rank lives on a VM"

@@ -14,6 +14,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration, Generation
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire import messages
 from spottrain.wire.model import (
     GpuFacts,
@@ -120,9 +121,16 @@ def plan_over(ids: tuple[str, ...], step_s: float = 1.0) -> Plan:
 
 
 class Story:
-    """A job's life under the test's control."""
+    """A job's life under the test's control.
 
-    def __init__(self, **settings: Any) -> None:
+    Args:
+        journals_measurements: As earlier versions: each of them is an event.
+        settings: Of the job.
+    """
+
+    def __init__(self, *, journals_measurements: bool = False, **settings: Any) -> None:
+        self.journals_measurements = journals_measurements
+        self.watches = Watches(EACH)
         self.now_s = 1000.0
         self.state = State()
         self.events: list[e.Event] = []
@@ -136,13 +144,38 @@ class Story:
 
     def tell(self, cls: type[e.Event], **fields: Any) -> tuple[c.Command, ...]:
         """Feed one event; return the commands that the core emits."""
-        event = cls(at_s=self.now_s, **fields)
+        return self.take(cls(at_s=self.now_s, **fields))
+
+    def take(self, event: e.Event) -> tuple[c.Command, ...]:
+        """Feed an event; return the commands that the core emits."""
         self.events.append(event)
         self.state, self.commands = core.step(self.state, event)
         check_invariants(self.state)
         return self.commands
 
     def report(self, vm_id: str, report: messages.Report) -> tuple[c.Command, ...]:
+        """Let an agent report; return the commands that the core emits."""
+        if isinstance(report, messages.Measurement):
+            return self._measured(vm_id, report)
+        return self.fact(vm_id, report)
+
+    def _measured(
+        self, vm_id: str, report: messages.Measurement
+    ) -> tuple[c.Command, ...]:
+        commands: tuple[c.Command, ...] = ()
+        if self.journals_measurements:
+            commands = self.fact(vm_id, report)
+        journalled = len(self.events)
+        if isinstance(report, messages.MinibatchCommitted):
+            for event in self.watches.observe(self.state, vm_id, report, self.now_s):
+                commands += self.take(event)
+        if self.journals_measurements:
+            del self.events[journalled:]
+        self.commands = commands
+        return commands
+
+    def fact(self, vm_id: str, report: messages.Report) -> tuple[c.Command, ...]:
+        """Journal a report."""
         number = self.reports.get(vm_id, 0)
         self.reports[vm_id] = number + 1
         return self.tell(e.ReportReceived, vm_id=vm_id, number=number, report=report)

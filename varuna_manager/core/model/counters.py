@@ -7,8 +7,9 @@ from dataclasses import replace
 from typing import TypeVar
 
 from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model.events import ProgressMade
 from spottrain.varuna_manager.core.model.transition import Transition
-from spottrain.wire.messages import Evaluated, MinibatchCommitted
+from spottrain.wire.messages import Evaluated
 from spottrain.wire.model import Slot
 
 _Item = TypeVar("_Item")
@@ -103,34 +104,78 @@ def replaced(transition: Transition, slow: records.SlowVm) -> None:
     )
 
 
-def committed(transition: Transition, report: MinibatchCommitted) -> None:
-    """Fold a rank's mini-batch; it counts once every section has been reported.
+def progress_made(transition: Transition, event: ProgressMade) -> None:
+    """Fold the progress of the generation that runs."""
+    generation, progress = transition.generation, transition.state.progress
+    step = min(event.step, transition.state.job.spec.steps)
+    timed = generation.timed + max(0, step - progress.step)
+    generation = replace(generation, measured_step_s=event.step_s, timed=timed)
+    transition.put_generation(generation)
+    if event.peak_bytes > progress.peak_bytes:
+        progress = replace(progress, peak_bytes=event.peak_bytes)
+    if step >= progress.step:
+        first = progress.loss_first
+        loss_first = event.loss if first is None else first
+        progress = replace(progress, loss_first=loss_first, loss_last=event.loss)
+    transition.state = replace(transition.state, progress=progress)
+    reached(transition, step, event.committed_at_s, event.step_s)
+    _follow_nonfinite(transition, event)
 
-    Varuna's design section 6 (e): committed means reported by a live rank of every
-    section.
+
+def reached(
+    transition: Transition, step: int, at_s: float, step_s: float = 0.0
+) -> None:
+    """Fold that the generation that runs has committed mini-batches.
+
+    Args:
+        transition: With a generation.
+        step: Mini-batches committed; no news if that is known.
+        at_s: When the last of them was reported.
+        step_s: How long it took, if that is known.
     """
-    generation = transition.generation
-    steps = list(generation.section_steps)
-    for section in report.sections:
-        if 0 <= section < len(steps):
-            steps[section] = max(steps[section], report.step)
-    step = min(*steps, transition.state.job.spec.steps)
-    generation = replace(generation, section_steps=tuple(steps))
-    progress = transition.state.progress
-    if report.peak_bytes > progress.peak_bytes:
-        progress = replace(progress, peak_bytes=report.peak_bytes)
-    if step > progress.step:
-        times = (*generation.step_times_s, report.step_s)[-records.WINDOW :]
-        generation = replace(generation, committed=True, step_times_s=times)
-        tally, news = transition.state.tally, step - progress.step
-        egress = tally.egress + generation.egress * news
-        progress = _progress(transition, progress, step, report)
-        progress = _follow_nonfinite(transition, progress, report)
-        tally = replace(tally, egress=egress)
-        transition.state = replace(transition.state, tally=tally)
-    state = transition.state
-    transition.state = replace(state, generation=generation, progress=progress)
-    limit = state.job.stop_after_nonfinite
+    state, progress = transition.state, transition.state.progress
+    if step <= progress.step:
+        return
+    generation, tally = transition.generation, state.tally
+    transition.put_generation(replace(generation, committed=True))
+    egress = tally.egress + generation.egress * (step - progress.step)
+    if progress.paused_since_s is not None:
+        cost_s = max(0.0, at_s - progress.paused_since_s - step_s)
+        hits = [i for i in state.interruptions if i.cost_s is None]
+        if all(hit.interruption == "notice" for hit in hits):
+            progress = replace(progress, morph_cost_s=cost_s)  # it was planned
+        _settle_interruptions(transition, cost_s)
+    started_at_s = progress.first_commit_at_s
+    progress = replace(
+        progress,
+        step=step,
+        highest_step=max(progress.highest_step, step),
+        paused_since_s=None,
+        first_commit_at_s=at_s if started_at_s is None else started_at_s,
+        last_commit_at_s=at_s,
+    )
+    tally = replace(tally, egress=egress)
+    transition.state = replace(transition.state, tally=tally, progress=progress)
+
+
+def _follow_nonfinite(transition: Transition, event: ProgressMade) -> None:
+    """Count mini-batches that changed nothing because something was not finite."""
+    progress, limit = (
+        transition.state.progress,
+        transition.state.job.stop_after_nonfinite,
+    )
+    if event.nonfinite and event.nonfinite_in_row == 1:  # a row begins
+        what = "loss is" if event.skipped == "loss" else "gradients are"
+        step = event.nonfinite_last
+        transition.log(f"step {step} changed nothing: its {what} not finite")
+    newest = event.nonfinite_last
+    progress = replace(
+        progress,
+        nonfinite_steps=progress.nonfinite_steps + event.nonfinite,
+        nonfinite_in_row=event.nonfinite_in_row,
+        nonfinite_last=progress.nonfinite_last if newest is None else newest,
+    )
+    transition.state = replace(transition.state, progress=progress)
     if progress.nonfinite_in_row >= limit:
         transition.decides = True
         transition.fail(
@@ -139,49 +184,6 @@ def committed(transition: Transition, report: MinibatchCommitted) -> None:
             "learning rate, or at loss with SPOTTRAIN_CHECK_FINITE=1 in env",
             exit_code=3,
         )
-
-
-def _follow_nonfinite(
-    transition: Transition, progress: records.Progress, report: MinibatchCommitted
-) -> records.Progress:
-    """Count mini-batches that changed nothing because something was not finite."""
-    if report.skipped not in ("loss", "gradients"):
-        return replace(progress, nonfinite_in_row=0)
-    if not progress.nonfinite_in_row:
-        what = "loss is" if report.skipped == "loss" else "gradients are"
-        transition.log(f"step {progress.step} changed nothing: its {what} not finite")
-    return replace(
-        progress,
-        nonfinite_steps=progress.nonfinite_steps + 1,
-        nonfinite_in_row=progress.nonfinite_in_row + 1,
-        nonfinite_last=progress.step,
-    )
-
-
-def _progress(
-    transition: Transition,
-    progress: records.Progress,
-    step: int,
-    report: MinibatchCommitted,
-) -> records.Progress:
-    if progress.paused_since_s is not None:
-        cost_s = max(0.0, transition.now_s - progress.paused_since_s - report.step_s)
-        progress = replace(progress, paused_since_s=None)
-        hits = [i for i in transition.state.interruptions if i.cost_s is None]
-        if all(hit.interruption == "notice" for hit in hits):
-            progress = replace(progress, morph_cost_s=cost_s)  # it was planned
-        _settle_interruptions(transition, cost_s)
-    first = progress.loss_first
-    started_at_s = progress.first_commit_at_s
-    return replace(
-        progress,
-        step=step,
-        highest_step=max(progress.highest_step, step),
-        loss_first=report.loss if first is None else first,
-        loss_last=report.loss,
-        first_commit_at_s=transition.now_s if started_at_s is None else started_at_s,
-        last_commit_at_s=transition.now_s,
-    )
 
 
 def _settle_interruptions(transition: Transition, cost_s: float) -> None:

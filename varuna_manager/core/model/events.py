@@ -308,6 +308,74 @@ class ReportReceived:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressMade:
+    """The running generation has committed mini-batches.
+
+    What ranks report of each mini-batch is a measurement and no event. The watches beside
+    the core (``varuna_manager.watch``) say from time to time what decisions depend on.
+    """
+
+    at_s: float
+    generation: int
+    step: int
+    """Mini-batches that every section has committed: a lower bound, as later ones may have
+    been reported to a manager that died."""
+    committed_at_s: float
+    """When the last of them was reported."""
+    loss: float
+    """Of the last of them."""
+    step_s: float
+    """Median time of the generation's newest mini-batches."""
+    peak_bytes: int
+    """Highest tracked tensor bytes of any slot in this generation."""
+    nonfinite: int = 0
+    """Mini-batches since the last such event that changed nothing, as their loss or
+    gradients were not finite."""
+    nonfinite_in_row: int = 0
+    """Those up to ``step``, one after the other."""
+    nonfinite_last: int | None = None
+    """The newest of ``nonfinite``."""
+    skipped: messages.SkipReason = ""
+    """Why that one changed nothing."""
+    replica_bounds: tuple[int, ...] = ()
+    """The share of each replica that its times ask for, as in ``Plan``; empty: no other
+    than it has."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ProgressStalled:
+    """The running generation has committed nothing for much longer than usual."""
+
+    at_s: float
+    generation: int
+    step: int
+    """The last mini-batch that it committed."""
+    since_s: float
+    """When that was reported, or when the generation began to train."""
+    step_s: float
+    """Median time of a mini-batch, or as predicted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StragglerFound:
+    """A VM of the running generation takes longer than its peers, time and again."""
+
+    at_s: float
+    generation: int
+    vm_id: str
+    slowness: float
+    """Its time relative to that of its peers: 2 means twice as long."""
+    outlying: int
+    """Mini-batches in which it was an outlier."""
+    observed: int
+    """Mini-batches that were looked at."""
+    step_s: float
+    """Median time of a mini-batch."""
+    saved_s: float
+    """What a mini-batch would save if it were as fast as its peers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VmSilent:
     """No heartbeat came from a registered agent for ``suspect_s``."""
 
@@ -395,6 +463,9 @@ Event = (
     | AgentStarting
     | AgentRegistered
     | ReportReceived
+    | ProgressMade
+    | ProgressStalled
+    | StragglerFound
     | VmSilent
     | VmHeard
     | PlanComputed

@@ -67,7 +67,7 @@ JOB: Machine = {
             e.LaunchRefused,
             e.CommandFailed,
             messages.UserCodeFailed,
-            messages.MinibatchCommitted,
+            e.ProgressMade,
             messages.CheckpointFailed,
             messages.VmUnfit,
             *_LEFT,

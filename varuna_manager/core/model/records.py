@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.adapt.balance import ShareBalancer
-from spottrain.morphing.adapt.stragglers import StragglerWatch
 from spottrain.morphing.plan.choose import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
-from spottrain.wire.messages import MinibatchCommitted, ShareMinibatch
+from spottrain.wire.messages import ShareMinibatch
 from spottrain.wire.model import GpuFacts, Plan, Slot, WorkerState
 
-WINDOW = 64
-"""Recent step times kept per generation."""
 KEPT = 1000
 """Finished generations, interruptions and price changes kept; totals count all."""
 
@@ -231,19 +226,6 @@ class Calibration:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RankTimings:
-    """How fast the ranks of a generation are, mini-batch by mini-batch."""
-
-    watch: StragglerWatch
-    balancer: ShareBalancer | None
-    """Balances the mini-batch; None if there is nothing to balance."""
-    pending: Mapping[int, Mapping[Slot, MinibatchCommitted]]
-    """Reports of mini-batches that some ranks have yet to report, by step."""
-    reported: frozenset[str] = frozenset()
-    """VMs that were reported to people as slow."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Inspection:
     """A question to all agents of a generation: what do its workers do?"""
 
@@ -269,8 +251,6 @@ class Generation:
     """Ranks of the plan, then donors."""
     ranks: Mapping[Slot, RankPhase]
     """Slots of the plan alone."""
-    section_steps: tuple[int, ...]
-    """Newest mini-batch that a live rank has reported, for every section."""
     egress: Money = NOTHING
     """Egress cost of a mini-batch between zones, regions and clouds, by the plan."""
     inputs_hash: str = ""
@@ -300,20 +280,20 @@ class Generation:
     """Whether it broke because a device had no memory left."""
     abandoned: bool = False
     """Whether its last ranks were told to give up."""
-    step_times_s: tuple[float, ...] = ()
-    timings: RankTimings | None = None
-    """How fast its ranks are; None until the first of them has reported."""
+    measured_step_s: float | None = None
+    """Median of the recent mini-batches."""
+    timed: int = 0
+    """Mini-batches that were measured."""
+    stopped_at: int | None = None
+    """Mini-batches committed when its ranks stopped, as they say."""
+    reported_slow: frozenset[str] = frozenset()
+    """VMs that were reported to people as slow."""
     inspection: Inspection | None = None
     """The newest one, since it has once not committed for long."""
     hung: tuple[Slot, ...] = ()
     """Ranks that were broken off because they hang."""
     share: ShareMinibatch | None = None
     """The newest share of the mini-batch that its ranks were sent, if any."""
-
-    @property
-    def measured_step_s(self) -> float | None:
-        """Median of the recent mini-batches."""
-        return statistics.median(self.step_times_s) if self.step_times_s else None
 
     def trains_on(self, vm_id: str) -> bool:
         """Return whether a rank is on a VM."""
@@ -408,7 +388,8 @@ class Progress:
     """The progress of training."""
 
     step: int = 0
-    """Mini-batches committed, in the history that continues."""
+    """Mini-batches committed, in the history that continues: exact when a generation has
+    ended and when a checkpoint was saved, in between a lower bound (``ProgressMade``)."""
     highest_step: int = 0
     """Mini-batches ever committed; above ``step`` after a restore."""
     loss_first: float | None = None

@@ -39,12 +39,24 @@ def test_a_batch_is_no_longer_than_the_manager_accepts(
         messages.UserCodeFailed(message="x" * size, traceback="") for size in (10, 2000)
     )
 
-    text = main.encode_batch("vm-1", 7, (short,) * 30)
-    batch = decode(messages.ReportBatch, text)
-    assert len(text) <= 1000
-    assert (batch.first, set(batch.reports)) == (7, {short})
-    alone = decode(messages.ReportBatch, main.encode_batch("vm-1", 0, (long, short)))
-    assert alone.reports == (long,)  # it cannot be shorter
+    outbox = Outbox()
+    for report in (long, *(short,) * 30):
+        outbox.add(report)
+
+    def posted() -> messages.ReportBatch:
+        text = main.encode_batch(outbox, "vm-1")
+        batch: messages.ReportBatch = decode(messages.ReportBatch, text)
+        assert len(text) <= 1000 or len(batch.reports) == 1
+        received = batch.first + len(batch.reports)
+        outbox.acknowledge(
+            messages.ReportAnswer(received=received, measured=0, next_measurement=0)
+        )
+        return batch
+
+    assert posted().reports == (long,)  # it cannot be shorter
+    following = posted()
+    assert (following.first, set(following.reports)) == (1, {short})
+    assert len(following.reports) > 1
 
 
 STUB = """
@@ -403,29 +415,83 @@ def test_damaged_archive_is_named(tmp_path: Path) -> None:
         main.unpack(archive, tmp_path / "workdir")
 
 
-def test_outbox_keeps_reports_until_they_are_acknowledged() -> None:
+def saved(step: int) -> messages.CheckpointSaved:
+    return messages.CheckpointSaved(name="c", step=step)
+
+
+def committed(step: int) -> messages.MinibatchAdopted:
+    return messages.MinibatchAdopted(generation=1, step=step, loss=0.0, grad_norm=0.0)
+
+
+def answer(
+    received: int, measured: int = 0, next_measurement: int = 0
+) -> messages.ReportAnswer:
+    return messages.ReportAnswer(
+        received=received, measured=measured, next_measurement=next_measurement
+    )
+
+
+def test_outbox_keeps_facts_until_they_are_acknowledged() -> None:
     outbox = Outbox()
-    reports = tuple(messages.CheckpointSaved(name="c", step=i) for i in range(5))
+    reports = tuple(saved(step) for step in range(5))
     for report in reports:
         outbox.add(report)
-    assert outbox.peek(2) == (0, reports[:2])
-    outbox.drop_before(2)
-    outbox.drop_before(1)
-    assert outbox.peek(9) == (2, reports[2:])
+    batch = outbox.batch("vm", 2)
+    assert (batch.vm_id, batch.first, batch.reports) == ("vm", 0, reports[:2])
+    outbox.acknowledge(answer(2))
+    outbox.acknowledge(answer(1))
+    batch = outbox.batch("vm", 9)
+    assert (batch.first, batch.reports) == (2, reports[2:])
     assert not outbox.wait_empty(0.0)
-    outbox.drop_before(5)
+    outbox.acknowledge(answer(5))
     assert outbox.wait_empty(0.0)
+
+
+def test_measurements_have_numbers_of_their_own_and_a_place_among_the_facts() -> None:
+    outbox = Outbox()
+    for report in (saved(0), committed(1), committed(2), saved(2), committed(3)):
+        outbox.add(report)
+    batch = outbox.batch("vm", 9)
+    assert batch.reports == (saved(0), saved(2))
+    assert batch.first_measurement == batch.oldest_measurement == 0
+    assert [(m.after, m.report.step) for m in batch.measurements] == [
+        (1, 1),
+        (1, 2),
+        (2, 3),
+    ]
+    outbox.acknowledge(answer(2, 0, 3))
+    outbox.add(saved(4))
+    batch = outbox.batch("vm", 9)
+    assert (batch.first, batch.reports) == (2, (saved(4),))
+    assert (batch.first_measurement, batch.oldest_measurement) == (3, 0)
+    assert not outbox.wait_empty(0.0), "they are not written yet"
+    outbox.acknowledge(answer(3, 3, 3))
+    assert outbox.wait_empty(0.0)
+
+
+def test_a_manager_that_begins_anew_is_sent_what_is_not_written() -> None:
+    outbox = Outbox()
+    for step in range(4):
+        outbox.add(committed(step))
+    outbox.batch("vm", 9)
+    outbox.acknowledge(answer(0, 1, 4))
+    assert outbox.batch("vm", 9).measurements == (), "it only asks"
+    outbox.add(committed(4))
+    assert [m.report.step for m in outbox.batch("vm", 9).measurements] == [4]
+    outbox.acknowledge(answer(0, 1, 1))
+    batch = outbox.batch("vm", 9)
+    assert (batch.first_measurement, batch.oldest_measurement) == (1, 1)
+    assert [m.report.step for m in batch.measurements] == [1, 2, 3, 4]
 
 
 def test_outbox_wakes_who_waits_for_a_report() -> None:
     outbox = Outbox()
     got: list[Any] = []
-    waiting = threading.Thread(target=lambda: got.append(outbox.peek(1)))
+    waiting = threading.Thread(target=lambda: got.append(outbox.batch("vm", 1)))
     waiting.start()
-    report = messages.CheckpointSaved(name="c", step=1)
-    outbox.add(report)
+    outbox.add(saved(1))
     waiting.join(10)
-    assert got == [(0, (report,))]
+    assert [batch.reports for batch in got] == [(saved(1),)]
 
 
 def test_waits_grow_and_stay_bounded() -> None:

@@ -12,12 +12,11 @@ from tests.unit.varuna_manager.story import Story
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.errors import InternalError
-from spottrain.wire import messages
 
 
 def ruined(story: Story) -> Story:
-    """A state that no history leads to: a generation without sections."""
-    generation = replace(story.generation, section_steps=())
+    """A state that no history leads to: a generation without participants."""
+    generation = replace(story.generation, participants=None)  # type: ignore[arg-type]
     story.state = replace(story.state, generation=generation)
     return story
 
@@ -25,20 +24,10 @@ def ruined(story: Story) -> Story:
 def test_it_names_the_event_and_the_state_and_keeps_its_cause() -> None:
     story = ruined(Story().training("a", "b"))
     seq = story.state.recent[-1].seq
-    report = messages.MinibatchCommitted(
-        generation=1,
-        slot=0,
-        step=4,
-        sections=(),
-        loss=1.0,
-        grad_norm=1.0,
-        step_s=1.0,
-        peak_bytes=1,
-    )
     with pytest.raises(InternalError) as caught:
-        story.report("a", report)
+        story.tell(e.VmLost, vm_id="a", reason="gone")
     message = str(caught.value)
-    assert f"at event {seq + 1}, MinibatchCommitted of a;" in message
+    assert f"at event {seq + 1}, VmLost of a;" in message
     assert message.endswith("the job is active, generation 1 is running, VMs: 2 ready")
     assert caught.value.__cause__ is not None
     assert type(caught.value.__cause__).__name__ in message
@@ -54,7 +43,7 @@ def test_it_tells_the_last_events_as_a_story() -> None:
     printed = "".join(traceback.format_exception(error)).splitlines()
     lines = printed[printed.index("The last events:") + 1 :]
     assert len(lines) <= 10
-    assert "MinibatchCommitted of d (and 1" in lines[-3]
+    assert "ProgressMade (and " in lines[-3]
     assert "InterruptionNoticed of c" in lines[-2]
     assert "c: leaves in 100 s" in lines[-2]
     assert "VmLost of b" in lines[-1]

@@ -229,7 +229,7 @@ def test_a_noticed_vm_hands_over_and_is_returned() -> None:
     story.now_s += 3.0
     story.commit(5)
     assert story.state.interruptions[0].interruption == "notice"
-    assert story.state.interruptions[0].cost_s == pytest.approx(4.0)
+    assert story.state.interruptions[0].cost_s == pytest.approx(2.0)
     assert story.state.tally.preemptions_unnoticed == 0
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -42,8 +43,8 @@ class Watched(Story):
         self.told: set[type] = set()
         super().__init__(stop_after_nonfinite=1)
 
-    def tell(self, cls: type[e.Event], **fields: Any) -> tuple[c.Command, ...]:
-        commands = super().tell(cls, **fields)
+    def take(self, event: e.Event) -> tuple[c.Command, ...]:
+        commands = super().take(event)
         self.told.add(KINDS[self.state.recent[-1].kind])
         self.seen.update(newest_changes(self.state))
         return commands
@@ -54,6 +55,7 @@ def fork(story: Watched) -> Watched:
     twin = object.__new__(Watched)
     twin.__dict__.update(story.__dict__)
     twin.events, twin.reports = [*story.events], {**story.reports}
+    twin.watches = copy.deepcopy(story.watches)
     return twin
 
 
@@ -211,6 +213,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.JobReleased)
     yield told(e.AgentStarting, vm_id="a", token_sha256="t")
     yield told(e.AgentRegistered, vm_id="a", num_slots=1, private_address="h")
+    yield from watched(story)
     yield told(e.VmSilent, vm_id="a")
     yield told(e.VmHeard, vm_id="a")
     asked = story.state.plan_asked or ""
@@ -226,9 +229,39 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     for command in failures:
         yield told(e.CommandFailed, command=command, vm_ids=("a",), reason="no")
     for report in reports(story):
-        yield functools.partial(Watched.report, vm_id="a", report=report)
+        yield functools.partial(Watched.fact, vm_id="a", report=report)
     for wait_s in (70.0, 1000.0):
         yield functools.partial(Watched.wait, seconds=wait_s)
+
+
+def watched(story: Watched) -> Iterator[Callable[[Watched], object]]:
+    """What the watches beside the core say."""
+    for number in {0, story.state.next_generation - 1}:
+        made = e.ProgressMade(
+            at_s=story.now_s,
+            generation=number,
+            step=4,
+            committed_at_s=story.now_s,
+            loss=1.0,
+            step_s=1.0,
+            peak_bytes=1,
+        )
+        stalled = e.ProgressStalled(
+            at_s=story.now_s, generation=number, step=4, since_s=0.0, step_s=1.0
+        )
+        slow = e.StragglerFound(
+            at_s=story.now_s,
+            generation=number,
+            vm_id="a",
+            slowness=2.0,
+            outlying=21,
+            observed=30,
+            step_s=1.0,
+            saved_s=0.5,
+        )
+        skipped = replace(made, nonfinite=1, nonfinite_in_row=1, skipped="loss")
+        for event in (made, skipped, stalled, slow):
+            yield functools.partial(Watched.take, event=event)
 
 
 OUT_OF_MEMORY = messages.OutOfMemory(

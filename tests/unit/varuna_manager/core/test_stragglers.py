@@ -1,8 +1,9 @@
-"""Slow machines, as the core learns of them report by report."""
+"""Slow machines, as watches find them report by report, and what the core does then."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
@@ -10,8 +11,8 @@ from tests.unit.varuna_manager.story import OFFER, PROFILE, Story
 from spottrain.morphing.adapt.stragglers import OUTLYING, WINDOW
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.records import RankTimings
-from spottrain.varuna_manager.core.stragglers import HOT_WINDOW
+from spottrain.varuna_manager.watch.timings import HOT_WINDOW, RankTimings
+from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire import messages
 from spottrain.wire.model import MicrobatchProfile, SectionProfile
 
@@ -34,7 +35,7 @@ TIMED = replace(
 )
 
 
-def training(**settings: int) -> Story:
+def training(**settings: Any) -> Story:
     """Two stages of two replicas on four VMs, four micro-batches each."""
     story = Story(**settings)
     story.training(*FOUR, steps=1)
@@ -42,6 +43,7 @@ def training(**settings: int) -> Story:
     plan = replace(story.generation.plan, replica_bounds=(0, 4, 8))
     generation = replace(story.generation, plan=plan)
     story.state = replace(story.state, generation=generation)
+    story.watches = Watches(EACH)
     return story
 
 
@@ -78,7 +80,7 @@ def sample(
 
 
 def timings(story: Story) -> RankTimings:
-    found = story.generation.timings
+    found = story.watches.timings
     assert found is not None
     return found
 
@@ -230,12 +232,9 @@ def interleaved() -> Story:
     story.state = replace(
         story.state,
         profile=replace(TIMED, microbatches=(measured,)),
-        generation=replace(
-            story.generation,
-            plan=plan,
-            section_steps=2 * story.generation.section_steps,
-        ),
+        generation=replace(story.generation, plan=plan),
     )
+    story.watches = Watches(EACH)
     return story
 
 

@@ -252,7 +252,9 @@ def test_reports_are_taken_once_however_often_they_are_sent(manager: Manager) ->
     for _ in range(2):
         batch = messages.ReportBatch(vm_id="vm-1", first=0, reports=(READY,))
         answer = client.call("POST", "/v1/reports", encode(batch))
-        assert json.loads(answer) == {"received": 1}
+        assert decode(messages.ReportAnswer, answer) == messages.ReportAnswer(
+            received=1
+        )
     assert manager.handler.reports == [READY]
 
 

@@ -7,7 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
+from spottrain.varuna_manager.daemon.sessions import (
+    AgentSessions,
+    MeasurementStreams,
+    OutOfStepError,
+)
 from spottrain.varuna_manager.jobs.identity import token_sha256
 from spottrain.wire import messages
 
@@ -200,3 +204,46 @@ def test_a_heartbeat_takes_the_same_time_in_a_large_fleet() -> None:
 
     small, large = (min(cost_s(n) for _ in range(3)) for n in (100, 10_000))
     assert large < 5 * small
+
+
+# --- Measurements ---------------------------------------------------------------------
+
+
+def batch(first: int, count: int, oldest: int = 0) -> messages.ReportBatch:
+    """Measurements of these numbers, and no facts."""
+    reports = (
+        messages.MinibatchAdopted(generation=1, step=n, loss=0.0, grad_norm=0.0)
+        for n in range(first, first + count)
+    )
+    return messages.ReportBatch(
+        vm_id="a",
+        first=0,
+        reports=(),
+        first_measurement=first,
+        oldest_measurement=oldest,
+        measurements=tuple(messages.Measured(after=0, report=r) for r in reports),
+    )
+
+
+def steps(measured: tuple[messages.Measured, ...] | None) -> list[int]:
+    assert measured is not None
+    return [one.report.step for one in measured]
+
+
+def test_measurements_are_taken_once_and_acknowledged_once_written() -> None:
+    streams = MeasurementStreams()
+    assert steps(streams.take(batch(0, 3))) == [0, 1, 2]
+    assert steps(streams.take(batch(1, 3))) == [3]
+    answer = streams.answer(batch(1, 3), 7)
+    assert (answer.received, answer.measured, answer.next_measurement) == (7, 0, 4)
+    streams.wrote({"a": 3})
+    assert streams.answer(batch(4, 0), 7).measured == 3
+
+
+def test_a_manager_that_begins_anew_asks_for_what_was_not_written() -> None:
+    streams = MeasurementStreams()
+    late = batch(9, 2, oldest=5)
+    assert streams.take(late) is None, "5 to 8 are missing, and nobody is fenced"
+    answer = streams.answer(late, 0)
+    assert (answer.measured, answer.next_measurement) == (5, 5)
+    assert steps(streams.take(batch(5, 6, oldest=5))) == [5, 6, 7, 8, 9, 10]

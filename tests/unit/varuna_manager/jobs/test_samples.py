@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 from tests.unit.varuna_manager.story import Story
 
-from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
 from spottrain.varuna_manager.jobs.measurements import Evaluation, Minibatch
 from spottrain.varuna_manager.jobs.samples import Sampler
@@ -21,7 +20,8 @@ from spottrain.wire import messages
 @pytest.fixture(scope="module")
 def story() -> Story:
     """Two mini-batches, a loss, and a third that the survivors adopted."""
-    story = Story().training("a", "b", "c", "d", steps=2)
+    story = Story(journals_measurements=True)
+    story.training("a", "b", "c", "d", steps=2)
     story.report("a", messages.Evaluated(generation=1, step=0, loss=9.0))
     story.tell(e.VmLost, vm_id="d", reason="gone")
     story.broken("a", "b", "c")
@@ -34,12 +34,12 @@ def story() -> Story:
 
 
 def written(path: Path, story: Story) -> Path:
-    """Write a story as the manager does."""
-    sampler, state = Sampler(), State()
+    """Write a story as a manager that journals measurements."""
+    sampler, fold = Sampler(), Fold()
     with closing(Journal(path)) as journal:
         for event in story.events:
-            state, _ = step.step(state, event)
-            journal.append(event, samples=sampler.samples(event, state))
+            fold.take(event)
+            journal.append(event, samples=sampler.samples(event, fold.state))
     return path
 
 

@@ -23,6 +23,7 @@ from spottrain.varuna_manager.jobs.bucket import (
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.measurements import Minibatch
 from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.launch.takeover import take_over
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
@@ -85,6 +86,30 @@ def test_another_machine_has_the_whole_job(
     assert "0 of 5 mini-batches" in told[1]
     assert "keys are on the other machine" in told[2]
     copy(found)
+
+
+def test_what_was_measured_moves_too(
+    job: JobDir, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    row = Minibatch(
+        step=1,
+        generation=1,
+        at_s=1.0,
+        loss=0.5,
+        grad_norm=1.0,
+        step_s=0.1,
+        examples=8,
+        plan="1x1",
+        usd_spent=0.0,
+    )
+    with closing(Journal(job.journal)) as journal:
+        journal.append(samples=[row])
+    copy(job)
+    elsewhere(monkeypatch, tmp_path)
+    found = take_over(place, lambda _: None)
+    with closing(Journal(found.journal, read_only=True)) as journal:
+        assert journal.is_measured()
+        assert journal.measurements().minibatches() == [row]
 
 
 def test_the_machine_before_has_to_let_go(

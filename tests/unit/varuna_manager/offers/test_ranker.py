@@ -192,11 +192,13 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
     assert state.generation is not None
     slower = replace(
         state,
-        generation=replace(state.generation, step_times_s=(4.0,) * TRUSTED_STEPS),
+        generation=replace(state.generation, measured_step_s=4.0, timed=TRUSTED_STEPS),
     )
     few = replace(
         state,
-        generation=replace(state.generation, step_times_s=(4.0,) * (TRUSTED_STEPS - 1)),
+        generation=replace(
+            state.generation, measured_step_s=4.0, timed=TRUSTED_STEPS - 1
+        ),
     )
     key = offer_key(OFFER)
     right, slow, unsure = (
@@ -213,11 +215,9 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
 def test_a_hiccup_hardly_changes_a_correction_but_what_lasts_does() -> None:
     state = trained("a", "b")
     assert state.generation is not None
-    usual_s = state.generation.step_times_s[-1]
-    slow = replace(
-        state.generation,
-        step_times_s=(4 * usual_s,) * len(state.generation.step_times_s),
-    )
+    usual_s = state.generation.measured_step_s
+    assert usual_s is not None
+    slow = replace(state.generation, measured_step_s=4 * usual_s)
     key, ranker = offer_key(OFFER), OfferRanker()
     usual = ranker.rank(state, (OFFER,), CALM)
     assert usual is not None

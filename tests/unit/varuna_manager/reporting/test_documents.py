@@ -97,10 +97,10 @@ def generation_of(plan: Plan) -> Generation:
         checkpoint="step-40",
         participants=plan.slots,
         ranks=dict.fromkeys(plan.slots, RankPhase.STARTED),
-        section_steps=(60, 60),
         from_step=50,
         started_at_s=1100.0,
-        step_times_s=(0.2, 0.25, 0.9),
+        measured_step_s=0.25,
+        timed=3,
     )
 
 

@@ -1,0 +1,1 @@
+"""Watches beside the core: they look at measurements, and say what decisions depend on."""
