@@ -15,7 +15,14 @@ from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction, ScheduleKind
+from spottrain.wire.model import (
+    LoaderSpec,
+    ModelFacts,
+    Plan,
+    Profile,
+    Reduction,
+    ScheduleKind,
+)
 
 EXAMPLES = HERE.parents[1] / "examples"
 WORKDIRS = {"byte_gpt:training_job": EXAMPLES}
@@ -74,6 +81,9 @@ class Run:
             checkpoint_keep=2,
             lease_s=100.0,
             heartbeat_s=1.0,
+            # What loader processes take is not the worker's, and whether a job has any by
+            # itself depends on how long fetching took.
+            loader=LoaderSpec(workers=0),
         )
 
     def plan(self, spec: JobSpec, num_sections: int) -> Plan:
