@@ -111,11 +111,10 @@ def lived_through(job: SshJob, web: Web) -> Story:
     hosts[1].stop()
     hosts[1].start()
     cut = next(vm for vm in story.vms[1] if str(hosts[1].port) in vm)
-    heard = back.vms[cut].reports_received
     after = job.until(
         "reports over a new connection",
         lambda s: (
-            s if cut in s.vms and s.vms[cut].reports_received > heard + 3 else None
+            s if cut in s.vms and s.progress.step > back.progress.step + 3 else None
         ),
     )
     story.note(after)

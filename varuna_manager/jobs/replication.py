@@ -30,11 +30,11 @@ from tenacity import (
 
 from spottrain.errors import SpottrainError
 from spottrain.storage.store import StorageError, is_url
-from spottrain.varuna_manager.core.model.events import JobSubmitted
+from spottrain.varuna_manager.core.model.events import JobSubmitted, ReportReceived
 from spottrain.varuna_manager.jobs.blocks import BlockCopy
 from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.journal import Journal, JournalRow
 from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
 
 logger = logging.getLogger(__name__)
@@ -339,13 +339,15 @@ class JournalReplication:
                 Journal(self._job.journal, read_only=True)
             ) as journal:
                 rows = journal.rows(first, first + MAX_EVENTS - 1)
+                if any(map(_is_checkpoint, rows)):
+                    self._blocks.hurry()  # whoever takes over goes on from there
+                if journal.is_measured():  # else a manager is about to see to that
+                    self._blocks.advance(journal.measurements())
                 if rows:
                     segment = Segment(first, rows[-1].seq, self._epoch)
                     self._stored.put(segment, rows)
                     self._held.append(segment)
                 self._merge(journal)
-                if journal.is_measured():  # else a manager is about to see to that
-                    self._blocks.advance(journal.measurements())
             return len(rows) == MAX_EVENTS
 
     def _merge(self, journal: Journal) -> None:
@@ -355,6 +357,11 @@ class JournalReplication:
             self._stored.put(whole, journal.rows(whole.first, whole.last))
             self._held[-len(parts) :] = [whole]
             self._stored.drop(parts)
+
+
+def _is_checkpoint(row: JournalRow) -> bool:
+    """Return whether an event says that a checkpoint was saved."""
+    return row.kind == ReportReceived.__name__ and '"checkpoint_saved"' in row.body
 
 
 async def _wait(until: asyncio.Event, limit_s: float) -> None:
