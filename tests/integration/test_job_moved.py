@@ -51,7 +51,9 @@ def test_a_job_goes_on_from_its_store_after_its_machine_has_burnt_down(
     url = s3.url("runs/moved")
     checkpoint = {"path": url, "every_steps": 10}
     with Job(tmp_path, "moved", checkpoint=checkpoint, resources={"max_vms": 2}) as job:
-        job.pace(0.05)
+        # The machine burns down before the next checkpoint: what was measured between two
+        # is copied to the store with the second.
+        job.pace(0.3)
         assert job.launch("--detach").code == 0
         before = job.until("a checkpoint", lambda s: s if has_saved(s) else None)
         known = len(job.events())
