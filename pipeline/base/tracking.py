@@ -85,7 +85,9 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def storages(self) -> dict[int, int]:
         """Return the bytes of every storage that is counted, by a name of its own."""
-        return {key: num_bytes for key, (_, num_bytes) in self._sizes.items()}
+        # A copy is made at once; finalizers of other threads' tensors change the original.
+        sizes = self._sizes.copy()
+        return {key: num_bytes for key, (_, num_bytes) in sizes.items()}
 
     def __torch_dispatch__(
         self,
