@@ -21,7 +21,7 @@ from spottrain.varuna_manager.core.model.records import (
     RankPhase,
     VmPhase,
 )
-from spottrain.varuna_manager.core.model.state import JobPhase, State, summary_of
+from spottrain.varuna_manager.core.model.state import State, summary_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
 from spottrain.wire.model import Plan, Slot
@@ -46,17 +46,21 @@ _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 
 
 def open_generation(
-    transition: Transition, plan: Plan, inputs_hash: str, checkpoint: str
+    transition: Transition,
+    plan: Plan,
+    inputs_hash: str,
+    checkpoint: str,
+    *,
+    save_only: bool,
 ) -> None:
     """Open the next generation with ``plan``: its store first.
 
-    One of a job that ends only writes a checkpoint: the code that failed must not run.
+    With ``save_only`` it writes a checkpoint and trains nothing.
     """
     state = transition.state
     sites = {vm_id: place_of(vm.offer).site for vm_id, vm in state.vms.items()}
     spec = state.job.spec
     sent = sent_bytes(plan, state.job.facts, sites, spec.reduction, spec.wire)
-    save_only = state.phase is JobPhase.ENDING
     generation = Generation(
         number=state.next_generation,
         plan=plan,
@@ -344,9 +348,13 @@ def _patience_s(state: State, generation: Generation) -> float:
 
 
 def suspect(transition: Transition, vm_id: str) -> None:
-    """Ask the provider about a VM that does not answer, unless already asked."""
+    """Ask the provider about a VM that does not answer, unless already asked.
+
+    One whose agent has yet to register, also in place of another, cannot answer.
+    """
     vm = transition.state.vms[vm_id]
-    if vm.silent_since_s is None and vm.phase is not VmPhase.RETURNING:
+    registered = vm.phase in (VmPhase.REGISTERED, VmPhase.READY)
+    if vm.silent_since_s is None and registered:
         transition.put_vm(replace(vm, silent_since_s=transition.now_s))
         transition.emit(AskProvider(vm_id=vm_id))
 
@@ -361,6 +369,7 @@ def close(transition: Transition, ended_by: str) -> None:
     state, generation = transition.state, transition.generation
     broke = generation.phase is GenerationPhase.BREAKING
     summary = summary_of(generation, state.progress.step, transition.now_s, ended_by)
+    summary = replace(summary, broke=broke)
     progress = state.progress
     if progress.paused_since_s is None:
         progress = replace(progress, paused_since_s=progress.last_commit_at_s)

@@ -22,7 +22,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
-import spottrain
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -53,6 +52,7 @@ from spottrain.varuna_manager.jobs.vm_history import VmHistory
 from spottrain.varuna_manager.launch.limits import check as check_limits
 from spottrain.varuna_manager.reporting.history import replay
 from spottrain.varuna_manager.watch.watches import Watches
+from spottrain.version import software_version
 from spottrain.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -156,7 +156,7 @@ class ManagerLoop:
         """
         self._broken = asyncio.get_running_loop().create_future()
         self._readmit()
-        version, pid = spottrain.__version__, os.getpid()
+        version, pid = software_version(), os.getpid()
         self.feed(
             e.ManagerStarted(at_s=self.now_s(), software_version=version, pid=pid)
         )
@@ -416,7 +416,9 @@ class ManagerLoop:
         self.feed(e.VmHeard(at_s=self.now_s(), vm_id=vm_id))
 
     async def register(self, registration: messages.Registration) -> None:
-        """Register a VM's agent."""
+        """Register a VM's agent; each does it once, before anything else."""
+        self.sessions.renew(registration.vm_id)
+        self._streams.forget(registration.vm_id)
         event = e.AgentRegistered(
             at_s=self.now_s(),
             vm_id=registration.vm_id,

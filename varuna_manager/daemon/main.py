@@ -46,6 +46,7 @@ from spottrain.varuna_manager.launch.control import ShutsDown, open_provider
 from spottrain.varuna_manager.reporting.documents import report
 from spottrain.varuna_manager.reporting.html.curves import read_curves
 from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page
+from spottrain.version import is_older, software_version
 
 logger = logging.getLogger(__name__)
 
@@ -122,6 +123,7 @@ async def manage(
     manager_loop = ManagerLoop(
         journal, provider, identity, url, job.workdir, copy, trackers
     )
+    _check_not_older(job, manager_loop.state.manager_version)
     server = make_server(manager_loop.channel, identity.path)
     _publish(job.path, url)
     if isinstance(provider, ForwardsCalls):
@@ -162,6 +164,19 @@ async def manage(
         listener.close()
         journal.close()
         (job.path / "manager.json").unlink(missing_ok=True)
+
+
+def _check_not_older(job: JobDir, version: str) -> None:
+    """Refuse to manage a job that a newer version has managed: its journal may say more.
+
+    Raises:
+        ManagerError: this software is older than ``version``.
+    """
+    if is_older(software_version(), version):
+        raise ManagerError(
+            f"job {job.name} was managed by spottrain {version}, this is "
+            f"{software_version()}: install that version or a newer one"
+        )
 
 
 def _rotate_logs(job: JobDir) -> None:

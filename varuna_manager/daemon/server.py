@@ -1,6 +1,6 @@
 """The HTTPS server of the control channel: agents and the command line call it.
 
-    POST /v1/register     Registration -> {}           426 another software version
+    POST /v1/register     Registration -> {}           503 another software version
     POST /v1/heartbeat    Heartbeat -> HeartbeatAnswer (a long poll)      409 stale
     POST /v1/reports      ReportBatch -> ReportAnswer     409 facts are missing
     POST /v1/traces       ?trace=TraceWritten, its file -> {}   410 it is not expected
@@ -39,13 +39,13 @@ from starlette.responses import FileResponse, JSONResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-import spottrain
 from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.jobs.traces import TracesRefusedError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
+from spottrain.version import software_version
 from spottrain.wire.codec import decode, encode
 from spottrain.wire.messages import (
     MAX_BATCH_BYTES,
@@ -233,15 +233,18 @@ def _decode(cls: Any, body: bytes) -> Any:
 
 
 def _check_version(body: bytes) -> None:
-    """Refuse another software version before its message is decoded."""
+    """Refuse another software version before its message is decoded.
+
+    Not for good: its VM stays, as the manager starts an agent of its own version there.
+    """
     with contextlib.suppress(ValueError, RecursionError):
         data = json.loads(body)
         theirs = data.get("software_version") if isinstance(data, dict) else None
-        if theirs != spottrain.__version__:
+        if isinstance(theirs, str) and theirs != software_version():
             raise HTTPException(
-                426,
-                f"agent runs spottrain {theirs}, manager {spottrain.__version__}: "
-                "install the manager's version on the VM's image",
+                503,
+                f"agent runs spottrain {theirs}, manager {software_version()}: the "
+                "manager will start an agent of its own version",
             )
 
 

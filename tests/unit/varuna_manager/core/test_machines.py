@@ -187,6 +187,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
 
     yield told(e.JobSubmitted, settings=SETTINGS)
     yield told(e.ManagerStarted, software_version="1", pid=2)
+    yield told(e.ManagerStarted, software_version="2", pid=2)
     yield told(e.JobMoved, epoch=2, host="here")
     yield told(e.StopRequested, by="me")
     yield told(e.StopRequested, by="me", now=True)
