@@ -92,12 +92,11 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
                 else None
             ),
         )
-        job.kill_manager()
+        job.kill_everything()
+        restored = newest_step(job)
         theirs, job.environment = job.environment, ours
         older = job.resume("--detach")
         job.environment = theirs
-        job.kill_everything()
-        restored = newest_step(job)
         job.pace(0.0)
         last = job.resume("-o", "json")
         yield Story(

@@ -28,6 +28,7 @@ from spottrain.logs import LOG_BYTES, LOG_CHECK_S, rotate
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
+from spottrain.varuna_manager.daemon.notify import Notifier
 from spottrain.varuna_manager.daemon.server import (
     listen,
     make_server,
@@ -101,6 +102,7 @@ async def manage(
     provider: CloudProvider,
     copy: JournalReplication | None = None,
     trackers: Trackers | None = None,
+    notifier: Notifier | None = None,
 ) -> Outcome | None:
     """Manage a job to its end; return ``None`` if this process was told to exit.
 
@@ -109,6 +111,7 @@ async def manage(
         provider: The cloud to rent from.
         copy: Copies its journal to its checkpoint store, if given.
         trackers: Write its measurements, if given.
+        notifier: Tells people what happens to it, if given.
 
     Raises:
         FencedError: another machine has taken the job over.
@@ -129,7 +132,7 @@ async def manage(
     if isinstance(provider, ForwardsCalls):
         provider.serve(url)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    running = asyncio.create_task(manager_loop.run())
+    running = asyncio.create_task(_run(manager_loop, notifier))
 
     def leave() -> None:
         running.cancel()
@@ -164,6 +167,24 @@ async def manage(
         listener.close()
         journal.close()
         (job.path / "manager.json").unlink(missing_ok=True)
+
+
+async def _run(manager_loop: ManagerLoop, notifier: Notifier | None) -> Outcome:
+    """Run the loop to its end, and tell people what happens meanwhile."""
+    if notifier is None:
+        return await manager_loop.run()
+    looking = asyncio.create_task(
+        notifier.watch(lambda: manager_loop.state, manager_loop.now_s)
+    )
+    limit_s = LEAVE_S
+    try:
+        outcome = await manager_loop.run()
+        limit_s = FINISH_S
+        return outcome
+    finally:
+        looking.cancel()
+        notifier.look(manager_loop.state, manager_loop.now_s())
+        await asyncio.to_thread(notifier.finish, limit_s)
 
 
 def _check_not_older(job: JobDir, version: str) -> None:
@@ -228,9 +249,11 @@ def main(argv: Sequence[str]) -> int:
             threading.Thread(target=_rotate_logs, args=(job,), daemon=True).start()
             copy = begin_replication(job, durable=DURABLE_COPY in argv)
             provider = open_provider(job)
-            trackers = Trackers(job, job.config().track)
+            config = job.config()
+            trackers = Trackers(job, config.track)
+            notifier = Notifier(job, config.notify)
             try:
-                outcome = uvloop.run(manage(job, provider, copy, trackers))
+                outcome = uvloop.run(manage(job, provider, copy, trackers, notifier))
             finally:
                 if isinstance(provider, ForwardsCalls):
                     provider.close()
