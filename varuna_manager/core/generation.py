@@ -21,7 +21,7 @@ from spottrain.varuna_manager.core.model.records import (
     RankPhase,
     VmPhase,
 )
-from spottrain.varuna_manager.core.model.state import State, summary_of
+from spottrain.varuna_manager.core.model.state import JobPhase, State, summary_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire import messages
 from spottrain.wire.model import Plan, Slot
@@ -378,8 +378,16 @@ def close(transition: Transition, ended_by: str) -> None:
     if broke and not lost and not generation.out_of_memory:
         fruitless += not generation.committed
     saved = generation.checkpoint_asked and not broke
+    tally = state.tally
+    if broke:
+        tally = replace(tally, recoveries=tally.recoveries + 1)
+    elif (
+        generation.phase is GenerationPhase.STOPPING and state.phase is JobPhase.ACTIVE
+    ):
+        tally = replace(tally, morphs=tally.morphs + 1)
     transition.state = replace(
         state,
+        tally=tally,
         generation=None,
         previous_plan=generation.plan,
         generations=counters.keep(state.generations, summary),

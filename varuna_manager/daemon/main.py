@@ -23,6 +23,7 @@ from pathlib import Path
 import uvloop
 
 from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
+from spottrain.cloud.port.stored import write_private
 from spottrain.errors import SpottrainError, causes
 from spottrain.logs import LOG_BYTES, LOG_CHECK_S, rotate
 from spottrain.varuna_manager.core.model.commands import Outcome
@@ -127,6 +128,8 @@ async def manage(
         journal, provider, identity, url, job.workdir, copy, trackers
     )
     _check_not_older(job, manager_loop.state.manager_version)
+    write_private(job.path / "metrics.token", identity.metrics_token())
+    write_private(job.path / "ca.pem", identity.ca_pem)
     server = make_server(manager_loop.channel, identity.path)
     _publish(job.path, url)
     if isinstance(provider, ForwardsCalls):

@@ -439,6 +439,10 @@ class Tally:
     sick_gpus: int = 0
     """VMs that were returned because a GPU had failed."""
     hangs: int = 0
+    morphs: int = 0
+    """Generations that were left as planned, for another one."""
+    recoveries: int = 0
+    """Generations that broke."""
     price_changes: int = 0
     slow_vms_replaced: int = 0
     vms_launched: int = 0

@@ -117,6 +117,8 @@ class State:
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Complete ones, newest first."""
     damaged: tuple[str, ...] = ()
+    checkpoint_saved_at_s: float | None = None
+    """When one was last saved, as far as that is known."""
     checkpoint_error: str = ""
     """Why the newest attempt to write a checkpoint failed; empty if it did not."""
     # Generations

@@ -83,6 +83,8 @@ def test_an_agent_of_another_version_is_to_wait_for_its_replacement(
         ("POST", "/v1/admin/limits"),
         ("POST", "/v1/admin/profile"),
         ("POST", "/v1/traces"),
+        ("GET", "/metrics"),
+        ("GET", "/healthz"),
     ],
 )
 def test_nothing_is_answered_without_the_right_token(
@@ -91,6 +93,21 @@ def test_nothing_is_answered_without_the_right_token(
     manager.admit("vm-1")
     with pytest.raises(VmFencedError):
         manager.client("guess").call(method, path, "{}")
+
+
+def test_metrics_and_health_are_read_with_a_token_that_allows_nothing_else(
+    manager: Manager,
+) -> None:
+    client = manager.client(manager.identity.metrics_token())
+    assert client.call("GET", "/metrics") == b"a_metric 1\n"
+    assert client.call("GET", "/healthz") == b"ok\n"
+    manager.handler.troubles.append("the disk is full")
+    with pytest.raises(NoManagerError, match="503"):
+        client.call("GET", "/healthz")
+    with pytest.raises(VmFencedError):
+        client.call("POST", "/v1/admin/stop", '{"checkpoint":true,"now":false}')
+    with pytest.raises(VmFencedError):
+        manager.client(manager.admit("vm-1")).call("GET", "/metrics")
 
 
 def test_a_vm_cannot_speak_for_another(manager: Manager) -> None:
