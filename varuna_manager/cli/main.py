@@ -47,6 +47,7 @@ from spottrain.varuna_manager.cli.simulate import prices as simulated_prices
 from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.config.ssh import check_secrets
+from spottrain.varuna_manager.daemon import unit
 from spottrain.varuna_manager.format import size
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.launch import control, data, inspect, submit
@@ -222,6 +223,22 @@ def down(name: NameArgument) -> None:
     say(f"job {name} has ended; VMs returned after its manager ended: {returned}")
 
 
+@app.command("manager-unit")
+def manager_unit(
+    name: NameArgument,
+    install: Annotated[
+        bool, typer.Option("--install", help="Write and enable it, for this user.")
+    ] = False,
+) -> None:
+    """Print a systemd unit that keeps a job's manager through logout and reboot."""
+    job = find(name)
+    if not install:
+        typer.echo(unit.unit_text(job), nl=False)
+        return
+    for line in unit.install(job):
+        say(line)
+
+
 def _run_here(
     job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
 ) -> None:
@@ -231,6 +248,10 @@ def _run_here(
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
         _say_started(job)
+        if unit.is_available():
+            say(
+                f"survive logout and reboot: spottrain manager-unit {job.name} --install"
+            )
         return
     watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
     try:

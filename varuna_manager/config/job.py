@@ -313,6 +313,8 @@ class ManagerConfig(Section):
     """A worker that is idle at one task for so long, and for 20 mini-batches, hangs."""
     lease_s: PositiveFloat = 600.0
     """VMs without contact to a manager for this long save a checkpoint and end."""
+    json_log: bool = False
+    """Write the manager's log as JSON lines too, into `manager.json.log` of the job's folder."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:

@@ -28,6 +28,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.clock import Clock
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.metrics import JobMetrics
@@ -277,7 +278,7 @@ class ManagerLoop:
             self._lives.note(before, one.at_s, after)
             taken.commands += commands
             if after.last_news != before.last_news:
-                logger.info("%s", after.last_news)
+                logger.info("%s", after.last_news, extra=_log_fields(one, after))
         self._samples += self._sampler.samples(event, self._fold.state)
 
     def _measure(self, measured: _Measured, taken: _Taken) -> None:
@@ -568,3 +569,14 @@ def _try_to_write(folder: Path) -> None:
         file.write(bytes(_PAGE_BYTES))
         file.flush()
         os.fsync(file.fileno())
+
+
+def _log_fields(event: e.Event, after: State) -> dict[str, object]:
+    """Return what a program that reads logs asks of a line of news."""
+    what = event.report if isinstance(event, e.ReportReceived) else event
+    generation = after.generation
+    return {
+        "event": type(what).__name__,
+        "generation": None if generation is None else generation.number,
+        "reason": after.activity,
+    }

@@ -25,7 +25,7 @@ import uvloop
 from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
 from spottrain.cloud.port.stored import write_private
 from spottrain.errors import SpottrainError, causes
-from spottrain.logs import LOG_BYTES, LOG_CHECK_S, rotate
+from spottrain.logs import LOG_BYTES, LOG_CHECK_S, JsonLines, rotate
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
@@ -213,11 +213,19 @@ def bound_logs(job: JobDir, max_bytes: int = LOG_BYTES) -> None:
     """Rotate the logs of this process and of those that it starts."""
     for log in (
         job.log,
+        job.json_log,
         *(job.path / "tracking").glob("*.log"),
         *job.cloud.glob("*.log"),
     ):
         if not log.match("*.1.log"):
             rotate(log, max_bytes)
+
+
+def _log_as_json(job: JobDir) -> None:
+    """Write the log as JSON lines too; see ``manager.json_log``."""
+    handler = logging.FileHandler(job.json_log)
+    handler.setFormatter(JsonLines(job=job.name))
+    logging.getLogger().addHandler(handler)
 
 
 def _leave_page(job: JobDir, manager_loop: ManagerLoop, journal: Journal) -> None:
@@ -253,6 +261,8 @@ def main(argv: Sequence[str]) -> int:
             copy = begin_replication(job, durable=DURABLE_COPY in argv)
             provider = open_provider(job)
             config = job.config()
+            if config.manager.json_log:
+                _log_as_json(job)
             trackers = Trackers(job, config.track)
             notifier = Notifier(job, config.notify)
             try:
