@@ -77,7 +77,7 @@ def test_an_agent_of_other_software_is_replaced_on_the_same_vm(
     monkeypatch.setattr(module, lambda: "2")
     cloud.client().start_agent(vm.vm_id, BOOTSTRAP)
     assert not any(machine.runs(pid) for pid in before)
-    machine.eventually(lambda: machine.marked(cloud.job))
+    machine.eventually(lambda: bool(machine.marked(cloud.job)))
     assert cloud.vm(vm).state == VmState.RUNNING
 
 
