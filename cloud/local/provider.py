@@ -17,7 +17,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import tenacity
 
-import spottrain
+from spottrain import version
 from spottrain.cloud import unix_http
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
@@ -26,7 +26,6 @@ from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.stored import vm_from_data
 from spottrain.units import HOUR_S
-from spottrain.version import software_version
 from spottrain.wire.codec import from_data
 
 AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
@@ -127,9 +126,9 @@ class LocalProvider:
             VmNotFoundError: the VM has ended.
         """
         software = AgentSoftware(
-            version=software_version(),
+            version=version.software_version(),
             argv=self._agent_argv,
-            path=str(Path(spottrain.__file__).parents[1]),
+            path=version.PATH,
         )
         body = {
             "vm_id": vm_id,

@@ -16,7 +16,7 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 
-import spottrain
+from spottrain import version
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord, marker
 from spottrain.cloud.local.market import MarketEvent, stream
 from spottrain.cloud.local.state import AgentSoftware, LocalCloud, LocalNotice
@@ -123,7 +123,7 @@ class LocalVms:
         shim = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         name = marker(self.cloud.settings.job, vm_id)
         environment = {**os.environ, tree.VARIABLE: name, "OMP_NUM_THREADS": "1"}
-        if software.path != str(Path(spottrain.__file__).parents[1]):
+        if software.path != version.PATH:
             paths = (software.path, os.environ.get("PYTHONPATH"))
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         with (folder / "agent.log").open("ab") as log:

@@ -13,6 +13,8 @@ from pathlib import Path
 from spottrain import __version__
 
 _ROOT = Path(__file__).parent
+PATH = str(_ROOT.parent)
+"""Folder of this package, for ``PYTHONPATH``."""
 _DIGITS = 12
 
 

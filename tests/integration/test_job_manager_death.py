@@ -78,20 +78,8 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         )
         launched.append(vm_names(job))
         started = job.reports(messages.GenerationStarted)
-        job.kill_manager()
         ours = dict(job.environment)
-        job.environment["PYTHONPATH"] = str(newer_version(folder / "newer"))
-        assert job.resume("--detach").code == 0
-        upgraded = job.until(
-            "training with new agents, and more than is saved",
-            lambda s: (
-                s
-                if s.next_generation > 3
-                and trains(s)
-                and s.progress.step > newest_step(job) + 2
-                else None
-            ),
-        )
+        upgraded = upgrade(job, folder / "newer")
         job.kill_everything()
         restored = newest_step(job)
         theirs, job.environment = job.environment, ours
@@ -110,6 +98,19 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             last,
             job.processes(),
         )
+
+
+def upgrade(job: Job, folder: Path) -> State:
+    """Replace the manager by one of a newer version; return once that trains."""
+    job.kill_manager()
+    job.environment["PYTHONPATH"] = str(newer_version(folder))
+    assert job.resume("--detach").code == 0
+
+    def found(state: State) -> State | None:
+        more = state.progress.step > newest_step(job) + 2
+        return state if state.next_generation > 3 and trains(state) and more else None
+
+    return job.until("training with new agents, and more than is saved", found)
 
 
 def newer_version(folder: Path) -> Path:

@@ -47,11 +47,11 @@ from spottrain.varuna_manager.cli.simulate import prices as simulated_prices
 from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.config.ssh import check_secrets
-from spottrain.varuna_manager.daemon import unit
 from spottrain.varuna_manager.format import size
 from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.launch import control, data, inspect, submit
 from spottrain.varuna_manager.launch.changes import Changes, change
+from spottrain.varuna_manager.launch.systemd import unit
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 internal or other error, 2 usage or job file, "

@@ -37,7 +37,7 @@ from spottrain.varuna_manager.daemon.server import (
 )
 from spottrain.varuna_manager.daemon.tracking import FINISH_S, Trackers
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.identity import ensure_identity
+from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import own_vm
 from spottrain.varuna_manager.jobs.replication import (
@@ -128,12 +128,8 @@ async def manage(
         journal, provider, identity, url, job.workdir, copy, trackers
     )
     _check_not_older(job, manager_loop.state.manager_version)
-    write_private(job.path / "metrics.token", identity.metrics_token())
-    write_private(job.path / "ca.pem", identity.ca_pem)
     server = make_server(manager_loop.channel, identity.path)
-    _publish(job.path, url)
-    if isinstance(provider, ForwardsCalls):
-        provider.serve(url)
+    _publish(job.path, url, identity, provider)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
     running = asyncio.create_task(_run(manager_loop, notifier))
 
@@ -241,8 +237,14 @@ def _leave_page(job: JobDir, manager_loop: ManagerLoop, journal: Journal) -> Non
         logger.info("report: %s", job.page)
 
 
-def _publish(job_dir: Path, url: str) -> None:
-    """Write ``manager.json`` atomically."""
+def _publish(
+    job_dir: Path, url: str, identity: Identity, provider: CloudProvider
+) -> None:
+    """Tell agents, commands and readers of metrics where the manager is."""
+    if isinstance(provider, ForwardsCalls):
+        provider.serve(url)
+    write_private(job_dir / "metrics.token", identity.metrics_token())
+    write_private(job_dir / "ca.pem", identity.ca_pem)
     draft = job_dir / "manager.json.tmp"
     draft.write_text(json.dumps({"pid": os.getpid(), "url": url}))
     draft.replace(job_dir / "manager.json")

@@ -73,7 +73,7 @@ def test_an_agent_of_other_software_is_replaced_on_the_same_vm(
 ) -> None:
     (vm,) = cloud.launch()
     before = cloud.boot(vm)["pids"]
-    module = "spottrain.cloud.local.provider.software_version"
+    module = "spottrain.version.software_version"
     monkeypatch.setattr(module, lambda: "2")
     cloud.client().start_agent(vm.vm_id, BOOTSTRAP)
     assert not any(machine.runs(pid) for pid in before)
