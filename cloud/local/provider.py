@@ -17,10 +17,11 @@ from typing import Any, ParamSpec, TypeVar
 
 import tenacity
 
+from spottrain import version
 from spottrain.cloud import unix_http
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
-from spottrain.cloud.local.state import CLOUD, LocalSettings
+from spottrain.cloud.local.state import CLOUD, AgentSoftware, LocalSettings
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.stored import vm_from_data
@@ -80,9 +81,8 @@ class LocalProvider:
         idle_s: float = 10.0,
     ) -> None:
         self._folder = LocalFolder(state_dir)
-        self._settings = LocalSettings(
-            job=job, market=market, agent_argv=tuple(agent_argv), idle_s=idle_s
-        )
+        self._settings = LocalSettings(job=job, market=market, idle_s=idle_s)
+        self._agent_argv = tuple(agent_argv)
 
     # --- The cloud port ------------------------------------------------------------
 
@@ -125,7 +125,16 @@ class LocalProvider:
         Raises:
             VmNotFoundError: the VM has ended.
         """
-        body = {"vm_id": vm_id, "bootstrap": dataclasses.asdict(bootstrap)}
+        software = AgentSoftware(
+            version=version.software_version(),
+            argv=self._agent_argv,
+            path=version.PATH,
+        )
+        body = {
+            "vm_id": vm_id,
+            "bootstrap": dataclasses.asdict(bootstrap),
+            "software": dataclasses.asdict(software),
+        }
         if isinstance(self._ask_or_recover("POST", "/agents", body), LocalRecord):
             raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
 

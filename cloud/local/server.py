@@ -28,7 +28,7 @@ from starlette.routing import Route
 
 from spottrain.cloud.local.folder import LocalFolder
 from spottrain.cloud.local.market import MarketEvent
-from spottrain.cloud.local.state import LocalCloud
+from spottrain.cloud.local.state import AgentSoftware, LocalCloud
 from spottrain.cloud.local.vms import LocalVms
 from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
 from spottrain.cloud.unix_http import address
@@ -133,7 +133,8 @@ class _Api:
     async def start_agent(self, request: Request) -> Any:
         body = await request.json()
         bootstrap = from_data(AgentBootstrap, body["bootstrap"])
-        await self._vms.start_agent(body["vm_id"], bootstrap)
+        software = from_data(AgentSoftware, body["software"])
+        await self._vms.start_agent(body["vm_id"], bootstrap, software)
 
     async def market(self, request: Request) -> Any:
         return await self._vms.apply(decode(MarketEvent, await request.body()))

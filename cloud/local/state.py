@@ -31,10 +31,19 @@ class LocalSettings:
 
     job: str
     market: MarketSpec
-    agent_argv: tuple[str, ...]
-    """Command of an agent; the path of its ``agent.json`` is appended."""
     idle_s: float
     """How long the process outlives its last VM and the last call."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AgentSoftware:
+    """The software of whoever has an agent started; the cloud's process may be older."""
+
+    version: str
+    argv: tuple[str, ...]
+    """Command of an agent; the path of its ``agent.json`` is appended."""
+    path: str
+    """Folder of the package ``spottrain``."""
 
 
 @dataclass(slots=True)

@@ -16,9 +16,10 @@ from collections.abc import Callable, Collection
 from dataclasses import asdict
 from pathlib import Path
 
+from spottrain import version
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord, marker
 from spottrain.cloud.local.market import MarketEvent, stream
-from spottrain.cloud.local.state import LocalCloud, LocalNotice
+from spottrain.cloud.local.state import AgentSoftware, LocalCloud, LocalNotice
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.stored import clear_vm_folder, write_private
@@ -51,6 +52,8 @@ class LocalVms:
         self._folder = folder
         self._tasks = tasks
         self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._versions: dict[str, str] = {}
+        """Of the agents' software."""
         self._endings: dict[str, asyncio.Task[None]] = {}
         self._slowing: dict[str, asyncio.Task[None]] = {}
         self._changed = asyncio.Event()
@@ -74,22 +77,44 @@ class LocalVms:
         self._commit()
         return result
 
-    async def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> None:
-        """Start the VM's agent, once; waits while the VM boots.
+    async def start_agent(
+        self, vm_id: str, bootstrap: port.AgentBootstrap, software: AgentSoftware
+    ) -> None:
+        """Start the VM's agent, once for each software; waits while the VM boots.
+
+        An agent of other software is ended before, with all processes of the VM.
 
         Raises:
             VmNotFoundError: the VM is unknown or has ended.
+            CloudError: the processes of the agent before cannot be ended.
         """
         while self.cloud.vm(vm_id).state == port.VmState.STARTING:
             await self._changed.wait()
-        if vm_id in self._agents or vm_id in self.cloud.silent:
+        before = self._versions.get(vm_id)
+        if before == software.version or vm_id in self.cloud.silent:
             return
-        self._agents[vm_id] = agent = self._spawn_agent(vm_id, bootstrap)
+        self._versions[vm_id] = software.version
+        if (agent := self._agents.pop(vm_id, None)) is not None:
+            _log.info("VM %s: agent %s is replaced", vm_id, before)
+            try:
+                await asyncio.to_thread(
+                    tree.kill_all,
+                    [marker(self.cloud.settings.job, vm_id)],
+                    [agent.pid],
+                )
+            except CloudError:
+                self._agents[vm_id], self._versions[vm_id] = agent, before or ""
+                raise
+            await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
+            self.cloud.vm(vm_id)  # raises if it ended meanwhile
+        self._agents[vm_id] = agent = self._spawn_agent(vm_id, bootstrap, software)
         handle = os.pidfd_open(agent.pid)
-        asyncio.get_running_loop().add_reader(handle, self._agent_exited, vm_id, handle)
+        asyncio.get_running_loop().add_reader(
+            handle, self._agent_exited, vm_id, agent, handle
+        )
 
     def _spawn_agent(
-        self, vm_id: str, bootstrap: port.AgentBootstrap
+        self, vm_id: str, bootstrap: port.AgentBootstrap, software: AgentSoftware
     ) -> subprocess.Popen[bytes]:
         """Start the agent from the main thread: it dies with that thread."""
         folder = self._folder.vm(vm_id)
@@ -97,11 +122,15 @@ class LocalVms:
         agent_json = self._write_agent(vm_id, bootstrap)
         shim = [sys.executable, "-I", "-S", die_with_parent.__file__, str(os.getpid())]
         name = marker(self.cloud.settings.job, vm_id)
+        environment = {**os.environ, tree.VARIABLE: name, "OMP_NUM_THREADS": "1"}
+        if software.path != version.PATH:
+            paths = (software.path, os.environ.get("PYTHONPATH"))
+            environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
         with (folder / "agent.log").open("ab") as log:
             return subprocess.Popen(
-                [*shim, *self.cloud.settings.agent_argv, str(agent_json)],
+                [*shim, *software.argv, str(agent_json)],
                 cwd=folder,
-                env={**os.environ, tree.VARIABLE: name, "OMP_NUM_THREADS": "1"},
+                env=environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -211,11 +240,14 @@ class LocalVms:
 
     # --- Ending VMs ----------------------------------------------------------------
 
-    def _agent_exited(self, vm_id: str, handle: int) -> None:
+    def _agent_exited(
+        self, vm_id: str, agent: subprocess.Popen[bytes], handle: int
+    ) -> None:
         asyncio.get_running_loop().remove_reader(handle)
         os.close(handle)
-        self._agents[vm_id].wait()
-        self._end(vm_id)
+        agent.wait()
+        if self._agents.get(vm_id) is agent:  # else it was replaced
+            self._end(vm_id)
 
     def _end(self, *vm_ids: str) -> None:
         """Begin to end VMs in parallel, unless they are already ending."""

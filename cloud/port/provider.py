@@ -151,6 +151,9 @@ class StartsAgents(Protocol):
     def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
         """Start the agent, detached. A second call while it runs does nothing.
 
+        An agent of other software than the caller's is replaced: its processes are
+        ended first, and the VM's memory is lost.
+
         Raises:
             VmNotFoundError: the VM has ended.
             UserCodeError: the user's setup failed on it: the job cannot run.

@@ -5,9 +5,11 @@ Standard library only: agents use it.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import shutil
+from datetime import UTC, datetime
 from pathlib import Path
 
 logger = logging.getLogger(__name__)
@@ -31,3 +33,36 @@ def rotate(log: Path, max_bytes: int = LOG_BYTES) -> None:
     except OSError as error:  # the disk is full, or the older part is no file
         logger.warning("%s is emptied without a copy: %s", log.name, error)
     os.truncate(log, 0)
+
+
+class JsonLines(logging.Formatter):
+    """One JSON object a line, for programs that collect logs.
+
+    ``time`` (RFC 3339), ``level``, ``logger``, ``message``, then ``fields``, then those of
+    ``FIELDS`` that were given to the call as ``extra``.
+
+    Args:
+        fields: The same on every line.
+    """
+
+    FIELDS = ("generation", "event", "reason")
+
+    def __init__(self, **fields: str) -> None:
+        super().__init__()
+        self._fields = fields
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line of a record."""
+        at = datetime.fromtimestamp(record.created, UTC)
+        line: dict[str, object] = {
+            "time": at.isoformat(timespec="milliseconds"),
+            "level": record.levelname.lower(),
+            "logger": record.name,
+            "message": record.getMessage(),
+            **self._fields,
+        }
+        given = {name: getattr(record, name, None) for name in self.FIELDS}
+        line |= {name: value for name, value in given.items() if value is not None}
+        if record.exc_info:
+            line["traceback"] = self.formatException(record.exc_info)
+        return json.dumps(line)

@@ -63,6 +63,12 @@ class Deaf:
     ) -> None:
         raise NotImplementedError
 
+    def metrics_text(self) -> bytes:
+        raise NotImplementedError
+
+    async def trouble(self) -> str:
+        raise NotImplementedError
+
     async def profile(self, minibatches: int) -> TraceSet:
         raise NotImplementedError
 
@@ -98,7 +104,7 @@ def serve(
         lease_s=600.0,
         heartbeat_s=wait_s,
     )
-    channel = ControlChannel(Deaf(), sessions, spec, Path("none"), "admin")
+    channel = ControlChannel(Deaf(), sessions, spec, Path("none"), "admin", "metrics")
     server = make_server(channel, identity.path)
     uvloop.run(server.serve(sockets=[listener]))
 

@@ -29,10 +29,12 @@ from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.rented.vm import VmAccess
 from spottrain.cloud.ssh.transport.hosts import Payload
 from spottrain.varuna_manager.core.model.events import Event
+from spottrain.varuna_manager.daemon import server
 from spottrain.varuna_manager.daemon.main import manage, only_manager
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Sample
+from spottrain.version import sources, version_of
 
 STUB = Path(__file__).with_name("stub_supervisor.py")
 _REPLACED = "spottrain/pipeline/process/supervisor.py"
@@ -84,10 +86,19 @@ def stub_package(with_obstore: bool = False) -> Package:
     return Package(data, hashlib.sha256(data).hexdigest())
 
 
+def stub_version() -> str:
+    """Return the version that agents find their software to be, with the stub in it."""
+    return version_of(
+        (name, STUB.read_bytes() if name == _REPLACED else path.read_bytes())
+        for name, path in sources()
+    )
+
+
 def main() -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     sys.modules[bootstrap.__name__].package = stub_package  # type: ignore[attr-defined]
+    sys.modules[server.__name__].software_version = stub_version  # type: ignore[attr-defined]
     job = JobDir(Path(sys.argv[1]))
     if len(sys.argv) > 2:
         DyingJournal.event, DyingJournal.when = sys.argv[2:]

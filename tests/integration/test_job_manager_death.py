@@ -1,19 +1,30 @@
-"""A job whose worker, then manager, then everything is killed with SIGKILL."""
+"""A job whose worker, then manager, then everything is killed with SIGKILL.
+
+In between its manager is replaced by one of a newer version.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
+import spottrain
+from spottrain import __version__
 from spottrain.varuna_manager.core.model.events import ManagerStarted
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire import messages
+
+NEWER = "99.0.0"
+PACKAGE = Path(spottrain.__file__).parent
 
 pytestmark = pytest.mark.timeout(400)
 
@@ -28,7 +39,11 @@ class Story:
     steps_alone: int
     """Mini-batches trained without a manager."""
     generations: list[int]
-    """All that had begun when everything was killed."""
+    """All that had begun before the upgrade."""
+    upgraded: State
+    """Training under a manager of a newer version."""
+    older: Answer
+    """What the older version said when it was to go on."""
     restored_step: int
     """Of the newest checkpoint when everything was killed."""
     last: Answer
@@ -63,8 +78,13 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         )
         launched.append(vm_names(job))
         started = job.reports(messages.GenerationStarted)
+        ours = dict(job.environment)
+        upgraded = upgrade(job, folder / "newer")
         job.kill_everything()
         restored = newest_step(job)
+        theirs, job.environment = job.environment, ours
+        older = job.resume("--detach")
+        job.environment = theirs
         job.pace(0.0)
         last = job.resume("-o", "json")
         yield Story(
@@ -72,10 +92,35 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             launched,
             alone - step,
             sorted({report.generation for _, report in started}),
+            upgraded,
+            older,
             restored,
             last,
             job.processes(),
         )
+
+
+def upgrade(job: Job, folder: Path) -> State:
+    """Replace the manager by one of a newer version; return once that trains."""
+    job.kill_manager()
+    job.environment["PYTHONPATH"] = str(newer_version(folder))
+    assert job.resume("--detach").code == 0
+
+    def found(state: State) -> State | None:
+        more = state.progress.step > newest_step(job) + 2
+        return state if state.next_generation > 3 and trains(state) and more else None
+
+    return job.until("training with new agents, and more than is saved", found)
+
+
+def newer_version(folder: Path) -> Path:
+    """Return a folder with a copy of our package that is of a later release."""
+    shutil.copytree(PACKAGE, folder / "spottrain")
+    package = folder / "spottrain/__init__.py"
+    text = package.read_text()
+    assert f'"{__version__}"' in text
+    package.write_text(text.replace(f'"{__version__}"', f'"{NEWER}"'))
+    return folder
 
 
 def vm_names(job: Job) -> list[str]:
@@ -114,6 +159,25 @@ def test_the_generation_goes_on_under_the_next_manager(story: Story) -> None:
     assert story.generations == [1, 2]
 
 
+def test_a_newer_manager_starts_agents_of_its_version_on_the_same_vms(
+    story: Story,
+) -> None:
+    versions = {vm.agent_version for vm in story.upgraded.vms.values()}
+    (version,) = versions
+    assert version.startswith(f"{NEWER}+")
+    assert sorted(story.upgraded.vms) == story.launched[0]
+    handed_over, first = story.upgraded.generations[-1], story.upgraded.generation
+    assert handed_over.ended_by == f"the manager is of version {version} now"
+    assert first is not None
+    assert first.from_step == handed_over.to_step
+    assert story.upgraded.progress.minibatches_recomputed == 0
+
+
+def test_an_older_manager_is_refused(story: Story) -> None:
+    assert story.older.code != 0
+    assert f"was managed by spottrain {NEWER}+" in story.older.err
+
+
 def test_after_the_death_of_everything_it_goes_on_from_the_newest_checkpoint(
     story: Story,
 ) -> None:
@@ -137,7 +201,7 @@ def test_the_report_tells_what_was_computed_again(story: Story) -> None:
     assert report["minibatches_recomputed"] > 0
     assert report["vms_launched"] == 4
     managers = [e for e in story.job.events() if isinstance(e, ManagerStarted)]
-    assert len(managers) == 3
+    assert len(managers) == 4
 
 
 def test_every_minibatch_is_measured_once_in_order(

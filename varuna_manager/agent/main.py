@@ -32,7 +32,6 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import spottrain
 from spottrain import machine
 from spottrain.activity import ActivityPage
 from spottrain.cloud.notices import hear
@@ -58,6 +57,7 @@ from spottrain.varuna_manager.agent.supervisor import (
     Outbox,
     SupervisorProcess,
 )
+from spottrain.version import software_version
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
 
@@ -223,7 +223,7 @@ class Agent:
         client = self._client()
         registration = messages.Registration(
             vm_id=self._bootstrap.vm_id,
-            software_version=spottrain.__version__,
+            software_version=software_version(),
             num_slots=self._bootstrap.num_slots,
             private_address=self._bootstrap.private_address,
         )

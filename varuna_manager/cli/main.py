@@ -29,6 +29,7 @@ COMMANDS: Mapping[str, str] = {
     "stop": "run:stop",
     "resume": "run:resume",
     "down": "run:down",
+    "manager-unit": "run:manager_unit",
     "status": "show:status",
     "logs": "show:logs",
     "events": "show:events",

@@ -35,6 +35,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.launch import control, data, inspect, limits, submit
 from spottrain.varuna_manager.launch.changes import Changes, change
+from spottrain.varuna_manager.launch.systemd import unit
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
 FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
@@ -169,6 +170,21 @@ def down(name: NameArgument) -> None:
     say(f"job {name} has ended; VMs returned after its manager ended: {returned}")
 
 
+def manager_unit(
+    name: NameArgument,
+    install: Annotated[
+        bool, typer.Option("--install", help="Write and enable it, for this user.")
+    ] = False,
+) -> None:
+    """Print a systemd unit that keeps a job's manager through logout and reboot."""
+    job = find(name)
+    if not install:
+        typer.echo(unit.unit_text(job), nl=False)
+        return
+    for line in unit.install(job):
+        say(line)
+
+
 def _run_here(
     job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
 ) -> None:
@@ -178,6 +194,10 @@ def _run_here(
         if output is Output.JSON:
             show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
         _say_started(job)
+        if unit.is_available():
+            say(
+                f"survive logout and reboot: spottrain manager-unit {job.name} --install"
+            )
         return
     watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
     try:

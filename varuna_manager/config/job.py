@@ -47,6 +47,7 @@ from spottrain.varuna_manager.config.files import explain, read_job_file, to_jso
 from spottrain.varuna_manager.config.init_from import InitFrom
 from spottrain.varuna_manager.config.local import LocalConfig, ZoneConfig
 from spottrain.varuna_manager.config.manager_vm import ManagerVmConfig
+from spottrain.varuna_manager.config.notify import NotifyConfig, absolute_notify
 from spottrain.varuna_manager.config.ssh import SshConfig, Variable, check_ssh
 from spottrain.varuna_manager.config.track import TrackConfig, absolute_track
 from spottrain.wire.messages import (
@@ -312,6 +313,8 @@ class ManagerConfig(Section):
     """A worker that is idle at one task for so long, and for 20 mini-batches, hangs."""
     lease_s: PositiveFloat = 600.0
     """VMs without contact to a manager for this long save a checkpoint and end."""
+    json_log: bool = False
+    """Write the manager's log as JSON lines too, into `manager.json.log` of the job's folder."""
 
     @model_validator(mode="after")
     def _ordered(self) -> Self:
@@ -371,6 +374,7 @@ class JobConfig(Section):
     morphing: MorphingConfig = MorphingConfig()
     runtime: RuntimeConfig = RuntimeConfig()
     track: TrackConfig = TrackConfig()
+    notify: NotifyConfig = NotifyConfig()
     manager: ManagerConfig = ManagerConfig()
     manager_vm: ManagerVmConfig = ManagerVmConfig()
     local: LocalConfig = LocalConfig()
@@ -535,6 +539,7 @@ def load_config(path: Path, now: datetime | None = None) -> JobConfig:
         "workdir": str(workdir),
         "data": absolute_data(config.data, base, config.resources.providers),
         "track": absolute_track(config.track, base),
+        "notify": absolute_notify(config.notify, base),
         **{
             name: getattr(config, name).absolute(base)
             for name in ("ssh", "aws", "azure", "gcp")

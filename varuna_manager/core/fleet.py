@@ -210,10 +210,32 @@ def agent_registered(transition: Transition, event: e.AgentRegistered) -> None:
         vm = replace(
             vm,
             phase=VmPhase.REGISTERED,
+            agent_version=transition.state.manager_version,
+            reports_received=0,
             num_slots=event.num_slots,
             private_address=event.private_address,
         )
         transition.put_vm(vm)
+
+
+def replace_agents(transition: Transition, vms: Iterable[VmRecord]) -> None:
+    """Start agents of the manager's version on VMs; what their memory holds is lost."""
+    ids, version = [], transition.state.manager_version
+    for vm in vms:
+        ids.append(vm.vm_id)
+        transition.put_vm(
+            replace(
+                vm,
+                phase=VmPhase.BOOTING,
+                known_at_s=transition.now_s,
+                used_slots=(),
+                ready_at_s=None,
+                retry_at_s=None,
+            )
+        )
+        transition.emit(c.StartAgent(vm_id=vm.vm_id))
+    transition.note_fleet_change()
+    transition.log(f"starting agents of version {version} on {', '.join(ids)}")
 
 
 def vm_heard(transition: Transition, vm_id: str) -> None:

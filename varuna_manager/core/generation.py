@@ -46,17 +46,21 @@ _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 
 
 def open_generation(
-    transition: Transition, plan: Plan, inputs_hash: str, checkpoint: str
+    transition: Transition,
+    plan: Plan,
+    inputs_hash: str,
+    checkpoint: str,
+    *,
+    save_only: bool,
 ) -> None:
     """Open the next generation with ``plan``: its store first.
 
-    One of a job that ends only writes a checkpoint: the code that failed must not run.
+    With ``save_only`` it writes a checkpoint and trains nothing.
     """
     state = transition.state
     sites = {vm_id: place_of(vm.offer).site for vm_id, vm in state.vms.items()}
     spec = state.job.spec
     sent = sent_bytes(plan, state.job.facts, sites, spec.reduction, spec.wire)
-    save_only = state.phase is JobPhase.ENDING
     generation = Generation(
         number=state.next_generation,
         plan=plan,
@@ -344,9 +348,13 @@ def _patience_s(state: State, generation: Generation) -> float:
 
 
 def suspect(transition: Transition, vm_id: str) -> None:
-    """Ask the provider about a VM that does not answer, unless already asked."""
+    """Ask the provider about a VM that does not answer, unless already asked.
+
+    One whose agent has yet to register, also in place of another, cannot answer.
+    """
     vm = transition.state.vms[vm_id]
-    if vm.silent_since_s is None and vm.phase is not VmPhase.RETURNING:
+    registered = vm.phase in (VmPhase.REGISTERED, VmPhase.READY)
+    if vm.silent_since_s is None and registered:
         transition.put_vm(replace(vm, silent_since_s=transition.now_s))
         transition.emit(AskProvider(vm_id=vm_id))
 
@@ -361,6 +369,7 @@ def close(transition: Transition, ended_by: str) -> None:
     state, generation = transition.state, transition.generation
     broke = generation.phase is GenerationPhase.BREAKING
     summary = summary_of(generation, state.progress.step, transition.now_s, ended_by)
+    summary = replace(summary, broke=broke)
     progress = state.progress
     if progress.paused_since_s is None:
         progress = replace(progress, paused_since_s=progress.last_commit_at_s)
@@ -369,8 +378,16 @@ def close(transition: Transition, ended_by: str) -> None:
     if broke and not lost and not generation.out_of_memory:
         fruitless += not generation.committed
     saved = generation.checkpoint_asked and not broke
+    tally = state.tally
+    if broke:
+        tally = replace(tally, recoveries=tally.recoveries + 1)
+    elif (
+        generation.phase is GenerationPhase.STOPPING and state.phase is JobPhase.ACTIVE
+    ):
+        tally = replace(tally, morphs=tally.morphs + 1)
     transition.state = replace(
         state,
+        tally=tally,
         generation=None,
         previous_plan=generation.plan,
         generations=counters.keep(state.generations, summary),

@@ -21,7 +21,7 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.core.model.events import CommandFailed, PlanComputed
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.state import JobPhase, State, is_outdated
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import Initialise
 from spottrain.wire.model import Plan, Profile
@@ -53,7 +53,8 @@ def advance(transition: Transition) -> None:
     state = transition.state
     if not wants_training(state):
         return
-    generation = state.generation
+    _replace_outdated(transition)
+    state, generation = transition.state, transition.state.generation
     if generation is None:
         _prepare(transition)
         _start(transition)
@@ -66,6 +67,71 @@ def advance(transition: Transition) -> None:
             _reconsider(transition, generation)
 
 
+# --- Agents of another version ------------------------------------------------------------
+
+
+def _replace_outdated(transition: Transition) -> None:
+    """Start agents of the manager's version where the old ones hold nothing of worth."""
+    state = transition.state
+    if state.phase is JobPhase.ENDING:
+        return
+    holds = _holds_unsaved(state)
+    going = tuple(
+        vm
+        for vm in state.vms.values()
+        if is_outdated(state, vm)
+        and vm.silent_since_s is None
+        and vm.leaves_at_s is None
+        and not (holds and vm.used_slots)
+    )
+    if not going:
+        return
+    ids = {vm.vm_id for vm in going}
+    measures = state.calibration.participants if state.calibration else ()
+    if ids.intersection(slot.vm_id for slot in measures):
+        calibration.give_up(transition)
+    if state.initialiser in ids:
+        transition.state = replace(transition.state, initialiser=None)
+    fleet.replace_agents(transition, going)
+
+
+def _holds_unsaved(state: State) -> bool:
+    """Return whether outdated VMs train, or may hold mini-batches that no checkpoint has.
+
+    These are saved once: if that breaks, training goes on from the newest checkpoint.
+    """
+    if (generation := state.generation) is not None:
+        ids = {slot.vm_id for slot in generation.participants}
+        return any(
+            is_outdated(state, vm) for vm in state.vms.values() if vm.vm_id in ids
+        )
+    saved = state.newest_checkpoint
+    if saved is None or state.profile is None or state.fruitless:
+        return False
+    # After a break, more may be committed than is known.
+    broke = bool(state.generations) and state.generations[-1].broke
+    return broke or state.progress.step > saved.step
+
+
+def _save_outdated(
+    transition: Transition,
+    profile: Profile,
+    checkpoint: str,
+    vms: Sequence[records.VmRecord],
+) -> None:
+    """Open a generation of outdated VMs alone that only saves what they hold."""
+    answer = _answer(transition, vms, profile)
+    if answer is None:
+        return
+    if answer.plan is None:
+        fleet.replace_agents(transition, vms)
+        return
+    plan, inputs_hash = answer.plan, answer.inputs_hash
+    generations.open_generation(
+        transition, plan, inputs_hash, checkpoint, save_only=True
+    )
+
+
 # --- Preparation --------------------------------------------------------------------------
 
 
@@ -76,6 +142,7 @@ def _prepare(transition: Transition) -> None:
     measurement.
     """
     state, vms = transition.state, usable_vms(transition.state)
+    vms = tuple(vm for vm in vms if not is_outdated(state, vm))
     vm_id = next((vm.vm_id for vm in vms), None)
     if state.initialiser is not None or state.calibration is not None:
         if transition.is_due(state.prepare_since_s + PREPARE_BOUND_S):
@@ -109,14 +176,25 @@ def fail_preparation(transition: Transition, reason: str) -> None:
 def _start(transition: Transition) -> None:
     state = transition.state
     checkpoint, vms = state.newest_checkpoint, usable_vms(state)
-    if checkpoint is None or state.profile is None or not _is_enough(transition, vms):
+    if checkpoint is None or state.profile is None:
         return
-    answer = _answer(transition, vms, state.profile)
+    # No generation mixes versions.
+    outdated = tuple(vm for vm in vms if is_outdated(state, vm))
+    if outdated and state.phase is JobPhase.ACTIVE:
+        _save_outdated(transition, state.profile, checkpoint.name, outdated)
+        return
+    if not _is_enough(transition, vms):
+        return
+    answer = _answer(transition, outdated or vms, state.profile)
     if answer is None:
         return
     if answer.plan is not None:
         plan, inputs_hash = answer.plan, answer.inputs_hash
-        generations.open_generation(transition, plan, inputs_hash, checkpoint.name)
+        # The code of a job that has failed must not run.
+        save_only = state.phase is JobPhase.ENDING
+        generations.open_generation(
+            transition, plan, inputs_hash, checkpoint.name, save_only=save_only
+        )
     elif state.phase is JobPhase.ENDING:
         transition.state = replace(state, ending_checkpoint=False)
     elif _is_complete(transition.state, vms) and transition.state.enough is not None:
@@ -153,6 +231,10 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
     state = transition.state
     assert state.profile is not None
     vms = usable_vms(state)
+    if any(is_outdated(state, vm) and generation.trains_on(vm.vm_id) for vm in vms):
+        reason = f"the manager is of version {state.manager_version} now"
+        _leave(transition, reason, checkpoint=True)
+        return
     if _hash(state, vms, state.profile) == generation.inputs_hash:
         _return_unused(transition, generation, vms)
         return

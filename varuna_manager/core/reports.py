@@ -237,6 +237,7 @@ def _checkpoint_saved(transition: Transition, checkpoint: e.CheckpointRef) -> No
     transition.state = replace(
         state,
         checkpoints=tuple(newest_first[: state.job.spec.checkpoint_keep]),
+        checkpoint_saved_at_s=transition.now_s,
         checkpoint_error="",
         initialiser=None,
     )

@@ -112,8 +112,8 @@ def _fold(transition: Transition, event: e.Event) -> None:
     match event:
         case e.JobSubmitted():
             _job_submitted(transition, event)
-        case e.ManagerStarted():
-            _manager_started(transition)
+        case e.ManagerStarted(software_version=version):
+            _manager_started(transition, version)
         case e.JobMoved():
             fleet.job_moved(transition, event)
         case e.StopRequested():
@@ -203,12 +203,13 @@ def _job_submitted(transition: Transition, event: e.JobSubmitted) -> None:
         transition.log("submitted")
 
 
-def _manager_started(transition: Transition) -> None:
+def _manager_started(transition: Transition, version: str) -> None:
     """Emit again what is not answered: the manager that asked is gone."""
     shutdown.reopen(transition)
     state = transition.state
     transition.state = replace(
         state,
+        manager_version=version,
         reconciled=False,
         timer_at_s=None,
         plan_asked=None,

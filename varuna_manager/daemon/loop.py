@@ -16,20 +16,22 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
-import spottrain
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
 from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.clock import Clock
 from spottrain.varuna_manager.daemon.effects import EffectRunner
+from spottrain.varuna_manager.daemon.metrics import JobMetrics
 from spottrain.varuna_manager.daemon.server import ControlChannel
 from spottrain.varuna_manager.daemon.sessions import (
     AgentSessions,
@@ -53,6 +55,7 @@ from spottrain.varuna_manager.jobs.vm_history import VmHistory
 from spottrain.varuna_manager.launch.limits import check as check_limits
 from spottrain.varuna_manager.reporting.history import replay
 from spottrain.varuna_manager.watch.watches import Watches
+from spottrain.version import software_version
 from spottrain.wire import messages
 
 logger = logging.getLogger(__name__)
@@ -67,7 +70,11 @@ JOURNAL_WAIT_S = 60.0
 """How long the journal may fail to be written before the manager gives up."""
 MEASURED_S = 1.0
 """How long measurements may wait to be written together, unless an event is."""
+HEALTH_S = 5.0
+"""A manager whose loop or disk takes longer is not healthy."""
 _CHECKS_PER_SUSPICION = 5
+_PAGE_BYTES = 64 * 1024
+"""Written to find out whether the journal could be."""
 _BROKEN = (messages.GenerationBroken, messages.WorkerDied)
 
 
@@ -139,8 +146,15 @@ class ManagerLoop:
         self._traces = Traces(JobDir(workdir.parent).traces)
         self._effects = EffectRunner(self, provider, self.sessions, identity, url)
         self.channel = ControlChannel(
-            self, self.sessions, self.state.job.spec, workdir, identity.admin_token()
+            self,
+            self.sessions,
+            self.state.job.spec,
+            workdir,
+            identity.admin_token(),
+            identity.metrics_token(),
         )
+        self._folder = workdir.parent
+        self._metrics = JobMetrics(lambda: self.state, self.now_s)
         self._events = asyncio.Queue[
             tuple[e.Event | _Measured | _Flush, asyncio.Future[None]]
         ]()
@@ -156,7 +170,7 @@ class ManagerLoop:
         """
         self._broken = asyncio.get_running_loop().create_future()
         self._readmit()
-        version, pid = spottrain.__version__, os.getpid()
+        version, pid = software_version(), os.getpid()
         self.feed(
             e.ManagerStarted(at_s=self.now_s(), software_version=version, pid=pid)
         )
@@ -264,7 +278,7 @@ class ManagerLoop:
             self._lives.note(before, one.at_s, after)
             taken.commands += commands
             if after.last_news != before.last_news:
-                logger.info("%s", after.last_news)
+                logger.info("%s", after.last_news, extra=_log_fields(one, after))
         self._samples += self._sampler.samples(event, self._fold.state)
 
     def _measure(self, measured: _Measured, taken: _Taken) -> None:
@@ -285,7 +299,8 @@ class ManagerLoop:
         give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
         while True:
             try:
-                self._seq = self._journal.append(*events, samples=samples)
+                with self._metrics.journal_write.time():
+                    self._seq = self._journal.append(*events, samples=samples)
                 self._samples, self._unwritten = [], {}
                 self._streams.wrote(until)
                 if self._flush is not None:
@@ -416,7 +431,9 @@ class ManagerLoop:
         self.feed(e.VmHeard(at_s=self.now_s(), vm_id=vm_id))
 
     async def register(self, registration: messages.Registration) -> None:
-        """Register a VM's agent."""
+        """Register a VM's agent; each does it once, before anything else."""
+        self.sessions.renew(registration.vm_id)
+        self._streams.forget(registration.vm_id)
         event = e.AgentRegistered(
             at_s=self.now_s(),
             vm_id=registration.vm_id,
@@ -493,6 +510,22 @@ class ManagerLoop:
             check_limits(self.state, event)
         await self.feed(event)
 
+    def metrics_text(self) -> bytes:
+        """Return the job's metrics in Prometheus' text format."""
+        return self._metrics.text()
+
+    async def trouble(self) -> str:
+        """Return why this manager cannot do its work now; empty if it can."""
+        try:
+            async with asyncio.timeout(HEALTH_S):
+                await self._queue(_Flush())  # taken in its turn
+                await asyncio.to_thread(_try_to_write, self._folder)
+        except TimeoutError:
+            return f"no event was taken in, or no file written, for {HEALTH_S:g} s"
+        except OSError as error:
+            return f"the job's folder cannot be written: {error.strerror}"
+        return ""
+
     async def profile(self, minibatches: int) -> TraceSet:
         """Tell every VM of the generation that runs to profile its next mini-batches.
 
@@ -524,3 +557,26 @@ class ManagerLoop:
             TracesRefusedError: it is not expected from this VM.
         """
         self._traces.add(vm_id, trace, content)
+
+
+def _try_to_write(folder: Path) -> None:
+    """Write as the journal would.
+
+    Raises:
+        OSError: the disk is full, or cannot be written.
+    """
+    with tempfile.TemporaryFile(dir=folder) as file:
+        file.write(bytes(_PAGE_BYTES))
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _log_fields(event: e.Event, after: State) -> dict[str, object]:
+    """Return what a program that reads logs asks of a line of news."""
+    what = event.report if isinstance(event, e.ReportReceived) else event
+    generation = after.generation
+    return {
+        "event": type(what).__name__,
+        "generation": None if generation is None else generation.number,
+        "reason": after.activity,
+    }

@@ -23,11 +23,13 @@ from pathlib import Path
 import uvloop
 
 from spottrain.cloud.port.provider import CloudProvider, ForwardsCalls
+from spottrain.cloud.port.stored import write_private
 from spottrain.errors import SpottrainError, causes
-from spottrain.logs import LOG_BYTES, LOG_CHECK_S, rotate
+from spottrain.logs import LOG_BYTES, LOG_CHECK_S, JsonLines, rotate
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.daemon.loop import ManagerLoop
+from spottrain.varuna_manager.daemon.notify import Notifier
 from spottrain.varuna_manager.daemon.server import (
     listen,
     make_server,
@@ -35,7 +37,7 @@ from spottrain.varuna_manager.daemon.server import (
 )
 from spottrain.varuna_manager.daemon.tracking import FINISH_S, Trackers
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.identity import ensure_identity
+from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import own_vm
 from spottrain.varuna_manager.jobs.replication import (
@@ -46,6 +48,7 @@ from spottrain.varuna_manager.launch.control import ShutsDown, open_provider
 from spottrain.varuna_manager.reporting.documents import report
 from spottrain.varuna_manager.reporting.html.curves import read_curves
 from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page
+from spottrain.version import is_older, software_version
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +103,7 @@ async def manage(
     provider: CloudProvider,
     copy: JournalReplication | None = None,
     trackers: Trackers | None = None,
+    notifier: Notifier | None = None,
 ) -> Outcome | None:
     """Manage a job to its end; return ``None`` if this process was told to exit.
 
@@ -108,6 +112,7 @@ async def manage(
         provider: The cloud to rent from.
         copy: Copies its journal to its checkpoint store, if given.
         trackers: Write its measurements, if given.
+        notifier: Tells people what happens to it, if given.
 
     Raises:
         FencedError: another machine has taken the job over.
@@ -122,12 +127,11 @@ async def manage(
     manager_loop = ManagerLoop(
         journal, provider, identity, url, job.workdir, copy, trackers
     )
+    _check_not_older(job, manager_loop.state.manager_version)
     server = make_server(manager_loop.channel, identity.path)
-    _publish(job.path, url)
-    if isinstance(provider, ForwardsCalls):
-        provider.serve(url)
+    _publish(job.path, url, identity, provider)
     serving = asyncio.create_task(server.serve(sockets=[listener]))
-    running = asyncio.create_task(manager_loop.run())
+    running = asyncio.create_task(_run(manager_loop, notifier))
 
     def leave() -> None:
         running.cancel()
@@ -164,6 +168,37 @@ async def manage(
         (job.path / "manager.json").unlink(missing_ok=True)
 
 
+async def _run(manager_loop: ManagerLoop, notifier: Notifier | None) -> Outcome:
+    """Run the loop to its end, and tell people what happens meanwhile."""
+    if notifier is None:
+        return await manager_loop.run()
+    looking = asyncio.create_task(
+        notifier.watch(lambda: manager_loop.state, manager_loop.now_s)
+    )
+    limit_s = LEAVE_S
+    try:
+        outcome = await manager_loop.run()
+        limit_s = FINISH_S
+        return outcome
+    finally:
+        looking.cancel()
+        notifier.look(manager_loop.state, manager_loop.now_s())
+        await asyncio.to_thread(notifier.finish, limit_s)
+
+
+def _check_not_older(job: JobDir, version: str) -> None:
+    """Refuse to manage a job that a newer version has managed: its journal may say more.
+
+    Raises:
+        ManagerError: this software is older than ``version``.
+    """
+    if is_older(software_version(), version):
+        raise ManagerError(
+            f"job {job.name} was managed by spottrain {version}, this is "
+            f"{software_version()}: install that version or a newer one"
+        )
+
+
 def _rotate_logs(job: JobDir) -> None:
     while True:
         bound_logs(job)
@@ -174,11 +209,19 @@ def bound_logs(job: JobDir, max_bytes: int = LOG_BYTES) -> None:
     """Rotate the logs of this process and of those that it starts."""
     for log in (
         job.log,
+        job.json_log,
         *(job.path / "tracking").glob("*.log"),
         *job.cloud.glob("*.log"),
     ):
         if not log.match("*.1.log"):
             rotate(log, max_bytes)
+
+
+def _log_as_json(job: JobDir) -> None:
+    """Write the log as JSON lines too; see ``manager.json_log``."""
+    handler = logging.FileHandler(job.json_log)
+    handler.setFormatter(JsonLines(job=job.name))
+    logging.getLogger().addHandler(handler)
 
 
 def _leave_page(job: JobDir, manager_loop: ManagerLoop, journal: Journal) -> None:
@@ -194,8 +237,14 @@ def _leave_page(job: JobDir, manager_loop: ManagerLoop, journal: Journal) -> Non
         logger.info("report: %s", job.page)
 
 
-def _publish(job_dir: Path, url: str) -> None:
-    """Write ``manager.json`` atomically."""
+def _publish(
+    job_dir: Path, url: str, identity: Identity, provider: CloudProvider
+) -> None:
+    """Tell agents, commands and readers of metrics where the manager is."""
+    if isinstance(provider, ForwardsCalls):
+        provider.serve(url)
+    write_private(job_dir / "metrics.token", identity.metrics_token())
+    write_private(job_dir / "ca.pem", identity.ca_pem)
     draft = job_dir / "manager.json.tmp"
     draft.write_text(json.dumps({"pid": os.getpid(), "url": url}))
     draft.replace(job_dir / "manager.json")
@@ -213,9 +262,13 @@ def main(argv: Sequence[str]) -> int:
             threading.Thread(target=_rotate_logs, args=(job,), daemon=True).start()
             copy = begin_replication(job, durable=DURABLE_COPY in argv)
             provider = open_provider(job)
-            trackers = Trackers(job, job.config().track)
+            config = job.config()
+            if config.manager.json_log:
+                _log_as_json(job)
+            trackers = Trackers(job, config.track)
+            notifier = Notifier(job, config.notify)
             try:
-                outcome = uvloop.run(manage(job, provider, copy, trackers))
+                outcome = uvloop.run(manage(job, provider, copy, trackers, notifier))
             finally:
                 if isinstance(provider, ForwardsCalls):
                     provider.close()

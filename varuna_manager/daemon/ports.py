@@ -56,6 +56,12 @@ class ChannelHandler(Protocol):
             LimitsRefusedError: they would end the job, and the person has not confirmed.
         """
 
+    def metrics_text(self) -> bytes:
+        """Return the job's metrics in Prometheus' text format."""
+
+    async def trouble(self) -> str:
+        """Return why the manager cannot do its work now, in one line; empty if it can."""
+
     async def profile(self, minibatches: int) -> TraceSet:
         """Have the next mini-batches profiled; returns before that is done.
 

@@ -1,6 +1,6 @@
 """The HTTPS server of the control channel: agents and the command line call it.
 
-    POST /v1/register     Registration -> {}           426 another software version
+    POST /v1/register     Registration -> {}           503 another software version
     POST /v1/heartbeat    Heartbeat -> HeartbeatAnswer (a long poll)      409 stale
     POST /v1/reports      ReportBatch -> ReportAnswer     409 facts are missing
     POST /v1/traces       ?trace=TraceWritten, its file -> {}   410 it is not expected
@@ -10,7 +10,10 @@
     POST /v1/admin/limits {"limits": [Limit], "sure": bool, "by": str} -> {}
                                                           409 it would end the job
     POST /v1/admin/profile {"minibatches": int} -> TraceSet    409 nothing trains now
+    GET  /metrics         -> Prometheus' text format
+    GET  /healthz         -> one line: 200, or 503 with what is wrong
 
+The last two take the token for metrics, or the admin token.
 Each request has a token; an unknown or revoked one is answered 403. An error's body is
 ``{"error": one line}``.
 """
@@ -19,10 +22,12 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import gc
 import hashlib
 import hmac
 import json
+import logging
 import math
 import resource
 import socket
@@ -35,17 +40,18 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
-from starlette.responses import FileResponse, JSONResponse, Response
+from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-import spottrain
 from spottrain.errors import SpottrainError, WireError
 from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.daemon.metrics import CONTENT_TYPE
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
 from spottrain.varuna_manager.jobs.traces import TracesRefusedError
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
+from spottrain.version import software_version
 from spottrain.wire.codec import decode, encode
 from spottrain.wire.messages import (
     MAX_BATCH_BYTES,
@@ -56,6 +62,8 @@ from spottrain.wire.messages import (
     ReportBatch,
     TraceWritten,
 )
+
+logger = logging.getLogger(__name__)
 
 PORTS = range(20000, 30000)
 """Below the ephemeral range, so that no outgoing connection takes a job's port."""
@@ -80,6 +88,7 @@ class ControlChannel:
     spec: JobSpec
     workdir: Path
     admin_token: str
+    metrics_token: str
 
     def app(self) -> Starlette:
         """Return the ASGI application."""
@@ -94,6 +103,8 @@ class ControlChannel:
                 Route("/v1/admin/limits", self._limits, methods=["POST"]),
                 Route("/v1/traces", self._traces, methods=["POST"]),
                 Route("/v1/admin/profile", self._profile, methods=["POST"]),
+                Route("/metrics", self._metrics),
+                Route("/healthz", self._healthz),
             ],
             exception_handlers={HTTPException: _answer_error},
         )
@@ -146,10 +157,21 @@ class ControlChannel:
         return FileResponse(self.workdir)
 
     def _check_admin(self, request: Request) -> None:
-        if not hmac.compare_digest(
-            _digest(_bearer(request)), _digest(self.admin_token)
-        ):
+        if not _has_token(request, self.admin_token):
             raise HTTPException(403, "not the admin token of this job")
+
+    def _check_reader(self, request: Request) -> None:
+        if not _has_token(request, self.metrics_token):
+            self._check_admin(request)
+
+    async def _metrics(self, request: Request) -> Response:
+        self._check_reader(request)
+        return Response(self.handler.metrics_text(), media_type=CONTENT_TYPE)
+
+    async def _healthz(self, request: Request) -> Response:
+        self._check_reader(request)
+        trouble = await self.handler.trouble()
+        return PlainTextResponse(f"{trouble or 'ok'}\n", 503 if trouble else 200)
 
     async def _stop(self, request: Request) -> Response:
         self._check_admin(request)
@@ -210,6 +232,10 @@ class _LimitsRequest:
     by: str = "command line"
 
 
+def _has_token(request: Request, token: str) -> bool:
+    return hmac.compare_digest(_digest(_bearer(request)), _digest(token))
+
+
 def _digest(token: str) -> bytes:
     return hashlib.sha256(token.encode()).digest()
 
@@ -233,16 +259,31 @@ def _decode(cls: Any, body: bytes) -> Any:
 
 
 def _check_version(body: bytes) -> None:
-    """Refuse another software version before its message is decoded."""
+    """Refuse another software version before its message is decoded.
+
+    Not for good: its VM stays, as the manager starts an agent of its own version there.
+    """
     with contextlib.suppress(ValueError, RecursionError):
         data = json.loads(body)
         theirs = data.get("software_version") if isinstance(data, dict) else None
-        if theirs != spottrain.__version__:
+        if isinstance(theirs, str) and theirs != software_version():
+            _warn_of_version(theirs)
             raise HTTPException(
-                426,
-                f"agent runs spottrain {theirs}, manager {spottrain.__version__}: "
-                "install the manager's version on the VM's image",
+                503,
+                f"agent runs spottrain {theirs}, manager {software_version()}: the "
+                "manager will start an agent of its own version",
             )
+
+
+@functools.cache
+def _warn_of_version(theirs: str) -> None:
+    """Say once that agents of another version call; they stay if nothing replaces them."""
+    logger.warning(
+        "an agent runs spottrain %s, this manager %s; if spottrain was changed on this "
+        "machine since the manager started, end the manager and resume the job",
+        theirs,
+        software_version(),
+    )
 
 
 async def _answer_error(_: Request, error: Exception) -> Response:

@@ -74,6 +74,12 @@ class AgentSessions:
             del self._vm_of[session.token_sha256]
             _wake(session)
 
+    def renew(self, vm_id: str) -> None:
+        """Begin a VM's session anew: a new agent of it registers, and counts from 0."""
+        if session := self._sessions.get(vm_id):
+            self.revoke(vm_id)
+            self.admit(vm_id, session.token_sha256)
+
     @property
     def admitted(self) -> KeysView[str]:
         """The VMs whose agents may call."""
@@ -176,6 +182,11 @@ class MeasurementStreams:
         new = batch.measurements[expected - batch.first_measurement :]
         self._next[batch.vm_id] = expected + len(new)
         return new
+
+    def forget(self, vm_id: str) -> None:
+        """Expect a new agent of a VM, whose numbers begin anew."""
+        self._next.pop(vm_id, None)
+        self._written.pop(vm_id, None)
 
     def wrote(self, until: Mapping[str, int]) -> None:
         """Note that measurements are written, those below a number of each VM."""

@@ -88,6 +88,11 @@ class JobDir:
         return self.path / "copy.json"
 
     @property
+    def json_log(self) -> Path:
+        """The manager's log as JSON lines, if the job file asks for it."""
+        return self.path / "manager.json.log"
+
+    @property
     def tracking_status(self) -> Path:
         """What is in the way of writing measurements, by sink."""
         return self.path / "tracking.json"

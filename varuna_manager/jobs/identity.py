@@ -59,6 +59,10 @@ class Identity:
         """Return the bearer token of whoever may read the job's folder."""
         return hmac.new(self.secret, b"admin", hashlib.sha256).hexdigest()
 
+    def metrics_token(self) -> str:
+        """Return the bearer token that may only read metrics and health."""
+        return hmac.new(self.secret, b"metrics", hashlib.sha256).hexdigest()
+
 
 def token_sha256(token: str) -> str:
     """Return the only form in which a token is stored or compared."""

@@ -22,6 +22,7 @@ from spottrain.storage.open import open_store
 from spottrain.storage.store import StorageError, check_writable, is_object_url
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
+from spottrain.varuna_manager.config.notify import check_notify
 from spottrain.varuna_manager.config.track import check_trackers
 from spottrain.varuna_manager.core.model.events import (
     CheckpointRef,
@@ -100,6 +101,7 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
         ConfigError: It cannot.
     """
     check_trackers(config.track, config.secrets, on_vm=on_vm)
+    check_notify(config.notify, config.secrets, on_vm=on_vm)
     if not on_vm:
         max_vms = config.resources.max_vms
         if config.clouds and max_vms > MAX_VMS_HERE:

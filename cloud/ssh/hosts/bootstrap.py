@@ -11,7 +11,7 @@ from dataclasses import asdict, replace
 
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
-from spottrain.cloud.ssh.on_vm.package import carries_obstore, package
+from spottrain.cloud.ssh.on_vm.package import Package, carries_obstore, package
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import (
     Host,
@@ -46,6 +46,8 @@ def bring_up(
 ) -> None:
     """Send our software and the user's code to a host and start the agent.
 
+    An agent that runs there already stays, unless its software is not ours.
+
     Args:
         connection: The host's.
         vm_id: The VM on that host.
@@ -63,10 +65,12 @@ def bring_up(
     claim, state = connection.status()
     if claim is None or claim["vm_id"] != vm_id or state == "over":
         raise VmNotFoundError(f"VM {vm_id} is no longer on {host.place}")
-    if state == "running":
+    ours = package(payload.buckets and carries_obstore(session.call("probe")))
+    folder = f"package-{ours.sha256[:12]}"
+    if state == "running" and claim.get("package") == folder:
         announce()
         return
-    folder, payload = _prepare(session, vm_id, payload, report)
+    payload = _prepare(session, vm_id, folder, ours, payload, report)
     check_software(host.place, session.call("probe"), fleet_software, payload.buckets)
     announce()
     session.call(
@@ -87,33 +91,38 @@ def bring_up(
 
 
 def _prepare(
-    session: Session, vm_id: str, payload: Payload, report: Callable[[str], None]
-) -> tuple[str, Payload]:
+    session: Session,
+    vm_id: str,
+    folder: str,
+    ours: Package,
+    payload: Payload,
+    report: Callable[[str], None],
+) -> Payload:
     """Send to the host everything that agents and workers need.
 
     Returns:
-        Our software's folder, and the payload with the variables for data.
+        The payload with the variables for data.
     """
-    folder = _deliver(session, vm_id, payload)
+    _deliver(session, vm_id, folder, ours, payload)
     if payload.data:
         found = _bring_data(session, vm_id, folder, payload, report)
         payload = replace(payload, environment={**payload.environment, **found})
     if payload.setup:
         report("setup")
         _set_up(session, vm_id, payload)
-    return folder, payload
+    return payload
 
 
-def _deliver(session: Session, vm_id: str, payload: Payload) -> str:
-    """Send our software and the workdir; return the software's folder."""
-    ours = package(payload.buckets and carries_obstore(session.call("probe")))
-    folder, workdir = f"package-{ours.sha256[:12]}", f"{vm_id}/workdir"
+def _deliver(
+    session: Session, vm_id: str, folder: str, ours: Package, payload: Payload
+) -> None:
+    """Send our software, to be in ``folder``, and the workdir."""
+    workdir = f"{vm_id}/workdir"
     has_package, has_workdir = session.call("has", names=[folder, workdir])
     if not has_package:
         _send(session, vm_id, folder, ours.archive)
     if not has_workdir:
         _send(session, vm_id, workdir, payload.workdir.read_bytes())
-    return folder
 
 
 def _send(session: Session, vm_id: str, name: str, archive: bytes) -> None:

@@ -10,7 +10,7 @@ A host is one VM at a time. Its folder holds
 
     claim.json      the VM and its owner; written by the first to claim the host
     <vm_id>/        the VM's own: agent.json, workdir/, logs, vm.lock held by its keeper
-    package-<sha>/  our software
+    package-<sha>/  our software; the claim names the one that the agent is of
 
 and is removed when the VM has ended and its logs were fetched. Changing a claim takes a
 lock on the parent folder.
@@ -323,16 +323,21 @@ class HostAgent:
         agent: dict[str, Any],
         environment: dict[str, str],
     ) -> None:
-        """Start the VM's agent, detached, unless it runs."""
+        """Start the VM's agent, detached, unless it runs.
+
+        One of another package is ended first, with all processes of the VM.
+        """
         with self._locked():
             claim = self._claim_of(vm_id)
             if self._state(claim) == "running":
-                return
+                if claim.get("package") == package:
+                    return
+                self._kill(vm_id)
             folder = self._root / vm_id
             _write_private(folder / "agent.json", json.dumps(agent).encode())
             given = self._environment(vm_id, environment, package)
             self._spawn_keeper(folder, given)
-            self._write_claim({**claim, "started": True})
+            self._write_claim({**claim, "started": True, "package": package})
 
     def _spawn_keeper(self, folder: Path, environment: dict[str, str]) -> None:
         with (folder / "agent.log").open("ab") as log:

@@ -20,7 +20,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from spottrain import errors
+from spottrain.version import sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,17 +74,6 @@ def _nvml_files() -> Iterator[tuple[str, Path]]:
         yield "pynvml.py", Path(found.origin)
 
 
-def _our_files() -> Iterator[tuple[str, Path]]:
-    root = Path(errors.__file__).parent
-    for folder in (root, *sorted(path for path in root.iterdir() if path.is_dir())):
-        pattern = "*.py" if folder == root else "**/*.py"
-        # In a checkout the folders are symbolic links.
-        for path in sorted(folder.resolve().glob(pattern)):
-            below = path.relative_to(folder.resolve()).as_posix()
-            name = f"{folder.relative_to(root).as_posix()}/{below}"
-            yield f"spottrain/{name.removeprefix('./')}", path
-
-
 @functools.cache
 def _packed(with_obstore: bool) -> Package:
     buffer = io.BytesIO()
@@ -93,7 +82,7 @@ def _packed(with_obstore: bool) -> Package:
         tarfile.open(fileobj=zipped, mode="w") as archive,
     ):
         obstore = _obstore_files() if with_obstore else ()
-        for name, path in (*_our_files(), *_nvml_files(), *obstore):
+        for name, path in (*sources(), *_nvml_files(), *obstore):
             member = tarfile.TarInfo(name)
             content = path.read_bytes()
             member.size, member.mode = len(content), 0o644

@@ -626,6 +626,7 @@ class Registration:
 
     vm_id: str
     software_version: str
+    """As ``version.software_version``: the manager takes agents of its own only."""
     num_slots: int
     private_address: str
     schema_version: int = SCHEMA_VERSION

@@ -1,8 +1,10 @@
 from __future__ import annotations
 
+import json
+import logging
 from pathlib import Path
 
-from spottrain.logs import rotate
+from spottrain.logs import JsonLines, rotate
 
 
 def test_a_log_is_rotated_while_it_is_written(tmp_path: Path) -> None:
@@ -27,3 +29,22 @@ def test_a_log_is_bounded_where_it_cannot_be_copied(tmp_path: Path) -> None:
     path.write_bytes(b"0123456789\n")
     rotate(path, 10)
     assert path.read_bytes() == b""
+
+
+def test_a_line_of_json_has_what_programs_ask_for() -> None:
+    record = logging.LogRecord(
+        "a.b", logging.INFO, "", 1, "vm-1: %s", ("gone\n",), None
+    )
+    record.event, record.generation = "VmLost", 3
+    line = JsonLines(job="mine").format(record)
+    assert "\n" not in line
+    found = json.loads(line)
+    assert found.pop("time").endswith("+00:00")
+    assert found == {
+        "level": "info",
+        "logger": "a.b",
+        "message": "vm-1: gone\n",
+        "job": "mine",
+        "event": "VmLost",
+        "generation": 3,
+    }

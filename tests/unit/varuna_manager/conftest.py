@@ -51,6 +51,7 @@ class RecordingHandler:
         self.reports: list[messages.Report] = []
         self.stops: list[tuple[str, bool, bool]] = []
         self.limits: list[tuple[str, tuple[Limit, ...]]] = []
+        self.troubles: list[str] = []
         self.traces: list[tuple[str, messages.TraceWritten, bytes, int]] = []
         """With the number of reports received before."""
 
@@ -74,6 +75,12 @@ class RecordingHandler:
         if not sure:
             raise LimitsRefusedError("it would end the job; --yes")
         self.limits.append((by, limits))
+
+    def metrics_text(self) -> bytes:
+        return b"a_metric 1\n"
+
+    async def trouble(self) -> str:
+        return self.troubles.pop() if self.troubles else ""
 
     async def profile(self, minibatches: int) -> TraceSet:
         if minibatches > 9:
@@ -112,7 +119,12 @@ class Manager:
         if not archive.exists():
             write_workdir(archive, {"train.py": "x = 1\n"})
         self.channel = ControlChannel(
-            self.handler, self.sessions, spec, archive, self.identity.admin_token()
+            self.handler,
+            self.sessions,
+            spec,
+            archive,
+            self.identity.admin_token(),
+            self.identity.metrics_token(),
         )
         self._loop: asyncio.AbstractEventLoop | None = None
         self._server: uvicorn.Server | None = None

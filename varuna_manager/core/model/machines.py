@@ -41,18 +41,16 @@ class Entry(NamedTuple):
 Machine = Mapping[tuple[StrEnum | None, StrEnum | None], Entry]
 """By the phases before and after."""
 
-_TAKEN: Causes = (e.VmsListed, e.VmLost, e.ProviderAnswered)
+_ENDED: Causes = (e.VmsListed, e.VmLost)
 """They show that the cloud took a VM."""
+_TAKEN: Causes = (*_ENDED, e.ProviderAnswered)
+"""The same of one whose agent has registered: it may be silent."""
 _UNUSABLE: Causes = (messages.VmUnfit, messages.GpuSick)
 """They have a VM returned that cannot train."""
-_RETURNED: Causes = (
-    e.ProviderAnswered,
-    e.CommandFailed,
-    e.JobMoved,
-    *_UNUSABLE,
-    DECISION,
-)
+_UNWANTED: Causes = (e.JobMoved, *_UNUSABLE, DECISION)
 """They have a VM returned."""
+_RETURNED: Causes = (e.ProviderAnswered, e.CommandFailed, *_UNWANTED)
+"""They have a VM returned whose agent has registered: it may be silent."""
 _LOST: Causes = tuple(dict.fromkeys((*_TAKEN, *_RETURNED)))
 _LEFT: Causes = (messages.GenerationBroken, messages.WorkerDied)
 """A rank has left its generation."""
@@ -98,13 +96,22 @@ VM: Machine = {
         (phase, VmPhase.READY): Entry("slots can train", (messages.SupervisorReady,))
         for phase in _COMING
     },
-    (VmPhase.STARTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_RETURNED)),
-    (VmPhase.BOOTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_RETURNED)),
+    **{
+        (phase, VmPhase.BOOTING): Entry(
+            "its agent is replaced by one of the manager's version", (DECISION,)
+        )
+        for phase in (VmPhase.REGISTERED, VmPhase.READY)
+    },
+    (VmPhase.STARTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_UNWANTED)),
+    (VmPhase.BOOTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_UNWANTED)),
     (VmPhase.REGISTERED, VmPhase.RETURNING): Entry(
         "unwanted, or rounds differently", (*_RETURNED, messages.SupervisorReady)
     ),
     (VmPhase.READY, VmPhase.RETURNING): Entry("unwanted, or silent", _RETURNED),
-    **{(phase, None): Entry("lost", _TAKEN) for phase in (*_COMING, VmPhase.READY)},
+    (VmPhase.STARTING, None): Entry("lost", _ENDED),
+    (VmPhase.BOOTING, None): Entry("lost", _ENDED),
+    (VmPhase.REGISTERED, None): Entry("lost", _TAKEN),
+    (VmPhase.READY, None): Entry("lost", _TAKEN),
     (VmPhase.RETURNING, None): Entry(
         "terminated", (e.VmsReturned, e.VmsListed, e.VmLost)
     ),

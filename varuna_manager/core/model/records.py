@@ -119,6 +119,8 @@ class VmRecord:
     phase: VmPhase
     private_address: str
     token_sha256s: tuple[str, ...] = ()
+    agent_version: str = ""
+    """Version of spottrain that its agent runs, once it has registered."""
     num_slots: int = 0
     device: str = ""
     """As in ``Profile``, once its supervisor has reported; so are the next three."""
@@ -318,6 +320,8 @@ class GenerationSummary:
     ended_at_s: float | None
     """None: it still runs."""
     ended_by: str = ""
+    broke: bool = False
+    """Whether it ended by a break, and not by a stop of all ranks."""
     inputs_hash: str = ""
     """The planner's inputs: the journal's ``PlanComputed`` of that hash has them."""
     candidates: tuple[Candidate, ...] = ()
@@ -435,6 +439,10 @@ class Tally:
     sick_gpus: int = 0
     """VMs that were returned because a GPU had failed."""
     hangs: int = 0
+    morphs: int = 0
+    """Generations that were left as planned, for another one."""
+    recoveries: int = 0
+    """Generations that broke."""
     price_changes: int = 0
     slow_vms_replaced: int = 0
     vms_launched: int = 0

@@ -63,6 +63,8 @@ class State:
     """A checkpoint is still wanted before the VMs are returned."""
     release: records.Release | None = None
     """Removing what the VMs shared in the cloud, once it has begun."""
+    manager_version: str = ""
+    """Version of spottrain that the newest manager runs."""
     # The fleet
     reconciled: bool = False
     """Whether the provider has listed its VMs since the manager started."""
@@ -115,6 +117,8 @@ class State:
     checkpoints: tuple[CheckpointRef, ...] = ()
     """Complete ones, newest first."""
     damaged: tuple[str, ...] = ()
+    checkpoint_saved_at_s: float | None = None
+    """When one was last saved, as far as that is known."""
     checkpoint_error: str = ""
     """Why the newest attempt to write a checkpoint failed; empty if it did not."""
     # Generations
@@ -162,6 +166,12 @@ class State:
         """The newest checkpoint that is not known to be damaged."""
         good = (c for c in self.checkpoints if c.name not in self.damaged)
         return next(good, None)
+
+
+def is_outdated(state: State, vm: records.VmRecord) -> bool:
+    """Return whether a VM's agent runs other software than the manager."""
+    runs = vm.phase in (records.VmPhase.REGISTERED, records.VmPhase.READY)
+    return runs and vm.agent_version != state.manager_version
 
 
 def unfit_scope(offer: Offer) -> str:

@@ -68,6 +68,19 @@ def test_an_agent_is_started_once(cloud: Cloud, machine: Machine) -> None:
     assert machine.marked(cloud.job) == before
 
 
+def test_an_agent_of_other_software_is_replaced_on_the_same_vm(
+    cloud: Cloud, machine: Machine, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (vm,) = cloud.launch()
+    before = cloud.boot(vm)["pids"]
+    module = "spottrain.version.software_version"
+    monkeypatch.setattr(module, lambda: "2")
+    cloud.client().start_agent(vm.vm_id, BOOTSTRAP)
+    assert not any(machine.runs(pid) for pid in before)
+    machine.eventually(lambda: bool(machine.marked(cloud.job)))
+    assert cloud.vm(vm).state == VmState.RUNNING
+
+
 def test_a_vm_ends_with_its_agent_and_leaves_only_logs(
     cloud: Cloud, machine: Machine
 ) -> None:

@@ -25,7 +25,6 @@ ZONE = ZoneSpec(
 SETTINGS = LocalSettings(
     job="job",
     market=MarketSpec(zones=(ZONE, replace(ZONE, name="b", boot_s=5.0))),
-    agent_argv=("agent",),
     idle_s=10,
 )
 

@@ -186,7 +186,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
         return lambda one: one.tell(cls, **fields)
 
     yield told(e.JobSubmitted, settings=SETTINGS)
-    yield told(e.ManagerStarted, software_version="1", pid=2)
+    yield from (told(e.ManagerStarted, software_version=v, pid=2) for v in "12")
     yield told(e.JobMoved, epoch=2, host="here")
     yield told(e.StopRequested, by="me")
     yield told(e.StopRequested, by="me", now=True)

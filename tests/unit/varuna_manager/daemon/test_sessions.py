@@ -247,3 +247,16 @@ def test_a_manager_that_begins_anew_asks_for_what_was_not_written() -> None:
     answer = streams.answer(late, 0)
     assert (answer.measured, answer.next_measurement) == (5, 5)
     assert steps(streams.take(batch(5, 6, oldest=5))) == [5, 6, 7, 8, 9, 10]
+
+
+def test_a_new_agent_of_a_vm_counts_from_the_beginning() -> None:
+    line, streams = Line("a"), MeasurementStreams()
+    line.beat("a")
+    line.sessions.send("a", stop(1))
+    line.sessions.renew("a")
+    line.sequence = -1
+    assert line.beat("a") == ()
+    assert line.sessions.vm_of("token of a") == "a"
+    assert steps(streams.take(batch(0, 3))) == [0, 1, 2]
+    streams.forget("a")
+    assert steps(streams.take(batch(0, 1))) == [0]

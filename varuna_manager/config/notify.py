@@ -1,0 +1,124 @@
+"""The section of a job file about notices to people; see docs/operating.md."""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+import re
+import shutil
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Annotated, Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, PositiveFloat, PositiveInt
+
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.base import Section
+
+NoticeKind = Literal["losses", "budget", "stall", "nonfinite", "end"]
+_VARIABLE = re.compile(r"\$([A-Za-z_][A-Za-z0-9_]*)")
+
+
+class NotifyConfig(Section):
+    """Whom the manager tells what a person may want to act on."""
+
+    command: tuple[Annotated[str, Field(min_length=1)], ...] = ()
+    """Program to run, with its arguments; it gets the notice as JSON on stdin."""
+    webhook: Annotated[str, Field(min_length=1)] | None = None
+    """URL to post the notice to as JSON: https, or http on this machine. A URL that is a
+    secret is given as `$NAME`, an environment variable that holds it."""
+    on: tuple[NoticeKind, ...] = ("losses", "budget", "stall", "nonfinite", "end")
+    """Which notices to send: `losses` (many VMs lost within a short time), `budget`
+    (each share of `budget.alerts`), `stall`, `nonfinite` (too many losses in a row were
+    not finite) and `end`."""
+    losses: PositiveInt = 3
+    """Interruptions within `window_s` that are many."""
+    window_s: PositiveFloat = 600.0
+    """See `losses`."""
+    stall_s: PositiveFloat = 600.0
+    """A job that trained, and has committed nothing for so long, stalls."""
+
+    @property
+    def asked(self) -> bool:
+        """True if anybody is to be told."""
+        return bool(self.command or self.webhook)
+
+
+def webhook_url(webhook: str, environment: Mapping[str, str]) -> str:
+    """Return the URL that a webhook of a job file stands for.
+
+    Raises:
+        ConfigError: The variable is not set, or the URL is neither https nor local. The
+            line does not show a URL that comes from a variable.
+    """
+    url, shown = webhook, webhook
+    if variable := _VARIABLE.fullmatch(webhook):
+        url, shown = environment.get(variable[1], ""), f"the value of {webhook}"
+        if not url:
+            raise ConfigError(
+                f"notify.webhook: the environment variable {variable[1]} is not set; "
+                "export it before launch and resume"
+            )
+    try:
+        parts = urlsplit(url)
+        host = parts.hostname or ""
+    except ValueError:
+        host = ""
+    if not host or not (
+        parts.scheme == "https" or (parts.scheme == "http" and _is_local(host))
+    ):
+        raise ConfigError(
+            f"notify.webhook: must be a URL of https, or of http on this machine: got "
+            f"{shown}"
+        )
+    return url
+
+
+def _is_local(host: str) -> bool:
+    try:
+        return host == "localhost" or ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def check_notify(
+    notify: NotifyConfig, secrets: Collection[str], *, on_vm: bool
+) -> None:
+    """Check that notices can be sent from where the manager will run.
+
+    Args:
+        notify: Of the job file.
+        secrets: Names of environment variables that the manager will have.
+        on_vm: On a VM of its own.
+
+    Raises:
+        ConfigError: They cannot.
+    """
+    if notify.command and on_vm:
+        raise ConfigError(
+            "notify.command: with --manager-vm it would run on the manager's VM; use "
+            "notify.webhook"
+        )
+    if notify.command and shutil.which(notify.command[0]) is None:
+        raise ConfigError(
+            f"notify.command: there is no program {notify.command[0]}: install it, or "
+            "give its path"
+        )
+    if notify.webhook is None:
+        return
+    webhook_url(notify.webhook, os.environ)
+    variable = _VARIABLE.fullmatch(notify.webhook)
+    if on_vm and variable and variable[1] not in secrets:
+        raise ConfigError(
+            f"notify.webhook: with --manager-vm the URL must be known there; add "
+            f"{variable[1]} to secrets"
+        )
+
+
+def absolute_notify(notify: NotifyConfig, base: Path) -> NotifyConfig:
+    """Return the section with a program relative to ``base`` made absolute."""
+    if not notify.command or os.sep not in notify.command[0]:
+        return notify
+    program = str((base / Path(notify.command[0]).expanduser()).resolve())
+    return notify.model_copy(update={"command": (program, *notify.command[1:])})

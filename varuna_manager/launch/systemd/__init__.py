@@ -1,0 +1,1 @@
+"""Managers that systemd keeps running."""
