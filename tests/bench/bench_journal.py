@@ -20,9 +20,9 @@ from tests.unit.varuna_manager.story import SPEC, Story, plan_over
 
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Sample
+from spottrain.varuna_manager.jobs.replay.fold import Fold
 from spottrain.varuna_manager.jobs.samples import Sampler
 from spottrain.varuna_manager.reporting.history import replay
 from spottrain.varuna_manager.watch.watches import Watches

@@ -8,7 +8,7 @@ from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.jobs.fold import Fold
+from spottrain.varuna_manager.jobs.replay.fold import Fold
 from spottrain.wire import messages
 
 FOUR = ("a", "b", "c", "d")
