@@ -141,7 +141,7 @@ class JobHistory:
             self.budgets.append((after.now_s, limit or float("inf")))
         match event:
             case e.OffersSeen():
-                self._follow_prices(after.offers, after.now_s)
+                self._follow_prices(event, after.now_s)
             case e.ManagerStarted(software_version=version):
                 again = " again" if self._looked else ""
                 text = f"manager started{again}, version {version}"
@@ -166,10 +166,12 @@ class JobHistory:
     def _add_milestone(self, at_s: float, kind: str, text: str) -> None:
         self.milestones.append(Milestone(at_s=at_s, kind=kind, text=text))
 
-    def _follow_prices(self, offers: tuple[Offer, ...], at_s: float) -> None:
-        seen = {offer_key(offer): offer for offer in offers}
-        for key, line in self.prices.items():
-            line.is_constant &= key in seen
+    def _follow_prices(self, event: e.OffersSeen, at_s: float) -> None:
+        seen = {offer_key(offer): offer for offer in event.offers}
+        missing = event.gone if event.only_changes else self.prices.keys() - seen.keys()
+        for key in missing:
+            if key in self.prices:
+                self.prices[key].is_constant = False
         for key, offer in seen.items():
             line = self.prices.setdefault(
                 key, PriceSeries(offer, is_constant=not self._looked)
