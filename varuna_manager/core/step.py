@@ -1,7 +1,7 @@
 """The manager's decisions, with no I/O: ``step(state, event) -> (state, commands)``.
 
-State is a fold of ``step`` over the journal: a manager that restarts replays it and
-decides the same. The rules that make this hold:
+A step is taken once: its fact is journalled with what it changed, which is put in again when
+a manager restarts (``jobs.replay``). The rules:
 
 1. Nothing in this folder reads a clock, a file or a socket. Time arrives in events, and
    it never goes back.

@@ -14,7 +14,7 @@ class FleetTerms:
     """The throughput of fleets of one kind of machine, and their interruptions.
 
     What the ranking of offers found out for the deadline policy; journalled with
-    ``FleetRated``, so that a replay decides the same.
+    ``FleetRated``.
     """
 
     cloud: str
