@@ -6,7 +6,7 @@ first, and costs what has changed. It is JSON data:
 - ``{field: difference, …}`` of a dataclass,
 - ``["=", value]``: another value,
 - ``["map", [[key, difference], …], [key, …]]``: entries of a mapping that were changed or
-  added, and those that were removed,
+  added at its end, and those that were taken out before, to be added again or not,
 - ``["seq", [[position, number, [value, …]], …]]``: of a tuple, how many items from a
   position on were replaced by which; positions are those before the change.
 
@@ -57,19 +57,20 @@ def difference(before: Any, after: Any) -> Difference | None:
 def _of_mappings(
     before: Mapping[Any, Any], after: Mapping[Any, Any]
 ) -> Difference | None:
-    removed = [key for key in before if key not in after]
-    new = [key for key in after if key not in before]
-    if [key for key in before if key in after] + new != list(after):
-        return ["=", to_data(after)]  # another order
-    put = []
+    places = {key: at for at, key in enumerate(before)}
+    newest, stays = -1, True
+    put, out = [], [key for key in before if key not in after]
     for key, value in after.items():
-        old = before.get(key)
-        if old is value and key in before:
-            continue
-        one = difference(old, value) if key in before else ["=", to_data(value)]
-        if one is not None:
-            put.append([to_data(key), one])
-    return ["map", put, [to_data(key) for key in removed]] if put or removed else None
+        # Keys stay in order up to the first that is new or was moved; the rest is added.
+        place = places.get(key, -1)
+        stays = stays and place > newest
+        newest = place
+        if not stays and key in before:
+            out.append(key)
+        one = difference(before[key], value) if key in before else ["=", to_data(value)]
+        if one is not None or not stays:
+            put.append([to_data(key), one or {}])
+    return ["map", put, [to_data(key) for key in out]] if put or out else None
 
 
 def _of_tuples(before: tuple[Any, ...], after: tuple[Any, ...]) -> Difference | None:
@@ -118,6 +119,8 @@ def apply(before: T, changes: Difference | None) -> T:
 
 
 def _apply(hint: Any, before: Any, changes: Any) -> Any:
+    if not changes:
+        return before
     if isinstance(changes, dict):
         cls: Any = type(before)
         known, values = hints(cls), {}
@@ -145,7 +148,7 @@ def _apply_to_mapping(
         del result[from_data(of_key, key)]
     for data, one in put:
         key = from_data(of_key, data)
-        result[key] = _apply(of_value, result.get(key), one)
+        result[key] = _apply(of_value, before.get(key), one)
     return result
 
 

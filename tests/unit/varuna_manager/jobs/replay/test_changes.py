@@ -96,6 +96,13 @@ def test_items_that_come_go_and_change_are_found(
     assert led(before, after) == after
 
 
+@given(trees, st.data())
+def test_entries_that_move_are_moved(before: Tree, data: st.DataObject) -> None:
+    names = data.draw(st.permutations(list(before.named)))
+    after = replace(before, named={name: before.named[name] for name in names})
+    assert list(led(before, after).named) == names
+
+
 @given(trees)
 def test_a_value_is_read_back_as_it_was_written(tree: Tree) -> None:
     assert from_data(Tree, through_json(to_data(tree))) == tree
@@ -104,6 +111,10 @@ def test_a_value_is_read_back_as_it_was_written(tree: Tree) -> None:
 def test_a_difference_costs_what_has_changed() -> None:
     leaves = tuple(Leaf(f"leaf {number}", number) for number in range(1000))
     before = Tree(leaves=leaves, named={leaf.name: leaf for leaf in leaves})
+    rest = {leaf.name: leaf for leaf in leaves if leaf.value != 7}
+    moved = replace(before, named={**rest, "leaf 7": leaves[7]})
+    assert list(led(before, moved).named)[-1] == "leaf 7"
+    assert len(json.dumps(difference(before, moved))) < 100
     changed = (*leaves[1:500], Leaf("new"), *leaves[501:], Leaf("last"))
     after = replace(before, leaves=changed, named=before.named | {"leaf 7": Leaf("x")})
     assert len(json.dumps(difference(before, after))) < 400
