@@ -71,8 +71,8 @@ _MIGRATIONS = (
 )
 """Entry n takes a file from ``user_version`` n to n + 1."""
 
-_WITH_DECISIONS = 3
-"""``user_version`` from which on events have decisions."""
+_WITH_MEASUREMENTS, _WITH_DECISIONS = 2, 3
+"""``user_version`` from which on the file has them."""
 _PAGE = 1000
 _BUSY_S = 1.0
 _END = 1 << 62
@@ -416,7 +416,7 @@ class Journal:
     def is_measured(self) -> bool:
         """Return whether the measurements of all events are in the file."""
         with self._translating_errors():
-            if self._db.execute("PRAGMA user_version").fetchone()[0] < len(_MIGRATIONS):
+            if self._version() < _WITH_MEASUREMENTS:
                 return False
             found = self._db.execute(
                 "SELECT seq = (SELECT coalesce(max(seq), 0) FROM events) FROM measured"
@@ -453,8 +453,10 @@ class Journal:
 
     def _has_decisions(self) -> bool:
         """Return whether the file is of a version whose events have decisions."""
-        version = self._db.execute("PRAGMA user_version").fetchone()[0]
-        return bool(version >= _WITH_DECISIONS)
+        return self._version() >= _WITH_DECISIONS
+
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
 
     def _is_decided(self, seq: int) -> bool:
         """Return whether event ``seq`` was decided on: what follows may build on it."""
