@@ -1,14 +1,17 @@
-"""How a journal grows with training, and how long a manager takes to read it again.
+"""How a journal grows with training, and how long questions about it take.
 
-Training of 64 ranks is made up: its reports go the way that they go in the manager, from
-the watches to the fold, the sampler and the journal. The same for a journal as earlier
+Training of 64 ranks is made up, and a market whose prices move: what is reported and seen
+goes the way that it goes in the manager, from the watches to the core, the sampler and the
+journal. It all takes 30 days, of however many mini-batches. The same for a journal as earlier
 versions wrote it, with every report an event. Ranks report no timings: stragglers are not
 looked for. Numbers of mini-batches may be given: now, then.
 """
 
 from __future__ import annotations
 
-import resource
+import os
+import random
+import subprocess
 import sys
 import tempfile
 import time
@@ -16,28 +19,35 @@ from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
-from tests.unit.varuna_manager.story import SPEC, Story, plan_over
+from tests.unit.varuna_manager.stored_jobs import submit
+from tests.unit.varuna_manager.story import OFFER, SPEC, Story, plan_over
 
+from spottrain.units import HOUR_S
+from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.jobs.fold import Fold
+from spottrain.varuna_manager.daemon.loop import SNAPSHOT_EVENTS
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Sample
+from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.varuna_manager.jobs.samples import Sampler
-from spottrain.varuna_manager.reporting.history import replay
+from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.watch.watches import Watches
 from spottrain.wire.messages import MinibatchCommitted
 from spottrain.wire.model import Slot
 
 RANKS = 64
-STEP_S = 2.6
-"""A million mini-batches take 30 days."""
+DAYS = 30
+"""However many mini-batches they have."""
+ZONES = 200
+MOVES, MOVES_EVERY_S = 5, 300.0
+"""How many prices change, and how often."""
 BATCH = 100
 """Mini-batches that are written together."""
 MB = 1e6
+DAY_S = 24 * HOUR_S
 
 
-def committed(step: int, rank: int) -> MinibatchCommitted:
+def committed(step: int, rank: int, step_s: float) -> MinibatchCommitted:
     return MinibatchCommitted(
         generation=1,
         slot=0,
@@ -45,7 +55,7 @@ def committed(step: int, rank: int) -> MinibatchCommitted:
         sections=(rank % 2,),
         loss=5.0 / step,
         grad_norm=1.2345678,
-        step_s=STEP_S,
+        step_s=step_s,
         peak_bytes=1 << 30,
         weight=8.0,
         learning_rate=1e-4,
@@ -74,32 +84,93 @@ def begin(steps: int) -> tuple[Story, list[str]]:
     return story, ids
 
 
+class Market:
+    """Prices of spot VMs in many zones, which change now and then."""
+
+    def __init__(self) -> None:
+        self._random = random.Random(1)
+        self._offers = [
+            replace(OFFER, zone=f"zone-{number}", usd_per_hour=1.0)
+            for number in range(ZONES)
+        ]
+
+    def seen(self, at_s: float, *, first: bool = False) -> e.OffersSeen:
+        """Return what the market watch feeds."""
+        changed = range(ZONES) if first else self._random.sample(range(ZONES), MOVES)
+        for number in changed:
+            price = round(self._random.uniform(0.5, 1.5), 4)
+            self._offers[number] = replace(
+                self._offers[number], usd_per_hour=price, observed_at_s=at_s
+            )
+        offers = tuple(self._offers[number] for number in changed)
+        return e.OffersSeen(at_s=at_s, offers=offers, only_changes=not first)
+
+
+class Manager:
+    """Decides, journals, and saves snapshots, as the manager's loop does."""
+
+    def __init__(self, journal: Journal, story: Story) -> None:
+        self._journal = journal
+        self.state, self._history = story.state, JobHistory()
+        for step in story.steps:
+            self._history.note(step.before, step.event, step.after)
+        self._saved = journal.append(*story.steps, samples=())
+        self._steps = list[Step]()
+        self.samples = list[Sample]()
+        self.decided_s = 0.0
+        self.decided = 0
+
+    def take(self, event: e.Event) -> None:
+        """Decide on an event."""
+        before, begin_s = self.state, time.process_time()
+        self.state, commands = core.step(before, event)
+        self.decided_s += time.process_time() - begin_s
+        self.decided += 1
+        self._history.note(before, event, self.state)
+        self._steps.append(Step(before, event, self.state, commands))
+
+    def write(self) -> None:
+        """Journal what was decided and measured."""
+        last = self._journal.append(*self._steps, samples=self.samples)
+        self._steps, self.samples = [], []
+        if last - self._saved >= SNAPSHOT_EVENTS:
+            self._journal.save_snapshot(last, self.state, self._history.snapshot())
+            self._saved = last
+
+
 def write_now(path: Path, steps: int) -> None:
     """Train as the manager does."""
     story, ids = begin(steps)
-    fold, sampler, watches = Fold(), Sampler(), Watches()
+    step_s = DAYS * DAY_S / steps
+    market, sampler, watches = Market(), Sampler(), Watches()
     with closing(Journal(path)) as journal:
-        for event in story.events:
-            fold.take(event)
-        journal.append(*story.events, samples=())
-        at_s = story.now_s
-        told, samples = list[e.Event](), list[Sample]()
+        manager = Manager(journal, story)
+        at_s, looked_s = story.now_s, story.now_s
+        manager.take(market.seen(at_s, first=True))
         for step in range(1, steps + 1):
-            at_s += STEP_S
-            for rank, vm_id in enumerate(ids):
-                report = committed(step, rank)
-                samples += sampler.measured(report, at_s, fold.state)
-                for event in watches.observe(fold.state, vm_id, report, at_s):
-                    fold.take(event)
-                    told.append(event)
+            at_s += step_s
+            # What other ranks report of the same mini-batch adds nothing.
+            for rank, vm_id in enumerate(ids[:2]):
+                report = committed(step, rank, step_s)
+                manager.samples += sampler.measured(report, at_s, manager.state)
+                for event in watches.observe(manager.state, vm_id, report, at_s):
+                    manager.take(event)
+            if at_s - looked_s >= MOVES_EVERY_S:
+                looked_s = at_s
+                manager.take(market.seen(at_s))
             if step % BATCH == 0:
-                journal.append(*told, samples=samples)
-                told, samples = [], []
+                manager.write()
+        manager.write()
+        each_us = manager.decided_s / manager.decided * 1e6
+        print(
+            f"a live step takes {each_us:.0f} us of CPU, the mean of {manager.decided:,}"
+        )
 
 
 def write_then(path: Path, steps: int) -> None:
     """Train as managers did that journalled every report."""
     story, ids = begin(steps)
+    step_s = 2.6
     numbers = {vm_id: story.state.vms[vm_id].reports_received for vm_id in ids}
     fold, sampler = Fold(), Sampler()
     with closing(Journal(path)) as journal:
@@ -108,14 +179,14 @@ def write_then(path: Path, steps: int) -> None:
         journal.append(*story.events, samples=())
         at_s = story.now_s
         for step in range(1, steps + 1):
-            at_s += STEP_S
+            at_s += step_s
             told, samples = list[e.Event](), list[Sample]()
             for rank, vm_id in enumerate(ids):
                 event = e.ReportReceived(
                     at_s=at_s,
                     vm_id=vm_id,
                     number=numbers[vm_id] + step - 1,
-                    report=committed(step, rank),
+                    report=committed(step, rank, step_s),
                 )
                 fold.take(event)
                 told.append(event)
@@ -123,37 +194,83 @@ def write_then(path: Path, steps: int) -> None:
             journal.append(*told, samples=samples)
 
 
+QUESTIONS = {
+    "a manager that starts": "from spottrain.varuna_manager.reporting.history import "
+    "replay; from spottrain.varuna_manager.jobs.journal import Journal; "
+    "journal = Journal(job.journal); journal.measure(); replay(journal)",
+    "spottrain status": "cli(['status', 'demo'])",
+    "spottrain cost": "cli(['cost', 'demo'])",
+    "spottrain report --html": "cli(['report', 'demo', '--html', str(job.page)])",
+    "without a snapshot: a manager that starts": "import sqlite3; "
+    "db = sqlite3.connect(job.journal); db.execute('DELETE FROM snapshots'); "
+    "db.commit(); db.close(); "
+    "from spottrain.varuna_manager.reporting.history import replay; "
+    "from spottrain.varuna_manager.jobs.journal import Journal; "
+    "replay(Journal(job.journal))",
+}
+_ASK = """
+import resource, sys, time
+from pathlib import Path
+begin_s = time.process_time()
+from spottrain.varuna_manager.jobs.folder import find
+from spottrain.varuna_manager.cli.main import main
+job = find('demo')
+imported_s = time.process_time() - begin_s
+def cli(args):
+    sys.argv = ['spottrain', *args]
+    try:
+        main()
+    except SystemExit as error:
+        assert not error.code, error.code
+{question}
+peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+whole_s = time.process_time() - begin_s
+print(f'{{whole_s:.2f}} s of CPU, {{imported_s:.2f}} s of it imports; {{peak / 1e6:.0f}} MB', file=sys.stderr)
+"""
+
+
+def ask(home: Path) -> None:
+    """Print what questions about the job cost, each in a process of its own."""
+    for name, question in QUESTIONS.items():
+        done = subprocess.run(
+            [sys.executable, "-c", _ASK.format(question=question)],
+            env={**os.environ, "SPOTTRAIN_HOME": str(home)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        print(f"{name}: {done.stderr.strip().splitlines()[-1]}")
+
+
 def tell(name: str, path: Path, steps: int, wrote_s: float) -> None:
-    """Print what a journal costs."""
-    begin_s = time.perf_counter()
+    """Print what a journal takes."""
     with closing(Journal(path, read_only=True)) as journal:
-        last = journal.last_seq()
-        state, _ = replay(journal)
-        read_s = time.perf_counter() - begin_s
-        rows = len(journal.measurements().between(1, steps))
-    assert isinstance(state, State)
+        last, rows = journal.last_seq(), len(journal.measurements().minibatches(last=9))
+        state = journal.replay()
     size, behind = path.stat().st_size, steps - state.progress.step
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
     print(
-        f"{name:5} {steps:9,} {last:10,} {size / MB:8.1f} {size / steps:10.0f} "
-        f"{wrote_s / steps * 1e3:8.2f} {read_s:8.2f} {read_s / steps * 1e6:10.1f} "
-        f"{rows:9,} {behind:6} {peak / MB:6.0f}"
+        f"{name}: {steps:,} mini-batches, {last:,} events, {size / MB:.1f} MB, "
+        f"{size / steps:.0f} bytes a mini-batch, written in {wrote_s:.1f} s, progress "
+        f"{behind} mini-batches old, {rows} rows read"
     )
 
 
 def main(now: int = 20_000, then: int = 500) -> None:
-    """Print a table."""
-    print(f"{RANKS} ranks, {STEP_S:g} s a mini-batch")
-    print(
-        "form  minibatch     events  size MB bytes/step write ms replay s  us a step"
-        "      rows behind    MB"
-    )
+    """Print what journals of so many mini-batches take, and questions about the first."""
+    print(f"{RANKS} ranks, {DAYS} days, {ZONES} offers")
     with tempfile.TemporaryDirectory() as folder:
-        for name, write, steps in (("now", write_now, now), ("then", write_then, then)):
-            path = Path(folder) / f"{name}.sqlite"
+        os.environ["SPOTTRAIN_HOME"] = folder
+        job = submit(Path(folder), f"{folder}/checkpoints")
+        job.journal.unlink()
+        other = Path(folder) / "then.sqlite"
+        for name, write, path, steps in (
+            ("now", write_now, job.journal, now),
+            ("then", write_then, other, then),
+        ):
             begin_s = time.perf_counter()
             write(path, steps)
             tell(name, path, steps, time.perf_counter() - begin_s)
+        ask(Path(folder))
 
 
 if __name__ == "__main__":

@@ -34,6 +34,7 @@ from spottrain.varuna_manager.daemon.main import manage, only_manager
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Sample
+from spottrain.varuna_manager.jobs.replay.fold import Step
 from spottrain.version import sources, version_of
 
 STUB = Path(__file__).with_name("stub_supervisor.py")
@@ -45,8 +46,11 @@ class DyingJournal(Journal):
 
     event = when = ""
 
-    def append(self, *events: Event, samples: Iterable[Sample] | None = None) -> int:
-        hit = any(type(event).__name__ == self.event for event in events)
+    def append(
+        self, *events: Event | Step, samples: Iterable[Sample] | None = None
+    ) -> int:
+        facts = [one.event if isinstance(one, Step) else one for one in events]
+        hit = any(type(fact).__name__ == self.event for fact in facts)
         if hit and self.when == "before":
             os.kill(os.getpid(), signal.SIGKILL)
         seq = super().append(*events, samples=samples)

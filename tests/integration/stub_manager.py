@@ -24,6 +24,7 @@ from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs import journal
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.measurements import Sample
+from spottrain.varuna_manager.jobs.replay.fold import Step
 
 AGENT = (sys.executable, str(Path(__file__).with_name("stub_agent.py")))
 
@@ -39,7 +40,9 @@ class CrashingJournal(journal.Journal):
     crash_at = 0
     appended = 0
 
-    def append(self, *events: Event, samples: Iterable[Sample] | None = None) -> int:
+    def append(
+        self, *events: Event | Step, samples: Iterable[Sample] | None = None
+    ) -> int:
         self.appended += 1
         last = self.appended == self.crash_at
         if last and self.crash_at % 2:

@@ -31,6 +31,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.effects import EffectRunner
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import Identity
+from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.wire import messages
 
 MAX_VMS = 12
@@ -105,8 +106,8 @@ class RentedWorld:
         self.calm = False
         self._passed_s = 0.0
         self._queue: deque[e.Event] = deque()
-        self._journal: list[e.Event] = []
-        self._replayed, self._replayed_events = State(), 0
+        self._decisions: list[str] = []
+        self._replayed = Fold()
         self._tasks: set[asyncio.Task[None]] = set()
         self._managers: list[Manager] = []
         self._doomed: dict[str, float] = {}
@@ -243,10 +244,11 @@ class RentedWorld:
         """kill -9, and another manager: what is under way goes on, for nobody."""
         for manager in self._managers:
             manager.alive = False
-        for event in self._journal[self._replayed_events :]:
-            self._replayed, _ = step.step(self._replayed, event)
-        self._replayed_events = len(self._journal)
-        assert self._replayed == self.state, "the journal is the memory"
+        for decision in self._decisions:
+            self._replayed.put(decision)
+        self._decisions.clear()
+        assert self._replayed.state == self.state, "the journal is the memory"
+        self.state = self._replayed.state
         self._queue.clear()
         self._finished = False
         self._managers.append(Manager(self, self.cloud.connect(self.now_s)))
@@ -262,8 +264,10 @@ class RentedWorld:
             return
         while self._queue:
             event = self._queue[0]
-            self._journal.append(event)
-            self.state, commands = step.step(self.state, event)
+            before = self.state
+            self.state, commands = step.step(before, event)
+            taken = Step(before, event, self.state, commands)
+            self._decisions.append(taken.decision())
             check_invariants(self.state)
             if self._dies(0.01):
                 self._restart()

@@ -26,6 +26,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.varuna_manager.watch.watches import Watches
 from spottrain.wire.messages import (
     Measurement,
@@ -62,8 +63,9 @@ class World:
         self.watches = Watches()
         self.crash_at: int | None = None
         """The manager dies once this many events are journalled."""
-        self.replayed = State()
-        self.replayed_events = 0
+        self.decisions: list[str] = []
+        """Of events that no replay has read yet."""
+        self.replayed = Fold()
 
     # --- Virtual time -----------------------------------------------------------------
 
@@ -113,10 +115,11 @@ class World:
 
     def fold(self, event: e.Event) -> tuple[c.Command, ...]:
         self.journal.append(event)
-        before = self.state.generation
-        self.state, commands = step.step(self.state, event)
+        old = self.state
+        self.state, commands = step.step(old, event)
         check_invariants(self.state)
-        after = self.state.generation
+        self.decisions.append(Step(old, event, self.state, commands).decision())
+        before, after = old.generation, self.state.generation
         assert before is None or after is None or before.number <= after.number
         return commands
 
@@ -130,12 +133,17 @@ class World:
 
         self.soon(feed, upto_s)
 
+    def check_journal(self) -> None:
+        """Check that what was decided leads where the manager is, without its code."""
+        for decision in self.decisions:
+            self.replayed.put(decision)
+        self.decisions.clear()
+        assert self.replayed.state == self.state, "the journal is the memory"
+
     def start_manager(self) -> None:
-        """Replay, then reconcile."""
-        for event in self.journal[self.replayed_events :]:
-            self.replayed, _ = step.step(self.replayed, event)
-        self.replayed_events = len(self.journal)
-        assert self.replayed == self.state, "the journal is the memory"
+        """Replay what was decided, then reconcile."""
+        self.check_journal()
+        self.state = self.replayed.state
         self.epoch += 1
         self.manager_alive = True
         self.watches = Watches()

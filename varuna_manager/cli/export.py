@@ -138,7 +138,7 @@ def profile(
         f"recording {minibatches} mini-batches on {len(begun.vm_ids)} ranks of generation "
         f"{begun.generation}"
     )
-    with closing(Follower(job)) as follower:
+    with closing(Follower(job, from_now=True)) as follower:
         done = _await_traces(job, begun, follower)
         document = _trace_document(job, done, follower)
     if output is Output.JSON:

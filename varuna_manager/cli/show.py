@@ -37,7 +37,7 @@ from spottrain.varuna_manager.config.job import json_schema, load_config
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock, size
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
-from spottrain.varuna_manager.jobs.follow import Follower, JournalEntry, read_state
+from spottrain.varuna_manager.jobs.follow import JournalEntry, read_state, read_story
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Row
 from spottrain.varuna_manager.jobs.replication import lag_line
@@ -381,16 +381,15 @@ def _named(job: JobDir, document: dict[str, Any]) -> dict[str, Any]:
 
 
 def _entries(job: JobDir, follow: bool) -> Iterator[JournalEntry]:
-    follower = Follower(job)
-    try:
-        while True:
-            managed = follow and job.is_managed()
-            yield from follower.advance()
-            if not managed:
-                return
-            time.sleep(POLL_S)
-    finally:
-        follower.close()
+    seq = 0
+    while True:
+        managed = follow and job.is_managed()
+        for entry in read_story(job, seq):
+            seq = entry.seq
+            yield entry
+        if not managed:
+            return
+        time.sleep(POLL_S)
 
 
 def _event(entry: JournalEntry) -> dict[str, Any]:

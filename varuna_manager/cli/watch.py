@@ -62,9 +62,8 @@ class Watcher:
         self._console = console
         self._manager = manager
         self._may_stop = may_stop
-        self._follower = Follower(job)
-        for _ in self._follower.advance():
-            pass  # what has happened so far is for 'spottrain events'
+        # What has happened so far is for 'spottrain events'.
+        self._follower = Follower(job, from_now=True)
         self._interrupts = 0
         self._interrupts_served = 0
         self._alive_at_s = time.monotonic()

@@ -1,7 +1,7 @@
 """The manager's decisions, with no I/O: ``step(state, event) -> (state, commands)``.
 
-State is a fold of ``step`` over the journal: a manager that restarts replays it and
-decides the same. The rules that make this hold:
+A step is taken once: its fact is journalled with what it changed, which is put in again when
+a manager restarts (``jobs.replay``). The rules:
 
 1. Nothing in this folder reads a clock, a file or a socket. Time arrives in events, and
    it never goes back.
@@ -34,6 +34,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from spottrain.pricing.prices.place import offer_key
+from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core import (
     allocation,
     calibration,
@@ -136,9 +138,9 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.ProfilesListed(profiles=profiles):
             transition.state = replace(transition.state, known_profiles=profiles)
         case e.OffersSeen():
-            launches.offers_seen(transition, event)
-        case e.OffersRanked(worths=worths):
-            known = {worth.offer: worth for worth in worths}
+            launches.offers_seen(transition, _all_offers(transition.state, event))
+        case e.OffersRanked():
+            known = _all_worths(transition.state, event)
             transition.state = replace(transition.state, worths=known)
         case e.FleetRated():
             deadline.fleet_rated(transition, event)
@@ -188,6 +190,23 @@ def _fold(transition: Transition, event: e.Event) -> None:
             transition.fail(reason, exit_code=3, traceback=output, checkpoint=True)
         case _:
             assert_never(event)
+
+
+def _all_offers(state: State, event: e.OffersSeen) -> e.OffersSeen:
+    """Return the event with all offers that can be rented now."""
+    if not event.only_changes:
+        return event
+    known = {offer_key(offer): offer for offer in state.offers}
+    known |= {offer_key(offer): offer for offer in event.offers}
+    offers = tuple(one for key, one in known.items() if key not in event.gone)
+    return e.OffersSeen(at_s=event.at_s, offers=offers)
+
+
+def _all_worths(state: State, event: e.OffersRanked) -> dict[str, OfferWorth]:
+    """Return the worth of all offers, by ``offer_key``."""
+    known = dict(state.worths) if event.only_changes else {}
+    known |= {worth.offer: worth for worth in event.worths}
+    return {key: worth for key, worth in known.items() if key not in event.gone}
 
 
 def _job_submitted(transition: Transition, event: e.JobSubmitted) -> None:

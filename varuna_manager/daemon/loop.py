@@ -2,8 +2,8 @@
 
     queue of events -> core.step -> journal (durable) -> commands performed -> events ...
 
-Whatever happens becomes an event in one queue. All events that wait are folded together
-and journalled in one transaction. Only then are their commands performed and their senders
+Whatever happens becomes an event in one queue. All events that wait are decided on
+together, and journalled with the decisions in one transaction. Only then are their commands performed and their senders
 answered: a report that was acknowledged is never lost.
 
 Measurements go through the same queue, so that each keeps its place among the facts of its
@@ -19,11 +19,12 @@ import os
 import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
 from spottrain.cloud.port.provider import CloudProvider
+from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
@@ -39,11 +40,11 @@ from spottrain.varuna_manager.daemon.sessions import (
     OutOfStepError,
 )
 from spottrain.varuna_manager.daemon.tracking import Trackers
-from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import Identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
 from spottrain.varuna_manager.jobs.measurements import Sample
+from spottrain.varuna_manager.jobs.replay.fold import Step
 from spottrain.varuna_manager.jobs.replication import JournalReplication
 from spottrain.varuna_manager.jobs.samples import Sampler
 from spottrain.varuna_manager.jobs.traces import (
@@ -68,6 +69,8 @@ CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
 JOURNAL_WAIT_S = 60.0
 """How long the journal may fail to be written before the manager gives up."""
+SNAPSHOT_EVENTS = 2000
+"""Events between two snapshots: what readers fold in a fraction of a second."""
 MEASURED_S = 1.0
 """How long measurements may wait to be written together, unless an event is."""
 HEALTH_S = 5.0
@@ -97,7 +100,7 @@ class _Flush:
 class _Taken:
     """What came of the items of the queue that were taken together."""
 
-    events: list[e.Event] = field(default_factory=list)
+    steps: list[Step] = field(default_factory=list)
     commands: list[c.Command] = field(default_factory=list)
 
 
@@ -130,9 +133,12 @@ class ManagerLoop:
         self._seq = 0
         journal.measure()
         self._sampler = Sampler()
-        self.state, self.past = replay(journal)
-        """The state is that after the last event that is journalled."""
-        self._fold = Fold(self.state)
+        state, self.past = replay(journal)
+        self.state = replace(state, recent=journal.recent())
+        """The state after the last event that is journalled."""
+        self._ahead = self.state
+        """The state after the last event that was taken."""
+        self._snapshot_seq = 0
         self._watches = Watches()
         self._streams = MeasurementStreams()
         self._samples: list[Sample] = []
@@ -236,6 +242,7 @@ class ManagerLoop:
                     done.set_result(None)
             for command in commands:
                 if isinstance(command, c.Finish):
+                    self._save_snapshot()
                     return command.outcome
                 self._perform(command)
 
@@ -252,17 +259,19 @@ class ManagerLoop:
                     self._measure(item, taken)
                 case _:
                     # A decision is made on the newest progress.
-                    news = self._watches.pending(self._fold.state, item.at_s)
+                    news = self._watches.pending(self._ahead, item.at_s)
                     for event in (*news, item):
                         self._step(event, taken)
-        if taken.events or (flush and self._unwritten):
-            await self._write(taken.events)
-            self.state = self._fold.state
+        if taken.steps or (flush and self._unwritten):
+            await self._write(taken.steps)
+            self.state = self._ahead
+            if self._seq - self._snapshot_seq >= SNAPSHOT_EVENTS:
+                self._save_snapshot()
         elif self._unwritten and self._flush is None:
             self._flush = asyncio.get_running_loop().call_later(
                 MEASURED_S, lambda: self._queue(_Flush())
             )
-        if not taken.events:
+        if not taken.steps:
             return []
         if ended := self._lives.take_ended():
             self._start(self._effects.market.ended(ended))
@@ -271,36 +280,38 @@ class ManagerLoop:
         return taken.commands
 
     def _step(self, event: e.Event, taken: _Taken) -> None:
-        """Fold an event."""
-        taken.events.append(event)
-        for before, one, after, commands in self._fold.take(event):
-            self.past.note(before, one, after)
-            self._lives.note(before, one.at_s, after)
-            taken.commands += commands
-            if after.last_news != before.last_news:
-                logger.info("%s", after.last_news, extra=_log_fields(one, after))
-        self._samples += self._sampler.samples(event, self._fold.state)
+        """Decide on an event."""
+        before = self._ahead
+        after, commands = core.step(before, event)
+        self._ahead = after
+        taken.steps.append(Step(before, event, after, commands))
+        taken.commands += commands
+        self.past.note(before, event, after)
+        self._lives.note(before, event.at_s, after)
+        if after.last_news != before.last_news:
+            logger.info("%s", after.last_news, extra=_log_fields(event, after))
+        self._samples += self._sampler.samples(event, self._ahead)
 
     def _measure(self, measured: _Measured, taken: _Taken) -> None:
         """Show measurements to the watches, and have them written."""
         at_s, vm_id = measured.at_s, measured.vm_id
         for report in measured.reports:
-            state = self._fold.state
+            state = self._ahead
             self._samples += self._sampler.measured(report, at_s, state)
             if isinstance(report, messages.MinibatchCommitted):
                 for event in self._watches.observe(state, vm_id, report, at_s):
                     self._step(event, taken)
         self._unwritten[vm_id] = measured.until
 
-    async def _write(self, events: list[e.Event]) -> None:
-        """Journal ``events`` and what was measured; try again for a while if the disk is
+    async def _write(self, steps: list[Step]) -> None:
+        """Journal ``steps`` and what was measured; try again for a while if the disk is
         full."""
         samples, until = self._samples, self._unwritten
         give_up_at_s = time.monotonic() + JOURNAL_WAIT_S
         while True:
             try:
                 with self._metrics.journal_write.time():
-                    self._seq = self._journal.append(*events, samples=samples)
+                    self._seq = self._journal.append(*steps, samples=samples)
                 self._samples, self._unwritten = [], {}
                 self._streams.wrote(until)
                 if self._flush is not None:
@@ -316,6 +327,14 @@ class ManagerLoop:
                     raise
                 logger.warning("%s; trying again", error)
                 await asyncio.sleep(1.0)
+
+    def _save_snapshot(self) -> None:
+        """Spare readers, and the next manager, what is journalled by now."""
+        self._snapshot_seq = self._seq
+        try:
+            self._journal.save_snapshot(self._seq, self.state, self.past.snapshot())
+        except JournalWriteError as error:
+            logger.warning("%s; readers fold more of the journal", error)
 
     # --- commands out -----------------------------------------------------------------------
 

@@ -17,6 +17,7 @@ from spottrain.morphing.errors import PlanError
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.prices.history import HistoryError, VmLife
+from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.prices.price import Price
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model import events as e
@@ -44,28 +45,55 @@ class MarketWatch:
         self._ranker = OfferRanker()
         self._hazards: Hazards | None = None
         # As reported to the core last:
-        self._offers: tuple[Offer, ...] | None = None
+        self._offers: Mapping[str, Offer] | None = None
         self._worths: Mapping[str, OfferWorth] | None = None
         self._terms: FleetTerms | None = None
 
     async def seen(self, offers: Sequence[Offer]) -> None:
-        """Feed offers that have changed, and before them what they are worth."""
-        same = tuple(replace(offer, observed_at_s=0.0) for offer in offers)
+        """Feed offers that have changed, and before them what they are worth.
+
+        All are fed once, then changes: they are journalled, and markets are large.
+        """
         worths = await asyncio.to_thread(self._rank, tuple(offers))
         if worths is not None and not _about_equal(worths, self._worths):
-            self._worths = worths
-            ranked = e.OffersRanked(
-                at_s=self._sink.now_s(), worths=tuple(worths.values())
-            )
-            self._sink.feed(ranked)
+            self._feed_worths(worths)
         terms = await asyncio.to_thread(self._fleet_terms, tuple(offers))
         if terms is not None and terms != self._terms:
             self._terms = terms
             self._sink.feed(e.FleetRated(at_s=self._sink.now_s(), terms=terms))
-        if same != self._offers:
-            self._offers = same
-            self._sink.feed(e.OffersSeen(at_s=self._sink.now_s(), offers=tuple(offers)))
+        if self._feed_offers(offers):
             await asyncio.to_thread(self._remember_prices, tuple(offers))
+
+    def _feed_worths(self, worths: Mapping[str, OfferWorth]) -> None:
+        """Feed worths that differ from what the core knows."""
+        known = self._worths or {}
+        changed = {k: v for k, v in worths.items() if not _is_about(v, known.get(k))}
+        self._worths = {key: changed.get(key) or known[key] for key in worths}
+        ranked = e.OffersRanked(
+            at_s=self._sink.now_s(),
+            worths=tuple(changed.values()),
+            only_changes=bool(known),
+            gone=tuple(sorted(known.keys() - worths.keys())),
+        )
+        self._sink.feed(ranked)
+
+    def _feed_offers(self, offers: Sequence[Offer]) -> bool:
+        """Feed offers that differ from what the core knows; return whether any do."""
+        now = {offer_key(offer): replace(offer, observed_at_s=0.0) for offer in offers}
+        known, self._offers = self._offers, now
+        if now == known:
+            return False
+        fresh = {offer_key(offer): offer for offer in offers}
+        before = known or {}
+        changed = (fresh[key] for key in now if now[key] != before.get(key))
+        seen = e.OffersSeen(
+            at_s=self._sink.now_s(),
+            offers=tuple(changed),
+            only_changes=known is not None,
+            gone=tuple(sorted(before.keys() - now.keys())),
+        )
+        self._sink.feed(seen)
+        return True
 
     async def ended(self, lives: Sequence[VmLife]) -> None:
         """Record how VMs have ended: hazards are estimated from that."""
@@ -145,6 +173,14 @@ def _about_equal(
     return all(
         abs(now[k] - before[k]) <= TOLERANCE * max(now[k], before[k]) for k in now
     )
+
+
+def _is_about(new: OfferWorth, old: OfferWorth | None) -> bool:
+    """Return whether a worth is what it was within ``TOLERANCE``."""
+    if old is None:
+        return False
+    before, now = old.at(1.0), new.at(1.0)
+    return abs(now - before) <= TOLERANCE * max(now, before)
 
 
 def _relative(worths: Mapping[str, OfferWorth]) -> dict[str, float]:

@@ -1,8 +1,12 @@
 """The journal of a job: all its events, in order, in one SQLite file.
 
-State is a fold over it. One process writes (it holds the job's manager.lock); any number
-may read at the same time. An event is durable when ``append`` returns. The measurements
-of the job lie in the same file (``measurements``).
+An event is a fact; in the same row is what was decided because of it (``replay.fold``), so
+that one is never there without the other. State is a fold over these decisions. One process
+writes (it holds the job's manager.lock); any number may read at the same time. An event is
+durable when ``append`` returns.
+
+Snapshots are a cache: they spare readers the rows before them, and can be left out. The
+measurements of the job lie in the same file (``measurements``).
 """
 
 from __future__ import annotations
@@ -25,12 +29,26 @@ from spottrain.varuna_manager.core.model.events import (
     Event,
     ReportReceived,
 )
+from spottrain.varuna_manager.core.model.recent import (
+    KEPT_EVENTS,
+    RecentEvent,
+    with_event,
+)
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs import measurements
-from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.measurements import Measurements, Sample
+from spottrain.varuna_manager.jobs.replay.fold import (
+    BASE,
+    DecisionError,
+    Fold,
+    Step,
+    news_of,
+    snapshot_of,
+)
 from spottrain.varuna_manager.jobs.samples import Sampler
 
+_IS_BASE = f"substr(decision, 1, {len(BASE)}) = '{BASE}'"
+"""Of decisions that say the whole state."""
 _MIGRATIONS = (
     """
     CREATE TABLE events (
@@ -41,11 +59,23 @@ _MIGRATIONS = (
     ) STRICT;
     """,
     measurements.SCHEMA,
+    f"""
+    ALTER TABLE events ADD COLUMN decision TEXT;
+    CREATE INDEX bases ON events (seq) WHERE {_IS_BASE};
+    CREATE TABLE snapshots (
+        seq INTEGER PRIMARY KEY,
+        state TEXT NOT NULL,
+        history TEXT NOT NULL
+    ) STRICT;
+    """,
 )
 """Entry n takes a file from ``user_version`` n to n + 1."""
 
+_WITH_MEASUREMENTS, _WITH_DECISIONS = 2, 3
+"""``user_version`` from which on the file has them."""
 _PAGE = 1000
 _BUSY_S = 1.0
+_END = 1 << 62
 
 
 class JournalError(SpottrainError):
@@ -63,6 +93,18 @@ class JournalRow(NamedTuple):
     at_s: float
     kind: str
     body: str
+    decision: str | None = None
+    """What was decided because of it; None: nothing was yet."""
+
+
+class Snapshot(NamedTuple):
+    """What readers need not fold again."""
+
+    seq: int
+    """The newest event in it."""
+    state: State
+    history: str
+    """As the one who saved it wrote it."""
 
 
 class Journal:
@@ -96,11 +138,13 @@ class Journal:
             self._db.close()
             raise
 
-    def append(self, *events: Event, samples: Iterable[Sample] | None = None) -> int:
+    def append(
+        self, *events: Event | Step, samples: Iterable[Sample] | None = None
+    ) -> int:
         """Add events, all or none; return the number of the last one in the journal.
 
         Args:
-            events: In order.
+            events: In order; those that were decided on as the steps that were taken.
             samples: What they measure. Without them the measurements of these events,
                 if they have any, are made up for by ``measure``.
 
@@ -108,12 +152,22 @@ class Journal:
             JournalWriteError: The disk refused; nothing was added.
             JournalError: The file is damaged.
         """
-        rows = [(e.at_s, type(e).__name__, _encode(e)) for e in events]
-        reports = any(isinstance(event, ReportReceived) for event in events)
+        facts = [one.event if isinstance(one, Step) else one for one in events]
+        reports = any(isinstance(event, ReportReceived) for event in facts)
         with self._transaction():
             before = self.last_seq()
+            known = self._is_decided(before)
+            rows = []
+            for one, fact in zip(events, facts, strict=True):
+                decision = None
+                if isinstance(one, Step):
+                    decision, known = one.decision(whole=not known), True
+                else:
+                    known = False
+                rows.append((fact.at_s, type(fact).__name__, _encode(fact), decision))
             self._db.executemany(
-                "INSERT INTO events (at_s, kind, body) VALUES (?, ?, ?)", rows
+                "INSERT INTO events (at_s, kind, body, decision) VALUES (?, ?, ?, ?)",
+                rows,
             )
             last = self.last_seq()
             if samples is not None or not reports:
@@ -160,33 +214,93 @@ class Journal:
         Raises:
             JournalError: The file is damaged.
         """
-        while True:
-            with self._translating_errors():
-                # Pages, since an open cursor would keep the writer from checkpointing.
-                rows = self._db.execute(
-                    "SELECT seq, kind, body FROM events WHERE seq > ? "
-                    "ORDER BY seq LIMIT ?",
-                    (after_seq, _PAGE),
-                ).fetchall()
-            for seq, kind, body in rows:
-                yield seq, self._decode(seq, kind, body)
-            if not rows:
-                return
-            after_seq = rows[-1][0]
+        for row in self._rows_after(after_seq):
+            yield row.seq, self._decode(row)
 
-    def rows(self, first: int, last: int) -> list[JournalRow]:
+    def steps(self, fold: Fold, after_seq: int = 0) -> Iterator[tuple[int, list[Step]]]:
+        """Yield (number, its steps) of every event numbered above ``after_seq``.
+
+        Args:
+            fold: With the state after that event; it is brought forward.
+            after_seq: See ``read``.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
+        for row in self._rows_after(after_seq):
+            event = self._decode(row)
+            with self._naming(row):
+                steps = fold.take(event, row.decision)
+            yield row.seq, steps
+
+    def story(self, after_seq: int = 0) -> Iterator[tuple[int, Event, str]]:
+        """Yield (number, event, news) of every event; news are empty if there are none.
+
+        Nothing is folded but events that were not decided on.
+
+        Args:
+            after_seq: See ``read``.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
+        fold, told = None, ""
+        for row in self._rows_after(after_seq):
+            event = self._decode(row)
+            if row.decision is None:
+                if fold is None:
+                    fold = Fold(self.replay(row.seq - 1))
+                    told = fold.state.last_news
+                fold.take(event)
+                told, before = fold.state.last_news, told
+                yield row.seq, event, "" if told == before else told
+                continue
+            fold = None
+            with self._naming(row):
+                news = news_of(row.decision)
+            whole = row.decision.startswith(BASE)
+            yield row.seq, event, "" if whole and news == told else news
+            told = news or told
+
+    def _rows_after(self, seq: int) -> Iterator[JournalRow]:
+        """Yield the events numbered above ``seq``, also those that arrive meanwhile."""
+        # Pages, since an open cursor would keep the writer from checkpointing.
+        while rows := self.rows(seq + 1, _END, _PAGE):
+            yield from rows
+            seq = rows[-1].seq
+
+    def rows(self, first: int, last: int, limit: int = -1) -> list[JournalRow]:
         """Return the events numbered ``first`` to ``last`` as stored.
+
+        Args:
+            first: Number of the first one.
+            last: Number of the last one.
+            limit: No more than so many; negative: all.
 
         Raises:
             JournalError: The file is damaged.
         """
         with self._translating_errors():
             found = self._db.execute(
-                "SELECT seq, at_s, kind, body FROM events WHERE seq BETWEEN ? AND ? "
-                "ORDER BY seq",
-                (first, last),
+                f"{self._select()} WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
+                (first, last, limit),
             )
             return [JournalRow(*row) for row in found]
+
+    def _row_that(self, condition: str, *values: Any) -> JournalRow | None:
+        """Return the newest event whose decision meets a condition."""
+        with self._translating_errors():
+            if not self._has_decisions():
+                return None
+            found = self._db.execute(
+                f"{self._select()} WHERE {condition} ORDER BY seq DESC LIMIT 1", values
+            ).fetchone()
+            return JournalRow(*found) if found else None
+
+    def _select(self) -> str:
+        """Return the statement for events, in whatever version the file has."""
+        decision = "decision" if self._has_decisions() else "NULL"
+        return f"SELECT seq, at_s, kind, body, {decision} FROM events"
 
     def take_over(self, rows: Iterable[JournalRow]) -> None:
         """Add events with the numbers of another journal, all or none.
@@ -195,7 +309,19 @@ class Journal:
             JournalError: The disk refused, or a number is taken.
         """
         with self._transaction():
-            self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?)", rows)
+            self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+
+    def recent(self) -> tuple[RecentEvent, ...]:
+        """Return the newest events as a state keeps them, without what came of them.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
+        recent: tuple[RecentEvent, ...] = ()
+        last = self.last_seq()
+        for row in self.rows(last - KEPT_EVENTS + 1, last):
+            recent = with_event(recent, self._decode(row), row.seq)
+        return recent
 
     def last_seq(self) -> int:
         """Return the number of the newest event; 0 if there is none.
@@ -207,16 +333,68 @@ class Journal:
             last = self._db.execute("SELECT max(seq) FROM events").fetchone()[0]
             return int(last or 0)
 
-    def replay(self) -> State:
-        """Return the state that the events lead to.
+    def replay(self, last: int = _END) -> State:
+        """Return the state that the events up to ``last`` lead to.
 
         Raises:
             JournalError: The file is damaged.
         """
-        fold = Fold()
-        for _, event in self.read():
-            fold.take(event)
+        known = self.snapshot(last)
+        base = self._row_that(f"{_IS_BASE} AND seq <= ?", last)
+        if known is not None and (base is None or base.seq <= known.seq):
+            fold, seq = Fold(known.state), known.seq
+        else:
+            fold, seq = Fold(), base.seq - 1 if base else 0
+        while rows := self.rows(seq + 1, last, _PAGE):
+            for row in rows:
+                with self._naming(row):
+                    if row.decision is None:
+                        fold.take(self._decode(row))
+                    else:
+                        fold.put(row.decision)
+            seq = rows[-1].seq
         return fold.state
+
+    def snapshot(self, last: int = _END) -> Snapshot | None:
+        """Return the newest snapshot up to event ``last``, if there is one for this
+        version.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
+        with self._translating_errors():
+            if not self._has_decisions():
+                return None
+            found = self._db.execute(
+                "SELECT seq, state, history FROM snapshots WHERE seq <= ?", (last,)
+            ).fetchone()
+        if found is None:
+            return None
+        seq, state, history = found
+        fold = Fold()
+        try:
+            fold.put(state)
+        except DecisionError:
+            return None  # another version's; the rows say the same
+        return Snapshot(seq, fold.state, history)
+
+    def save_snapshot(self, seq: int, state: State, history: str) -> None:
+        """Spare readers the events up to ``seq``.
+
+        Args:
+            seq: An event that is in the journal.
+            state: The state after it.
+            history: What else its readers need, in their own form.
+
+        Raises:
+            JournalWriteError: The disk refused; the snapshot before is still there.
+        """
+        with self._transaction():
+            self._db.execute("DELETE FROM snapshots")
+            self._db.execute(
+                "INSERT INTO snapshots VALUES (?, ?, ?)",
+                (seq, snapshot_of(state), history),
+            )
 
     def close(self) -> None:
         """Close the file."""
@@ -238,7 +416,7 @@ class Journal:
     def is_measured(self) -> bool:
         """Return whether the measurements of all events are in the file."""
         with self._translating_errors():
-            if self._db.execute("PRAGMA user_version").fetchone()[0] < len(_MIGRATIONS):
+            if self._version() < _WITH_MEASUREMENTS:
                 return False
             found = self._db.execute(
                 "SELECT seq = (SELECT coalesce(max(seq), 0) FROM events) FROM measured"
@@ -247,11 +425,10 @@ class Journal:
 
     def _measure_into(self, db: sqlite3.Connection, after_seq: int = 0) -> None:
         """Write what the events above ``after_seq`` measure."""
-        store, sampler, fold = Measurements(db), Sampler(), Fold()
-        for seq, event in self.read():
-            fold.take(event)
+        store, sampler = Measurements(db), Sampler()
+        for seq, steps in self.steps(Fold()):
             if seq > after_seq:
-                store.write(sampler.samples(event, fold.state))
+                store.write(sampler.samples(steps[0].event, steps[-1].after))
 
     def _check_version(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
@@ -274,9 +451,31 @@ class Journal:
                 f"BEGIN IMMEDIATE; {script} PRAGMA user_version = {number}; COMMIT;"
             )
 
-    def _decode(self, seq: int, kind: str, body: str) -> Event:
+    def _has_decisions(self) -> bool:
+        """Return whether the file is of a version whose events have decisions."""
+        return self._version() >= _WITH_DECISIONS
+
+    def _version(self) -> int:
+        return int(self._db.execute("PRAGMA user_version").fetchone()[0])
+
+    def _is_decided(self, seq: int) -> bool:
+        """Return whether event ``seq`` was decided on: what follows may build on it."""
+        found = self._db.execute("SELECT decision FROM events WHERE seq = ?", (seq,))
+        return (found.fetchone() or (None,))[0] is not None
+
+    @contextmanager
+    def _naming(self, row: JournalRow) -> Iterator[None]:
+        """Tell which decision cannot be read."""
         try:
-            return event_of(seq, kind, body)
+            yield
+        except DecisionError as error:
+            raise JournalError(
+                f"{self._path}: event {row.seq}: the decision cannot be used: {error}"
+            ) from error
+
+    def _decode(self, row: JournalRow) -> Event:
+        try:
+            return event_of(row.seq, row.kind, row.body)
         except JournalError as error:
             raise JournalError(f"{self._path}: {error}") from error
 

@@ -14,9 +14,9 @@ from spottrain.pricing.prices.history import INTERRUPTED, History, VmLife
 from spottrain.pricing.prices.place import place_of
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, home
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.replay.fold import Fold
 
 
 def open_history() -> History:
@@ -45,8 +45,9 @@ def ingest_journals(history: History) -> tuple[str, ...]:
 def vm_lives(journal: Journal) -> list[VmLife]:
     """Return the lifetimes of all VMs that a job ever had."""
     book, fold = VmHistory(), Fold()
-    for before, event, after, _ in fold.take_all(journal.read()):
-        book.note(before, event.at_s, after)
+    for _, steps in journal.steps(fold):
+        for step in steps:
+            book.note(step.before, step.event.at_s, step.after)
     return book.until_now(fold.state)
 
 

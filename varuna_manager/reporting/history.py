@@ -4,15 +4,21 @@ The core keeps only what decisions need. A reader of the journal passes every ev
 the state before and after, to a ``JobHistory``, which keeps what was done when, and
 downsampled series. Its memory grows with VMs, generations and saved checkpoints, and with
 mini-batches only since the oldest checkpoint that is kept.
+
+The journal keeps a snapshot of it, for this version of the code alone.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import hashlib
+import json
 from bisect import bisect_right
 from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.place import offer_key
@@ -21,9 +27,12 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
-from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.replay import codec
+from spottrain.varuna_manager.jobs.replay.codec import from_data, to_data
+from spottrain.varuna_manager.jobs.replay.fold import Fold
+from spottrain.varuna_manager.reporting import series, time_split
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
 from spottrain.varuna_manager.reporting.time_split import Activity, Interval
 from spottrain.wire import messages
@@ -64,28 +73,39 @@ class _CurrentInterval:
     slots: Mapping[str, int]
 
 
+def _nothing_yet() -> _CurrentInterval:
+    return _CurrentInterval(0.0, (None, "waiting"), "waiting", {})
+
+
+@dataclass(slots=True)
 class JobHistory:
     """The history of a job; see the module."""
 
-    def __init__(self) -> None:
-        self.slots: dict[str, int] = {}
-        """Number of slots by VM, for VMs whose agent has registered."""
-        self.throughput = Bins()
-        """Examples per second, from commit to commit."""
-        self.prices: dict[str, PriceSeries] = {}
-        """By ``offer_key``."""
-        self.budgets: list[Point] = []
-        """The budget over time; infinite without one."""
-        self.milestones: deque[Milestone] = deque(maxlen=records.KEPT)
-        self.checkpoints: list[Point] = []
-        """(time, step) of saved checkpoints; downsampled."""
-        self._stretches: list[Interval] = []
-        self._open = _CurrentInterval(0.0, (None, "waiting"), "waiting", {})
-        self._mark_s = 0.0
-        """Time of the newest commit, or of the start of its generation's training."""
-        self._steps: list[int] = []
-        self._step_times: list[float] = []
-        self._looked = False
+    slots: dict[str, int] = field(default_factory=dict)
+    """Number of slots by VM, for VMs whose agent has registered."""
+    throughput: Bins = field(default_factory=Bins)
+    """Examples per second, from commit to commit."""
+    prices: dict[str, PriceSeries] = field(default_factory=dict)
+    """By ``offer_key``."""
+    budgets: list[Point] = field(default_factory=list)
+    """The budget over time; infinite without one."""
+    milestones: deque[Milestone] = field(default_factory=deque)
+    checkpoints: list[Point] = field(default_factory=list)
+    """(time, step) of saved checkpoints; downsampled."""
+    _stretches: list[Interval] = field(default_factory=list)
+    _open: _CurrentInterval = field(default_factory=_nothing_yet)
+    _mark_s: float = 0.0
+    """Time of the newest commit, or of the start of its generation's training."""
+    _steps: list[int] = field(default_factory=list)
+    _step_times: list[float] = field(default_factory=list)
+    _looked: bool = False
+
+    def __post_init__(self) -> None:
+        self.milestones = deque(self.milestones, records.KEPT)
+
+    def snapshot(self) -> str:
+        """Return all of it as text, for ``replay`` by this version."""
+        return json.dumps([_version(), to_data(self)], separators=(",", ":"))
 
     def note(self, before: State, event: e.Event, after: State) -> None:
         """Record one step of the fold."""
@@ -120,8 +140,8 @@ class JobHistory:
             limit = after.settings.max_usd
             self.budgets.append((after.now_s, limit or float("inf")))
         match event:
-            case e.OffersSeen(offers=offers):
-                self._follow_prices(offers, after.now_s)
+            case e.OffersSeen():
+                self._follow_prices(event, after.now_s)
             case e.ManagerStarted(software_version=version):
                 again = " again" if self._looked else ""
                 text = f"manager started{again}, version {version}"
@@ -146,10 +166,12 @@ class JobHistory:
     def _add_milestone(self, at_s: float, kind: str, text: str) -> None:
         self.milestones.append(Milestone(at_s=at_s, kind=kind, text=text))
 
-    def _follow_prices(self, offers: tuple[Offer, ...], at_s: float) -> None:
-        seen = {offer_key(offer): offer for offer in offers}
-        for key, line in self.prices.items():
-            line.is_constant &= key in seen
+    def _follow_prices(self, event: e.OffersSeen, at_s: float) -> None:
+        seen = {offer_key(offer): offer for offer in event.offers}
+        missing = event.gone if event.only_changes else self.prices.keys() - seen.keys()
+        for key in missing:
+            if key in self.prices:
+                self.prices[key].is_constant = False
         for key, offer in seen.items():
             line = self.prices.setdefault(
                 key, PriceSeries(offer, is_constant=not self._looked)
@@ -275,10 +297,24 @@ def replay(journal: Journal) -> tuple[State, JobHistory]:
     Raises:
         JournalError: The journal is damaged.
     """
-    fold, history = Fold(), JobHistory()
-    for before, event, after, _ in fold.take_all(journal.read()):
-        history.note(before, event, after)
+    fold, history, seq = Fold(), JobHistory(), 0
+    if (saved := journal.snapshot()) is not None:
+        version, data = json.loads(saved.history)
+        if version == _version():
+            history = from_data(JobHistory, data)
+            fold, seq = Fold(saved.state), saved.seq
+    for _, steps in journal.steps(fold, seq):
+        for step in steps:
+            history.note(step.before, step.event, step.after)
     return fold.state, history
+
+
+@functools.cache
+def _version() -> str:
+    """Return what changes with the code that folds: a history that other code has folded
+    is folded again."""
+    files = (__file__, series.__file__, time_split.__file__, codec.__file__)
+    return hashlib.sha256(b"".join(Path(one).read_bytes() for one in files)).hexdigest()
 
 
 def _starts_generation(event: e.Event) -> bool:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 Point = tuple[float, float]
 """A time, and the value that holds from it on."""
@@ -19,20 +19,16 @@ class Bin:
     """The value times the seconds for which it was known."""
 
 
+@dataclass(slots=True)
 class Bins:
-    """A value over time in bins of equal width, which doubles when there are too many.
+    """A value over time in bins of equal width, which doubles when there are too many."""
 
-    Args:
-        max_bins: Largest number of bins; even.
-        width_s: Initial width of a bin.
-    """
-
-    def __init__(self, max_bins: int = 1024, width_s: float = 1.0) -> None:
-        self.width_s = width_s
-        self.start_s: float | None = None
-        """Start of bin 0; None while there are no values."""
-        self.bins: dict[int, Bin] = {}
-        self._max_bins = max_bins
+    max_bins: int = 1024
+    """Largest number of bins; even."""
+    width_s: float = 1.0
+    start_s: float | None = None
+    """Start of bin 0; None while there are no values."""
+    bins: dict[int, Bin] = field(default_factory=dict)
 
     def add(self, from_s: float, to_s: float, value: float) -> None:
         """Record that the value was ``value`` from one time to a later one.
@@ -45,7 +41,7 @@ class Bins:
         from_s = max(from_s, start_s)
         if to_s <= from_s:
             return
-        while to_s - start_s > self._max_bins * self.width_s:
+        while to_s - start_s > self.max_bins * self.width_s:
             self._double()
         number = int((from_s - start_s) / self.width_s)
         while from_s < to_s:

@@ -21,7 +21,12 @@ KINDS: dict[str, type] = {**EVENT_TYPES, **{r.__name__: r for r in get_args(Repo
 
 
 def newest_changes(state: State) -> list[Change]:
-    """Return the phases that the newest event has changed, and by what."""
+    """Return the phases that the newest event has changed, and by what.
+
+    None of a state that was read from a journal: it keeps what was decided alone.
+    """
+    if not state.recent:
+        return []
     newest = state.recent[-1]
     return [
         (one.before, one.after, DECISION if one.decided else KINDS[newest.kind])

@@ -14,6 +14,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration, Generation
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire import messages
 from spottrain.wire.model import (
@@ -134,6 +135,7 @@ class Story:
         self.now_s = 1000.0
         self.state = State()
         self.events: list[e.Event] = []
+        self.steps: list[Step] = []
         self.commands: tuple[c.Command, ...] = ()
         self.reports: dict[str, int] = {}
         self.devices: dict[str, str] = {}
@@ -149,8 +151,14 @@ class Story:
     def take(self, event: e.Event) -> tuple[c.Command, ...]:
         """Feed an event; return the commands that the core emits."""
         self.events.append(event)
-        self.state, self.commands = core.step(self.state, event)
+        before = self.state
+        self.state, self.commands = core.step(before, event)
         check_invariants(self.state)
+        step = Step(before, event, self.state, self.commands)
+        replayed = Fold(before)
+        replayed.put(step.decision())
+        assert replayed.state == self.state, "a journal would not lead here"
+        self.steps.append(step)
         return self.commands
 
     def report(self, vm_id: str, report: messages.Report) -> tuple[c.Command, ...]:

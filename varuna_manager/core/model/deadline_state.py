@@ -14,7 +14,7 @@ class FleetTerms:
     """The throughput of fleets of one kind of machine, and their interruptions.
 
     What the ranking of offers found out for the deadline policy; journalled with
-    ``FleetRated``, so that a replay decides the same.
+    ``FleetRated``.
     """
 
     cloud: str
@@ -37,7 +37,8 @@ class DeadlineState:
     outlook: MarketOutlook = field(default_factory=MarketOutlook)
     decision: FleetDecision | None = None
     """None: the job has no such limits, or nothing is known."""
-    seen: tuple[object, ...] = ()
-    """What the decision depends on, time apart: it is made again when that changes."""
+    seen: tuple[object, ...] = field(default=(), compare=False)
+    """What the decision depends on, time apart: it is made again when that changes, and by
+    a manager that starts."""
     review_at_s: float = 0.0
     """When it is made again at the latest."""

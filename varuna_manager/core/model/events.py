@@ -165,10 +165,14 @@ class ProfilesListed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OffersSeen:
-    """All offers that can be rented now; fed only when they have changed."""
+    """All offers that can be rented now, or what has changed among them."""
 
     at_s: float
     offers: tuple[Offer, ...]
+    only_changes: bool = False
+    """True: others that were seen are still there, but for ``gone``."""
+    gone: tuple[str, ...] = ()
+    """By ``offer_key``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,6 +181,10 @@ class OffersRanked:
 
     at_s: float
     worths: tuple[OfferWorth, ...]
+    only_changes: bool = False
+    """True: others have the worth that they had, but for ``gone``."""
+    gone: tuple[str, ...] = ()
+    """By ``offer_key``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

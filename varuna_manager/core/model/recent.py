@@ -43,16 +43,22 @@ class RecentEvent:
 
 
 def with_event(
-    recent: tuple[RecentEvent, ...], event: Event
+    recent: tuple[RecentEvent, ...], event: Event, first: int = 1
 ) -> tuple[RecentEvent, ...]:
-    """Append ``event`` to the newest ones; merge what only repeats itself."""
+    """Append ``event`` to the newest ones; merge what only repeats itself.
+
+    Args:
+        recent: Events before it.
+        event: The newest.
+        first: Its number if there are none before.
+    """
     if len(recent) > 1:
         one, two = recent[-2:]
         if (one.kind, one.changes, one.news) == (two.kind, two.changes, two.news):
             recent = (*recent[:-2], replace(two, repeats=one.repeats + 1))
     what = event.report if isinstance(event, ReportReceived) else event
     newest = RecentEvent(
-        seq=recent[-1].seq + 1 if recent else 1,
+        seq=recent[-1].seq + 1 if recent else first,
         at_s=event.at_s,
         kind=type(what).__name__,
         vm_id=getattr(event, "vm_id", ""),

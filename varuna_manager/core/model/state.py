@@ -1,4 +1,4 @@
-"""Everything the manager knows of one job: a fold of ``core.step`` over the journal.
+"""Everything the manager knows of one job, as the steps in its journal have made it.
 
 All of it is immutable, mappings included: they are replaced, never changed. Per-step
 history stays in the journal; here are only totals and bounded recent windows.

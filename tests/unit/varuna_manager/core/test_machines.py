@@ -54,7 +54,8 @@ def fork(story: Watched) -> Watched:
     """Return a story that goes on by itself; what is seen is seen by both."""
     twin = object.__new__(Watched)
     twin.__dict__.update(story.__dict__)
-    twin.events, twin.reports = [*story.events], {**story.reports}
+    twin.events, twin.steps = [*story.events], [*story.steps]
+    twin.reports = {**story.reports}
     twin.watches = copy.deepcopy(story.watches)
     return twin
 

@@ -11,13 +11,15 @@ from typing import Any
 import pytest
 from tests.unit.varuna_manager.story import OFFER, Story
 
-from spottrain.cloud.port.provider import VmState
+from spottrain.cloud.port.provider import Offer, VmState
 from spottrain.pricing.prices.history import VmLife
-from spottrain.pricing.prices.place import place_of
+from spottrain.pricing.prices.place import offer_key, place_of
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.step import step
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
 from spottrain.varuna_manager.jobs.vm_history import VmHistory, open_history
+from spottrain.varuna_manager.reporting.history import JobHistory
 
 OTHER = replace(OFFER, zone="other", instance_type="u", usd_per_hour=1.1)
 
@@ -60,6 +62,39 @@ def test_worths_of_offers_are_fed_before_the_offers() -> None:
     # A price alone changes no worth: the core applies it by itself.
     asyncio.run(watch.seen((replace(OFFER, usd_per_hour=1.05), OTHER)))
     assert fed(sink) == ["OffersSeen"]
+
+
+def test_only_what_changes_in_the_market_is_fed_again() -> None:
+    """A core that is told of changes knows what one knows that is told everything."""
+    sink = Sink(trained())
+    watch = MarketWatch(sink)
+    third = replace(OFFER, zone="third")
+    markets: list[tuple[Offer, ...]] = [
+        (OFFER, OTHER),
+        (OFFER, OTHER, third),
+        (replace(OFFER, usd_per_hour=1.5), third),
+        (third, replace(OFFER, available=0)),
+        (),
+        (OTHER,),
+    ]
+    told = whole = sink.state
+    history, expected = JobHistory(), JobHistory()
+    for number, offers in enumerate(markets):
+        sink.events = []
+        asyncio.run(watch.seen(offers))
+        for event in sink.events:
+            before, (told, _) = told, step(told, event)
+            history.note(before, event, told)
+        everything = e.OffersSeen(at_s=sink.now_s(), offers=offers)
+        before, (whole, _) = whole, step(whole, everything)
+        expected.note(before, everything, whole)
+        (seen,) = (one for one in sink.events if isinstance(one, e.OffersSeen))
+        assert seen.only_changes == (number > 0)
+        assert len(seen.offers) <= 2
+        known = {offer_key(one): one for one in told.offers}
+        assert known == {offer_key(one): one for one in offers}
+        assert told.worths.keys() == known.keys()
+    assert history.prices == expected.prices
 
 
 def test_interruptions_are_remembered_and_count_from_then_on() -> None:

@@ -10,9 +10,9 @@ import pytest
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.jobs.fold import Fold
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
 from spottrain.varuna_manager.jobs.measurements import Evaluation, Minibatch
+from spottrain.varuna_manager.jobs.replay.fold import Fold
 from spottrain.varuna_manager.jobs.samples import Sampler
 from spottrain.wire import messages
 
@@ -71,6 +71,8 @@ def test_a_journal_without_measurements_has_those_of_its_events(
         journal.append(*story.events)
     with closing(sqlite3.connect(path)) as db:
         tables = ["minibatches", "evaluations", "generations", "rewrites", "measured"]
+        tables.append("snapshots")
+        db.executescript("DROP INDEX bases; ALTER TABLE events DROP COLUMN decision;")
         db.executescript("".join(f"DROP TABLE {table};" for table in tables))
         db.executescript("PRAGMA user_version = 1")
     assert rows(path) == expected  # reading needs no table
