@@ -147,9 +147,7 @@ class Gatherer:
             if c.metrics:
                 metrics = torch.tensor(c.metrics, dtype=torch.float64)
                 row[self._metrics_at : self._extras_at] = metrics
-        row[-self._EXTRAS :] = torch.tensor(
-            [save, profile, share, stop, checkpoint]
-        )
+        row[-self._EXTRAS :] = torch.tensor([save, profile, share, stop, checkpoint])
         everything = gather_rows(row)
         contributions = []
         for section, owner in enumerate(self._owners):

@@ -527,7 +527,9 @@ class _Training:
             tune_for_activations(self._tracker.largest_saved_bytes)
         step_s, interval = time.monotonic() - began, self._saving.interval
         interval.observe(step_s, saving=self._saving.is_pending)
-        chosen = self._rank == 0 and not self._context.loaded.spec.checkpoint_every_steps
+        chosen = (
+            self._rank == 0 and not self._context.loaded.spec.checkpoint_every_steps
+        )
         self._context.supervisor.report(
             messages.MinibatchCommitted(
                 generation=self._command.generation,

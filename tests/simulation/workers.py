@@ -182,7 +182,10 @@ class Workers:
                 sections_loaded=0,
             )
             self.report(slot, started)
-        if plan.data_parallel_width == 1 and group.saved < step < self.world.settings.spec.steps:
+        if (
+            plan.data_parallel_width == 1
+            and group.saved < step < self.world.settings.spec.steps
+        ):
             self.start_saving(group)
         self.begin(group)
 
@@ -248,7 +251,6 @@ class Workers:
             return
         assert group.step is not None
         steps = self.world.settings.spec.steps
-        plan = group.order.plan
         if group.step < steps:
             group.step += 1
             self.committed = group.step

@@ -481,7 +481,9 @@ class JobConfig(Section):
             reduction=self.reduction,
             checkpoint_path=checkpoint_path,
             checkpoint_every_steps=(
-                0 if self.checkpoint.every_steps == "auto" else self.checkpoint.every_steps
+                0
+                if self.checkpoint.every_steps == "auto"
+                else self.checkpoint.every_steps
             ),
             checkpoint_keep=self.checkpoint.keep,
             lease_s=self.manager.lease_s,

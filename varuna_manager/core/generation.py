@@ -153,7 +153,9 @@ def _state_losses_per_s(state: State, plan: Plan) -> float:
         stages,
         [hit.at_s for hit in lost],
         state.now_s - since_s,
-        spot=any(state.vms[vm].offer.spot for vm in set().union(*stages) & set(state.vms)),
+        spot=any(
+            state.vms[vm].offer.spot for vm in set().union(*stages) & set(state.vms)
+        ),
     )
 
 

@@ -289,7 +289,9 @@ def _lag_share(state: State) -> float:
         step_s = _step_s(generation)
     every = state.job.spec.checkpoint_every_steps
     every = every or state.progress.checkpoint_every_steps
-    lag_s = every * step_s / 2 if every else checkpointing.expected_lag_s(len(state.vms))
+    lag_s = (
+        every * step_s / 2 if every else checkpointing.expected_lag_s(len(state.vms))
+    )
     return policy.lag_share(outlook(state), lag_s, state.now_s)
 
 

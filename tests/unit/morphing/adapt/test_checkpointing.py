@@ -51,7 +51,9 @@ def test_it_grows_with_the_cost_and_falls_with_the_losses(
 
 
 @given(st.floats(0.0, 1e9), st.floats(0.0, 1e9))
-def test_it_is_bounded_whatever_was_measured(cost_s: float, losses_per_s: float) -> None:
+def test_it_is_bounded_whatever_was_measured(
+    cost_s: float, losses_per_s: float
+) -> None:
     assert MIN_S <= interval_s(cost_s, losses_per_s) <= MAX_S
 
 
@@ -77,7 +79,9 @@ def test_second_copies_make_losses_of_progress_rare() -> None:
 
 
 @given(st.integers(0, 20), st.floats(0.0, 1e6), st.booleans())
-def test_rates_follow_what_was_observed(seen: int, observed_s: float, spot: bool) -> None:
+def test_rates_follow_what_was_observed(
+    seen: int, observed_s: float, spot: bool
+) -> None:
     moments = [observed_s * i / (seen + 1) for i in range(seen)]
     rate = state_losses_per_s(ALONE, moments, observed_s, spot=spot)
     assert rate >= 0
@@ -101,7 +105,9 @@ def test_a_plan_without_vms_loses_nothing() -> None:
     assert state_losses_per_s([], [], 0.0) == 0.0
 
 
-def observed(cost_s: float, steps: int = 20, minibatch_s: float = 1.0) -> CheckpointInterval:
+def observed(
+    cost_s: float, steps: int = 20, minibatch_s: float = 1.0
+) -> CheckpointInterval:
     """An interval that has seen a checkpoint, over three mini-batches."""
     interval = CheckpointInterval(1 / 3600, 5 * minibatch_s)
     for _ in range(steps):
