@@ -96,7 +96,9 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
             )
         )
         return
-    connections = join(store, "training", rank, len(command.plan.slots), timeout_s)
+    connections = result.connections or join(
+        store, "training", rank, len(command.plan.slots), timeout_s
+    )
     if command.save_only:
         _save(context, command, rank, store, connections, result, pid)
         return
