@@ -87,14 +87,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         raise
     if rank >= len(command.plan.slots):
         release_rendezvous(store, len(command.participants))
-        context.supervisor.report(
-            messages.GenerationStopped(
-                generation=command.generation,
-                slot=context.slot,
-                step=result.agreement.step,
-                done=False,
-            )
-        )
+        _report_stop(context, command, result.agreement.step)
         return
     connections = result.connections or join(
         store, "training", rank, len(command.plan.slots), timeout_s
@@ -157,6 +150,11 @@ def _save(
         if saving is not None:
             saving.close()
         leave()
+    _report_stop(context, command, step)
+
+
+def _report_stop(context: WorkerContext, command: RunGeneration, step: int) -> None:
+    """Report that a rank has done what it had to, though not the job's last step."""
     context.supervisor.report(
         messages.GenerationStopped(
             generation=command.generation, slot=context.slot, step=step, done=False
