@@ -188,7 +188,7 @@ class _Stage:
                 for k in self._sections
             ]
             summed_s = time.process_time()
-            result = self._gatherer.exchange(mine, 0, 0, 0, 0)
+            result = self._gatherer.exchange(mine, 0, 0, 0, 0, save=False)
             if result.in_range:
                 break
         decision = fold(0, step, result.contributions, stop=False)

@@ -32,26 +32,35 @@ class GenerationBrokenError(Exception):
 
 
 class Connections:
-    """The TCP connections that were opened since this object was made."""
+    """The TCP connections that were opened since this object was made, until sealed."""
 
     def __init__(self) -> None:
+        self._ours = frozenset[tuple[int, str]]()
+        self._before: frozenset[tuple[int, str]] | None = None
+        self.watch()
+
+    def watch(self) -> None:
+        """Take in connections that are opened from now on, beside those that are sealed."""
         self._before = _sockets()
-        self._ours: frozenset[tuple[int, str]] | None = None
 
     def seal(self) -> None:
         """Limit ``cut`` to the connections that are open now."""
         with contextlib.ExitStack() as stack:
             open_now = {
                 (fd, inode)
-                for fd, inode in _sockets() - self._before
+                for fd, inode in self._opened()
                 if _connected(fd, inode, stack)
             }
-        self._ours = frozenset(open_now)
+        self._ours |= open_now
+        self._before = None
+
+    def _opened(self) -> frozenset[tuple[int, str]]:
+        """Return what was opened since it is watched for."""
+        return frozenset() if self._before is None else _sockets() - self._before
 
     def cut(self) -> None:
         """Shut them down both ways without closing them: their owner still polls."""
-        ours = _sockets() - self._before if self._ours is None else self._ours
-        for fd, inode in ours:
+        for fd, inode in self._ours | self._opened():
             with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
                 if (connection := _connected(fd, inode, stack)) is not None:
                     connection.shutdown(socket.SHUT_RDWR)
@@ -64,7 +73,7 @@ class Connections:
         Returns:
             False if nothing of that has happened within ``timeout_s``.
         """
-        assert self._ours is not None
+        assert self._before is None
         with contextlib.ExitStack() as stack:
             poll = select.poll()
             poll.register(stop, select.POLLIN)

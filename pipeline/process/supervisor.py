@@ -58,7 +58,7 @@ from spottrain.wire.codec import decode, encode
 
 _LOAD_IN_WORKERS = "--load-in-workers"
 _STDERR_FD = 2
-_CALIBRATION = "calibration"
+_CALIBRATION, _STORE = "calibration", "store"
 _PR_SET_PDEATHSIG = 1
 
 _Body = Callable[[socket.socket], None]
@@ -127,6 +127,8 @@ class Supervisor:
         self._generation = 0
         self._round = 0
         """Number of the newest calibration round; they count down."""
+        self._spare_store: _Child | None = None
+        """Forked ahead for the next generation; it does not listen yet."""
         self._stores: dict[int, str] = {}
         """The report of each generation's store: a command may come twice, after the
         manager has died and come back."""
@@ -295,13 +297,25 @@ class Supervisor:
         return self._fork(what, body, None if slot is None else slot.index)
 
     def _open_store(self, generation: int) -> None:
-        host = self._greeting.private_address
         if generation in self._stores:
             self._write(self._stores[generation])
             return
+        store, self._spare_store = self._spare_store or self._fork_store(), None
+        store.generation = generation
+        # One that is left is of a generation that has broken before it ran.
+        for child in self._children.values():
+            if child.what == _STORE and child.generation < generation:
+                os.kill(child.pid, signal.SIGKILL)
+        with contextlib.suppress(OSError):  # a spare one that has just died
+            store.connection.sendall(str(generation).encode())
+
+    def _fork_store(self) -> _Child:
+        """Fork a store that listens once it is sent the number of its generation."""
+        host = self._greeting.private_address
 
         def body(connection: socket.socket) -> None:
             link = SupervisorLink(connection, frozenset())
+            generation = int(connection.recv(MAX_MESSAGE_BYTES))
             try:
                 serve_rendezvous(
                     host,
@@ -315,11 +329,7 @@ class Supervisor:
                 reason = f"cannot listen on {host}, its private address: {error}"
                 link.report(messages.VmUnfit(reason=reason))
 
-        # One that is left is of a generation that has broken before it ran.
-        for child in self._children.values():
-            if child.what == "store" and child.generation < generation:
-                os.kill(child.pid, signal.SIGKILL)
-        self._fork("store", body, None).generation = generation
+        return self._fork(_STORE, body, None)
 
     def _open_loader(self, owner: _Child, number: int) -> None:
         """Start a loader process, in place of any of the same number."""
@@ -452,12 +462,32 @@ class Supervisor:
                     generation=child.generation, slot=child.slot, reason=reason
                 )
             )
-        elif code and child.what != "store":
+            self._replace(child)
+        elif child.what == _STORE:
+            self._keep_spare(child, formed=not code)
+        elif code:
             self.report(
                 messages.WorkerDied(
                     generation=child.generation, slot=child.task_slot, reason=reason
                 )
             )
+
+    def _replace(self, dead: _Child) -> None:
+        """Fork a successor of a worker ahead of the next generation.
+
+        Not on a GPU, which may be what has ended the worker: none is used unasked.
+        """
+        assert dead.slot is not None
+        slot = self._slots[dead.slot]
+        if dead.running and slot.device == "cpu":
+            self._fork_worker(slot).generation = dead.generation
+
+    def _keep_spare(self, ended: _Child, *, formed: bool) -> None:
+        """Have a spare store where one has served: the next one is probably here, too."""
+        if ended is self._spare_store:
+            self._spare_store = None
+        elif formed and self._spare_store is None:
+            self._spare_store = self._fork_store()
 
     def _write(self, line: str) -> None:
         data = f"{line}\n".encode()

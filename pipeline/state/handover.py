@@ -13,7 +13,7 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 from spottrain.manifest import CheckpointError, parse_name, read_manifest
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.comm.collectives import gather_json
-from spottrain.pipeline.comm.groups import join, leave
+from spottrain.pipeline.comm.groups import Connections, join, leave
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.state.agreement import (
     Agreement,
@@ -55,6 +55,9 @@ class HandoverResult:
     """Sections that came from another rank's memory."""
     loaded: int
     """Sections that came from the checkpoint store."""
+    connections: Connections | None = None
+    """Of the group, which the ranks of the plan go on with; None: donors had a part in
+    it, and all have left it."""
 
 
 def owners_of(plan: Plan) -> dict[int, tuple[int, ...]]:
@@ -76,7 +79,8 @@ def hand_over(
 ) -> HandoverResult:
     """Bring every section to the ranks that own it under the new plan.
 
-    All participants call this, donors too. Only sections whose owner changes move; a
+    All participants call this, donors too, and form a group; where there are no donors it
+    is left open for training, as to form another takes a good part of a recovery. Only sections whose owner changes move; a
     checkpoint is opened only when a section has no copy left in any memory.
 
     Raises:
@@ -84,13 +88,18 @@ def hand_over(
         DamagedCheckpointError: The checkpoint could not be read.
     """
     connections = join(store, "handover", rank, len(command.participants), timeout_s)
+    connections.seal()  # what is opened to read a checkpoint is none of them
     try:
-        return _Handover(command, rank, memory, checkpoints, faults).run()
+        result = _Handover(command, rank, memory, checkpoints, faults).run()
     except BaseException:
         connections.cut()
-        raise
-    finally:
         leave()
+        raise
+    if len(command.participants) > len(command.plan.slots):
+        leave()
+        return result
+    connections.watch()
+    return dataclasses.replace(result, connections=connections)
 
 
 class _Handover:

@@ -33,6 +33,7 @@ from spottrain.manifest import (
     retain,
     write_manifest,
 )
+from spottrain.morphing.adapt.checkpointing import CheckpointInterval
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.tracking import TensorTracker
@@ -110,7 +111,13 @@ class CheckpointRound:
         """Checkpoints begun: no name is used twice, as half of one may be left there."""
         self._pending: int | None = None
         self._outcome: SnapshotOutcome | None = None
-        self._saved = self._step_of(command.checkpoint)
+        self._saved = self._begun = self._step_of(command.checkpoint)
+        self.interval = CheckpointInterval(
+            command.checkpoint_losses_per_s,
+            command.plan.predicted_step_s,
+            command.checkpoint_cost_s,
+        )
+        """Where the job file leaves it open."""
         if dist.get_rank() == 0:
             store.set("nonce", new_name(0, 0).rpartition("-")[2])
         self._nonce = int(store.get("nonce"), 16)
@@ -184,17 +191,25 @@ class CheckpointRound:
     def is_due(self, step: int) -> bool:
         """Return whether a checkpoint is to begin after ``step`` mini-batches."""
         every = self._context.loaded.spec.checkpoint_every_steps
-        return step % every == 0 and self.can_start(step)
+        if every:
+            return step % every == 0
+        return step - max(0, self._begun) >= self.interval.every_steps
+
+    @property
+    def is_pending(self) -> bool:
+        """True while a checkpoint is being written."""
+        return self._pending is not None
 
     def can_start(self, step: int) -> bool:
         """Return whether none is being written, and ``step`` is not saved yet."""
-        return self._pending is None and step != self._saved
+        return not self.is_pending and step != self._saved
 
     def start(self, step: int) -> None:
         """Begin to copy this rank's share, and have it written.
 
         What is on a GPU comes down beside computations, into room that was locked once.
         """
+        began_s = time.monotonic()
         copies = {
             section: {
                 name: self._copy(section, name, tensor)
@@ -204,6 +219,7 @@ class CheckpointRound:
         }
         self._tracker.adopt_all(copies)
         self._submit(step, copies)
+        self.interval.begin(time.monotonic() - began_s)
 
     def _copy(self, section: int, name: str, tensor: torch.Tensor) -> torch.Tensor:
         room = self._rooms.result().get((section, name))
@@ -296,7 +312,7 @@ class CheckpointRound:
         }
 
     def _submit(self, step: int, share: dict[int, dict[str, torch.Tensor]]) -> None:
-        self._pending = step
+        self._pending = self._begun = step
         self._tries += 1
         device, copying = self._context.device, tuple(self._copying)
 

@@ -93,6 +93,8 @@ class ExchangeResult:
     """Number of the newest ``ShareMinibatch`` if all ranks know the same, else 0."""
     profile: int
     """Number of the newest ``TraceMinibatches`` if all ranks know the same, else 0."""
+    save: bool
+    """True if a checkpoint is due after this mini-batch, by rank 0's word."""
 
     @property
     def in_range(self) -> bool:
@@ -109,7 +111,7 @@ class Gatherer:
     """
 
     _FIELDS = 5
-    _EXTRAS = 4
+    _EXTRAS = 5
 
     def __init__(self, plan: Plan, num_metrics: int = 0) -> None:
         self._owners = [plan.stage_of(k) for k in range(plan.num_sections)]
@@ -124,6 +126,8 @@ class Gatherer:
         checkpoint: int,
         share: int,
         profile: int,
+        *,
+        save: bool,
     ) -> ExchangeResult:
         """Exchange this rank's values with those of all ranks.
 
@@ -133,6 +137,7 @@ class Gatherer:
             checkpoint: Step of the newest checkpoint that it has settled.
             share: Number of the newest ``ShareMinibatch`` that it knows, or 0.
             profile: Number of the newest ``TraceMinibatches`` that it knows, or 0.
+            save: True if it finds a checkpoint due after this mini-batch.
         """
         row = torch.zeros(self._length, dtype=torch.float64)
         for c in mine:
@@ -142,7 +147,7 @@ class Gatherer:
             if c.metrics:
                 metrics = torch.tensor(c.metrics, dtype=torch.float64)
                 row[self._metrics_at : self._extras_at] = metrics
-        row[-self._EXTRAS :] = torch.tensor([profile, share, stop, checkpoint])
+        row[-self._EXTRAS :] = torch.tensor([save, profile, share, stop, checkpoint])
         everything = gather_rows(row)
         contributions = []
         for section, owner in enumerate(self._owners):
@@ -168,6 +173,7 @@ class Gatherer:
             settled_step=int(everything[:, -1].min()),
             share=share if _all_equal(everything[:, -3], share) else 0,
             profile=profile if _all_equal(everything[:, -4], profile) else 0,
+            save=bool(everything[0, -5]),
         )
 
 

@@ -87,16 +87,11 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         raise
     if rank >= len(command.plan.slots):
         release_rendezvous(store, len(command.participants))
-        context.supervisor.report(
-            messages.GenerationStopped(
-                generation=command.generation,
-                slot=context.slot,
-                step=result.agreement.step,
-                done=False,
-            )
-        )
+        _report_stop(context, command, result.agreement.step)
         return
-    connections = join(store, "training", rank, len(command.plan.slots), timeout_s)
+    connections = result.connections or join(
+        store, "training", rank, len(command.plan.slots), timeout_s
+    )
     if command.save_only:
         _save(context, command, rank, store, connections, result, pid)
         return
@@ -155,6 +150,11 @@ def _save(
         if saving is not None:
             saving.close()
         leave()
+    _report_stop(context, command, step)
+
+
+def _report_stop(context: WorkerContext, command: RunGeneration, step: int) -> None:
+    """Report that a rank has done what it had to, though not the job's last step."""
     context.supervisor.report(
         messages.GenerationStopped(
             generation=command.generation, slot=context.slot, step=step, done=False
@@ -320,7 +320,7 @@ class _Training:
         )
         self._skipped: messages.SkipReason = ""
         """Why the newest mini-batch changed no parameter."""
-        self._owes_checkpoint = False
+        self._owes_checkpoint = self._is_save_due = False
         self._updating: int | None = None
         """The section whose update is under way."""
         self._share = 0
@@ -482,7 +482,7 @@ class _Training:
     def _save_if_due(self) -> None:
         """Begin a checkpoint, or put it off until a mini-batch is finite again: one of
         weights that make losses which are not finite must not push out a good one."""
-        due = self._owes_checkpoint or self._saving.is_due(self._step)
+        due = self._owes_checkpoint or self._is_save_due
         self._owes_checkpoint = due and self._skipped in update.NOT_FINITE
         is_last = self._step == self._context.loaded.spec.steps
         if due and not self._owes_checkpoint and not is_last:
@@ -525,13 +525,18 @@ class _Training:
         self._context.batches.adapt(tasks_s)
         if self._tracker.settle():
             tune_for_activations(self._tracker.largest_saved_bytes)
+        step_s, interval = time.monotonic() - began, self._saving.interval
+        interval.observe(step_s, saving=self._saving.is_pending)
+        chosen = (
+            self._rank == 0 and not self._context.loaded.spec.checkpoint_every_steps
+        )
         self._context.supervisor.report(
             messages.MinibatchCommitted(
                 generation=self._command.generation,
                 slot=self._context.slot,
                 step=self._step,
                 sections=tuple(self._arenas),
-                step_s=time.monotonic() - began,
+                step_s=step_s,
                 peak_bytes=self._context.device.peak_bytes()
                 or self._tracker.peak_bytes,
                 busy_s=executor.busy_s,
@@ -539,6 +544,8 @@ class _Training:
                 recomputes=executor.recomputes,
                 tasks_s=tasks_s,
                 skipped=self._skipped,
+                checkpoint_every_steps=interval.every_steps if chosen else 0,
+                checkpoint_cost_s=interval.cost_s if chosen else 0.0,
                 **_measured(self._context, decision, self._updater),
             )
         )
@@ -580,9 +587,11 @@ class _Training:
         share = self._context.supervisor.newest_share()
         profile = self._context.supervisor.newest_trace()
         numbers = (0 if one is None else one.number for one in (share, profile))
-        settled = self._saving.settled_step()
+        settled, save = self._saving.settled_step(), self._saving.is_due(step + 1)
         with activity.waiting():
-            all_ranks = self._gatherer.exchange(mine, stop, settled, *numbers)
+            all_ranks = self._gatherer.exchange(
+                mine, stop, settled, *numbers, save=save
+            )
         faults.at(Hook.GATHERED)
         if not all_ranks.in_range:
             return None
@@ -601,6 +610,7 @@ class _Training:
         self._step = step + 1
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)
+        self._is_save_due = all_ranks.save
         if share is not None and all_ranks.share > self._share:
             self._follow_share(share)
         if all_ranks.profile:

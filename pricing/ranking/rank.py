@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.morphing.adapt.checkpointing import PRIOR_COST_S, interval_s
 from spottrain.morphing.adapt.policy import slowdown
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
@@ -73,8 +74,9 @@ class RankingTerms:
     allow_on_demand: bool = True
     morph_s: float = 0.0
     """Training time that a morph costs; an interruption costs two of them."""
-    lag_steps: float = 0.0
-    """Mini-batches repeated after falling back to a checkpoint."""
+    lag_steps: float | None = 0.0
+    """Mini-batches repeated after falling back to a checkpoint; None: as many as the
+    optimum interval of checkpoints lets expect."""
     stored_bytes: float = 0.0
     storage_usd_per_gb_month: float = 0.0
     zone_usd_per_gb: float | None = None
@@ -341,9 +343,14 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
         slowdown(throughput.pipeline_depth, throughput.data_parallel_width, 1.0) - 1
     )
     rent = throughput.vms * offer.usd_per_hour
-    lost_s = 2 * terms.morph_s + only_checkpoints * terms.lag_steps * step_s
-    wasted_s = priced.boot_s / throughput.vms + lost_s
     losses_per_hour = throughput.vms * priced.losses_per_hour
+    lag_s = (
+        interval_s(PRIOR_COST_S, losses_per_hour / HOUR_S) / 2
+        if terms.lag_steps is None
+        else terms.lag_steps * step_s
+    )
+    lost_s = 2 * terms.morph_s + only_checkpoints * lag_s
+    wasted_s = priced.boot_s / throughput.vms + lost_s
     per_hour = examples_per_s * HOUR_S / (1.0 + losses_per_hour * wasted_s / HOUR_S)
     stored_gb = terms.stored_bytes / GB_BYTES
     storage = stored_gb * terms.storage_usd_per_gb_month / MONTH_H

@@ -7,6 +7,7 @@ undisturbed mini-batch. Depends on how busy the machine is: compare runs of one 
 
 from __future__ import annotations
 
+import math
 import os
 import signal
 import statistics
@@ -21,6 +22,7 @@ from tests.integration.jobs import Job
 from spottrain.varuna_manager.core.model.events import ReportReceived
 from spottrain.varuna_manager.core.model.records import GenerationPhase
 from spottrain.varuna_manager.jobs.follow import Follower
+from spottrain.varuna_manager.jobs.measurements import Cursor, Minibatch
 from spottrain.wire import messages
 
 KILLS = int(os.environ.get("KILLS", "4"))
@@ -30,35 +32,54 @@ VMS = 4
 DEADLINE_S = 120.0
 
 
+PHASES = ("died", "out", "store", "formed", "first")
+"""Of a recovery: the death is known, survivors are out, the store is open, all ranks have
+started, the first mini-batch is committed."""
+
+
 class Watched:
-    """A job as its journal tells it."""
+    """A job as its journal and its measurements tell it."""
 
     def __init__(self, follower: Follower) -> None:
         self._follower = follower
+        self._measurements = follower.measurements()
+        self._cursor = Cursor()
         self.pids: dict[str, int] = {}
         """The newest worker of each VM."""
         self.commits: list[float] = []
         """When, in seconds since the epoch."""
+        self._killed = ""
+        self.heard: list[tuple[float, str]] = []
+        """What ends the phases, and when."""
 
     def until(self, met: Callable[[], bool]) -> None:
-        """Take events in until ``met``."""
+        """Take in what is new until ``met``."""
         give_up_at_s = time.monotonic() + DEADLINE_S
         while not met():
             assert time.monotonic() < give_up_at_s, self._follower.state.activity
             for entry in self._follower.advance():
                 if isinstance(entry.event, ReportReceived):
                     self._hear(entry.event)
-            time.sleep(0.002)
+            page = self._measurements.changes(self._cursor)
+            self._cursor = page.cursor
+            rows = (row for row in page.rows if isinstance(row, Minibatch))
+            self.commits += [row.at_s for row in rows]
+            time.sleep(0.01)
 
     def _hear(self, event: ReportReceived) -> None:
         match event.report:
             case messages.GenerationStarted(pid=pid):
                 self.pids[event.vm_id] = pid
-            case messages.MinibatchCommitted(slot=slot) if slot == 0:
-                self.commits.append(event.at_s)
+                self.heard.append((event.at_s, "formed"))
+            case messages.WorkerDied():
+                self.heard.append((event.at_s, "died"))
+            case messages.GenerationBroken():
+                self.heard.append((event.at_s, "out"))
+            case messages.StoreOpened():
+                self.heard.append((event.at_s, "store"))
 
     def trains(self, commits: int) -> bool:
-        """Return whether so many ranks' mini-batches were committed."""
+        """Return whether so many mini-batches were committed."""
         return len(self.commits) >= commits
 
     def is_forming(self, after: int) -> bool:
@@ -71,27 +92,40 @@ class Watched:
         )
 
     def kill(self, index: int) -> tuple[int, float]:
-        """Kill a worker; return the generation's number, and when that was."""
+        """Kill a worker, not the one before; return the generation's number, and when."""
         generation = self._follower.state.generation
         assert generation is not None
-        slots = generation.plan.slots
+        vms = [s.vm_id for s in generation.plan.slots if s.vm_id != self._killed]
+        self._killed = vms[index % len(vms)]
         now_s = time.time()
-        os.kill(self.pids[slots[index % len(slots)].vm_id], signal.SIGKILL)
+        os.kill(self.pids[self._killed], signal.SIGKILL)
         return generation.number, now_s
 
-    def recovery_s(self, *, forming: bool, index: int) -> float:
-        """Kill once or, to hit what forms then, twice; return how long it stood still."""
+    def recovery(self, *, forming: bool, index: int) -> list[float]:
+        """Kill once or, to hit what forms then, twice.
+
+        Returns:
+            The seconds from the (last) kill to the end of each phase, the last one less
+            an undisturbed mini-batch.
+        """
         at = len(self.commits)
-        self.until(lambda: self.trains(at + 10 * VMS))
-        newest = sorted(self.commits)[-10 * VMS :: VMS]
+        self.until(lambda: self.trains(at + 10))
+        newest = self.commits[-10:]
         step_s = (newest[-1] - newest[0]) / (len(newest) - 1)
         number, killed_at_s = self.kill(index)
         if forming:
             self.until(lambda: self.is_forming(number))
             _, killed_at_s = self.kill(index + 1)
-        self.until(lambda: self.commits[-1] > killed_at_s + step_s / 2)
-        first_s = min(at_s for at_s in self.commits if at_s > killed_at_s + step_s / 2)
-        return first_s - killed_at_s - step_s
+        after_s = killed_at_s + step_s / 2
+        self.until(lambda: self.commits[-1] > after_s)
+        first_s = min(at_s for at_s in self.commits if at_s > after_s)
+        ends = {
+            what: at_s - killed_at_s
+            for at_s, what in self.heard
+            if killed_at_s < at_s <= first_s
+        }
+        ends["first"] = first_s - killed_at_s - step_s
+        return [ends.get(phase, math.nan) for phase in PHASES]
 
 
 @contextmanager
@@ -109,18 +143,21 @@ def _running(folder: Path) -> Iterator[Watched]:
 
 
 def main() -> None:
-    """Print a row for each kind of kill."""
-    print(f"{'worker killed while':<22}{'kills':>6}{'median s':>10}{'max s':>8}")
+    """Print medians and the slowest for each kind of kill."""
+    titles = "".join(f"{phase:>8}" for phase in PHASES)
+    print(f"{'worker killed while':<30}{'kills':>6}{titles}")
     with tempfile.TemporaryDirectory() as folder, _running(Path(folder)) as watched:
         for name, forming in (("it trains", False), ("groups form", True)):
-            times = [
-                watched.recovery_s(forming=forming, index=index)
-                for index in range(KILLS)
+            rows = [
+                watched.recovery(forming=forming, index=index) for index in range(KILLS)
             ]
-            median_s = statistics.median(times)
-            print(
-                f"{name:<22}{KILLS:>6}{median_s:>10.2f}{max(times):>8.2f}", flush=True
-            )
+            medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+            for which, row in (
+                ("median", medians),
+                ("slowest", max(rows, key=lambda row: row[-1])),
+            ):
+                numbers = "".join(f"{one:>8.2f}" for one in row)
+                print(f"{f'{name}, {which}':<30}{KILLS:>6}{numbers}", flush=True)
 
 
 if __name__ == "__main__":

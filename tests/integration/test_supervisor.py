@@ -99,6 +99,11 @@ def test_abandoned_workers_die_and_their_memory_stays(fleet: Fleet) -> None:
 
     fleet.machines["a"].send(messages.AbandonGeneration(generation=1))
     fleet.wait_for("death", lambda _, r: isinstance(r, messages.WorkerDied) or None)
+    fleet.generation = 2
+    fleet.open_store("a")
+    leader = fleet.machines["a"].pid
+    children = Path(f"/proc/{leader}/task/{leader}/children").read_text().split()
+    assert len(children) >= 2, "beside the store a successor waits"
     fleet.run(plan, "step-0-g0-00000000")  # which does not exist: memory must do
     assert fleet.wait_for_end({"a"})
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from tests.simulation.market import SimulatedVm
 
+from spottrain.morphing.adapt.checkpointing import CheckpointInterval
 from spottrain.morphing.adapt.stragglers import expected_busy_s
 from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.varuna_manager.core.model.events import CheckpointRef
@@ -40,6 +41,27 @@ class Group:
     share: messages.ShareMinibatch | None = None
     """What all ranks follow, if not the plan's."""
 
+    interval: CheckpointInterval = field(init=False)
+    saving: bool = False
+    saved: int = 0
+    """Step of the newest checkpoint."""
+
+    def __post_init__(self) -> None:
+        order = self.order
+        self.interval = CheckpointInterval(
+            order.checkpoint_losses_per_s,
+            order.plan.predicted_step_s,
+            order.checkpoint_cost_s,
+        )
+        self.saved = int(order.checkpoint.split("-")[1])
+
+    def is_save_due(self, every_steps: int) -> bool:
+        """Return whether a checkpoint begins, as the first rank finds."""
+        assert self.step is not None
+        if every_steps:
+            return self.step % every_steps == 0
+        return self.step - self.saved >= self.interval.every_steps
+
     @property
     def bounds(self) -> tuple[int, ...]:
         return (self.share or self.order.plan).replica_bounds
@@ -67,6 +89,8 @@ class Workers:
         self.noise = random.Random(0)
         self.shared = 0
         """Commands to share a mini-batch anew."""
+        self.save_s = 0.0
+        """By how much a checkpoint prolongs the mini-batch after it."""
         self.memory_factor = 1.0
         """Real memory of workers over what the planner predicts."""
 
@@ -158,6 +182,11 @@ class Workers:
                 sections_loaded=0,
             )
             self.report(slot, started)
+        if (
+            plan.data_parallel_width == 1
+            and group.saved < step < self.world.settings.spec.steps
+        ):
+            self.start_saving(group)
         self.begin(group)
 
     def newest_version(self, group: Group) -> int | None:
@@ -195,6 +224,7 @@ class Workers:
         )
         busy_s = max(busy for busy, _ in reports)
         step_s = plan.predicted_step_s * busy_s / expected_s
+        step_s += self.save_s * group.saving
         self.world.after(step_s, lambda: self.train(group, reports, step_s))
 
     def busy(self, group: Group) -> list[tuple[float, int]]:
@@ -221,16 +251,17 @@ class Workers:
             return
         assert group.step is not None
         steps = self.world.settings.spec.steps
-        plan = group.order.plan
         if group.step < steps:
             group.step += 1
             self.committed = group.step
             self.commit(group, reports, step_s)
+            group.interval.observe(step_s, saving=False)
+            group.saving = False
         spec = self.world.settings.spec
         done = group.step >= steps
         wished = group.stop is not None and group.stop.checkpoint
-        if done or wished or group.step % spec.checkpoint_every_steps == 0:
-            self.save(self.vm(plan.slots[0]), group.step)
+        if done or wished or group.is_save_due(spec.checkpoint_every_steps):
+            self.start_saving(group)
         if done or group.stop is not None:
             self.stopped(group, done=done)
         else:
@@ -242,6 +273,7 @@ class Workers:
     ) -> None:
         plan, step = group.order.plan, group.step
         assert step is not None
+        chosen = not self.world.settings.spec.checkpoint_every_steps
         for rank, slot in enumerate(plan.slots):
             sections = plan.sections_of(rank % plan.pipeline_depth)
             self.vm(slot).memory[slot.index] = (step, frozenset(sections))
@@ -260,6 +292,12 @@ class Workers:
                     microbatches=reports[rank][1],
                     recomputes=reports[rank][1],
                     tasks_s=reports[rank][0],
+                    checkpoint_every_steps=(
+                        group.interval.every_steps if chosen and not rank else 0
+                    ),
+                    checkpoint_cost_s=(
+                        group.interval.cost_s if chosen and not rank else 0.0
+                    ),
                 ),
             )
 
@@ -276,6 +314,12 @@ class Workers:
                     done=done,
                 ),
             )
+
+    def start_saving(self, group: Group) -> None:
+        assert group.step is not None
+        group.saving, group.saved = True, group.step
+        group.interval.begin(0.0)
+        self.save(self.vm(group.order.plan.slots[0]), group.step)
 
     def save(self, vm: SimulatedVm, step: int) -> None:
         if vm.alive:

@@ -180,8 +180,9 @@ class CheckpointConfig(Section):
     """s3://bucket/prefix, gs://bucket/prefix, az://container/prefix, or a folder that
     all VMs can access, relative to the job file. By default in the job's state
     folder."""
-    every_steps: PositiveInt = 100
-    """Number of mini-batches between checkpoints."""
+    every_steps: PositiveInt | Literal["auto"] = "auto"
+    """Number of mini-batches between checkpoints; `auto`: as their measured cost and the
+    losses that would undo progress ask for. See docs/checkpoints.md."""
     keep: PositiveInt = 2
     """Number of newest complete checkpoints to keep."""
 
@@ -483,7 +484,11 @@ class JobConfig(Section):
             microbatch_size=self.chosen_microbatch_size,
             reduction=self.reduction,
             checkpoint_path=checkpoint_path,
-            checkpoint_every_steps=self.checkpoint.every_steps,
+            checkpoint_every_steps=(
+                0
+                if self.checkpoint.every_steps == "auto"
+                else self.checkpoint.every_steps
+            ),
             checkpoint_keep=self.checkpoint.keep,
             lease_s=self.manager.lease_s,
             heartbeat_s=self.manager.heartbeat_s,

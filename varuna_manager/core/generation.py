@@ -10,12 +10,14 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from spottrain.morphing.adapt.checkpointing import state_losses_per_s
 from spottrain.morphing.adapt.traffic import sent_bytes
 from spottrain.pricing.billing import egress
 from spottrain.pricing.prices.place import place_of
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model.commands import AskProvider, Outcome
 from spottrain.varuna_manager.core.model.records import (
+    KEPT,
     Generation,
     GenerationPhase,
     RankPhase,
@@ -41,6 +43,8 @@ MAX_FRUITLESS = 8
 """Generations in a row that may break before a commit. Those that broke because a VM was
 lost do not count: preemptions are no fault of the job. Nor do those that ran out of
 memory: each lets the next plan take less, until there is none."""
+
+_UNNOTICED = ("kill", "silence", "sick_gpu")
 
 _FINISHED = (RankPhase.STOPPED, RankPhase.OUT, RankPhase.GONE)
 
@@ -130,11 +134,33 @@ def invite(transition: Transition, generation: Generation) -> None:
         store_port=generation.store_port,
         checkpoint=generation.checkpoint,
         evaluate_first=heldout_missing and transition.state.progress.step == 0,
+        checkpoint_losses_per_s=_state_losses_per_s(transition.state, generation.plan),
+        checkpoint_cost_s=transition.state.progress.checkpoint_cost_s,
         save_only=generation.save_only,
     )
     invited = RankPhase.INVITED
     slots = (s for s in generation.participants if ranks.get(s, invited) is invited)
     transition.send((slot.vm_id for slot in slots), command)
+
+
+def _state_losses_per_s(state: State, plan: Plan) -> float:
+    """Return the rate of losses that would undo all since a plan's newest checkpoint.
+
+    Interruptions with a notice undo nothing: what VMs hold is handed over in time.
+    """
+    depth = plan.pipeline_depth
+    stages = [{slot.vm_id for slot in plan.slots[k::depth]} for k in range(depth)]
+    lost = [hit for hit in state.interruptions if hit.interruption in _UNNOTICED]
+    forgotten = len(state.interruptions) == KEPT
+    since_s = state.interruptions[0].at_s if forgotten else state.submitted_at_s
+    return state_losses_per_s(
+        stages,
+        [hit.at_s for hit in lost],
+        state.now_s - since_s,
+        spot=any(
+            state.vms[vm].offer.spot for vm in set().union(*stages) & set(state.vms)
+        ),
+    )
 
 
 def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:

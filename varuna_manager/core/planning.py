@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from spottrain.morphing.adapt import policy
+from spottrain.morphing.adapt import checkpointing, policy
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
 from spottrain.varuna_manager.core import allocation, calibration, fleet, memory
@@ -369,7 +369,11 @@ def _lag_share(state: State) -> float:
     step_s = previous.predicted_step_s if previous else 0.0
     if generation is not None:
         step_s = _step_s(generation)
-    lag_s = state.job.spec.checkpoint_every_steps * step_s / 2
+    every = state.job.spec.checkpoint_every_steps
+    every = every or state.progress.checkpoint_every_steps
+    lag_s = (
+        every * step_s / 2 if every else checkpointing.expected_lag_s(len(state.vms))
+    )
     return policy.lag_share(outlook(state), lag_s, state.now_s)
 
 

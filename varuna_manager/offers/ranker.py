@@ -344,7 +344,7 @@ def ranking_terms(
         max_usd_per_hour=job.max_usd_per_hour,
         allow_on_demand=job.allow_on_demand,
         morph_s=morph_s or MORPH_COST_S,
-        lag_steps=spec.checkpoint_every_steps / 2,
+        lag_steps=spec.checkpoint_every_steps / 2 or None,
         stored_bytes=float(job.facts.stored_bytes(spec.checkpoint_keep)),
         storage_usd_per_gb_month=job.storage_usd_per_gb_month,
         zone_usd_per_gb=job.zone_usd_per_gb,

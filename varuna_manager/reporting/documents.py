@@ -273,6 +273,7 @@ def _safety(state: states.State) -> dict[str, Any]:
     A VM can be lost without losing progress if every stage has a copy elsewhere.
     """
     newest, held = state.newest_checkpoint, copies(state)
+    every = state.job.spec.checkpoint_every_steps
     fewest = min(map(len, held), default=0)
     return {
         "survives_any_vm": fewest > 1,
@@ -287,6 +288,10 @@ def _safety(state: states.State) -> dict[str, Any]:
         ),
         "checkpoint_step": newest.step if newest else None,
         "lag_steps": state.progress.step - newest.step if newest else None,
+        "checkpoint_every_steps": every
+        or state.progress.checkpoint_every_steps
+        or None,
+        "checkpoint_cost_s": state.progress.checkpoint_cost_s or None,
     }
 
 

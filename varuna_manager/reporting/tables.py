@@ -62,6 +62,8 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     safety = safety_line(status)
     grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
     grid.add_row("plan", plan_line(status))
+    if interval := checkpoints_line(status):
+        grid.add_row("checkpoints", interval)
     grid.add_row("now", Text(status["activity"]))
     for sink, trouble in status.get("tracking", {}).items():
         grid.add_row("tracking", Text(f"{sink}: {trouble}"))
@@ -143,6 +145,16 @@ def safety_line(status: dict[str, Any]) -> str:
         return cost
     names = ", ".join(safety["vms_spared"]) if spared <= 3 else f"{spared} of the VMs"
     return f"{names} can be lost without losing progress; {cost}"
+
+
+def checkpoints_line(status: dict[str, Any]) -> str:
+    """Return how often checkpoints are saved, and what one costs; empty if not chosen."""
+    safety = status["safety"]
+    if (every := safety["checkpoint_every_steps"]) is None:
+        return ""
+    cost_s = safety["checkpoint_cost_s"]
+    costs = "" if cost_s is None else f", each slows training by {cost_s:.2g} s"
+    return f"every {every} steps{costs}"
 
 
 def plain_line(status: dict[str, Any]) -> str:

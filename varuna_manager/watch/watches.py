@@ -203,6 +203,8 @@ class ProgressWatch:
         self._sections = [start] * generation.plan.num_sections
         self._times_s = deque[float](maxlen=WINDOW)
         self._peak_bytes = 0
+        self._every_steps, self._cost_s = 0, 0.0
+        """Of checkpoints, as rank 0 says."""
         self._loss = math.nan
         self._nonfinite = 0
         self._nonfinite_in_row = state.progress.nonfinite_in_row
@@ -212,6 +214,9 @@ class ProgressWatch:
     def observe(self, state: State, report: MinibatchCommitted, at_s: float) -> bool:
         """Take a rank's report; return whether it completes a mini-batch."""
         self._peak_bytes = max(self._peak_bytes, report.peak_bytes)
+        if report.checkpoint_every_steps:
+            self._every_steps = report.checkpoint_every_steps
+            self._cost_s = report.checkpoint_cost_s
         for section in report.sections:
             if 0 <= section < len(self._sections):
                 self._sections[section] = max(self._sections[section], report.step)
@@ -254,6 +259,8 @@ class ProgressWatch:
             nonfinite_last=self._nonfinite_last,
             skipped=self._skipped,
             replica_bounds=self.replica_bounds,
+            checkpoint_every_steps=self._every_steps,
+            checkpoint_cost_s=self._cost_s,
         )
         self.told_s, self.has_news = at_s, False
         self._nonfinite, self._nonfinite_last, self._skipped = 0, None, ""

@@ -62,6 +62,7 @@ class JobSpec:
     reduction: Reduction
     checkpoint_path: str
     checkpoint_every_steps: int
+    """0: as losses and the cost of a checkpoint ask for."""
     checkpoint_keep: int
     lease_s: float
     heartbeat_s: float
@@ -138,6 +139,10 @@ class RunGeneration:
     """Newest complete checkpoint, for sections that no participant holds."""
     evaluate_first: bool
     """True if the held-out loss of the very first weights is still to be measured."""
+    checkpoint_losses_per_s: float = 0.0
+    """Rate of losses that would undo all since the newest checkpoint."""
+    checkpoint_cost_s: float = 0.0
+    """Training time that a checkpoint cost so far; 0: none was measured."""
     save_only: bool = False
     """Write a checkpoint after the handover, then stop: no code of the user's runs."""
     kind: Literal["run_generation"] = "run_generation"
@@ -357,6 +362,10 @@ class MinibatchCommitted:
     metrics: tuple[Metric, ...] = ()
     """In the order of their names."""
     skipped: SkipReason = ""
+    checkpoint_every_steps: int = 0
+    """Mini-batches between checkpoints as they are chosen now; 0: the job file says."""
+    checkpoint_cost_s: float = 0.0
+    """Training time that a checkpoint costs; 0: not measured."""
     kind: Literal["minibatch_committed"] = "minibatch_committed"
 
 

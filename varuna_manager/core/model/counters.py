@@ -117,6 +117,11 @@ def progress_made(transition: Transition, event: ProgressMade) -> None:
         first = progress.loss_first
         loss_first = event.loss if first is None else first
         progress = replace(progress, loss_first=loss_first, loss_last=event.loss)
+    progress = replace(
+        progress,
+        checkpoint_every_steps=event.checkpoint_every_steps,
+        checkpoint_cost_s=event.checkpoint_cost_s or progress.checkpoint_cost_s,
+    )
     transition.state = replace(transition.state, progress=progress)
     reached(transition, step, event.committed_at_s, event.step_s)
     _follow_nonfinite(transition, event)

@@ -348,6 +348,10 @@ class ProgressMade:
     replica_bounds: tuple[int, ...] = ()
     """The share of each replica that its times ask for, as in ``Plan``; empty: no other
     than it has."""
+    checkpoint_every_steps: int = 0
+    """As in ``MinibatchCommitted``."""
+    checkpoint_cost_s: float = 0.0
+    """As in ``MinibatchCommitted``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -421,6 +421,10 @@ class Progress:
     """Training time that the newest planned morph cost."""
     peak_bytes: int = 0
     """Highest tracked tensor bytes of any slot."""
+    checkpoint_every_steps: int = 0
+    """Mini-batches between checkpoints, as chosen last; 0: none was chosen."""
+    checkpoint_cost_s: float = 0.0
+    """Training time that a checkpoint costs; 0: none was measured."""
 
     @property
     def minibatches_lost(self) -> int:

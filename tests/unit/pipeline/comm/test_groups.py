@@ -56,6 +56,23 @@ def test_connections_opened_after_sealing_are_left_alone() -> None:
     close(*ours, *others)
 
 
+def test_connections_are_taken_in_while_they_are_watched_for() -> None:
+    connections = Connections()
+    first = connect()
+    connections.seal()
+    others = connect()
+    connections.watch()
+    second = connect()
+    connections.seal()
+
+    connections.cut()
+
+    assert first[2].recv(1) == second[2].recv(1) == b""
+    others[1].sendall(b"x")
+    assert others[2].recv(1) == b"x"
+    close(*first, *others, *second)
+
+
 def test_listeners_go_on_listening() -> None:
     connections = Connections()
     listener, *pair = connect()

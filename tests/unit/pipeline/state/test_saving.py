@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -15,6 +16,7 @@ from tests.gpu.hidden_syncs import NO_LOADERS, first_generation
 from tests.unit.pipeline.memory import LocalHolder
 
 from spottrain.manifest import MANIFEST_FILE, list_checkpoints, new_name
+from spottrain.morphing.adapt import checkpointing
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.comm.groups import open_rendezvous
 from spottrain.pipeline.devices.host import HostDevice
@@ -105,6 +107,7 @@ def train(
     manager: Manager,
     begun: Callable[[], None] = lambda: None,
     every_steps: int = STEPS,
+    losses_per_s: float = 0.0,
 ) -> None:
     """Train the tiny job on one slot; ``begun`` is called once weights are written."""
     spec = runs.job_spec(
@@ -129,7 +132,10 @@ def train(
         batches=Prefetcher(loaded.job, 0, NO_LOADERS, manager.open_loader),
     )
     plan = runs.plan_for(spec, (1, 1), "a")
-    command = first_generation(plan, ("127.0.0.1", port), first.name)
+    command = dataclasses.replace(
+        first_generation(plan, ("127.0.0.1", port), first.name),
+        checkpoint_losses_per_s=losses_per_s,
+    )
     try:
         run_generation(context, command, os.getpid())
     finally:
@@ -242,3 +248,22 @@ def test_first_weights_that_find_no_room_leave_nothing(small_disk: Path) -> None
     assert isinstance(failed, messages.CheckpointFailed)
     assert "No space left" in failed.reason
     assert list((small_disk / "checkpoints").iterdir()) == []
+
+
+@pytest.mark.parametrize(("losses_per_s", "saved"), [(1e6, True), (0.0, False)])
+def test_losses_decide_how_often_checkpoints_are_saved(
+    tmp_path: Path,
+    port: int,
+    monkeypatch: pytest.MonkeyPatch,
+    losses_per_s: float,
+    saved: bool,
+) -> None:
+    monkeypatch.setattr(checkpointing, "MIN_S", 0.0)
+    manager = Manager()
+    train(tmp_path, port, manager, every_steps=0, losses_per_s=losses_per_s)
+
+    steps = [report.step for report in manager.of(messages.CheckpointSaved)]
+    told = manager.of(messages.MinibatchCommitted)
+    assert steps[-1] == STEPS
+    assert (len(steps) > 1) is saved
+    assert all((one.checkpoint_every_steps == 1) is saved for one in told)

@@ -329,9 +329,31 @@ def test_the_safety_shows_what_a_loss_would_cost() -> None:
             "survives_any_worker": True,
             "checkpoint_step": 40,
             "lag_steps": 21,
+            "checkpoint_every_steps": 10,
+            "checkpoint_cost_s": None,
         },
         "losing a VM may cost 21 steps, back to step 40",
     )
+
+
+def test_the_interval_of_checkpoints_is_told_once_it_is_chosen() -> None:
+    job = replace(RUNNING.job, spec=replace(RUNNING.job.spec, checkpoint_every_steps=0))
+    chosen = replace(
+        RUNNING.progress, checkpoint_every_steps=47, checkpoint_cost_s=0.31
+    )
+    lines = [
+        tables.checkpoints_line({"safety": safety_of(state)[0]})
+        for state in (
+            RUNNING,
+            replace(RUNNING, settings=job),
+            replace(RUNNING, settings=job, progress=chosen),
+        )
+    ]
+    assert lines == [
+        "every 10 steps",
+        "",
+        "every 47 steps, each slows training by 0.31 s",
+    ]
 
 
 def test_vms_that_can_be_lost_are_named_where_others_cannot() -> None:
