@@ -19,6 +19,8 @@ from spottrain import machine
 from spottrain.errors import UserCodeError
 from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
+from spottrain.morphing.simulate.sharing import SharedCores
+from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.calibrate import crowd, tasks
 from spottrain.pipeline.calibrate.links import (
     MessageTimes,
@@ -412,6 +414,24 @@ class _Round:
             task_growth=max(least, most),
             commit_s_per_byte=s_per_byte,
             commit_s=exchange_s,
+        )
+        profile = replace(profile, crowding=crowding)
+        of_tasks, of_steps = (
+            expect_step(
+                plan,
+                profile,
+                facts,
+                reduction=reduction,
+                sharing=SharedCores((0,) * plan.pipeline_depth, (cores,)),
+            )
+            for plan in (alone, crowded)
+        )
+        core_growth = max(one.trained_s for one in before) / of_tasks.pipeline_s
+        step_growth = max(one.step_s for one in after) / of_steps.step_s
+        crowding = replace(
+            crowding,
+            core_step_growth=max(1.0, core_growth),
+            step_growth=max(1.0, core_growth, step_growth),
         )
         return replace(profile, crowding=crowding)
 
