@@ -19,8 +19,6 @@ from spottrain import machine
 from spottrain.errors import UserCodeError
 from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
-from spottrain.morphing.simulate.sharing import SharedCores
-from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.pipeline.calibrate import crowd, tasks
 from spottrain.pipeline.calibrate.links import (
     MessageTimes,
@@ -417,21 +415,13 @@ class _Round:
         )
         profile = replace(profile, crowding=crowding)
         of_tasks, of_steps = (
-            expect_step(
-                plan,
-                profile,
-                facts,
-                reduction=reduction,
-                sharing=SharedCores((0,) * plan.pipeline_depth, (cores,)),
-            )
+            crowd.simulated(plan, profile, facts, reduction, cores)
             for plan in (alone, crowded)
         )
-        core_growth = max(one.trained_s for one in before) / of_tasks.pipeline_s
-        step_growth = max(one.step_s for one in after) / of_steps.step_s
+        least = max(1.0, max(one.trained_s for one in before) / of_tasks.pipeline_s)
+        most = max(one.step_s for one in after) / of_steps.step_s
         crowding = replace(
-            crowding,
-            core_step_growth=max(1.0, core_growth),
-            step_growth=max(1.0, core_growth, step_growth),
+            crowding, core_step_growth=least, step_growth=max(least, most)
         )
         return replace(profile, crowding=crowding)
 

@@ -17,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spottrain.morphing.simulate import reducing
-from spottrain.morphing.simulate.simulator import stage_times
+from spottrain.morphing.simulate.sharing import SharedCores
+from spottrain.morphing.simulate.simulator import StepTime, expect_step, stage_times
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
 from spottrain.pipeline.base.heap import tune_for_activations
@@ -278,3 +279,23 @@ def commit_times(
     sections_s = sum(one.sections_s for one in times) / core_share
     exchange_s = statistics.mean(one.exchange_s for one in times) / core_share
     return sections_s / max(1, param_bytes), exchange_s
+
+
+def simulated(
+    plan: Plan,
+    profile: Profile,
+    facts: ModelFacts,
+    reduction: Reduction,
+    cores: int,
+) -> StepTime:
+    """Return what a profile predicts of a mini-batch in a crowd.
+
+    Args:
+        plan: That was trained, on slots of one computer.
+        profile: Of sections and overheads; its ``crowding`` counts as well.
+        facts: The model.
+        reduction: How gradients were summed up.
+        cores: That all ranks shared.
+    """
+    sharing = SharedCores((0,) * plan.pipeline_depth, (cores,))
+    return expect_step(plan, profile, facts, reduction=reduction, sharing=sharing)

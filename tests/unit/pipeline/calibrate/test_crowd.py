@@ -45,6 +45,8 @@ def test_times_on_a_core_grow_by_what_they_take_beyond_the_profile(
             recomputes=again.get(p, 0),
             sections_s=core_share * 1.6,
             exchange_s=core_share * 0.5,
+            trained_s=0.0,
+            step_s=0.0,
         )
         for p, work_s in enumerate(works_s)
     ]
