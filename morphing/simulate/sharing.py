@@ -64,29 +64,19 @@ class SharedCores:
         core; beyond, where caches can hardly get colder, it stays.
         """
         computer = self.computers[rank]
-        if computer == OWN_CORE or crowding is None:
+        if computer == OWN_CORE or crowding is None or crowding.ranks <= crowding.cores:
             return 1.0
-        share = self._crowdedness(computer, crowding)
+        more = self.computers.count(computer) / self.cores[computer] - 1
+        share = max(0.0, min(1.0, more / (crowding.ranks / crowding.cores - 1)))
         least = crowding.core_growth
         return least + share * (crowding.task_growth - least)
 
     def step_growth(self, crowding: Crowding | None) -> float:
-        """Return by how much longer a mini-batch takes than all of its parts, on the
-        computer where that is most; it grows as ``task_growth`` does."""
-        computers = {*self.computers} - {OWN_CORE}
-        if not computers or crowding is None:
+        """Return by how much longer a mini-batch takes than its simulation, which takes
+        cores as never idle while there is work."""
+        if crowding is None or set(self.computers) <= {OWN_CORE}:
             return 1.0
-        share = max(self._crowdedness(computer, crowding) for computer in computers)
-        least = crowding.core_step_growth
-        return least + share * (crowding.step_growth - least)
-
-    def _crowdedness(self, computer: int, crowding: Crowding) -> float:
-        """Return where a computer is between a core for each rank, 0, and what was
-        measured, 1."""
-        if crowding.ranks <= crowding.cores:
-            return 0.0
-        more = self.computers.count(computer) / self.cores[computer] - 1
-        return max(0.0, min(1.0, more / (crowding.ranks / crowding.cores - 1)))
+        return crowding.step_growth
 
     def finish_s(
         self, ready_s: Sequence[float], works_s: Sequence[float]

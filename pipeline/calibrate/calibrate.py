@@ -414,16 +414,8 @@ class _Round:
             commit_s=exchange_s,
         )
         profile = replace(profile, crowding=crowding)
-        of_tasks, of_steps = (
-            crowd.simulated(plan, profile, facts, reduction, cores)
-            for plan in (alone, crowded)
-        )
-        least = max(1.0, max(one.trained_s for one in before) / of_tasks.pipeline_s)
-        most = max(one.step_s for one in after) / of_steps.step_s
-        crowding = replace(
-            crowding, core_step_growth=least, step_growth=max(least, most)
-        )
-        return replace(profile, crowding=crowding)
+        longer = crowd.step_growth(after, crowded, profile, facts, reduction, cores)
+        return replace(profile, crowding=replace(crowding, step_growth=longer))
 
     def _train(
         self, plan: Plan, minibatches: int, *, commits: bool

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 
 from spottrain.morphing.simulate import reducing
 from spottrain.morphing.simulate.sharing import SharedCores
-from spottrain.morphing.simulate.simulator import StepTime, expect_step, stage_times
+from spottrain.morphing.simulate.simulator import expect_step, stage_times
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
 from spottrain.pipeline.base.heap import tune_for_activations
@@ -54,8 +54,6 @@ class CrowdTimes:
     """From the backwards to updated parameters, without the next one."""
     exchange_s: float
     """The gather, the decision, bookkeeping."""
-    trained_s: float
-    """Until the last task was done, by the clock."""
     step_s: float
     """The whole mini-batch, by the clock."""
 
@@ -134,7 +132,7 @@ def time_minibatches(
         links.flush()
     finally:
         links.close()
-    names = "tasks_s", "sections_s", "exchange_s", "trained_s", "step_s"
+    names = "tasks_s", "sections_s", "exchange_s", "step_s"
     medians = map(statistics.median, zip(*taken[_WARM_UPS:], strict=True))
     return CrowdTimes(
         stage=rank,
@@ -181,11 +179,11 @@ class _Stage:
             began_s = time.process_time()
             self._sums.begin(attempt, 0)
             losses = self.executor.train(step)
-            trained_s, clock_s = time.process_time(), time.perf_counter() - started_s
+            trained_s = time.process_time()
             fits, totals = self._sums.reduce(), self._sums.total_loss(losses)
             if not commits:
                 self._settle()
-                return trained_s - began_s, 0.0, 0.0, clock_s, 0.0
+                return trained_s - began_s, 0.0, 0.0, 0.0
             none = [0.0] * len(totals)
             last = self._loaded.layout.num_sections - 1
             mine = [
@@ -207,7 +205,6 @@ class _Stage:
             trained_s - began_s,
             summed_s - trained_s + updated_s - agreed_s,
             agreed_s - summed_s + ended_s - updated_s,
-            clock_s,
             time.perf_counter() - started_s,
         )
 
@@ -281,16 +278,18 @@ def commit_times(
     return sections_s / max(1, param_bytes), exchange_s
 
 
-def simulated(
+def step_growth(
+    times: Sequence[CrowdTimes],
     plan: Plan,
     profile: Profile,
     facts: ModelFacts,
     reduction: Reduction,
     cores: int,
-) -> StepTime:
-    """Return what a profile predicts of a mini-batch in a crowd.
+) -> float:
+    """Return by how much longer mini-batches took than their simulation, at least 1.
 
     Args:
+        times: Of each stage.
         plan: That was trained, on slots of one computer.
         profile: Of sections and overheads; its ``crowding`` counts as well.
         facts: The model.
@@ -298,4 +297,5 @@ def simulated(
         cores: That all ranks shared.
     """
     sharing = SharedCores((0,) * plan.pipeline_depth, (cores,))
-    return expect_step(plan, profile, facts, reduction=reduction, sharing=sharing)
+    step = expect_step(plan, profile, facts, reduction=reduction, sharing=sharing)
+    return max(1.0, max(one.step_s for one in times) / step.step_s)

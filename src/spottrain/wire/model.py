@@ -325,8 +325,6 @@ class Crowding:
     step_growth: float = 1.0
     """Time of a mini-batch over what its simulation gives with all of the above: cores
     wait for moments, or work for other processes."""
-    core_step_growth: float = 1.0
-    """The same of the tasks where as many slots train as there are cores."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

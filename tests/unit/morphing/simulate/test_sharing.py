@@ -170,8 +170,8 @@ def test_tasks_grow_with_the_ranks_per_core_up_to_what_was_measured(
     if ranks == 2 * cores:
         assert grown == pytest.approx(CROWDING.task_growth)
     assert on_one(ranks, cores).task_growth(0, None) == 1
-    steps = replace(CROWDING, core_step_growth=1.25, step_growth=1.5)
-    assert on_one(ranks, cores).step_growth(steps) == grown
+    steps = replace(CROWDING, step_growth=1.5)
+    assert on_one(ranks, cores).step_growth(steps) == 1.5
     assert on_one(ranks, cores).step_growth(None) == 1
     assert SharedCores((OWN_CORE,) * ranks, ()).step_growth(steps) == 1
     assert SharedCores((OWN_CORE,) * ranks, (1,)).task_growth(0, CROWDING) == 1
