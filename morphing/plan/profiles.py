@@ -119,6 +119,7 @@ def _numbers(profile: Profile) -> Iterator[tuple[str, float, float, bool]]:
         yield "crowding.core_growth", crowding.core_growth, 1, False
         yield "crowding.commit_s_per_byte", crowding.commit_s_per_byte, 0, False
         yield "crowding.commit_s", crowding.commit_s, 0, False
+        yield "crowding.step_growth", crowding.step_growth, 1, False
     for name in _MAY_BE_ZERO:
         yield name, getattr(profile, name), 0, False
     links: Mapping[str, LinkProfile | RingProfile] = {

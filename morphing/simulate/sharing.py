@@ -71,6 +71,13 @@ class SharedCores:
         least = crowding.core_growth
         return least + share * (crowding.task_growth - least)
 
+    def step_growth(self, crowding: Crowding | None) -> float:
+        """Return by how much longer a mini-batch takes than its simulation, which takes
+        cores as never idle while there is work."""
+        if crowding is None or set(self.computers) <= {OWN_CORE}:
+            return 1.0
+        return crowding.step_growth
+
     def finish_s(
         self, ready_s: Sequence[float], works_s: Sequence[float]
     ) -> list[float]:

@@ -111,18 +111,15 @@ def simulate_step(
     }
     network = min(prepared_s, key=prepared_s.__getitem__)
     between_vms = len({slot.vm_id for slot in plan.slots}) > 1
+    step_s = prepared_s[network]
+    step_s += reducing.gather_s(profile, depth * width, between_vms)
+    step_s += slowest_update_s(
+        plan, profile, facts, speeds, compute, reduction=reduction, sharing=sharing
+    )
+    if sharing is not None:
+        step_s *= sharing.step_growth(profile.crowding)
     return StepTime(
-        step_s=prepared_s[network]
-        + reducing.gather_s(profile, depth * width, between_vms)
-        + slowest_update_s(
-            plan,
-            profile,
-            facts,
-            speeds,
-            compute,
-            reduction=reduction,
-            sharing=sharing,
-        ),
+        step_s=step_s,
         pipeline_s=max(max(run.finish_s) for run in runs),
         busy_s=tuple(max(run.busy_s[p] for run in runs) for p in range(depth)),
         peak_in_flight=tuple(

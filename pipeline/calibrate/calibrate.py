@@ -413,7 +413,9 @@ class _Round:
             commit_s_per_byte=s_per_byte,
             commit_s=exchange_s,
         )
-        return replace(profile, crowding=crowding)
+        profile = replace(profile, crowding=crowding)
+        longer = crowd.step_growth(after, crowded, profile, facts, reduction, cores)
+        return replace(profile, crowding=replace(crowding, step_growth=longer))
 
     def _train(
         self, plan: Plan, minibatches: int, *, commits: bool

@@ -1,10 +1,12 @@
 """Measures what it costs that more slots of a computer train than it has cores.
 
 All of them train mini-batches, each a stage of one pipeline, with the product's own
-executor, reduction, gather and update. What counts is the time that a process has on a
+executor, reduction, gather and update. What counts first is the time that a process has on a
 core (``time.process_time``): waiting for a core is what the simulator works out. Caches
 that another process has used meanwhile, switching between processes, and the threads
-that receive messages are in that time.
+that receive messages are in that time. The simulator takes cores as busy whenever a
+process has work, and shared evenly at any moment; how much longer mini-batches take than
+it says is measured as well.
 """
 
 from __future__ import annotations
@@ -15,7 +17,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from spottrain.morphing.simulate import reducing
-from spottrain.morphing.simulate.simulator import stage_times
+from spottrain.morphing.simulate.sharing import SharedCores
+from spottrain.morphing.simulate.simulator import expect_step, stage_times
 from spottrain.pipeline.base.faults import FaultScript
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
 from spottrain.pipeline.base.heap import tune_for_activations
@@ -51,6 +54,8 @@ class CrowdTimes:
     """From the backwards to updated parameters, without the next one."""
     exchange_s: float
     """The gather, the decision, bookkeeping."""
+    step_s: float
+    """The whole mini-batch, by the clock."""
 
 
 def minibatches_for(work_s: float, cores: int) -> int:
@@ -127,15 +132,12 @@ def time_minibatches(
         links.flush()
     finally:
         links.close()
-    tasks_s, sections_s, exchange_s = map(
-        statistics.median, zip(*taken[_WARM_UPS:], strict=True)
-    )
+    names = "tasks_s", "sections_s", "exchange_s", "step_s"
+    medians = map(statistics.median, zip(*taken[_WARM_UPS:], strict=True))
     return CrowdTimes(
         stage=rank,
-        tasks_s=tasks_s,
         recomputes=stage.executor.recomputes,
-        sections_s=sections_s,
-        exchange_s=exchange_s,
+        **dict(zip(names, medians, strict=True)),
     )
 
 
@@ -169,8 +171,9 @@ class _Stage:
         self._updater = bench.memory.updater(self._sections, FaultScript())
         self._gatherer = Gatherer(plan, len(loaded.layout.metrics))
 
-    def minibatch(self, step: int, *, commits: bool) -> tuple[float, float, float]:
-        """Train a mini-batch; return the fields of ``CrowdTimes``."""
+    def minibatch(self, step: int, *, commits: bool) -> tuple[float, ...]:
+        """Train a mini-batch; return the times of ``CrowdTimes`` in their order."""
+        started_s = time.perf_counter()
         arenas, ties = self._memory.arenas, self._loaded.layout.tied
         for attempt in range(MAX_ATTEMPTS):
             began_s = time.process_time()
@@ -180,7 +183,7 @@ class _Stage:
             fits, totals = self._sums.reduce(), self._sums.total_loss(losses)
             if not commits:
                 self._settle()
-                return trained_s - began_s, 0.0, 0.0
+                return trained_s - began_s, 0.0, 0.0, 0.0
             none = [0.0] * len(totals)
             last = self._loaded.layout.num_sections - 1
             mine = [
@@ -202,6 +205,7 @@ class _Stage:
             trained_s - began_s,
             summed_s - trained_s + updated_s - agreed_s,
             agreed_s - summed_s + ended_s - updated_s,
+            time.perf_counter() - started_s,
         )
 
     def _settle(self) -> None:
@@ -272,3 +276,26 @@ def commit_times(
     sections_s = sum(one.sections_s for one in times) / core_share
     exchange_s = statistics.mean(one.exchange_s for one in times) / core_share
     return sections_s / max(1, param_bytes), exchange_s
+
+
+def step_growth(
+    times: Sequence[CrowdTimes],
+    plan: Plan,
+    profile: Profile,
+    facts: ModelFacts,
+    reduction: Reduction,
+    cores: int,
+) -> float:
+    """Return by how much longer mini-batches took than their simulation, at least 1.
+
+    Args:
+        times: Of each stage.
+        plan: That was trained, on slots of one computer.
+        profile: Of sections and overheads; its ``crowding`` counts as well.
+        facts: The model.
+        reduction: How gradients were summed up.
+        cores: That all ranks shared.
+    """
+    sharing = SharedCores((0,) * plan.pipeline_depth, (cores,))
+    step = expect_step(plan, profile, facts, reduction=reduction, sharing=sharing)
+    return max(1.0, max(one.step_s for one in times) / step.step_s)

@@ -23,6 +23,9 @@ _VALUE_FREE = frozenset(
 )
 """Operations that depend on their argument's shape and type only."""
 
+_MAX_KNOWN = 1 << 20
+"""Elements of a tensor on the meta device whose values are followed."""
+
 
 @dataclass(eq=False)
 class _Value:
@@ -70,7 +73,8 @@ class TraceFacts:
     """Sections whose operations take values of the batch, or made from these, received
     activations aside."""
     checks_batch: bool = False
-    """True if an operation without a result takes them, such as an assertion."""
+    """True if an operation without a result takes them, such as an assertion, or the
+    user's code reads them."""
     flops: Counter[int] = field(default_factory=Counter)
     """Of each section's matrix multiplications, as ``morphing.plan.flops`` counts."""
     metrics: tuple[str, ...] = ()
@@ -93,6 +97,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.section = 0
         self.stack: list[str] = []
         self._values: dict[int, _Value] = {}
+        self.known = KnownValues()
 
     def register(self, tensor: torch.Tensor, **what: Any) -> None:
         """Register the facts about a tensor."""
@@ -113,7 +118,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for value in inputs:
             self._use(value, name)
         self._refuse_writes(func, args, kwargs)
-        result = call_on_stand_ins(func, args, kwargs)
+        result, was_read = self.known.call(func, args, kwargs)
         if (formula := _FLOPS.get(func.overloadpacket)) is not None:
             self.facts.flops[self.section] += formula(*args, **kwargs, out_val=result)
         random = torch.Tag.nondeterministic_seeded in func.tags
@@ -122,7 +127,7 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         batch = any(v.batch for v in inputs)
         if batch:
             self.facts.reads_batch.add(self.section)
-            self.facts.checks_batch |= not func._schema.returns
+            self.facts.checks_batch |= was_read or not func._schema.returns
         written = self._registered(_written(func, args, kwargs))
         for tensor in strided_tensors(result):
             known = self._values.get(tensor.untyped_storage()._cdata)
@@ -192,6 +197,113 @@ class Recorder(TorchDispatchMode):  # type: ignore[no-untyped-call]
         for value in self._registered(_written(func, args, kwargs)):
             if name := value.buffer or value.parameter:
                 refuse_change(name, self.where())
+
+
+class KnownValues:
+    """Values of small tensors on the meta device that no parameter had a part in.
+
+    The user's code may read such values to choose what it does (``if mask.all()``), and
+    operations on them may have results whose shapes depend on them (``nonzero``).
+    """
+
+    def __init__(self) -> None:
+        self._storages: dict[int, tuple[torch.UntypedStorage, torch.Tensor]] = {}
+        """By the storage on the meta device: itself, so that its address is not used
+        again, and its bytes on the CPU."""
+
+    def add(self, tensor: torch.Tensor, value: torch.Tensor) -> None:
+        """Note the values of a tensor on the meta device, as they are now."""
+        strides, storage = tensor.stride(), tensor.untyped_storage()
+        if not tensor.is_meta or value.is_meta or value.numel() > _MAX_KNOWN:
+            return
+        if 0 in strides or tensor.storage_offset():  # a view of what is not known
+            return
+        held = torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype)
+        if held.untyped_storage().nbytes() == storage.nbytes():
+            self._storages[storage._cdata] = storage, held.copy_(value)
+
+    def call(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, bool]:
+        """Call an operation, on known values as well.
+
+        Returns:
+            Its result, and whether that says what values are.
+        """
+        given = self._on_cpu(func, args, kwargs)
+        try:
+            result = call_on_stand_ins(func, args, kwargs)
+        except (NotImplementedError, RuntimeError):
+            if given is None or not _on_meta((args, kwargs)):
+                raise
+            return self._read(func, *given), True
+        is_small = all(t.numel() <= _MAX_KNOWN for t in strided_tensors(result))
+        if given is not None and is_small and _on_meta((args, kwargs, result)):
+            values = strided_tensors(func(*given[0], **given[1]))
+            for one, value in zip(strided_tensors(result), values, strict=True):
+                if one.untyped_storage()._cdata not in self._storages:
+                    self.add(one, value)
+        else:
+            for tensor in strided_tensors(_written(func, args, kwargs)):
+                self._storages.pop(tensor.untyped_storage()._cdata, None)
+        return result, False
+
+    def _read(self, func: Any, args: Any, kwargs: Any) -> Any:
+        """Return what an operation makes of known values, as on the meta device."""
+
+        def on_meta(value: torch.Tensor) -> torch.Tensor:
+            twin = torch.empty_strided(
+                value.shape, value.stride(), dtype=value.dtype, device="meta"
+            )
+            self.add(twin, value)
+            return twin
+
+        return tree_map_only(torch.Tensor, on_meta, func(*args, **kwargs))
+
+    def _on_cpu(self, func: Any, args: Any, kwargs: Any) -> tuple[Any, Any] | None:
+        """Return the arguments with known values; ``None`` where some are not known."""
+        if torch.Tag.nondeterministic_seeded in func.tags:
+            return None
+        is_free = func.overloadpacket.__name__ in _VALUE_FREE
+        tensors = [
+            t for t in tree_leaves((args, kwargs)) if isinstance(t, torch.Tensor)
+        ]
+        if not is_free and not all(map(self._is_known, tensors)):
+            return None
+        if any(argument.name == "device" for argument in func._schema.arguments):
+            asked = kwargs.get("device")
+            if is_free or not tensors or (asked and torch.device(asked).type == "meta"):
+                kwargs = {**kwargs, "device": "cpu"}
+            elif asked:
+                return None
+        elif is_free:
+            return None
+        if is_free:
+            return args, kwargs
+        values: tuple[Any, Any] = tree_map_only(
+            torch.Tensor, self._value, (args, kwargs)
+        )
+        return values
+
+    def _is_known(self, tensor: torch.Tensor) -> bool:
+        if tensor.numel() > _MAX_KNOWN or tensor.layout != torch.strided:
+            return False
+        return not tensor.is_meta or tensor.untyped_storage()._cdata in self._storages
+
+    def _value(self, tensor: torch.Tensor) -> torch.Tensor:
+        if not tensor.is_meta:
+            return tensor
+        _, held = self._storages[tensor.untyped_storage()._cdata]
+        empty = torch.empty(0, dtype=tensor.dtype)
+        return empty.set_(
+            held.untyped_storage(),
+            tensor.storage_offset(),
+            tensor.shape,
+            tensor.stride(),
+        )
+
+
+def _on_meta(tree: Any) -> bool:
+    """Return whether a tensor in a pytree is on the meta device."""
+    return any(tensor.is_meta for tensor in strided_tensors(tree))
 
 
 def call_on_stand_ins(func: Any, args: Any, kwargs: Any) -> Any:

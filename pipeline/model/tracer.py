@@ -77,7 +77,7 @@ class _DryRun:
     def run(self, batch: Batch, *, training: bool = True) -> TraceFacts:
         """Run the loss on one micro-batch, or evaluate it."""
         buffers = {name: id(b) for name, b in self._model.named_buffers()}
-        batch = tree_map_only(torch.Tensor, lambda t: t.to(self._device), batch)
+        batch = tree_map_only(torch.Tensor, self._moved, batch)
         for tensor in strided_tensors(batch):
             self._recorder.register(tensor, batch=True)
         self._model.train(training)
@@ -106,11 +106,18 @@ class _DryRun:
         for module in self._model.modules():
             for name, buffer in module._buffers.items():
                 if buffer is not None:
-                    module._buffers[name] = buffer.to(self._device)
+                    module._buffers[name] = self._moved(buffer)
         for name, buffer in self._model.named_buffers():
             self._recorder.register(buffer, buffer=name)
         for name in self._slots:
             self._attach_parameter(name, self._stand_in(name), 0)
+
+    def _moved(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor on the run's device; its values stay known."""
+        moved = tensor.to(self._device)
+        if tensor.layout == torch.strided:
+            self._recorder.known.add(moved, tensor)
+        return moved
 
     def _stand_in(self, name: str) -> nn.Parameter:
         """Make a parameter that takes no memory, whatever the device."""

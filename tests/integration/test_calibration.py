@@ -102,6 +102,7 @@ def test_slots_beyond_the_cores_train_with_the_others_in_the_end(
     assert (profile.crowding.ranks, profile.crowding.cores) == (3, 2)
     assert profile.crowding.commit_s > 0
     assert profile.crowding.commit_s_per_byte > 0
+    assert profile.crowding.step_growth >= 1
     assert [ring.ranks for ring in profile.rings] == [2]
 
 

@@ -20,7 +20,7 @@ from torch.utils._pytree import tree_map_only
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
-from spottrain.pipeline.model.recorder import call_on_stand_ins
+from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.skeleton import run_eagerly
 from spottrain.pipeline.model.stage import StageModel
@@ -89,13 +89,18 @@ def _factor(schedule: Callable[[int], float], step: int) -> float:
     return factor
 
 
-class _WritingOut(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Runs operations whose kernels refuse tensors that take no memory."""
+class _OnStandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Runs operations on tensors that take no memory, and follows known values."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known = KnownValues()
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any = None
     ) -> Any:
-        return call_on_stand_ins(func, args, kwargs or {})
+        result, _ = self._known.call(func, args, kwargs or {})
+        return result
 
 
 class _Rehearsal:
@@ -127,11 +132,8 @@ class _Rehearsal:
 
     @contextlib.contextmanager
     def _mode(self) -> Iterator[None]:
-        writing_out = (
-            contextlib.nullcontext() if self._device == "meta" else _WritingOut()  # type: ignore[no-untyped-call]
-        )
         try:
-            with run_eagerly(), writing_out:
+            with run_eagerly(), _OnStandIns():
                 yield
         except UserCodeError as error:
             if self._device == "meta" and error.__cause__ is not None:

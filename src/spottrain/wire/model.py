@@ -322,6 +322,9 @@ class Crowding:
     in place of ``optimizer_s_per_byte``."""
     commit_s: float
     """Of each rank beside that: the gather, the decision, bookkeeping."""
+    step_growth: float = 1.0
+    """Time of a mini-batch over what its simulation gives with all of the above: cores
+    wait for moments, or work for other processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

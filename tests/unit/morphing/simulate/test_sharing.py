@@ -170,6 +170,10 @@ def test_tasks_grow_with_the_ranks_per_core_up_to_what_was_measured(
     if ranks == 2 * cores:
         assert grown == pytest.approx(CROWDING.task_growth)
     assert on_one(ranks, cores).task_growth(0, None) == 1
+    steps = replace(CROWDING, step_growth=1.5)
+    assert on_one(ranks, cores).step_growth(steps) == 1.5
+    assert on_one(ranks, cores).step_growth(None) == 1
+    assert SharedCores((OWN_CORE,) * ranks, ()).step_growth(steps) == 1
     assert SharedCores((OWN_CORE,) * ranks, (1,)).task_growth(0, CROWDING) == 1
 
 
@@ -198,6 +202,9 @@ def test_a_step_in_a_crowd_takes_its_tasks_and_commits_as_measured() -> None:
     sums_s = before.step_s - before.pipeline_s - update_s - 2 * 0.25
     grown_s = after.step_s - after.pipeline_s - commit_s - 2 * 0.25
     assert grown_s == pytest.approx(1.5 * sums_s)
+    waits = replace(PROFILE, crowding=replace(CROWDING, step_growth=1.2))
+    waiting = simulate_step(some, waits, FACTS, reduction="fast", sharing=on_one(4, 2))
+    assert waiting.step_s == pytest.approx(1.2 * after.step_s)
 
 
 def test_a_crowd_changes_nothing_where_each_has_a_core() -> None:

@@ -15,6 +15,7 @@ from torch import nn
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import TrainingJob
+from spottrain.pipeline.model.recorder import Recorder
 from spottrain.pipeline.model.sections import ModelLayout
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.stage import StageModel
@@ -372,3 +373,77 @@ def test_nothing_stands_in_for_a_batch_whose_values_are_looked_at(
         return plain(self, x)
 
     assert trace(make_job(body)).blank_for([1]) is None
+
+
+# --- Values on the meta device ----------------------------------------------------------
+
+
+def ends_at_zero(self: Any, x: torch.Tensor) -> bool:
+    positions = torch.arange(4, device=x.device).expand(2, 4)
+    starts = torch.zeros(2, 4, device=x.device, dtype=torch.long)
+    starts[:, 1:] += positions.diff(dim=-1).ne(1)
+    return bool((starts.cumsum(-1)[:, -1] == 0).all())
+
+
+@pytest.mark.parametrize(
+    ("look", "is_read"),
+    [
+        (ends_at_zero, False),  # as transformers does for packed sequences
+        (lambda self, x: self.table.sum().item() == 6, False),
+        (lambda self, x: torch.equal(self.table, self.table.clone()), False),
+        (lambda self, x: x[:, 1:].nonzero().shape[1] == 2, True),
+        (lambda self, x: (x.clone().fill_(2)[0, 0] == 2).item(), True),
+    ],
+)
+def test_values_that_no_parameter_had_a_part_in_may_be_read_on_the_meta_device(
+    look: Callable[[Any, torch.Tensor], bool], is_read: bool
+) -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        assert look(self, x)
+        return plain(self, x)
+
+    layout = trace(make_job(body))
+    assert not layout.needs_values
+    assert (layout.blank is None) == is_read
+
+
+@pytest.mark.parametrize(
+    "look",
+    [
+        lambda self, x: self.embed(x).sum().item(),
+        lambda self, x: torch.zeros_like(x).copy_(self.embed(x)).sum().item(),
+        lambda self, x: torch.rand(1, device=x.device).item(),
+    ],
+)
+def test_values_that_are_computed_are_read_on_the_cpu(
+    look: Callable[[Any, torch.Tensor], float],
+) -> None:
+    def body(self: Any, x: torch.Tensor) -> torch.Tensor:
+        assert look(self, x) == pytest.approx(look(self, x), abs=1)
+        return plain(self, x)
+
+    assert trace(make_job(body)).needs_values
+
+
+OPERATIONS: list[Callable[[torch.Tensor], torch.Tensor]] = [
+    lambda x: x[1:],
+    lambda x: x.clone(),
+    lambda x: x.add_(1),
+    lambda x: x.mT,
+    lambda x: x.cumsum(0),
+    lambda x: torch.cat([x, x[:1].mul_(2)]),
+]
+
+
+@given(st.lists(st.sampled_from(OPERATIONS), max_size=6))
+def test_values_on_the_meta_device_are_those_of_the_cpu(
+    operations: list[Callable[[torch.Tensor], torch.Tensor]],
+) -> None:
+    def value(device: str) -> float:
+        x = torch.arange(64.0, device=device).reshape(8, 8)
+        for operation in operations:
+            x = operation(x)
+        return x.sum().item()
+
+    with Recorder():
+        assert value("meta") == value("cpu")
