@@ -9,12 +9,10 @@ import pytest
 from tests.simulation.market import Cloud
 from tests.simulation.world import World
 
-from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import (
     JobPhase,
-    State,
     on_demand_usd,
     spent_usd,
 )
@@ -119,10 +117,7 @@ def check_end(world: World) -> None:
     # To the micro-dollar, which is rounded up; prices and times are rounded for each VM.
     bound = 1.0 + 0.01 * len(world.cloud.vms)
     assert abs(spent.microusd - 1e6 * world.cloud.bill_usd(world.now_s)) <= bound
-    replayed = State()
-    for event in world.journal:
-        replayed, _ = step.step(replayed, event)
-    assert replayed == world.state
+    world.replay()
 
 
 def test_an_undisturbed_job_succeeds_in_one_generation() -> None:

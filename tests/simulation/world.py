@@ -18,7 +18,7 @@ from tests.simulation.workers import Workers
 from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain.cloud.port.provider import Vm, VmState
-from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import question_of
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
@@ -132,10 +132,7 @@ class World:
 
     def start_manager(self) -> None:
         """Replay, then reconcile."""
-        for event in self.journal[self.replayed_events :]:
-            self.replayed, _ = step.step(self.replayed, event)
-        self.replayed_events = len(self.journal)
-        assert self.replayed == self.state, "the journal is the memory"
+        self.replay()
         self.epoch += 1
         self.manager_alive = True
         self.watches = Watches()
@@ -153,6 +150,13 @@ class World:
         for vm_id, number, report in pending:
             self.receive(vm_id, number, report)
 
+    def replay(self) -> None:
+        """Read what the journal has since it was read last."""
+        for event in self.journal[self.replayed_events :]:
+            self.replayed, _ = step.step(self.replayed, event)
+        self.replayed_events = len(self.journal)
+        assert self.replayed == self.state, "the journal is the memory"
+
     def kill_manager(self, down_s: float) -> None:
         """kill -9: what was in flight is lost; somebody resumes it later."""
         if not self.manager_alive:
@@ -163,7 +167,6 @@ class World:
 
     def poll(self, *, force: bool = False) -> None:
         """Ask the provider; feed what differs."""
-        epoch = self.epoch
         if not self.manager_alive:
             return
         offers, vms = self.cloud.offers(), self.listing()
@@ -173,6 +176,11 @@ class World:
         if vms != self.listed or force:
             self.listed = vms
             self.feed(e.VmsListed(at_s=self.now_s, asked_at_s=self.now_s, vms=vms))
+        self.poll_again()
+
+    def poll_again(self) -> None:
+        """Have the provider asked again."""
+        epoch = self.epoch
 
         def again() -> None:
             if epoch == self.epoch:
@@ -226,7 +234,7 @@ class World:
                 assert_never(command)
 
     def plan(self, command: c.ComputePlan) -> None:
-        choice = choose_plan(command.inputs)
+        choice = self.choose(command)
         self.later(
             lambda: e.PlanComputed(
                 at_s=self.now_s,
@@ -237,6 +245,9 @@ class World:
                 question=question_of(command.inputs),
             )
         )
+
+    def choose(self, command: c.ComputePlan) -> Choice:
+        return choose_plan(command.inputs)
 
     def deliver(self, command: c.Send) -> None:
         """An outbox dies with its manager."""
@@ -369,6 +380,7 @@ class World:
     def end_vm(self, vm_id: str) -> None:
         """Gone, memory and all."""
         vm = self.cloud.vms[vm_id]
+        self.workers.catch_up()
         if vm.ended_at_s is None:
             vm.ended_at_s = self.now_s
             vm.memory.clear()
@@ -376,6 +388,7 @@ class World:
 
     def freeze_vm(self, vm_id: str) -> None:
         """SIGSTOP to all of it; heartbeats end, and that is noticed in time."""
+        self.workers.catch_up()
         self.cloud.vms[vm_id].frozen = True
 
         def notice() -> None:
