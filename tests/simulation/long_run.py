@@ -54,7 +54,7 @@ class LongWorld(World):
         cloud = Cloud(capacity=zones, prices={"a": 1.0, "b": 1.2})
         steps = max(20, round(hours * HOUR_S / STEP_EVERY_S))
         spec = replace(
-            SPEC, steps=steps, minibatch_size=2 * max_vms, checkpoint_every_steps=60
+            SPEC, steps=steps, minibatch_size=2 * max_vms, checkpoint_every_steps=540
         )
         super().__init__(
             seed, settings(spec=spec, max_vms=max_vms, hang_s=1e9), cloud
