@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import random
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,7 @@ from tests.simulation.market import SimulatedVm
 from spottrain.morphing.adapt.stragglers import expected_busy_s
 from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.varuna_manager.core.model.events import CheckpointRef
+from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.wire import messages
 from spottrain.wire.model import (
     LinkProfile,
@@ -88,6 +90,8 @@ class Workers:
         """Real memory of workers over what the planner predicts."""
         self.stride = 1
         """Mini-batches that may pass at once while nothing happens."""
+        self.unsaved = 0.0
+        """Share of checkpoints that cannot be written."""
 
     def vm(self, slot: Slot) -> SimulatedVm:
         return self.world.cloud.vms[slot.vm_id]
@@ -158,8 +162,10 @@ class Workers:
         step = self.newest_version(group)
         loaded = step is None
         if step is None:
+            self.check_restore()
             names = {c.name: c.step for c in self.checkpoints}
             step = names[group.order.checkpoint]
+            assert step == max(names.values()), "the newest checkpoint is restored"
         else:
             assert step == self.committed, "no committed mini-batch is lost"
         self.committed = group.step = step
@@ -182,17 +188,32 @@ class Workers:
         self.begin(group)
 
     def newest_version(self, group: Group) -> int | None:
-        held = [
+        return self.newest_of(
             self.vm(slot).memory[slot.index]
             for slot in group.order.participants
             if slot.index in self.vm(slot).memory
-        ]
-        if not held:
-            return None
-        newest = max(version for version, _ in held)
+        )
+
+    def newest_in(self, vms: Iterable[SimulatedVm]) -> int | None:
+        return self.newest_of(each for vm in vms for each in vm.memory.values())
+
+    def newest_of(self, held: Iterable[tuple[int, frozenset[int]]]) -> int | None:
+        """The newest version if every section is held at it."""
+        held = tuple(held)
+        newest = max((version for version, _ in held), default=None)
         covered = {s for version, own in held if version == newest for s in own}
         full = len(self.world.settings.facts.sections)
         return newest if len(covered) == full else None
+
+    def check_restore(self) -> None:
+        """A checkpoint is loaded only if VMs that are there and heard hold no state."""
+        there = (
+            self.world.cloud.vms[vm_id]
+            for vm_id, record in self.world.state.vms.items()
+            if record.phase is VmPhase.READY and record.silent_since_s is None
+        )
+        held = self.newest_in(vm for vm in there if vm.alive)
+        assert held is None or held < self.committed, "memory is forgotten"
 
     # --- Training ---------------------------------------------------------------------
 
@@ -318,10 +339,16 @@ class Workers:
             )
 
     def save(self, vm: SimulatedVm, step: int) -> None:
-        if vm.alive:
-            name = f"step-{step}-{len(self.checkpoints)}"
-            self.checkpoints.insert(0, CheckpointRef(name=name, step=step))
-            self.world.report(vm, messages.CheckpointSaved(name=name, step=step))
+        if not vm.alive:
+            return
+        may_fail = self.unsaved and self.checkpoints
+        if may_fail and self.world.random.random() < self.unsaved:
+            failed = messages.CheckpointFailed(step=step, reason="no space left")
+            self.world.report(vm, failed)
+            return
+        name = f"step-{step}-{len(self.checkpoints)}"
+        self.checkpoints.insert(0, CheckpointRef(name=name, step=step))
+        self.world.report(vm, messages.CheckpointSaved(name=name, step=step))
 
     # --- What goes wrong ----------------------------------------------------------------
 
