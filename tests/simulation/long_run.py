@@ -199,10 +199,12 @@ class LongWorld(World):
         mine = tuple(device.slot for device in inputs.slots)
         size = len(mine), inputs.microbatch_size
         if size not in self.chosen:
-            self.chosen[size] = mine, choose_plan(inputs)
+            choice = choose_plan(inputs)
+            if choice.plan is None:  # it may fit once other VMs hold other sections
+                return choice
+            self.chosen[size] = mine, choice
         first, choice = self.chosen[size]
-        if choice.plan is None:
-            return choice
+        assert choice.plan is not None
         names = dict(zip(first, mine, strict=True))
         slots = tuple(names[slot] for slot in choice.plan.slots)
         return replace(choice, plan=replace(choice.plan, slots=slots))

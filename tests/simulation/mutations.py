@@ -1,8 +1,7 @@
 """Bugs put into the core, to see that the simulation finds them.
 
 ``python -m tests.simulation.mutations`` prints at which seed each is caught. A mutation
-changes the syntax tree of one function: an expression becomes another, or a statement
-goes. Each would cost money, progress or a VM, and none breaks a job without faults at
+changes the syntax tree of one function: an expression becomes another. Each would cost money, progress or a VM, and none breaks a job without faults at
 once: that is what the faults of ``LongWorld`` are for.
 """
 
@@ -17,7 +16,7 @@ import textwrap
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import FunctionType
+from types import CodeType, FunctionType
 
 from tests.simulation.long_run import LongWorld
 
@@ -45,9 +44,11 @@ class Mutation:
     name: str
     function: Callable[..., object]
     before: str
-    """An expression or statement that the function has once."""
-    after: str = ""
-    """What it becomes; empty: the statement goes."""
+    """An expression that the function has once."""
+    after: str
+    """What it becomes."""
+    rare: bool = False
+    """Whether ten seeds may not be enough to find it."""
 
     @contextlib.contextmanager
     def applied(self) -> Iterator[None]:
@@ -60,7 +61,7 @@ class Mutation:
         finally:
             self.function.__code__ = code
 
-    def mutated(self) -> object:
+    def mutated(self) -> CodeType:
         """Return the code of the function with the bug in it.
 
         Raises:
@@ -80,7 +81,7 @@ class _Swap(ast.NodeTransformer):
     def __init__(self, before: str, after: str) -> None:
         self._before = _node(before)
         self._wanted = ast.dump(self._before)
-        self._after = _node(after) if after else ast.Pass()
+        self._after = _node(after)
         self.places = 0
 
     def visit(self, node: ast.AST) -> ast.AST:
@@ -91,8 +92,7 @@ class _Swap(ast.NodeTransformer):
 
 
 def _node(text: str) -> ast.AST:
-    (statement,) = ast.parse(textwrap.dedent(text)).body
-    return statement.value if isinstance(statement, ast.Expr) else statement
+    return ast.parse(text, mode="eval").body
 
 
 MUTATIONS = (
@@ -149,6 +149,7 @@ MUTATIONS = (
         fleet._is_needed,
         "generation.phase is GenerationPhase.RUNNING",
         "True",
+        rare=True,
     ),
     Mutation(
         "two generations have one number",
@@ -173,30 +174,35 @@ MUTATIONS = (
         generation.run_generation,
         "slots + donors",
         "slots",
+        rare=True,
     ),
     Mutation(
         "a job succeeds without its last checkpoint",
         generation._outcome_of_done,
         "newest.step >= steps",
         "newest.step >= 0",
+        rare=True,
     ),
     Mutation(
         "the budget is watched once nothing is rented",
         shutdown._watch_budget,
         "is_over or _is_over_budget(state)",
         "_is_over_budget(state)",
+        rare=True,
     ),
     Mutation(
         "a job ends while launches are open",
         shutdown.advance,
         "not transition.state.vms and not transition.state.intents",
         "not transition.state.vms",
+        rare=True,
     ),
     Mutation(
         "an answer to an older question is taken for the newest",
         planning.plan_computed,
         "event.inputs_hash != transition.state.plan_asked",
         "False",
+        rare=True,
     ),
     Mutation(
         "launches in flight do not count",
@@ -209,6 +215,7 @@ MUTATIONS = (
         reports._checkpoint_saved,
         "True",
         "False",
+        rare=True,
     ),
     Mutation(
         "what the cloud says of a VM's end is not taken over",
@@ -221,6 +228,7 @@ MUTATIONS = (
         step._manager_started,
         "(records.VmPhase.BOOTING, records.VmPhase.RETURNING)",
         "()",
+        rare=True,
     ),
 )
 
