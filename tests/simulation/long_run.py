@@ -21,9 +21,9 @@ from tests.simulation.market import Cloud, SimulatedVm
 from tests.simulation.test_simulation import SPEC, check_end, settings
 from tests.simulation.world import World
 
+from spottrain.cloud.port.provider import Vm
 from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.units import HOUR_S
-from spottrain.cloud.port.provider import Vm
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.errors import InternalError

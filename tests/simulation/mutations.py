@@ -72,9 +72,8 @@ class Mutation:
         swap = _Swap(self.before, self.after)
         mutated = ast.fix_missing_locations(swap.visit(tree))
         assert swap.places == 1, f"{self.name}: {swap.places} places"
-        made: dict[str, FunctionType] = {}
-        exec(compile(mutated, "mutation", "exec"), self.function.__globals__, made)
-        return made[self.function.__name__].__code__
+        made = compile(mutated, "mutation", "exec").co_consts
+        return next(code for code in made if isinstance(code, CodeType))
 
 
 class _Swap(ast.NodeTransformer):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
-from spottrain.varuna_manager.core import calibration as calibrations
 from spottrain.varuna_manager.core import (
     allocation,
     fleet,
@@ -14,6 +13,7 @@ from spottrain.varuna_manager.core import (
     planning,
     stragglers,
 )
+from spottrain.varuna_manager.core import calibration as calibrations
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
