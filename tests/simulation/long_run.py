@@ -287,7 +287,8 @@ class LongWorld(World):
         self.kill(vm)
         others = [v for v in self.cloud.vms.values() if v.alive and not v.doomed]
         for other in self.random.sample(others, len(others) // 4):
-            self.soon(functools.partial(self.kill, other), 5.0)
+            other.doomed = True
+            self.soon(functools.partial(self.end_vm, other.vm_id), 5.0)
         return True
 
     def notice(self, vm: SimulatedVm) -> bool:

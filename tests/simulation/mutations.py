@@ -71,6 +71,7 @@ class Mutation:
         tree = ast.parse(textwrap.dedent(inspect.getsource(self.function)))
         swap = _Swap(self.before, self.after)
         mutated = ast.fix_missing_locations(swap.visit(tree))
+        assert isinstance(mutated, ast.Module)
         assert swap.places == 1, f"{self.name}: {swap.places} places"
         made = compile(mutated, "mutation", "exec").co_consts
         return next(code for code in made if isinstance(code, CodeType))
