@@ -143,6 +143,7 @@ MUTATIONS = (
         fleet.advance,
         "vm.is_coming",
         "False",
+        rare=True,
     ),
     Mutation(
         "a VM that leaves goes before others have its state",
