@@ -272,6 +272,7 @@ def _bytes_per_s(gbps: str) -> float | None:
     return float(gbps) * 1e9 / 8 if gbps else None
 
 
+@functools.cache
 def _words(name: str) -> frozenset[str]:
     return frozenset(re.split(r"[^A-Z0-9]+", name.upper()))
 

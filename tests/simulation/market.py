@@ -44,6 +44,7 @@ class SimulatedVm:
     reports: int = 0
     memory: dict[int, tuple[int, frozenset[int]]] = field(default_factory=dict)
     """Slot to (version, sections) that the VM's memory holds."""
+    _listed: Vm | None = None
 
     @property
     def alive(self) -> bool:
@@ -52,7 +53,9 @@ class SimulatedVm:
     def listed(self) -> Vm:
         """As ``list_vms`` shows it."""
         ended = self.ended_at_s is not None
-        return Vm(
+        if self._listed is not None and self._listed.ended_at_s == self.ended_at_s:
+            return self._listed
+        self._listed = Vm(
             vm_id=self.vm_id,
             job="job",
             intent=self.intent,
@@ -62,6 +65,7 @@ class SimulatedVm:
             launched_at_s=self.launched_at_s,
             ended_at_s=self.ended_at_s,
         )
+        return self._listed
 
 
 @dataclass

@@ -21,6 +21,7 @@ from spottrain.varuna_manager.reporting.html.page import page
 WORLDS = range(3)
 
 
+@functools.cache
 def past_of(job: World) -> JobHistory:
     state, past = State(), JobHistory()
     for event in job.journal:
@@ -69,8 +70,15 @@ def test_the_parts_add_up_to_the_clouds_bill(seed: int) -> None:
     assert cost["vm_seconds"]["billed"] == pytest.approx(lived_s, rel=0.01)
     assert cost["usd_spent"] == pytest.approx(job.cloud.bill_usd(job.now_s), rel=0.01)
     assert cost["vm_seconds"]["productive"] > 0
-    # 0.28 to 0.57 in these worlds: faults every 20 to 40 s, of the manager, too.
-    assert cost["useful_share"] > 0.25
+
+
+def test_about_half_of_what_is_billed_trains_where_faults_come_every_half_minute() -> (
+    None
+):
+    """Single worlds differ a lot, by whether and when state is lost with its last copy."""
+    jobs = [tormented(seed) for seed in WORLDS]
+    shares = [check(job.state, past_of(job))["useful_share"] for job in jobs]
+    assert sum(shares) / len(shares) > 0.4, shares
 
 
 def test_they_add_up_at_every_moment_of_a_job_that_runs() -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from tests.simulation.market import SimulatedVm
@@ -12,6 +14,7 @@ from spottrain.morphing.adapt.checkpointing import CheckpointInterval
 from spottrain.morphing.adapt.stragglers import expected_busy_s
 from spottrain.morphing.memory.memory import rank_bytes
 from spottrain.varuna_manager.core.model.events import CheckpointRef
+from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.wire import messages
 from spottrain.wire.model import (
     LinkProfile,
@@ -24,6 +27,17 @@ from spottrain.wire.model import (
 
 if TYPE_CHECKING:
     from tests.simulation.world import World
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Mini-batches that a generation is at, without anything happening in between."""
+
+    since_s: float
+    step_s: float
+    count: int
+    busy: list[tuple[float, int]]
+    """Time and micro-batches of every rank in each of them."""
 
 
 @dataclass
@@ -40,6 +54,11 @@ class Group:
     """The newest share that each VM knows."""
     share: messages.ShareMinibatch | None = None
     """What all ranks follow, if not the plan's."""
+    stretch: Stretch | None = None
+    expected_s: dict[tuple[int, int], float] = field(default_factory=dict)
+    """By stage and micro-batches: what the profile predicts."""
+    full: Slot | None = None
+    """The first slot whose device is smaller than its worker really needs."""
 
     interval: CheckpointInterval = field(init=False)
     saving: bool = False
@@ -55,12 +74,17 @@ class Group:
         )
         self.saved = int(order.checkpoint.split("-")[1])
 
-    def is_save_due(self, every_steps: int) -> bool:
-        """Return whether a checkpoint begins, as the first rank finds."""
+    def steps_to_save(self, every_steps: int) -> int:
+        """Return after how many mini-batches the next checkpoint begins."""
         assert self.step is not None
         if every_steps:
-            return self.step % every_steps == 0
-        return self.step - self.saved >= self.interval.every_steps
+            return every_steps - self.step % every_steps
+        return self.interval.every_steps - (self.step - self.saved)
+
+    def is_save_due(self, every_steps: int) -> bool:
+        """Return whether a checkpoint begins, as the first rank finds."""
+        left = self.steps_to_save(every_steps)
+        return left == every_steps if every_steps else left <= 0
 
     @property
     def bounds(self) -> tuple[int, ...]:
@@ -93,6 +117,10 @@ class Workers:
         """By how much a checkpoint prolongs the mini-batch after it."""
         self.memory_factor = 1.0
         """Real memory of workers over what the planner predicts."""
+        self.stride = 1
+        """Mini-batches that may pass at once while nothing happens."""
+        self.unsaved = 0.0
+        """Share of checkpoints that cannot be written."""
 
     def vm(self, slot: Slot) -> SimulatedVm:
         return self.world.cloud.vms[slot.vm_id]
@@ -103,6 +131,7 @@ class Workers:
         vm = self.world.cloud.vms[vm_id]
         if not vm.alive:
             return
+        self.catch_up()
         report, soon = self.world.report, self.world.soon
         match order:
             case messages.Initialise():
@@ -162,13 +191,16 @@ class Workers:
         step = self.newest_version(group)
         loaded = step is None
         if step is None:
+            self.check_restore()
             names = {c.name: c.step for c in self.checkpoints}
             step = names[group.order.checkpoint]
+            assert step == max(names.values()), "the newest checkpoint is restored"
         else:
             assert step == self.committed, "no committed mini-batch is lost"
         self.committed = group.step = step
         plan = group.order.plan
         group.training = set(plan.slots)
+        group.full = self.full_slot(group)
         for rank, slot in enumerate(plan.slots):
             sections = plan.sections_of(rank % plan.pipeline_depth)
             self.vm(slot).memory[slot.index] = (step, frozenset(sections))
@@ -190,42 +222,84 @@ class Workers:
         self.begin(group)
 
     def newest_version(self, group: Group) -> int | None:
-        held = [
+        return self.newest_of(
             self.vm(slot).memory[slot.index]
             for slot in group.order.participants
             if slot.index in self.vm(slot).memory
-        ]
-        if not held:
-            return None
-        newest = max(version for version, _ in held)
+        )
+
+    def newest_in(self, vms: Iterable[SimulatedVm]) -> int | None:
+        return self.newest_of(each for vm in vms for each in vm.memory.values())
+
+    def newest_of(self, held: Iterable[tuple[int, frozenset[int]]]) -> int | None:
+        """The newest version if every section is held at it."""
+        held = tuple(held)
+        newest = max((version for version, _ in held), default=None)
         covered = {s for version, own in held if version == newest for s in own}
         full = len(self.world.settings.facts.sections)
         return newest if len(covered) == full else None
 
+    def check_restore(self) -> None:
+        """A checkpoint is loaded only if VMs that are there and heard hold no state."""
+        there = (
+            self.world.cloud.vms[vm_id]
+            for vm_id, record in self.world.state.vms.items()
+            if record.phase is VmPhase.READY and record.silent_since_s is None
+        )
+        held = self.newest_in(vm for vm in there if vm.alive)
+        assert held is None or held < self.committed, "memory is forgotten"
+
     # --- Training ---------------------------------------------------------------------
 
     def begin(self, group: Group) -> None:
-        """Begin a mini-batch: all wait for the slowest replica."""
-        plan = group.order.plan
-        if (slot := self.full_slot(group)) is not None:
-            self.run_out(group, slot)
+        """Begin mini-batches: in each all wait for the slowest replica."""
+        plan, spec = group.order.plan, self.world.settings.spec
+        if group.full is not None:
+            self.run_out(group, group.full)
             return
-        reports = self.busy(group)
+        busy = self.busy(group)
         expected_s = max(
-            expected_busy_s(
-                plan,
-                self.profile,
-                stage,
-                len(plan.virtual_nodes_of(replica)),
-                len(plan.virtual_nodes_of(replica)),
-            )
+            self.expected_s(group, stage, len(plan.virtual_nodes_of(replica)))
             for stage in range(plan.pipeline_depth)
             for replica in range(plan.data_parallel_width)
         )
-        busy_s = max(busy for busy, _ in reports)
-        step_s = plan.predicted_step_s * busy_s / expected_s
+        step_s = plan.predicted_step_s * max(s for s, _ in busy) / expected_s
+        assert group.step is not None
         step_s += self.save_s * group.saving
-        self.world.after(step_s, lambda: self.train(group, reports, step_s))
+        to_save = group.steps_to_save(spec.checkpoint_every_steps)
+        stride = 1 if group.saving else self.stride
+        count = max(1, min(stride, to_save, spec.steps - group.step))
+        self.train_on(group, Stretch(self.world.now_s, step_s, count, busy))
+
+    def train_on(self, group: Group, stretch: Stretch) -> None:
+        group.stretch = stretch
+        end_s = stretch.since_s + stretch.count * stretch.step_s
+        self.world.after(end_s - self.world.now_s, lambda: self.train(group, stretch))
+
+    def catch_up(self) -> None:
+        """Something happens: commit the mini-batches that have passed, finish the one
+        that has begun, and look again."""
+        for group in self.groups.values():
+            stretch = group.stretch
+            if stretch is None or stretch.count == 1 or not self.trains(group):
+                continue
+            passed = int((self.world.now_s - stretch.since_s) / stretch.step_s)
+            passed = min(passed, stretch.count - 1)
+            if passed:
+                self.commit(group, stretch, passed)
+            since_s = stretch.since_s + passed * stretch.step_s
+            self.train_on(group, replace(stretch, since_s=since_s, count=1))
+
+    def trains(self, group: Group) -> bool:
+        """Return whether no rank is frozen or gone."""
+        return not group.broken and all(self.vm(s).alive for s in group.training)
+
+    def expected_s(self, group: Group, stage: int, count: int) -> float:
+        if (stage, count) not in group.expected_s:
+            plan, profile = group.order.plan, profile_of(self.world.settings.facts)
+            expected_s = expected_busy_s(plan, profile, stage, count, count)
+            group.expected_s[stage, count] = expected_s
+        return group.expected_s[stage, count]
 
     def busy(self, group: Group) -> list[tuple[float, int]]:
         """Time and micro-batches of every rank in one mini-batch."""
@@ -234,31 +308,23 @@ class Workers:
         for rank, slot in enumerate(plan.slots):
             replica, stage = divmod(rank, plan.pipeline_depth)
             count = group.bounds[replica + 1] - group.bounds[replica]
-            busy_s = expected_busy_s(plan, self.profile, stage, count, count)
+            busy_s = self.expected_s(group, stage, count)
             noise = self.noise.uniform(0.95, 1.05)
             rows.append((busy_s * self.vm(slot).slowness * noise, count))
         return rows
 
-    @property
-    def profile(self) -> Profile:
-        return profile_of(self.world.settings.facts)
-
-    def train(
-        self, group: Group, reports: list[tuple[float, int]], step_s: float
-    ) -> None:
-        """One mini-batch; nothing moves while a rank is frozen or gone."""
-        if group.broken or not all(self.vm(s).alive for s in group.training):
+    def train(self, group: Group, stretch: Stretch) -> None:
+        """The end of a stretch; nothing moves while a rank is frozen or gone."""
+        if group.stretch is not stretch or not self.trains(group):
             return
         assert group.step is not None
-        steps = self.world.settings.spec.steps
-        if group.step < steps:
-            group.step += 1
-            self.committed = group.step
-            self.commit(group, reports, step_s)
-            group.interval.observe(step_s, saving=False)
-            group.saving = False
         spec = self.world.settings.spec
-        done = group.step >= steps
+        if group.step < spec.steps:
+            self.commit(group, stretch, stretch.count)
+            group.interval.observe(stretch.step_s, saving=False)
+            group.saving = False
+        group.stretch = None
+        done = group.step >= spec.steps
         wished = group.stop is not None and group.stop.checkpoint
         if done or wished or group.is_save_due(spec.checkpoint_every_steps):
             self.start_saving(group)
@@ -268,15 +334,17 @@ class Workers:
             group.change_over()
             self.begin(group)
 
-    def commit(
-        self, group: Group, reports: list[tuple[float, int]], step_s: float
-    ) -> None:
-        plan, step = group.order.plan, group.step
-        assert step is not None
+    def commit(self, group: Group, stretch: Stretch, count: int) -> None:
+        """Commit mini-batches; ranks report the last of them."""
+        plan = group.order.plan
         chosen = not self.world.settings.spec.checkpoint_every_steps
+        assert group.step is not None
+        group.step += count
+        self.committed = step = group.step
         for rank, slot in enumerate(plan.slots):
             sections = plan.sections_of(rank % plan.pipeline_depth)
             self.vm(slot).memory[slot.index] = (step, frozenset(sections))
+            busy_s, microbatches = stretch.busy[rank]
             self.report(
                 slot,
                 messages.MinibatchCommitted(
@@ -286,12 +354,12 @@ class Workers:
                     sections=tuple(sections),
                     loss=10.0 / step,
                     grad_norm=1.0,
-                    step_s=step_s,
+                    step_s=stretch.step_s,
                     peak_bytes=1,
-                    busy_s=reports[rank][0],
-                    microbatches=reports[rank][1],
-                    recomputes=reports[rank][1],
-                    tasks_s=reports[rank][0],
+                    busy_s=busy_s,
+                    microbatches=microbatches,
+                    recomputes=microbatches,
+                    tasks_s=busy_s,
                     checkpoint_every_steps=(
                         group.interval.every_steps if chosen and not rank else 0
                     ),
@@ -322,10 +390,16 @@ class Workers:
         self.save(self.vm(group.order.plan.slots[0]), group.step)
 
     def save(self, vm: SimulatedVm, step: int) -> None:
-        if vm.alive:
-            name = f"step-{step}-{len(self.checkpoints)}"
-            self.checkpoints.insert(0, CheckpointRef(name=name, step=step))
-            self.world.report(vm, messages.CheckpointSaved(name=name, step=step))
+        if not vm.alive:
+            return
+        may_fail = self.unsaved and self.checkpoints
+        if may_fail and self.world.random.random() < self.unsaved:
+            failed = messages.CheckpointFailed(step=step, reason="no space left")
+            self.world.report(vm, failed)
+            return
+        name = f"step-{step}-{len(self.checkpoints)}"
+        self.checkpoints.insert(0, CheckpointRef(name=name, step=step))
+        self.world.report(vm, messages.CheckpointSaved(name=name, step=step))
 
     # --- What goes wrong ----------------------------------------------------------------
 
@@ -338,6 +412,7 @@ class Workers:
                 self.break_up(group)
 
     def worker_dies(self, slot: Slot) -> None:
+        self.catch_up()
         for group in self.groups.values():
             if slot in group.training and self.vm(slot).alive:
                 group.training.discard(slot)
@@ -345,9 +420,8 @@ class Workers:
                 self.break_up(group)
 
     def full_slot(self, group: Group) -> Slot | None:
-        """The first slot whose device is smaller than its worker really needs."""
         plan, job = group.order.plan, self.world.settings
-        ranks = rank_bytes(job.facts, self.profile, plan, job.spec.reduction)
+        ranks = rank_bytes(job.facts, profile_of(job.facts), plan, job.spec.reduction)
         for slot, memory in zip(plan.slots, ranks, strict=True):
             needed = self.memory_factor * memory.total_bytes
             if needed > self.vm(slot).offer.gpu_memory_bytes:
@@ -407,6 +481,7 @@ class Workers:
         self.world.report(self.vm(slot), report)
 
 
+@functools.cache
 def profile_of(facts: ModelFacts) -> Profile:
     """Every section takes the same time."""
     return Profile(

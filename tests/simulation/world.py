@@ -18,7 +18,7 @@ from tests.simulation.workers import Workers
 from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain.cloud.port.provider import Vm, VmState
-from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import question_of
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
@@ -171,7 +171,6 @@ class World:
 
     def poll(self, *, force: bool = False) -> None:
         """Ask the provider; feed what differs."""
-        epoch = self.epoch
         if not self.manager_alive:
             return
         offers, vms = self.cloud.offers(), self.listing()
@@ -181,6 +180,11 @@ class World:
         if vms != self.listed or force:
             self.listed = vms
             self.feed(e.VmsListed(at_s=self.now_s, asked_at_s=self.now_s, vms=vms))
+        self.poll_again()
+
+    def poll_again(self) -> None:
+        """Have the provider asked again."""
+        epoch = self.epoch
 
         def again() -> None:
             if epoch == self.epoch:
@@ -234,7 +238,7 @@ class World:
                 assert_never(command)
 
     def plan(self, command: c.ComputePlan) -> None:
-        choice = choose_plan(command.inputs)
+        choice = self.choose(command)
         self.later(
             lambda: e.PlanComputed(
                 at_s=self.now_s,
@@ -245,6 +249,9 @@ class World:
                 question=question_of(command.inputs),
             )
         )
+
+    def choose(self, command: c.ComputePlan) -> Choice:
+        return choose_plan(command.inputs)
 
     def deliver(self, command: c.Send) -> None:
         """An outbox dies with its manager."""
@@ -377,6 +384,7 @@ class World:
     def end_vm(self, vm_id: str) -> None:
         """Gone, memory and all."""
         vm = self.cloud.vms[vm_id]
+        self.workers.catch_up()
         if vm.ended_at_s is None:
             vm.ended_at_s = self.now_s
             vm.memory.clear()
@@ -384,6 +392,7 @@ class World:
 
     def freeze_vm(self, vm_id: str) -> None:
         """SIGSTOP to all of it; heartbeats end, and that is noticed in time."""
+        self.workers.catch_up()
         self.cloud.vms[vm_id].frozen = True
 
         def notice() -> None:

@@ -228,19 +228,20 @@ def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
 
 def at_home(state: State) -> tuple[VmRecord, ...]:
     """Return the VMs that can train together."""
-    where = home(state)
-    return tuple(vm for vm in state.vms.values() if is_at(state, where, vm.offer))
+    where, vms = home(state), tuple(state.vms.values())
+    span = state.job.span
+    if where is None:
+        return vms
+    return tuple(vm for vm in vms if cooldowns.location_of(vm.offer, span) == where)
 
 
 def must_move(state: State) -> bool:
     """Return whether too few VMs can train together, and there is room for no more."""
+    if state.intents or room(state) > 0:
+        return False
     here, enough = at_home(state), state.job.min_vms
-    return (
-        sum(vm.is_usable for vm in here) < enough
-        and sum(vm.counts for vm in here) < enough
-        and not state.intents
-        and room(state) <= 0
-    )
+    usable, staying = (sum(vm.is_usable for vm in here), sum(vm.counts for vm in here))
+    return usable < enough and staying < enough
 
 
 def stranded_vms(state: State) -> tuple[VmRecord, ...]:
@@ -248,8 +249,8 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
 
     Where the job must move, only those stay that are where more can be rented.
     """
-    where = home(state)
-    if sum(vm.is_usable for vm in at_home(state)) < state.job.min_vms:
+    where, here = home(state), at_home(state)
+    if sum(vm.is_usable for vm in here) < state.job.min_vms:
         if not must_move(state):
             return ()
         best = in_order(state.offers, state.worths)
@@ -257,6 +258,8 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
         if offer is None:
             return ()
         where = cooldowns.location_of(offer, state.job.span)
+    elif len(here) == len(state.vms):
+        return ()
     counting = (vm for vm in state.vms.values() if vm.counts)
     return tuple(vm for vm in counting if not is_at(state, where, vm.offer))
 

@@ -330,11 +330,11 @@ def gpu_sick(transition: Transition, vm_id: str, reason: str) -> None:
 
 def advance(transition: Transition) -> None:
     """Repeat failed commands; return VMs that are late, drained or replaced."""
+    bound_s = BOOT_BOUND_S + transition.state.job.busy_s
     for vm in tuple(transition.state.vms.values()):
         if vm.retry_at_s is not None and transition.is_due(vm.retry_at_s):
             transition.put_vm(replace(vm, retry_at_s=None))
             ask_again(transition, vm)
-        bound_s = BOOT_BOUND_S + transition.state.job.busy_s
         if vm.is_coming and transition.is_due(vm.known_at_s + bound_s):
             return_vms(transition, (vm,), f"not ready in {bound_s:g} s")
         elif vm.leaves_at_s is not None and not _is_needed(transition, vm):

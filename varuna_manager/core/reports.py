@@ -5,8 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import assert_never
 
+from spottrain.varuna_manager.core import (
+    allocation,
+    fleet,
+    hangs,
+    memory,
+    planning,
+    stragglers,
+)
 from spottrain.varuna_manager.core import calibration as calibrations
-from spottrain.varuna_manager.core import fleet, hangs, memory, planning, stragglers
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
@@ -294,10 +301,15 @@ def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> 
 
 
 def _interruption_cancelled(transition: Transition, vm_id: str) -> None:
-    """Fold that a notice was cancelled; a VM that is being drained leaves anyway."""
+    """Fold that a notice was cancelled; a VM that is being drained, or whose replacement
+    is already rented, leaves anyway."""
     vm = transition.state.vms[vm_id]
     if vm.leaves_at_s is None or vm.drain_reason:
         return
     counters.cancelled(transition, vm_id)
+    if vm.slow is None and allocation.room(transition.state) <= 0:
+        reason = "its replacement was rented before its notice was cancelled"
+        transition.put_vm(replace(vm, drain_reason=reason))
+        return
     transition.put_vm(replace(vm, noticed_at_s=None, leaves_at_s=None))
     transition.note_fleet_change()

@@ -50,6 +50,8 @@ class RankTimings:
         self.pending: dict[int, dict[Slot, MinibatchCommitted]] = {}
         """Reports of mini-batches that some ranks have yet to report, by step."""
         self._profile = profile
+        self._expected_s: dict[tuple[int, int, int], float] = {}
+        """By stage, micro-batches and recomputes."""
 
     def observe(
         self,
@@ -79,7 +81,7 @@ class RankTimings:
     ) -> bool:
         plan = generation.plan
         samples = [
-            _sample(state, plan, self._profile, rank, ranks[slot])
+            self._sample(state, plan, rank, ranks[slot])
             for rank, slot in enumerate(plan.slots)
         ]
         if not all(sample.expected_s > 0 for sample in samples):
@@ -90,6 +92,20 @@ class RankTimings:
         if self.balancer is not None:
             self._balance(self.balancer, [ranks[slot] for slot in plan.slots])
         return True
+
+    def _sample(
+        self, state: State, plan: Plan, rank: int, report: MinibatchCommitted
+    ) -> RankSample:
+        vm = state.vms.get(plan.slots[rank].vm_id)
+        speed = 1.0 if vm is None else speed_of(state, vm.offer, self._profile)
+        key = rank % plan.pipeline_depth, report.microbatches, report.recomputes
+        if key not in self._expected_s:
+            self._expected_s[key] = expected_busy_s(plan, self._profile, *key)
+        return RankSample(
+            busy_s=report.busy_s,
+            expected_s=self._expected_s[key] / speed,
+            microbatches=report.microbatches,
+        )
 
     def _balance(
         self, balancer: balance.ShareBalancer, reports: list[MinibatchCommitted]
@@ -189,22 +205,3 @@ def _crowding(state: State, plan: Plan) -> list[float]:
     each = [max(1.0, slots[at] / at[1]) if at[1] else 1.0 for at in machines]
     least = min(each)
     return [factor / least for factor in each]
-
-
-def _sample(
-    state: State, plan: Plan, profile: Profile, rank: int, report: MinibatchCommitted
-) -> RankSample:
-    vm = state.vms.get(plan.slots[rank].vm_id)
-    speed = 1.0 if vm is None else speed_of(state, vm.offer, profile)
-    expected_s = expected_busy_s(
-        plan,
-        profile,
-        rank % plan.pipeline_depth,
-        report.microbatches,
-        report.recomputes,
-    )
-    return RankSample(
-        busy_s=report.busy_s,
-        expected_s=expected_s / speed,
-        microbatches=report.microbatches,
-    )

@@ -290,6 +290,18 @@ def test_a_vm_whose_notice_is_cancelled_late_is_planned_with_again() -> None:
     assert story.emitted(c.TerminateVms) == []
 
 
+def test_a_vm_that_was_replaced_before_its_notice_was_cancelled_leaves() -> None:
+    story = Story(debounce_s=60.0).training(*FOUR)
+    story.notice("d", lead_s=120.0)
+    story.intend()
+    story.report("d", messages.InterruptionCancelled())
+    (intent,) = story.state.intents
+    story.tell(e.VmsLaunched, intent=intent, vms=(story.vm("x", intent),))
+    staying = {name for name, vm in story.state.vms.items() if vm.counts}
+    assert staying == {"a", "b", "c", "x"}
+    assert "replacement" in story.state.vms["d"].drain_reason
+
+
 def test_a_cancelled_notice_may_come_again_and_only_once_is_one_cancelled() -> None:
     story = Story(debounce_s=60.0).training(*FOUR)
     story.report("d", messages.InterruptionCancelled())

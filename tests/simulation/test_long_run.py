@@ -1,0 +1,52 @@
+"""Long jobs of large fleets, and whether a bug in the core would be found in them."""
+
+from __future__ import annotations
+
+import datetime
+
+import pytest
+from tests.simulation.long_run import LongWorld
+from tests.simulation.mutations import MUTATIONS, Mutation, caught, small_world
+
+ROTATING = 5
+"""Mutations a day that are put into the core."""
+FEW_SEEDS = 10
+"""Those that are not rare are caught within so many."""
+
+
+def of_today() -> list[Mutation]:
+    quick = [mutation for mutation in MUTATIONS if not mutation.rare]
+    day = datetime.datetime.now(datetime.UTC).date().toordinal()
+    return [quick[(ROTATING * day + i) % len(quick)] for i in range(ROTATING)]
+
+
+def test_a_calm_job_of_32_vms_trains_for_days() -> None:
+    job = LongWorld(0, max_vms=32, hours=100.0, fault_h=0.0)
+    job.live()
+    assert len(job.cloud.vms) == 32
+    assert job.state.progress.minibatches_recomputed == 0
+
+
+def test_a_job_of_32_vms_lives_through_a_day_of_faults() -> None:
+    job = LongWorld(1, max_vms=32, hours=24.0, fault_h=2.0)
+    job.live()
+    assert job.faults
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_small_jobs_live_through_a_fault_every_three_minutes(seed: int) -> None:
+    job = small_world(seed)
+    job.live()
+    assert job.faults
+
+
+@pytest.mark.parametrize("mutation", of_today(), ids=lambda mutation: mutation.name)
+def test_a_bug_in_the_core_is_found(mutation: Mutation) -> None:
+    assert caught(mutation, range(FEW_SEEDS))
+
+
+def test_every_mutation_is_of_a_place_that_the_core_has() -> None:
+    assert len(MUTATIONS) >= 20
+    for mutation in MUTATIONS:
+        with mutation.applied():
+            pass
