@@ -292,9 +292,11 @@ class _Policy:
         if not kept:
             spot = min(spot, self.fleet.useful_vms)
         wanted = min(self.fleet.max_vms, max(spot + kept, self._rate_size()))
-        if not wanted:
-            return self._answer((), "wait", f"{why}: there are no spot VMs")
-        taken = self._take(candidates, wanted)
+        taken = self._take(candidates, wanted) if wanted else {}
+        if self.status.deadline_s is not None and not self._may_drop_on_demand(taken):
+            taken, _ = self._keep_on_demand(wanted)
+        if not taken:
+            return self._answer(taken, "wait", f"{why}: there are no spot VMs")
         return self._answer(taken, "spot", f"{why}: all spot VMs that make it faster")
 
     def _without_fallback(self) -> model.FleetDecision:
