@@ -29,7 +29,7 @@ from spottrain.varuna_manager.cli.console import (
     show_json,
 )
 from spottrain.varuna_manager.cli.simulate.trace import read_workload
-from spottrain.varuna_manager.format import NOTHING, age, dollars, number
+from spottrain.varuna_manager.format import NOTHING, age, dollars
 from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.offers.market import base_of, hazards_of
 from spottrain.varuna_manager.offers.table import losses_text
