@@ -16,7 +16,6 @@ from tests.simulation.world import World
 from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.pricing.billing.budget import reserve_s
 from spottrain.pricing.deadline.model import Fleet
-from spottrain.pricing.deadline.tuning import MARGIN_LOSSES, WASTE
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model import events as e
@@ -225,38 +224,3 @@ def test_deadline_and_budget_are_kept_together(seed: int) -> None:
     assert job.finished.kind == "succeeded"
     assert job.now_s <= (job.settings.deadline_s or 0.0)
     assert job.cloud.bill_usd(job.now_s) <= max_usd
-
-
-@pytest.mark.parametrize("margin", [1.05, 20.0])
-def test_attempts_at_spot_vms_that_die_as_they_boot_end_on_demand(
-    margin: float,
-) -> None:
-    alone_s = train_s() + reserve_s(SPEC.lease_s) + 60.0
-    alone_usd = alone_s * MOST * ON_DEMAND_USD_PER_HOUR / HOUR_S
-    objective = "examples_per_dollar"
-    job = world(0, left=3.0, max_usd=margin * alone_usd, objective=objective)
-
-    def reap() -> None:
-        for vm in list(job.cloud.vms.values()):
-            if vm.alive and vm.offer.spot:
-                strike_vm(job, "kill", vm.vm_id)
-        job.after(5.0, reap)
-
-    job.after(5.0, reap)
-    job.run(until_s=10 * train_s())
-    check_end(job)
-    assert job.finished is not None
-    assert job.finished.kind == "succeeded"
-    assert job.now_s <= (job.settings.deadline_s or 0.0)
-    attempt_usd = MOST * ON_DEMAND_USD_PER_HOUR * _attempt_s() / HOUR_S
-    bound_usd = alone_usd + max(WASTE * alone_usd, attempt_usd)
-    assert job.cloud.bill_usd(job.now_s) <= min(margin * alone_usd, bound_usd)
-
-
-def _attempt_s() -> float:
-    """Time without progress that an attempt with the whole fleet may take."""
-    known = fleet()
-    loss_s = 2 * known.morph_s + known.lost_s
-    halts_s = 0.0 if known.rates[1] > 0 else known.boot_s
-    saved = min(LONG.checkpoint_every_steps, LONG.steps) / LONG.steps
-    return known.boot_s + MARGIN_LOSSES * (loss_s + halts_s) + saved * train_s()
