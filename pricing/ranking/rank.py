@@ -40,6 +40,8 @@ class Priced:
     """None: its speed is unknown."""
     losses_per_hour: float = 0.0
     """Interruptions of one VM to expect."""
+    losses_known: bool = True
+    """False if nothing was published or observed: they are only planned with."""
     boot_s: float = 0.0
     """From paying to training."""
     max_vms: int | None = None

@@ -15,14 +15,13 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from spottrain.pricing.deadline.model import Fleet, Holdings, Supply
+from spottrain.pricing.prices.hazard import PRIOR_VM_HOURS, UNKNOWN_PER_HOUR
 from spottrain.pricing.simulation.scenarios import GIVE_UP, PRICE_S, Scenario
 from spottrain.units import HOUR_S
 
 REVIEW_S = 300.0
 """Time between two decisions when nothing happens; prices change at such moments."""
 ON_DEMAND = "on-demand"
-PRIOR_PER_HOUR, PRIOR_VM_HOURS = 0.05, 24.0
-"""Losses expected of a zone before any were seen, and the weight of that."""
 _TIE_S = 1e-6
 
 
@@ -111,7 +110,7 @@ class _Market:
 
     def losses_per_hour(self) -> float:
         hours = PRIOR_VM_HOURS + self.vm_s / HOUR_S
-        return (PRIOR_PER_HOUR * PRIOR_VM_HOURS + self.lost) / hours
+        return (UNKNOWN_PER_HOUR * PRIOR_VM_HOURS + self.lost) / hours
 
 
 def play(scenario: Scenario, rule: FleetRule) -> SimulatedRun:
@@ -184,7 +183,8 @@ class _Run:
         for vm in self.vms:
             counts.setdefault(vm.supply, [0, 0])[vm.is_ready] += 1
         holdings = [
-            Holdings(name=n, ready=b, booting=a) for n, (a, b) in counts.items()
+            Holdings(name=n, ready=b, booting=a, boot_left_s=self._boot_left_s(n))
+            for n, (a, b) in counts.items()
         ]
         return MarketView(
             now_s=self.now_s,
@@ -194,6 +194,10 @@ class _Run:
             holdings=tuple(holdings),
             scenario=self.scenario,
         )
+
+    def _boot_left_s(self, supply: str) -> float:
+        left = [vm.ready_s - self.now_s for vm in self.vms if vm.supply == supply]
+        return max(0.0, *left)
 
     def _apply(self, wanted: Mapping[str, int]) -> None:
         changed = False

@@ -29,9 +29,10 @@ from spottrain.varuna_manager.cli.console import (
     show_json,
 )
 from spottrain.varuna_manager.cli.simulate.trace import read_workload
-from spottrain.varuna_manager.format import NOTHING, age, dollars, number
+from spottrain.varuna_manager.format import NOTHING, age, dollars
 from spottrain.varuna_manager.jobs.vm_history import ingest_journals, open_history
 from spottrain.varuna_manager.offers.market import base_of, hazards_of
+from spottrain.varuna_manager.offers.table import losses_text
 from spottrain.varuna_manager.reporting.sparkline import sparkline, svg
 
 SCHEMA_VERSION = 1
@@ -304,7 +305,9 @@ def _table(
             dollars(price.usd_per_hour),
             dollars(price.usd_per_hour / kind.gpus),
             *(figures if with_rates else ()),
-            NOTHING if row.hazard is None else number(24 * row.hazard.losses_per_hour),
+            NOTHING
+            if (at := row.hazard) is None
+            else losses_text(24 * at.losses_per_hour, at.is_known),
             age(price.age_s(now_s)) + stale,
             sparkline(row.series, from_s, now_s),
         )
@@ -360,6 +363,7 @@ def _offer(row: _Row, now_s: float) -> dict[str, Any]:
             "vm_hours": hazard.vm_hours,
             "losses": hazard.losses,
             "published_per_hour": hazard.published_per_hour,
+            "is_known": hazard.is_known,
         },
         "history": [
             {"since": p.since_s, "seen": p.seen_s, "usd_per_hour": p.usd_per_hour}

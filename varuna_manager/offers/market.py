@@ -73,6 +73,11 @@ def losses_per_hour(offer: Offer, hazards: Hazards) -> float:
     return hazards.of(place_of(offer)).losses_per_hour if offer.spot else 0.0
 
 
+def losses_known(offer: Offer, hazards: Hazards) -> bool:
+    """Return whether interruptions of an offer were published or observed."""
+    return not offer.spot or hazards.of(place_of(offer)).is_known
+
+
 def own_market(
     config: JobConfig,
     hazards: Hazards,
@@ -121,6 +126,7 @@ def own_market(
                 offer=offer,
                 machine=replace(shape, is_gpu=on_gpus or shape.is_gpu),
                 losses_per_hour=losses_per_hour(offer, hazards),
+                losses_known=losses_known(offer, hazards),
                 boot_s=zone.boot_s,
                 max_vms=zone.capacity if spot else None,
                 is_estimate=shape.speed != 1.0 or not is_measured,
@@ -223,6 +229,7 @@ def priced_offer(
         offer=offer,
         machine=machine,
         losses_per_hour=losses_per_hour(offer, hazards),
+        losses_known=losses_known(offer, hazards),
         boot_s=BOOT_S,
         is_estimate=measured is None,
     )

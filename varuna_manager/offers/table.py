@@ -82,6 +82,7 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "observed_at": offer.observed_at_s,
         "age_s": max(0.0, now_s - offer.observed_at_s),
         "losses_per_hour": _finite(row.priced.losses_per_hour),
+        "losses_known": row.priced.losses_known,
         "vms": row.vms,
         "plan": planned and planned.shape,
         "paid_vms": planned and planned.vms,
@@ -205,10 +206,16 @@ def _gpu_table(rows: Sequence[dict[str, Any]]) -> Table:
             f"{mark}{dollars(row['fleet_usd_per_hour'])}",
             duration(row["hours"] * HOUR_S),
             f"{mark}{dollars(total)}",
-            number(row["losses"], 2),
+            losses_text(row["losses"], row["losses_known"]),
             age(row["age_s"]),
         )
     return table
+
+
+def losses_text(losses: float, is_known: bool) -> str:
+    """Return expected interruptions for people, and whether anything is known of them."""
+    figure = number(losses, 2)
+    return figure if is_known else f"unknown: planned with {figure}"
 
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
@@ -224,7 +231,9 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             "spot" if row["spot"] else "on demand",
             dollars(row["usd_per_hour"]),
             age(row["age_s"]),
-            NOTHING if losses is None else number(24 * losses, 2),
+            NOTHING
+            if losses is None
+            else losses_text(24 * losses, row["losses_known"]),
             str(row["vms"]),
             row["plan"] or NOTHING,
             _figure(row, "examples_per_s"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from spottrain.pricing.prices.hazard import (
     BANDS,
     PRIOR_VM_HOURS,
+    UNKNOWN_PER_HOUR,
     Exposure,
     Hazards,
     _bounds,
@@ -44,9 +45,23 @@ def test_without_observations_the_published_rate_counts() -> None:
     assert (hazard.vm_hours, hazard.losses) == (0.0, 0)
 
 
-def test_where_nothing_is_published_the_worst_band_is_assumed() -> None:
+def test_where_nothing_is_known_more_is_planned_with_than_the_worst_published() -> None:
     hazard = Hazards([], BANDED).of(FAR)
-    assert hazard.losses_per_hour == pytest.approx(band_per_hour(4))
+    assert hazard.losses_per_hour == pytest.approx(UNKNOWN_PER_HOUR)
+    assert hazard.losses_per_hour > band_per_hour(4)
+    assert not hazard.is_known
+    assert Hazards([], BANDED).of(HERE).is_known
+    assert Hazards([seen(FAR, 1.0, 0)], BANDED).of(FAR).is_known
+
+
+def test_bounds_hold_the_rates_of_recorded_groups_until_there_are_observations() -> (
+    None
+):
+    """1.4 to 14.6 losses a VM-day."""
+    unknown = Hazards([], BANDED).of(FAR)
+    assert unknown.high > 14.6 / 24
+    seen_long = Hazards([seen(FAR, 2400.0, 240)], BANDED).of(FAR)
+    assert 0.07 < seen_long.low < 0.1 < seen_long.high < 0.14
 
 
 def test_a_few_losses_of_our_own_outweigh_the_published_rate() -> None:
