@@ -69,6 +69,10 @@ class Vm:
     state: VmState
     offer: Offer
     private_address: str
+    uid: str = ""
+    """The job's unique id; empty: an older version launched it."""
+    owner: str = ""
+    """Who rented it; empty: unknown."""
     launched_at_s: float
     """Seconds since the epoch; billing starts here."""
     ended_at_s: float | None = None
@@ -309,6 +313,18 @@ class FindsOrphans(Protocol):
 
     def list_all(self) -> Sequence[Vm]:
         """Return the VMs of all jobs in every region of the account."""
+
+
+@runtime_checkable
+class NamesPrincipal(Protocol):
+    """Can tell whose credentials it uses."""
+
+    def principal(self) -> str:
+        """Return the cloud's name of who rents here; empty if it is unknown.
+
+        Raises:
+            CloudError: the cloud does not answer.
+        """
 
 
 @runtime_checkable
