@@ -58,7 +58,9 @@ class AwsNetwork:
         mine = [requests.by_tag(tags.JOB, job)]
         self.forget(job)
         with self._lock:
-            for group in self._ours(ec2, "describe_security_groups", "SecurityGroups", mine):
+            for group in self._ours(
+                ec2, "describe_security_groups", "SecurityGroups", mine
+            ):
                 _ignoring("InvalidGroup.NotFound", ec2.delete_security_group)(
                     GroupId=group["GroupId"]
                 )
@@ -147,7 +149,9 @@ class AwsNetwork:
             VpcId=vpc_id,
             AvailabilityZone=zone,
             CidrBlock=f"10.79.{max(number, 0)}.0/20",
-            TagSpecifications=requests.tagged("subnet", job, f"spottrain {job}", self._settings),
+            TagSpecifications=requests.tagged(
+                "subnet", job, f"spottrain {job}", self._settings
+            ),
         )["Subnet"]
         return made
 
@@ -199,7 +203,9 @@ class AwsNetwork:
                     GroupName=name,
                     Description="VMs of one spottrain job",
                     VpcId=vpc_id,
-                    TagSpecifications=requests.tagged("security-group", job, name, self._settings),
+                    TagSpecifications=requests.tagged(
+                        "security-group", job, name, self._settings
+                    ),
                 )
             ]
         group_id = str(groups[0]["GroupId"])

@@ -120,9 +120,7 @@ def run_instances(
     return arguments
 
 
-def _launch_tags(
-    request: LaunchRequest, settings: AwsSettings
-) -> list[dict[str, Any]]:
+def _launch_tags(request: LaunchRequest, settings: AwsSettings) -> list[dict[str, Any]]:
     """Return the tags of all resources of a launch."""
     vm_tags = tag_list(
         {

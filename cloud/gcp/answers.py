@@ -52,6 +52,8 @@ def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         vm_id=requests.vm_id_of(zone, name),
         job=metadata.get(tags.JOB, labels.get(tags.JOB, "")),
         intent=metadata.get(tags.INTENT, labels.get(tags.INTENT, "")),
+        uid=labels.get(tags.UID, ""),
+        owner=metadata.get(tags.OWNER, labels.get(tags.OWNER, "")),
         state=_STATES.get(instance.get("status", ""), VmState.STARTING),
         offer=make_offer(
             facts,

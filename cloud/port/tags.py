@@ -121,7 +121,7 @@ def check_tags(cloud: str, wanted: Mapping[str, str]) -> None:
     for name, value in wanted.items():
         low = name.lower()
         reserved = (_OURS, *rules.forbidden)
-        if low == "name" and cloud == "aws" or low.startswith(reserved):
+        if (low == "name" and cloud == "aws") or low.startswith(reserved):
             raise ValueError(
                 f"tags: {name} is kept for {cloud} or spottrain; choose another name"
             )

@@ -21,6 +21,7 @@ from spottrain.cloud.azure.settings import (
 )
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.port.tags import check_tags
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.gpus.builds import UnfitBuildError, check_precision
@@ -127,6 +128,11 @@ class CloudConfig(Section):
     """Instance types that may be rented; `spottrain prices` lists them."""
     gpus: tuple[Name, ...] = ()
     """Rent any type with these GPUs, such as A100 (any memory) or A100-80GB."""
+    owner: str = ""
+    """Who rents, as VMs' tags say and `spottrain gc` asks; by default the principal of
+    your credentials: an ARN on AWS, object and tenant id on Azure, an email on GCP."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Your own tags (on GCP: labels) on all that is created, such as a cost centre."""
     disk_gib: PositiveInt = 200
     """Size of a VM's disk."""
     python: Name = "python3"
@@ -144,6 +150,11 @@ class CloudConfig(Section):
     or through `bastion`."""
     bastion: BastionConfig | None = None
     """The host through which VMs are reached."""
+
+    @model_validator(mode="after")
+    def _tagged(self) -> Self:
+        check_tags(self.cloud, self.tags)
+        return self
 
     @model_validator(mode="after")
     def _known(self) -> Self:
