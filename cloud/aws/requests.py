@@ -129,6 +129,7 @@ def _launch_tags(request: LaunchRequest, settings: AwsSettings) -> list[dict[str
             tags.INTENT: request.intent,
             tags.EXPIRES: str(math.ceil(request.lease_s)),
             tags.PRICE: repr(request.offer.usd_per_hour),
+            tags.ATTACHED: repr(request.offer.attached_usd_per_hour),
             "Name": f"spottrain {request.job}",
         }
     )
@@ -170,6 +171,7 @@ def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         instance_type=instance["InstanceType"],
         spot=instance.get("InstanceLifecycle") == "spot",
         usd_per_hour=float(vm_tags.get(tags.PRICE, "0")),
+        attached_usd_per_hour=float(vm_tags.get(tags.ATTACHED, "0")),
         observed_at_s=launched_at_s,
     )
     state = _STATES[instance["State"]["Name"]]

@@ -46,6 +46,8 @@ class AwsSettings:
     """Name of an instance profile (role) for the VMs."""
     interruption_role: str = ""
     """ARN of the role of the Fault Injection Service for interruptions."""
+    attached_usd_per_hour: float = 0.0
+    """Price of a VM's disk and public address, added to that of the machine."""
     uid: str = ""
     """Unique id of the job; empty: only resources without one are looked for."""
     owner: str = ""

@@ -173,6 +173,7 @@ def _launch_tags(request: LaunchRequest, settings: AzureSettings) -> dict[str, s
         tags.INTENT: request.intent,
         tags.EXPIRES: str(math.ceil(request.lease_s)),
         tags.PRICE: repr(request.offer.usd_per_hour),
+        tags.ATTACHED: repr(request.offer.attached_usd_per_hour),
     }
 
 
@@ -390,6 +391,7 @@ def vm_of(
         spot=spot,
         family=SPOT_QUOTA if spot else "",
         usd_per_hour=float(vm_tags.get(tags.PRICE, "0")),
+        attached_usd_per_hour=float(vm_tags.get(tags.ATTACHED, "0")),
         observed_at_s=made_at,
     )
     return Vm(

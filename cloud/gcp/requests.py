@@ -237,6 +237,7 @@ def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, s
         tags.INTENT: request.intent,
         tags.OWNER: settings.owner,
         tags.PRICE: repr(request.offer.usd_per_hour),
+        tags.ATTACHED: repr(request.offer.attached_usd_per_hour),
         TYPE: request.offer.instance_type,
         "startup-script": lease.boot_script(request.lease_s, end),
         "block-project-ssh-keys": "TRUE",

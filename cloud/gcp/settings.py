@@ -57,6 +57,8 @@ class GcpSettings:
     manager deletes itself; otherwise it shuts itself down."""
     max_run_s: float = 7 * DAY_S
     """Hard limit after which Google deletes a VM; 30 s to 120 days."""
+    attached_usd_per_hour: float = 0.0
+    """Price of a VM's disk and public address, added to that of the machine."""
     uid: str = ""
     """Unique id of the job; empty: only resources without one are looked for."""
     owner: str = ""

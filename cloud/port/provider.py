@@ -38,6 +38,7 @@ class Offer:
     instance_type: str
     spot: bool
     usd_per_hour: float
+    """Of the machine with its disk and public address."""
     observed_at_s: float
     """Seconds since the epoch."""
     gpus: int
@@ -54,6 +55,8 @@ class Offer:
     """What it is rented for; empty: a machine of the user's, of which nothing is known."""
     gpu: str = ""
     """Name of the GPUs of a machine of the user's; empty: there are none, or unknown."""
+    attached_usd_per_hour: float = 0.0
+    """The part of ``usd_per_hour`` for its disk and public address."""
     shared_cores: int = 0
     """Cores of the one computer that all VMs of its cloud are on; 0: each has its own."""
 

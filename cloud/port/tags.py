@@ -27,6 +27,8 @@ MANAGER = "manager"
 """Intent of the VM that a job's manager runs on; the core never launches with it."""
 PRICE = "spottrain-usd-per-hour"
 """Price at launch; absent where labels cannot hold a decimal point."""
+ATTACHED = "spottrain-attached-usd-per-hour"
+"""The part of it for the VM's disk and public address."""
 EXPIRES = "spottrain-expires"
 """Lease in whole seconds: a VM ends this long after it last heard from a manager.
 

@@ -18,6 +18,7 @@ LAUNCH_TAGS = TAGS | {
     "spottrain-intent",
     "spottrain-expires",
     "spottrain-usd-per-hour",
+    "spottrain-attached-usd-per-hour",
 }
 _TAGGED = (
     "TagSpecifications.ResourceType",

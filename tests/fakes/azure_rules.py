@@ -18,6 +18,7 @@ _LAUNCHED = (
     "spottrain-intent",
     "spottrain-expires",
     "spottrain-usd-per-hour",
+    "spottrain-attached-usd-per-hour",
 )
 _CARD = "properties.networkProfile.networkInterfaceConfigurations"
 _ADDRESS = f"{_CARD}.properties.ipConfigurations"

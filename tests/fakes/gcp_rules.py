@@ -26,6 +26,7 @@ METADATA = {
     "spottrain-job",
     "spottrain-intent",
     "spottrain-usd-per-hour",
+    "spottrain-attached-usd-per-hour",
     "spottrain-instance-type",
     "startup-script",
     "block-project-ssh-keys",

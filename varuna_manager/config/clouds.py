@@ -35,6 +35,8 @@ from spottrain.wire.model import Precision
 
 CloudName = Literal["aws", "azure", "gcp"]
 Provider = Literal["local", "ssh"] | CloudName | tuple[CloudName, ...]
+DISK_GIB = 200
+"""Size of a VM's disk where the job file gives none."""
 Name = Annotated[str, Field(min_length=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -133,7 +135,7 @@ class CloudConfig(Section):
     your credentials: an ARN on AWS, object and tenant id on Azure, an email on GCP."""
     tags: dict[str, str] = Field(default_factory=dict)
     """Your own tags (on GCP: labels) on all that is created, such as a cost centre."""
-    disk_gib: PositiveInt = 200
+    disk_gib: PositiveInt = DISK_GIB
     """Size of a VM's disk."""
     python: Name = "python3"
     """Python 3.11 or newer of the image, with torch, numpy and safetensors unless
@@ -226,6 +228,12 @@ class CloudConfig(Section):
             return self
         return self.model_copy(update={"bastion": self.bastion.absolute(base)})
 
+    def attached_usd_per_hour(self) -> float:
+        """Return the price of a VM's disk and public address per hour."""
+        return catalogue().attached_usd_per_hour(
+            self.cloud, self.disk_gib, public_address=self.public_addresses
+        )
+
     def _values(
         self, settings: type, public_key: str, ssh_from: tuple[str, ...]
     ) -> dict[str, Any]:
@@ -236,6 +244,7 @@ class CloudConfig(Section):
             "instance_types": self.kinds(),
             "ssh_from": self.ssh_from or ssh_from,
             "public_key": public_key,
+            "attached_usd_per_hour": self.attached_usd_per_hour(),
         }
 
 

@@ -83,6 +83,7 @@ def requests(
     """
     cloud = config.clouds[0]
     machine = config.manager_vm.machine(cloud.cloud)
+    attached = renting(config).attached_usd_per_hour()
     ranked = sorted(offers, key=lambda one: one.usd_per_hour / max(1, one.gpus))
     region = ranked[0].region
     zones = dict.fromkeys(one.zone for one in ranked if one.region == region)
@@ -92,7 +93,8 @@ def requests(
             zone=zone,
             instance_type=machine.instance_type,
             spot=False,
-            usd_per_hour=machine.usd_per_hour,
+            usd_per_hour=machine.usd_per_hour + attached,
+            attached_usd_per_hour=attached,
             gpus=0,
             gpu_memory_bytes=0,
             available=None,

@@ -9,6 +9,7 @@ import pytest
 from tests.fakes import aws, azure, gcp
 
 from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.facts import without_attached
 from spottrain.cloud.port.provider import LaunchRequest, Vm
 
 Fake = aws.FakeAws | azure.FakeAzure | gcp.FakeGcp
@@ -40,8 +41,8 @@ def rent(provider: Any, intent: str = "intent-0") -> Vm:
         count=1,
         lease_s=600,
     )
-    (vm,) = provider.launch(request).vms
-    return vm
+    vms: tuple[Vm, ...] = provider.launch(request).vms
+    return vms[0]
 
 
 def alive(provider: Any) -> dict[str, str]:
@@ -53,6 +54,8 @@ def alive(provider: Any) -> dict[str, str]:
 def pass_time(fake: Fake) -> None:
     if isinstance(fake, azure.FakeAzure):
         fake.ask("pass_time", seconds=1.0)
+    if isinstance(fake, gcp.FakeGcp):
+        fake.ask("finish_all")
 
 
 def test_neither_sees_or_ends_what_the_other_has(fake: Fake) -> None:
@@ -84,12 +87,27 @@ def test_a_vm_of_an_older_version_is_found_and_returned(fake: Fake) -> None:
     ann = fake.provider(**ANN)
     assert list(alive(ann)) == [old.vm_id]
     new = rent(ann, "intent-1")
-    assert alive(ann).keys() == {old.vm_id, new.vm_id}
+    assert set(alive(ann)) == {old.vm_id, new.vm_id}
     ann.terminate(list(alive(ann)))
     pass_time(fake)
     assert alive(fake.provider(**ANN)) == {}
     ann.release("quickstart")
     assert fake.ask("left") == []
+
+
+def test_an_offer_and_its_vm_cost_what_machine_disk_and_address_do(fake: Fake) -> None:
+    bare = {(o.zone, o.spot): o.usd_per_hour for o in fake.provider().offers()}
+    whole = fake.provider(attached_usd_per_hour=0.03)
+    for offer in whole.offers():
+        machine = bare[offer.zone, offer.spot]
+        assert offer.usd_per_hour == pytest.approx(machine + 0.03)
+        assert offer.attached_usd_per_hour == 0.03
+        assert without_attached(offer).usd_per_hour == pytest.approx(machine)
+    vm = rent(whole)
+    (listed,) = fake.provider().list_vms("quickstart")
+    for each in (vm, listed):
+        assert each.offer.attached_usd_per_hour == 0.03
+        assert each.offer.usd_per_hour == pytest.approx(bare[vm.offer.zone, True] + 0.03)
 
 
 def test_tags_of_the_user_and_the_principal_are_on_what_is_rented(fake: Fake) -> None:

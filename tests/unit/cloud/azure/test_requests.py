@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -27,6 +28,7 @@ SETTINGS = AzureSettings(instance_types=(KIND,), public_key="ssh-ed25519 AAAA")
 PLACE = AzurePlacement("/net/subnets/vms", "/identity", accelerated=True)
 KEY = ("private half", "ssh-ed25519 AAAA")
 FACTS = catalogue()
+UID = "0123456789abcdef" * 2
 
 
 def launch_request(

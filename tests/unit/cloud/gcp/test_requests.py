@@ -185,7 +185,9 @@ def test_a_vm_id_contains_its_zone(name: str) -> None:
 
 def test_ssh_is_allowed_from_the_given_networks_only() -> None:
     (inside,) = requests.firewalls(SETTINGS, "job", PLACE.network)
-    assert inside["firewall_resource"]["source_tags"] == [requests.shared_name("job", "")]
+    assert inside["firewall_resource"]["source_tags"] == [
+        requests.shared_name("job", "")
+    ]
     settings = GcpSettings(
         project=PROJECT, instance_types=(), ssh_from=("192.0.2.0/24",), ssh_port=2222
     )
