@@ -107,7 +107,9 @@ def test_an_offer_and_its_vm_cost_what_machine_disk_and_address_do(fake: Fake) -
     (listed,) = fake.provider().list_vms("quickstart")
     for each in (vm, listed):
         assert each.offer.attached_usd_per_hour == 0.03
-        assert each.offer.usd_per_hour == pytest.approx(bare[vm.offer.zone, True] + 0.03)
+        assert each.offer.usd_per_hour == pytest.approx(
+            bare[vm.offer.zone, True] + 0.03
+        )
 
 
 def test_tags_of_the_user_and_the_principal_are_on_what_is_rented(fake: Fake) -> None:
