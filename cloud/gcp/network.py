@@ -65,13 +65,13 @@ class GcpNetwork:
         names = requests.shared_names(job, self._settings.uid)
         rules = [f"{name}-{what}" for name in names for what in ("inside", "ssh")]
         with self._lock:
-            for rule in self._named("firewalls", *rules):
+            for rule in tuple(self._named("firewalls", *rules)):
                 self._clients.delete("firewalls", {"firewall": rule["name"]})
             for name in names:
                 for region in self._subnets_in(name):
                     arguments = {"region": region, "subnetwork": name}
                     self._clients.delete("subnetworks", arguments)
-            for network in self._named("networks", *names):
+            for network in tuple(self._named("networks", *names)):
                 self._clients.delete("networks", {"network": network["name"]})
 
     def check_image(self) -> None:

@@ -24,7 +24,9 @@ from spottrain.cloud.ssh_keys import new_host_key
 from spottrain.pricing.prices.catalogue import catalogue
 
 KIND = "Standard_NC4as_T4_v3"
-SETTINGS = AzureSettings(instance_types=(KIND,), public_key="ssh-ed25519 AAAA")
+SETTINGS = AzureSettings(
+    instance_types=(KIND,), public_key="ssh-ed25519 AAAA", owner="us"
+)
 PLACE = AzurePlacement("/net/subnets/vms", "/identity", accelerated=True)
 KEY = ("private half", "ssh-ed25519 AAAA")
 FACTS = catalogue()
