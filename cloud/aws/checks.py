@@ -120,7 +120,9 @@ class AwsChecks:
     def _arguments(self, region: str, call: str) -> dict[str, Any]:
         kind = call.removeprefix("create_").removeprefix("import_").replace("_", "-")
         vm_tags = {
-            "TagSpecifications": requests.tagged(kind, _JOB, f"spottrain-{_JOB}")
+            "TagSpecifications": requests.tagged(
+                kind, _JOB, f"spottrain-{_JOB}", self._settings
+            )
         }
         if call == "create_security_group":
             group = {"GroupName": tags.JOB, "Description": "a dry run", **vm_tags}
@@ -140,7 +142,9 @@ class AwsChecks:
             "MinCount": 1,
             "MaxCount": 1,
             "InstanceMarketOptions": {"MarketType": "spot"},
-            "TagSpecifications": requests.tagged("instance", _JOB, f"spottrain-{_JOB}"),
+            "TagSpecifications": requests.tagged(
+                "instance", _JOB, f"spottrain-{_JOB}", self._settings
+            ),
         }
 
     def _placement_arguments(self, region: str) -> dict[str, Any]:

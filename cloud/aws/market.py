@@ -11,7 +11,12 @@ from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.prices import spot_prices
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import translating_errors
-from spottrain.cloud.port.facts import CloudFacts, OnDemandPrice, make_offer
+from spottrain.cloud.port.facts import (
+    CloudFacts,
+    OnDemandPrice,
+    make_offer,
+    with_attached,
+)
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 OFFERS_KEEP_S = 30.0
@@ -44,7 +49,7 @@ class AwsMarket:
         return found
 
     def _ask_offers(self, region: str) -> list[Offer]:
-        now_s = time.time()
+        now_s, attached = time.time(), self._settings.attached_usd_per_hour
         newest: dict[tuple[str, str], Offer] = {}
         for offer in self.prices(region, now_s):
             key = offer.zone, offer.instance_type
@@ -52,12 +57,12 @@ class AwsMarket:
                 newest[key] = offer
         found = []
         for _, offer in sorted(newest.items()):
-            found.append(replace(offer, observed_at_s=now_s))
+            spot = replace(offer, observed_at_s=now_s)
+            found.append(with_attached(spot, attached))
             usd = self._on_demand(region, offer.instance_type)
             if usd is not None:
-                found.append(
-                    replace(offer, spot=False, usd_per_hour=usd, observed_at_s=now_s)
-                )
+                on_demand = replace(spot, spot=False, usd_per_hour=usd)
+                found.append(with_attached(on_demand, attached))
         return found
 
     def prices(self, region: str, since_s: float) -> list[Offer]:

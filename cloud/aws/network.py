@@ -58,16 +58,20 @@ class AwsNetwork:
         mine = [requests.by_tag(tags.JOB, job)]
         self.forget(job)
         with self._lock:
-            for group in _list(ec2, "describe_security_groups", "SecurityGroups", mine):
+            for group in self._ours(
+                ec2, "describe_security_groups", "SecurityGroups", mine
+            ):
                 _ignoring("InvalidGroup.NotFound", ec2.delete_security_group)(
                     GroupId=group["GroupId"]
                 )
             for pair in ec2.describe_key_pairs(Filters=mine)["KeyPairs"]:
+                if not tags.is_ours(requests.pairs_of(pair), self._settings):
+                    continue
                 ec2.delete_key_pair(KeyName=pair["KeyName"])
-            for vpc in _list(ec2, "describe_vpcs", "Vpcs", mine):
+            for vpc in self._ours(ec2, "describe_vpcs", "Vpcs", mine):
                 _remove_vpc(ec2, vpc["VpcId"])
             # A gateway that was created but not attached before a crash.
-            for gateway in _list(
+            for gateway in self._ours(
                 ec2, "describe_internet_gateways", "InternetGateways", mine
             ):
                 ec2.delete_internet_gateway(
@@ -138,35 +142,39 @@ class AwsNetwork:
             {"Name": "vpc-id", "Values": [vpc_id]},
             {"Name": "availability-zone", "Values": [zone]},
         ]
-        for subnet in _list(ec2, "describe_subnets", "Subnets", mine):
+        for subnet in self._ours(ec2, "describe_subnets", "Subnets", mine):
             return subnet
         number = _ZONE_LETTERS.find(zone[-1]) * 16
         made: dict[str, Any] = ec2.create_subnet(
             VpcId=vpc_id,
             AvailabilityZone=zone,
             CidrBlock=f"10.79.{max(number, 0)}.0/20",
-            TagSpecifications=requests.tagged("subnet", job, f"spottrain {job}"),
+            TagSpecifications=requests.tagged(
+                "subnet", job, f"spottrain {job}", self._settings
+            ),
         )["Subnet"]
         return made
 
     def _own_vpc(self, ec2: Any, job: str) -> str:
         """Return the job's own VPC, with an internet gateway."""
         mine, name = [requests.by_tag(tags.JOB, job)], f"spottrain {job}"
-        vpcs = _list(ec2, "describe_vpcs", "Vpcs", mine)
+        vpcs = self._ours(ec2, "describe_vpcs", "Vpcs", mine)
         if not vpcs:
             vpcs = [
                 ec2.create_vpc(
                     CidrBlock=_OWN_VPC,
-                    TagSpecifications=requests.tagged("vpc", job, name),
+                    TagSpecifications=requests.tagged("vpc", job, name, self._settings),
                 )["Vpc"]
             ]
         vpc_id = str(vpcs[0]["VpcId"])
-        gateways = _list(ec2, "describe_internet_gateways", "InternetGateways", mine)
+        gateways = self._ours(
+            ec2, "describe_internet_gateways", "InternetGateways", mine
+        )
         if not gateways:
             kind = "internet-gateway"
             gateways = [
                 ec2.create_internet_gateway(
-                    TagSpecifications=requests.tagged(kind, job, name)
+                    TagSpecifications=requests.tagged(kind, job, name, self._settings)
                 )["InternetGateway"]
             ]
         gateway_id = gateways[0]["InternetGatewayId"]
@@ -187,15 +195,17 @@ class AwsNetwork:
     def _group(self, ec2: Any, job: str, vpc_id: str) -> str:
         """Return the job's security group, with its rules in place."""
         mine = [requests.by_tag(tags.JOB, job), {"Name": "vpc-id", "Values": [vpc_id]}]
-        groups = _list(ec2, "describe_security_groups", "SecurityGroups", mine)
+        groups = self._ours(ec2, "describe_security_groups", "SecurityGroups", mine)
         if not groups:
-            name = f"spottrain-{job}"
+            name = requests.group_name(job, self._settings.uid)
             groups = [
                 ec2.create_security_group(
                     GroupName=name,
                     Description="VMs of one spottrain job",
                     VpcId=vpc_id,
-                    TagSpecifications=requests.tagged("security-group", job, name),
+                    TagSpecifications=requests.tagged(
+                        "security-group", job, name, self._settings
+                    ),
                 )
             ]
         group_id = str(groups[0]["GroupId"])
@@ -206,6 +216,16 @@ class AwsNetwork:
             )(GroupId=group_id, IpPermissions=[rule])
         return group_id
 
+    def _ours(
+        self, ec2: Any, call: str, key: str, filters: list[dict[str, Any]]
+    ) -> list[dict[str, Any]]:
+        """Return what a list has of this job; another's may have its name."""
+        return [
+            each
+            for each in _list(ec2, call, key, filters)
+            if tags.is_ours(requests.pairs_of(each), self._settings)
+        ]
+
     def _key_pair(self, ec2: Any, job: str) -> str:
         """Return the name of the job's key pair, which depends on the key."""
         key = self._settings.public_key
@@ -215,7 +235,7 @@ class AwsNetwork:
         _ignoring("InvalidKeyPair.Duplicate", ec2.import_key_pair)(
             KeyName=name,
             PublicKeyMaterial=key.encode(),
-            TagSpecifications=requests.tagged("key-pair", job, name),
+            TagSpecifications=requests.tagged("key-pair", job, name, self._settings),
         )
         return name
 

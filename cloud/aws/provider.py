@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from spottrain.cloud.aws import prices, requests
@@ -61,6 +63,8 @@ class AwsProvider:
         self._network = AwsNetwork(self._clients, settings)
         self._market = AwsMarket(self._clients, settings, facts, on_demand)
         self._recent = RecentCalls(clock=clock)
+        self._principal_lock = threading.Lock()
+        self._principal = settings.owner
 
     # --- The cloud port ---------------------------------------------------------------
 
@@ -89,7 +93,8 @@ class AwsProvider:
                 placement = self._network.placement(
                     request.job, offer.region, offer.zone
                 )
-                arguments = requests.run_instances(request, placement, self._settings)
+                owned = replace(self._settings, owner=self.principal())
+                arguments = requests.run_instances(request, placement, owned)
                 vms = self._run(request, arguments)
         except CloudError as error:
             if type(error) is CloudError:  # a group or key may have been removed
@@ -108,7 +113,8 @@ class AwsProvider:
         """
         mine = [requests.by_tag(tags.JOB, job)]
         listed = self._in_regions(lambda region: self._vms(region, mine))
-        return self._recent.reconcile(job, listed)
+        ours = [vm for vm in listed if vm.uid in ("", self._settings.uid)]
+        return self._recent.reconcile(job, ours)
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Request termination; unknown and ended VMs are not an error.
@@ -155,6 +161,19 @@ class AwsProvider:
                 if leaving:
                     self._await_end(region, leaving)
                 self._network.release(job, region)
+
+    def principal(self) -> str:
+        """Return ``owner``, or the ARN of who these credentials are.
+
+        Raises:
+            CloudError: STS does not answer.
+        """
+        with self._principal_lock:
+            if not self._principal:
+                sts = self._clients.get("sts", self._regions()[0])
+                with translating_errors("asking who rents here; or give aws.owner"):
+                    self._principal = str(sts.get_caller_identity()["Arn"])
+            return self._principal
 
     def check(self) -> Sequence[port.Finding]:
         """Check whether a job could rent, without renting."""
@@ -265,7 +284,11 @@ class AwsProvider:
                 raise
             mine = [requests.by_tag(tags.INTENT, request.intent)]
             vms = self._vms(region, mine)
-            found = tuple(vm for vm in vms if vm.job == request.job)
+            found = tuple(
+                vm
+                for vm in vms
+                if vm.job == request.job and vm.uid in ("", self._settings.uid)
+            )
             if not found:
                 raise
             return found

@@ -59,9 +59,22 @@ def tag_list(pairs: Mapping[str, str]) -> list[dict[str, str]]:
     return [{"Key": key, "Value": value} for key, value in pairs.items()]
 
 
-def tagged(kind: str, job: str, name: str) -> list[dict[str, Any]]:
+def tagged(
+    kind: str, job: str, name: str, settings: AwsSettings
+) -> list[dict[str, Any]]:
     """Return the TagSpecifications of a shared resource of a job."""
-    return [{"ResourceType": kind, "Tags": tag_list({tags.JOB: job, "Name": name})}]
+    pairs = {**tags.of_job(job, settings), "Name": name}
+    return [{"ResourceType": kind, "Tags": tag_list(pairs)}]
+
+
+def pairs_of(resource: Mapping[str, Any]) -> dict[str, str]:
+    """Return the tags of a resource by name."""
+    return {tag["Key"]: tag["Value"] for tag in resource.get("Tags", ())}
+
+
+def group_name(job: str, uid: str) -> str:
+    """Return the name of a job's security group; two of a network must differ."""
+    return f"spottrain-{job}-{uid[:8]}" if uid else f"spottrain-{job}"
 
 
 def by_tag(key: str, value: str) -> dict[str, Any]:
@@ -90,7 +103,7 @@ def run_instances(
         # Two hops: the agent may run in a container.
         "MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 2},
         "UserData": lease.boot_script(request.lease_s),
-        "TagSpecifications": _launch_tags(request),
+        "TagSpecifications": _launch_tags(request, settings),
     }
     if request.offer.spot:
         arguments["InstanceMarketOptions"] = {
@@ -107,14 +120,16 @@ def run_instances(
     return arguments
 
 
-def _launch_tags(request: LaunchRequest) -> list[dict[str, Any]]:
+def _launch_tags(request: LaunchRequest, settings: AwsSettings) -> list[dict[str, Any]]:
     """Return the tags of all resources of a launch."""
     vm_tags = tag_list(
         {
-            tags.JOB: request.job,
+            **tags.of_job(request.job, settings),
+            **({tags.OWNER: settings.owner} if settings.owner else {}),
             tags.INTENT: request.intent,
             tags.EXPIRES: str(math.ceil(request.lease_s)),
             tags.PRICE: repr(request.offer.usd_per_hour),
+            tags.ATTACHED: repr(request.offer.attached_usd_per_hour),
             "Name": f"spottrain {request.job}",
         }
     )
@@ -145,7 +160,7 @@ def _root_disk(placement: AwsPlacement, settings: AwsSettings) -> dict[str, Any]
 
 def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
     """Return an instance as a ``Vm``."""
-    vm_tags = {tag["Key"]: tag["Value"] for tag in instance.get("Tags", ())}
+    vm_tags = pairs_of(instance)
     launched_at_s = instance["LaunchTime"].timestamp()
     offer = make_offer(
         facts,
@@ -156,6 +171,7 @@ def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         instance_type=instance["InstanceType"],
         spot=instance.get("InstanceLifecycle") == "spot",
         usd_per_hour=float(vm_tags.get(tags.PRICE, "0")),
+        attached_usd_per_hour=float(vm_tags.get(tags.ATTACHED, "0")),
         observed_at_s=launched_at_s,
     )
     state = _STATES[instance["State"]["Name"]]
@@ -163,6 +179,8 @@ def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         vm_id=vm_id_of(region, instance["InstanceId"]),
         job=vm_tags.get(tags.JOB, ""),
         intent=vm_tags.get(tags.INTENT, ""),
+        uid=vm_tags.get(tags.UID, ""),
+        owner=vm_tags.get(tags.OWNER, ""),
         state=state,
         offer=offer,
         private_address=instance.get("PrivateIpAddress", ""),

@@ -46,6 +46,14 @@ class AwsSettings:
     """Name of an instance profile (role) for the VMs."""
     interruption_role: str = ""
     """ARN of the role of the Fault Injection Service for interruptions."""
+    attached_usd_per_hour: float = 0.0
+    """Price of a VM's disk and public address, added to that of the machine."""
+    uid: str = ""
+    """Unique id of the job; empty: only resources without one are looked for."""
+    owner: str = ""
+    """Who rents, as VMs' tags say; empty: the principal of the credentials."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """The user's own tags, on all resources."""
     endpoint_url: str | None = None
     """Another endpoint than AWS's own, like AWS_ENDPOINT_URL."""
     tries: int = 5

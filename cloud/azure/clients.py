@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import threading
 from typing import Any
@@ -59,6 +61,29 @@ class AzureClients:
     def resources(self) -> Any:
         """Resource groups, and resources of any kind."""
         return self._get("resources")
+
+    def principal(self) -> str:
+        """Return object and tenant id of who the credentials are: ``oid@tid``.
+
+        Azure's tokens are JWTs; what they claim is read, not checked: Azure checks it.
+
+        Raises:
+            CloudError: no token is given.
+        """
+        with self._lock, translating_errors("asking who rents here"):
+            try:
+                self._share()
+            except ImportError as error:
+                raise CloudError(EXTRA_MISSING) from error
+            credential = self._shared["credential"]
+        with translating_errors("asking who rents here; or give azure.owner"):
+            url = self._settings.endpoint_url.rstrip("/")
+            parts = credential.get_token(f"{url}/.default").token.split(".")
+        if len(parts) != 3:
+            return ""
+        padded = parts[1] + "=" * (-len(parts[1]) % 4)
+        claims = json.loads(base64.urlsafe_b64decode(padded))
+        return f"{claims.get('oid', '')}@{claims.get('tid', '')}"
 
     def close(self) -> None:
         """Close all clients; they are created again when needed."""

@@ -98,7 +98,10 @@ class AzureEndTimes:
 
     def _recall(self, job: str) -> list[Vm] | None:
         """Return the VMs of a job that ended before this process started."""
-        group, prefix = requests.group_of(job, self._settings), requests.prefix(job)
+        group, prefix = (
+            requests.group_of(job, self._settings),
+            requests.prefix(job, self._settings),
+        )
         lifetimes, region = self._lifetimes_or_none(group), self._settings.regions[0]
         if lifetimes is None:
             return None

@@ -64,15 +64,17 @@ class AzureMarket:
         """
         sizes = self.sizes(region)
         seen_s, prices = self._prices_seen(region)
+        attached = self._settings.attached_usd_per_hour
         return [
             make_offer(
                 self._facts,
                 cloud=requests.CLOUD,
                 region=region,
                 zone=zone,
+                attached_usd_per_hour=attached,
                 instance_type=price.instance_type,
                 spot=price.spot,
-                usd_per_hour=price.usd_per_hour,
+                usd_per_hour=price.usd_per_hour + attached,
                 observed_at_s=seen_s,
                 family=requests.SPOT_QUOTA
                 if price.spot

@@ -85,7 +85,7 @@ class AzureNetwork:
             if self._settings.resource_group:
                 self._clear_group(job, until_s)
             else:
-                self._remove_group(job, until_s)
+                self._remove_groups(job, until_s)
 
     # --- Find or create ---------------------------------------------------------------
 
@@ -100,9 +100,9 @@ class AzureNetwork:
                     f"Azure: there is no resource group {name}; correct the job file"
                 )
         elif found is None:
-            groups.create_or_update(name, requests.group(job, region))
+            groups.create_or_update(name, requests.group(job, region, self._settings))
         else:
-            _check_own(found.as_dict(), name, job)
+            self._check_own(found.as_dict(), name, job)
         return name
 
     def _subnet(self, job: str, region: str, group: str) -> str:
@@ -116,12 +116,12 @@ class AzureNetwork:
                     f"Azure: there is no subnet {named}; correct the job file"
                 )
             return named
-        name = f"{requests.prefix(job)}{region}"
+        name = f"{requests.prefix(job, self._settings)}{region}"
         rules = network.network_security_groups.begin_create_or_update(
             group, name, requests.rules(job, region, self._settings)
         ).result()
         made = network.virtual_networks.begin_create_or_update(
-            group, name, requests.network(job, region, rules.id)
+            group, name, requests.network(job, region, rules.id, self._settings)
         ).result()
         return str(made.subnets[0].id)
 
@@ -139,9 +139,11 @@ class AzureNetwork:
             )
         subscription = self._clients.subscription
         resources = self._clients.resources.resources
-        identity_id = requests.identity_id(subscription, group, job)
+        identity_id = requests.identity_id(subscription, group, job, settings)
         made = resources.begin_create_or_update_by_id(
-            identity_id, requests.group(job, region), api_version=_IDENTITY_VERSION
+            identity_id,
+            requests.group(job, region, self._settings),
+            api_version=_IDENTITY_VERSION,
         ).result()
         principal = made.as_dict()["properties"]["principalId"]
         grant_id, grant = requests.grant(subscription, group, principal)
@@ -157,21 +159,43 @@ class AzureNetwork:
             ) from error
         return identity_id
 
+    def _is_ours(self, found: Mapping[str, str], job: str) -> bool:
+        return found.get(tags.JOB) == job and tags.is_ours(found, self._settings)
+
+    def _check_own(self, group: Mapping[str, Any], name: str, job: str) -> None:
+        """Refuse a group that is not the job's, or is being removed.
+
+        Raises:
+            MisconfiguredError: it belongs to something else.
+            CloudError: it is being removed.
+        """
+        if not self._is_ours(group.get("tags") or {}, job):
+            raise MisconfiguredError(
+                f"Azure: resource group {name} exists and does not belong to job {job}; "
+                "give azure.resource_group or rename the job"
+            )
+        if group.get("properties", {}).get("provisioningState") == "Deleting":
+            raise CloudError(f"Azure is still removing resource group {name}; retry")
+
     # --- Remove -----------------------------------------------------------------------
 
-    def _remove_group(self, job: str, until_s: float) -> None:
-        name = requests.group_of(job, self._settings)
+    def _remove_groups(self, job: str, until_s: float) -> None:
         groups = self._clients.resources.resource_groups
-        found = _get_or_none(groups.get, name)
-        if found is None:
-            return
-        if (found.tags or {}).get(tags.JOB) == job:
-            poller = groups.begin_delete(name, force_deletion_types=_MACHINES)
-            _await_all({f"resource group {name}": poller}, until_s)
+        pollers = {}
+        for name in requests.groups_of(job, self._settings):
+            found = _get_or_none(groups.get, name)
+            if found is not None and self._is_ours(found.tags or {}, job):
+                pollers[f"resource group {name}"] = groups.begin_delete(
+                    name, force_deletion_types=_MACHINES
+                )
+        _await_all(pollers, until_s)
 
     def _clear_group(self, job: str, until_s: float) -> None:
         """Remove resources with our names; the group itself is the user's."""
-        group, first = requests.group_of(job, self._settings), requests.prefix(job)
+        group, first = (
+            requests.group_of(job, self._settings),
+            requests.prefix(job, self._settings),
+        )
         machines = self._clients.compute.virtual_machines
         pollers = {
             vm.name: machines.begin_delete(group, vm.name, force_deletion=True)
@@ -207,22 +231,6 @@ def _get_or_none(get: Any, *args: Any, **kwargs: Any) -> Any:
         if not is_missing(error):
             raise
         return None
-
-
-def _check_own(group: dict[str, Any], name: str, job: str) -> None:
-    """Refuse a group that is not the job's, or is being removed.
-
-    Raises:
-        MisconfiguredError: it belongs to something else.
-        CloudError: it is being removed.
-    """
-    if (group.get("tags") or {}).get(tags.JOB) != job:
-        raise MisconfiguredError(
-            f"Azure: resource group {name} exists and does not belong to job {job}; give "
-            "azure.resource_group or rename the job"
-        )
-    if group.get("properties", {}).get("provisioningState") == "Deleting":
-        raise CloudError(f"Azure is still removing resource group {name}; retry")
 
 
 def _await_all(pollers: Mapping[str, Any], until_s: float) -> None:

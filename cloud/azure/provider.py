@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 
 from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.checks import AzureChecks
@@ -66,6 +67,8 @@ class AzureProvider:
         self._ends = AzureEndTimes(self._clients, settings, clock, now)
         self._recent = RecentCalls(clock=clock)
         self._addresses: dict[str, str] = {}
+        self._past_groups: set[str] = set()
+        """Groups of an older version that are empty."""
 
     # --- The cloud port ---------------------------------------------------------------
 
@@ -90,6 +93,7 @@ class AzureProvider:
             raise MisconfiguredError("Azure: launching a VM requires a public key")
         offer = request.offer
         doing = f"launching {request.count} {offer.instance_type} in {offer.zone}"
+        owned = replace(self._settings, owner=self.principal())
         try:
             with translating_errors(doing):
                 size = self._market.size(offer.region, offer.instance_type)
@@ -101,7 +105,7 @@ class AzureProvider:
             self._network.forget(request.job)
             raise
         group = requests.group_of(request.job, self._settings)
-        names = requests.vm_names(request)
+        names = requests.vm_names(request, self._settings)
         past = self._ends.lifetimes_of_launch(request.job, request.token, names)
 
         def make(name: str) -> port.Vm | CloudError:
@@ -112,7 +116,7 @@ class AzureProvider:
                 )
                 return terminated_from_launch(request, vm_id, from_s, lifetime.until_s)
             body = requests.virtual_machine(
-                request, name, placement, new_host_key(), self._settings
+                request, name, placement, new_host_key(), owned
             )
             try:
                 resource = self._launches.make(group, name, body, doing)
@@ -153,16 +157,17 @@ class AzureProvider:
         Raises:
             CloudError: Azure does not answer.
         """
-        group = requests.group_of(job, self._settings)
-        listed = [
-            resource
-            for resource in self._listed(group)
-            if _tags_of(resource).get(tags.JOB) == job
-        ]
-        for resource in listed:
-            if requests.has_failed(resource):
-                self._launches.end(group, resource["name"])
-        vms = self._vms(group, listed)
+        vms: list[port.Vm] = []
+        for group in requests.groups_of(job, self._settings):
+            if group in self._past_groups:
+                continue
+            listed = [each for each in self._listed(group) if self._is_ours(each, job)]
+            for resource in listed:
+                if requests.has_failed(resource):
+                    self._launches.end(group, resource["name"])
+            if not listed and group != requests.group_of(job, self._settings):
+                self._past_groups.add(group)  # nothing is added there any more
+            vms += self._vms(group, listed)
         known = self._recent.reconcile(job, vms, self._still_there)
         return self._ends.vms.add(job, known)
 
@@ -248,6 +253,14 @@ class AzureProvider:
             port=self._settings.ssh_port,
         )
 
+    def principal(self) -> str:
+        """Return ``owner``, or object and tenant id of who these credentials are.
+
+        Raises:
+            CloudError: the token service does not answer.
+        """
+        return self._settings.owner or self._clients.principal()
+
     # --- Calls to Azure ---------------------------------------------------------------
 
     def _listed(self, group: str) -> list[Resource]:
@@ -263,6 +276,10 @@ class AzureProvider:
                     raise
                 return []
 
+    def _is_ours(self, resource: Resource, job: str) -> bool:
+        found = _tags_of(resource)
+        return found.get(tags.JOB) == job and tags.is_ours(found, self._settings)
+
     def _vms(self, group: str, listed: Sequence[Resource]) -> list[port.Vm]:
         """Return listed VMs with their (separately listed) private addresses."""
         vms = [requests.vm_of(resource, self._facts) for resource in listed]
@@ -270,7 +287,7 @@ class AzureProvider:
         if any(vm_id not in self._addresses for vm_id in running):
             with translating_errors(f"listing network cards of {group}"):
                 cards = self._clients.network.network_interfaces.list(group)
-                self._addresses = dict(_addressed(card.as_dict()) for card in cards)
+                self._addresses |= dict(_addressed(card.as_dict()) for card in cards)
         return [
             requests.vm_of(
                 resource, self._facts, self._addresses.get(vm.vm_id, vm.private_address)

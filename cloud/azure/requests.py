@@ -9,7 +9,7 @@ import math
 import re
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Any
 from urllib.parse import quote
@@ -54,19 +54,29 @@ class AzurePlacement:
 # --- names ----------------------------------------------------------------------------
 
 
-def prefix(job: str) -> str:
+def prefix(job: str, settings: AzureSettings) -> str:
     """Return the prefix of the names of all resources of a job."""
-    return f"st-{_digest(job, 10)}-"
+    return f"st-{_digest(tags.key_of(job, settings.uid), 10)}-"
 
 
 def group_of(job: str, settings: AzureSettings) -> str:
     """Return the name of a job's resource group, in lower case."""
-    return settings.resource_group.lower() or f"spottrain-{job}"
+    uid = f"-{settings.uid[:8]}" if settings.uid else ""
+    return settings.resource_group.lower() or f"spottrain-{job}{uid}"
 
 
-def vm_names(request: LaunchRequest) -> list[str]:
+def groups_of(job: str, settings: AzureSettings) -> tuple[str, ...]:
+    """Return a job's resource group, and the one that an older version gave it."""
+    return tuple(
+        dict.fromkeys(
+            (group_of(job, settings), group_of(job, replace(settings, uid="")))
+        )
+    )
+
+
+def vm_names(request: LaunchRequest, settings: AzureSettings) -> list[str]:
     """Return the names of a launch's VMs, derived from its token."""
-    first = f"{prefix(request.job)}{_digest(request.token, 16)}"
+    first = f"{prefix(request.job, settings)}{_digest(request.token, 16)}"
     return [f"{first}-{number}" for number in range(request.count)]
 
 
@@ -122,7 +132,7 @@ def virtual_machine(
         host_key: (private, public) in OpenSSH's format.
         settings: The user's settings.
     """
-    offer, vm_tags = request.offer, _launch_tags(request)
+    offer, vm_tags = request.offer, _launch_tags(request, settings)
     number = zone_number(offer.zone, offer.region)
     machine: dict[str, Any] = {
         "location": offer.region,
@@ -156,12 +166,14 @@ def virtual_machine(
     return machine
 
 
-def _launch_tags(request: LaunchRequest) -> dict[str, str]:
+def _launch_tags(request: LaunchRequest, settings: AzureSettings) -> dict[str, str]:
     return {
-        tags.JOB: request.job,
+        **tags.of_job(request.job, settings),
+        **({tags.OWNER: settings.owner} if settings.owner else {}),
         tags.INTENT: request.intent,
         tags.EXPIRES: str(math.ceil(request.lease_s)),
         tags.PRICE: repr(request.offer.usd_per_hour),
+        tags.ATTACHED: repr(request.offer.attached_usd_per_hour),
     }
 
 
@@ -272,9 +284,9 @@ def _interface(
 # --- what VMs share -------------------------------------------------------------------
 
 
-def group(job: str, region: str) -> dict[str, Any]:
+def group(job: str, region: str, settings: AzureSettings) -> dict[str, Any]:
     """Return a job's own resource group."""
-    return {"location": region, "tags": {tags.JOB: job}}
+    return {"location": region, "tags": tags.of_job(job, settings)}
 
 
 def rules(job: str, region: str, settings: AzureSettings) -> dict[str, Any]:
@@ -294,12 +306,14 @@ def rules(job: str, region: str, settings: AzureSettings) -> dict[str, Any]:
     }
     return {
         "location": region,
-        "tags": {tags.JOB: job},
+        "tags": tags.of_job(job, settings),
         "properties": {"securityRules": [ssh] if settings.ssh_from else []},
     }
 
 
-def network(job: str, region: str, rules_id: str) -> dict[str, Any]:
+def network(
+    job: str, region: str, rules_id: str, settings: AzureSettings
+) -> dict[str, Any]:
     """Return a network with one subnet, named ``vms``."""
     subnet = {
         "name": "vms",
@@ -310,7 +324,7 @@ def network(job: str, region: str, rules_id: str) -> dict[str, Any]:
     }
     return {
         "location": region,
-        "tags": {tags.JOB: job},
+        "tags": tags.of_job(job, settings),
         "properties": {
             "addressSpace": {"addressPrefixes": [_OWN_NETWORK]},
             "subnets": [subnet],
@@ -318,10 +332,14 @@ def network(job: str, region: str, rules_id: str) -> dict[str, Any]:
     }
 
 
-def identity_id(subscription: str, group: str, job: str) -> str:
+def identity_id(
+    subscription: str, group: str, job: str, settings: AzureSettings
+) -> str:
     """Return the id of a job's managed identity."""
     kind = "Microsoft.ManagedIdentity/userAssignedIdentities"
-    return f"{_group_id(subscription, group)}/providers/{kind}/{prefix(job)}vms"
+    return (
+        f"{_group_id(subscription, group)}/providers/{kind}/{prefix(job, settings)}vms"
+    )
 
 
 def grant(subscription: str, group: str, principal: str) -> tuple[str, dict[str, Any]]:
@@ -373,12 +391,15 @@ def vm_of(
         spot=spot,
         family=SPOT_QUOTA if spot else "",
         usd_per_hour=float(vm_tags.get(tags.PRICE, "0")),
+        attached_usd_per_hour=float(vm_tags.get(tags.ATTACHED, "0")),
         observed_at_s=made_at,
     )
     return Vm(
         vm_id=vm_id_of(group_name, name),
         job=vm_tags.get(tags.JOB, ""),
         intent=vm_tags.get(tags.INTENT, ""),
+        uid=vm_tags.get(tags.UID, ""),
+        owner=vm_tags.get(tags.OWNER, ""),
         state=_STATES.get(properties.get("provisioningState", ""), VmState.RUNNING),
         offer=offer,
         private_address=private_address,

@@ -52,6 +52,14 @@ class AzureSettings:
     self_delete: bool = True
     """A VM without a manager deletes itself, which requires an identity. A shutdown
     alone does not end billing."""
+    attached_usd_per_hour: float = 0.0
+    """Price of a VM's disk and public address, added to that of the machine."""
+    uid: str = ""
+    """Unique id of the job; empty: only resources without one are looked for."""
+    owner: str = ""
+    """Who rents, as VMs' tags say; empty: the principal of the credentials."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """The user's own tags, on all resources."""
     endpoint_url: str = MANAGEMENT_URL
     """URL of Azure Resource Manager."""
     authority_url: str = ""

@@ -52,6 +52,8 @@ def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         vm_id=requests.vm_id_of(zone, name),
         job=metadata.get(tags.JOB, labels.get(tags.JOB, "")),
         intent=metadata.get(tags.INTENT, labels.get(tags.INTENT, "")),
+        uid=labels.get(tags.UID, ""),
+        owner=metadata.get(tags.OWNER, labels.get(tags.OWNER, "")),
         state=_STATES.get(instance.get("status", ""), VmState.STARTING),
         offer=make_offer(
             facts,
@@ -62,6 +64,7 @@ def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
             instance_type=instance_type,
             spot=scheduling.get("provisioning_model") == "SPOT",
             usd_per_hour=float(metadata.get(tags.PRICE, "0")),
+            attached_usd_per_hour=float(metadata.get(tags.ATTACHED, "0")),
             observed_at_s=launched_at_s,
         ),
         private_address=_interface(instance).get("network_i_p", ""),

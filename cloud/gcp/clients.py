@@ -10,12 +10,13 @@ from typing import Any
 
 from spottrain.cloud.gcp import translate
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 
 Message = dict[str, Any]
 """An answer, with the SDK's field names; 64-bit numbers are text."""
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
+_USER_URL = "https://openidconnect.googleapis.com/v1/userinfo"
 _POOL = 32
 """Connections per client: one for each thread of the manager."""
 
@@ -81,6 +82,35 @@ class GcpClients:
             if content.get("warning", {}).get("code", "") == "UNREACHABLE":
                 raise CloudError(f"GCP: {scope} does not answer; will be retried")
             yield scope.rpartition("/")[2], content
+
+    def principal(self) -> str:
+        """Return the email of who the credentials are, empty if nothing says it.
+
+        Raises:
+            CloudError: there are no credentials.
+        """
+        with self._lock, translate.translating_errors("asking who rents here"):
+            credentials = self._login()
+            email = getattr(credentials, "service_account_email", "")
+            if email not in ("", "default"):
+                return str(email)
+            from google.auth.transport.requests import AuthorizedSession
+
+            if not getattr(credentials, "account", ""):
+                with AuthorizedSession(credentials) as session:  # the login of a person
+                    answer = session.get(_USER_URL, timeout=self._settings.answer_s)
+                    return str(answer.json().get("email", "")) if answer.ok else ""
+            return str(credentials.account)
+
+    def _login(self) -> Any:
+        """Return the credentials that the SDK finds."""
+        try:
+            import google.auth
+        except ImportError as error:
+            raise CloudError(translate.EXTRA_MISSING) from error
+        if self._credentials is None:
+            self._credentials, _ = google.auth.default()
+        return self._credentials
 
     def finish(self, operation: Message, within_s: float) -> Message:
         """Wait for an operation and return it, failed or not; by long polling.
@@ -170,21 +200,38 @@ class GcpClients:
 
     def _make(self, service: str) -> Any:
         try:
-            import google.auth
             from google.api_core.client_options import ClientOptions
             from google.cloud import compute_v1
             from requests.adapters import HTTPAdapter
         except ImportError as error:
             raise CloudError(translate.EXTRA_MISSING) from error
-        if self._credentials is None:
-            self._credentials, _ = google.auth.default()
         made: Callable[..., Any] = getattr(compute_v1, _CLIENTS[service])
         options = ClientOptions(api_endpoint=self._settings.endpoint or None)
-        client: Any = made(credentials=self._credentials, client_options=options)
+        client: Any = made(credentials=self._login(), client_options=options)
         adapter = HTTPAdapter(pool_maxsize=_POOL)
         for scheme in ("https://", "http://"):
             client.transport._session.mount(scheme, adapter)
         return client
+
+
+def default_project() -> str:
+    """Return the project of the credentials that the SDK finds.
+
+    Raises:
+        CloudError: there are no credentials, or they name no project.
+    """
+    with translate.translating_errors("looking for a project"):
+        try:
+            import google.auth
+        except ImportError as error:
+            raise CloudError(translate.EXTRA_MISSING) from error
+        _, project = google.auth.default()
+    if not project:
+        raise MisconfiguredError(
+            "GCP: the credentials name no project; give gcp.project or run 'gcloud auth "
+            "application-default set-quota-project'"
+        )
+    return str(project)
 
 
 _CLIENTS = {

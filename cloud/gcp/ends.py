@@ -72,7 +72,9 @@ class GcpEndTimes:
 
     def _recall(self, job: str) -> list[Vm]:
         """Return the VMs of a job that ended before this process started."""
-        prefix = requests.vm_prefix(job)
+        # Those of an older version have no uid; what was not the job's is not counted.
+        uids = {self._settings.uid, ""}
+        prefixes = tuple(requests.vm_prefix(job, uid) for uid in uids)
         with translating_errors("asking when VMs ended"):
             zones = list(self._clients.scopes("global_operations", {"filter": _ENDED}))
         return [
@@ -86,7 +88,7 @@ class GcpEndTimes:
             )
             for zone, operations in zones
             for name, at_s in _ends(operations.get("operations", ())).items()
-            if name.startswith(prefix)
+            if name.startswith(prefixes)
         ]
 
     def _look_up(self, job: str, missing: Sequence[Vm]) -> list[Vm]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import time
+from dataclasses import replace
 
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.clients import GcpClients, Message
@@ -41,14 +42,22 @@ class GcpLaunches:
         self._facts = facts
         self._ends = ends
 
-    def launch(self, request: LaunchRequest, placement: GcpPlacement) -> LaunchResult:
+    def launch(
+        self, request: LaunchRequest, placement: GcpPlacement, owner: str
+    ) -> LaunchResult:
         """Return the VMs of a launch, created now or before.
+
+        Args:
+            request: The launch.
+            placement: The VMs' network.
+            owner: Who rents them.
 
         Raises:
             NoCapacityError, QuotaExceededError, ...: no VM was created.
             CloudError: the outcome is unknown; retry.
         """
         until_s = time.monotonic() + self._settings.launch_s
+        owned = replace(self._settings, owner=owner)
         begun: dict[str, Message] = {}
         for attempt in itertools.count():
             if attempt % _ATTEMPTS_PER_LISTING == 0:
@@ -56,9 +65,7 @@ class GcpLaunches:
             operation = begun.get(requests.request_id(request.token, attempt))
             before = operation is not None
             if operation is None:
-                arguments = requests.bulk_insert(
-                    request, placement, self._settings, attempt
-                )
+                arguments = requests.bulk_insert(request, placement, owned, attempt)
                 operation = self._clients.call(
                     "instances", "bulk_insert_unary", arguments
                 )
@@ -101,7 +108,7 @@ class GcpLaunches:
         arguments = {"zone": zone, "filter": which}
         listed = self._clients.all("instances", "list", arguments)
         named = {each["name"]: answers.vm_of(each, self._facts) for each in listed}
-        names = requests.vm_names(request)
+        names = requests.vm_names(request, self._settings.uid)
         found = {name: named[name] for name in names if name in named}
         if len(found) < due:
             for name in names:

@@ -12,7 +12,7 @@ from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.requests import GcpInstanceKind
 from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
 from spottrain.cloud.gcp.translate import translating_errors
-from spottrain.cloud.port.facts import CloudFacts, make_offer
+from spottrain.cloud.port.facts import CloudFacts, make_offer, with_attached
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
 PLACES_KEEP_S = 3600.0
@@ -41,7 +41,10 @@ class GcpMarket:
         """Return offers of types in our zones with a price, spot before on demand."""
         now_s = time.time()
         return tuple(
-            self._offer(zone, instance_type, spot, usd, now_s)
+            with_attached(
+                self._offer(zone, instance_type, spot, usd, now_s),
+                self._settings.attached_usd_per_hour,
+            )
             for zone, instance_type in self.places()
             for spot in (True, False)
             if (usd := self._price(zone, instance_type, spot)) is not None

@@ -62,14 +62,16 @@ class GcpNetwork:
     def release(self, job: str) -> None:
         """Remove a job's shared resources; its VMs must have ended."""
         self.forget(job)
-        name = requests.shared_name(job)
+        names = requests.shared_names(job, self._settings.uid)
+        rules = [f"{name}-{what}" for name in names for what in ("inside", "ssh")]
         with self._lock:
-            for rule in self._named("firewalls", f"{name}-inside", f"{name}-ssh"):
+            for rule in tuple(self._named("firewalls", *rules)):
                 self._clients.delete("firewalls", {"firewall": rule["name"]})
-            for region in self._subnets_in(name):
-                arguments = {"region": region, "subnetwork": name}
-                self._clients.delete("subnetworks", arguments)
-            for network in self._named("networks", name):
+            for name in names:
+                for region in self._subnets_in(name):
+                    arguments = {"region": region, "subnetwork": name}
+                    self._clients.delete("subnetworks", arguments)
+            for network in tuple(self._named("networks", *names)):
                 self._clients.delete("networks", {"network": network["name"]})
 
     def check_image(self) -> None:
@@ -107,7 +109,8 @@ class GcpNetwork:
     # --- the network ------------------------------------------------------------------
 
     def _make_placement(self, job: str, region: str) -> GcpPlacement:
-        settings, name = self._settings, requests.shared_name(job)
+        settings = self._settings
+        name = requests.shared_name(job, settings.uid)
         if settings.network:
             self._check_there("networks", {"network": settings.network})
             subnet = settings.subnetworks.get(region, "")
@@ -117,7 +120,7 @@ class GcpNetwork:
                 )
         else:
             subnet = name
-            arguments = requests.own_network(job)
+            arguments = requests.own_network(job, settings.uid)
             self._ensure("networks", {"network": name}, arguments)
             self._own_subnet(job, region)
         network = requests.network_url(settings.project, settings.network or name)
@@ -130,7 +133,7 @@ class GcpNetwork:
         )
 
     def _own_subnet(self, job: str, region: str) -> None:
-        name = requests.shared_name(job)
+        name = requests.shared_name(job, self._settings.uid)
         cidr = _free(self._subnets_in(name).values())
         arguments = requests.own_subnet(self._settings, job, region, cidr)
         where = {"region": region, "subnetwork": name}

@@ -80,7 +80,7 @@ class GcpProvider:
         try:
             with translating_errors(f"launching {count} in {offer.zone}"):
                 placement = self._network.placement(request.job, offer.region)
-                result = self._launches.launch(request, placement)
+                result = self._launches.launch(request, placement, self.principal())
         except CloudError as error:
             if type(error) in (CloudError, MisconfiguredError):
                 self._network.forget(request.job)  # it may have been removed
@@ -99,7 +99,8 @@ class GcpProvider:
             CloudError: a zone does not answer.
         """
         mine = requests.labelled(tags.JOB, job)
-        listed = [vm for vm in self._vms(mine) if vm.job == job]
+        uids = "", self._settings.uid
+        listed = [vm for vm in self._vms(mine) if vm.job == job and vm.uid in uids]
         return self._recent.reconcile(job, self._ends.vms.add(job, listed))
 
     def terminate(self, vm_ids: Collection[str]) -> None:
@@ -140,6 +141,14 @@ class GcpProvider:
         """Check whether a job could rent, without renting."""
         checks = GcpChecks(self._clients, self._settings, self._network, self._market)
         return tuple(checks.run())
+
+    def principal(self) -> str:
+        """Return ``owner``, or the email of who these credentials are.
+
+        Raises:
+            CloudError: there are no credentials.
+        """
+        return self._settings.owner or self._clients.principal()
 
     def quotas(self) -> Sequence[port.Quota]:
         """Return the quotas of our GPUs; the project's have an empty region.

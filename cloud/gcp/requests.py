@@ -80,20 +80,25 @@ def label(text: str) -> str:
     return text if _LABEL.fullmatch(text) else f"x{_digest(text, 40)}"
 
 
-def shared_name(job: str) -> str:
+def shared_name(job: str, uid: str) -> str:
     """Return the name of the network and other shared resources of a job."""
-    return f"spottrain-{_digest(job, 20)}"
+    return f"spottrain-{_digest(tags.key_of(job, uid), 20)}"
 
 
-def vm_names(request: LaunchRequest) -> list[str]:
+def shared_names(job: str, uid: str) -> tuple[str, ...]:
+    """Return the same, and the name that an older version gave."""
+    return tuple(dict.fromkeys((shared_name(job, uid), shared_name(job, ""))))
+
+
+def vm_names(request: LaunchRequest, uid: str) -> list[str]:
     """Return the names of a launch's VMs, which identify job and launch."""
-    first = f"{vm_prefix(request.job)}{_digest(request.token, 16)}"
+    first = f"{vm_prefix(request.job, uid)}{_digest(request.token, 16)}"
     return [f"{first}-{number}" for number in range(request.count)]
 
 
-def vm_prefix(job: str) -> str:
+def vm_prefix(job: str, uid: str) -> str:
     """Return the prefix of the names of a job's VMs: operations have only names."""
-    return f"spottrain-{_digest(job, 10)}-"
+    return f"spottrain-{_digest(tags.key_of(job, uid), 10)}-"
 
 
 def request_id(token: str, attempt: int) -> str:
@@ -134,7 +139,9 @@ def bulk_insert(
         "bulk_insert_instance_resource_resource": {
             "count": request.count,
             "min_count": 1,
-            "per_instance_properties": {name: {} for name in vm_names(request)},
+            "per_instance_properties": {
+                name: {} for name in vm_names(request, settings.uid)
+            },
             "instance_properties": _properties(request, placement, settings),
         },
     }
@@ -149,7 +156,7 @@ def _properties(
         "scheduling": _scheduling(request, settings),
         "network_interfaces": [_interface(placement, settings)],
         "disks": [_boot_disk(request, kind, settings)],
-        "labels": _labels(request),
+        "labels": _labels(request, settings),
         "metadata": {"items": _metadata(request, settings)},
         "tags": {"items": list(placement.network_tags)},
     }
@@ -205,15 +212,17 @@ def _boot_disk(
             "source_image": settings.image,
             "disk_size_gb": settings.disk_gib,
             "disk_type": "hyperdisk-balanced" if hyperdisk else "pd-balanced",
-            "labels": _labels(request),
+            "labels": _labels(request, settings),
         },
     }
 
 
-def _labels(request: LaunchRequest) -> dict[str, str]:
+def _labels(request: LaunchRequest, settings: GcpSettings) -> dict[str, str]:
     """Return the labels by which VMs and disks are found."""
-    return {
-        tags.JOB: label(request.job),
+    found = tags.of_job(label(request.job), settings)
+    if settings.owner:
+        found[tags.OWNER] = label(settings.owner)
+    return found | {
         tags.INTENT: label(request.intent),
         tags.EXPIRES: str(math.ceil(request.lease_s)),
     }
@@ -226,7 +235,9 @@ def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, s
     items = {
         tags.JOB: request.job,
         tags.INTENT: request.intent,
+        tags.OWNER: settings.owner,
         tags.PRICE: repr(request.offer.usd_per_hour),
+        tags.ATTACHED: repr(request.offer.attached_usd_per_hour),
         TYPE: request.offer.instance_type,
         "startup-script": lease.boot_script(request.lease_s, end),
         "block-project-ssh-keys": "TRUE",
@@ -255,11 +266,11 @@ def any_of(field: str, values: Collection[str]) -> str:
     return " OR ".join(f'({field} = "{value}")' for value in sorted(values))
 
 
-def own_network(job: str) -> dict[str, Any]:
+def own_network(job: str, uid: str) -> dict[str, Any]:
     """Return InsertNetworkRequest of a job's network, without any subnet."""
     network = {
-        "name": shared_name(job),
-        "description": described(job),
+        "name": shared_name(job, uid),
+        "description": described(job, uid),
         "auto_create_subnetworks": False,
     }
     return {"network_resource": network}
@@ -270,9 +281,9 @@ def own_subnet(
 ) -> dict[str, Any]:
     """Return InsertSubnetworkRequest of a job's subnet of one region."""
     subnet = {
-        "name": shared_name(job),
-        "description": described(job),
-        "network": network_url(settings.project, shared_name(job)),
+        "name": shared_name(job, settings.uid),
+        "description": described(job, settings.uid),
+        "network": network_url(settings.project, shared_name(job, settings.uid)),
         "ip_cidr_range": cidr,
     }
     return {"region": region, "subnetwork_resource": subnet}
@@ -280,9 +291,9 @@ def own_subnet(
 
 def firewalls(settings: GcpSettings, job: str, network: str) -> list[dict[str, Any]]:
     """Return firewall rules: all from the job's VMs, SSH from ``ssh_from``."""
-    name = shared_name(job)
+    name = shared_name(job, settings.uid)
     shared = {
-        "description": described(job),
+        "description": described(job, settings.uid),
         "network": network,
         "direction": "INGRESS",
         "target_tags": [name],
@@ -301,9 +312,9 @@ def firewalls(settings: GcpSettings, job: str, network: str) -> list[dict[str, A
     return [{"firewall_resource": shared | rule} for rule in wanted]
 
 
-def described(job: str) -> str:
+def described(job: str, uid: str) -> str:
     """Return the description of resources without labels: networks and rules."""
-    return f"{tags.JOB}={job}"
+    return f"{tags.JOB}={job}" + (f" {tags.UID}={uid}" if uid else "")
 
 
 def network_url(project: str, name: str) -> str:

@@ -57,6 +57,14 @@ class GcpSettings:
     manager deletes itself; otherwise it shuts itself down."""
     max_run_s: float = 7 * DAY_S
     """Hard limit after which Google deletes a VM; 30 s to 120 days."""
+    attached_usd_per_hour: float = 0.0
+    """Price of a VM's disk and public address, added to that of the machine."""
+    uid: str = ""
+    """Unique id of the job; empty: only resources without one are looked for."""
+    owner: str = ""
+    """Who rents, as VMs' tags say; empty: the principal of the credentials."""
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """The user's own labels, on all resources that have labels."""
     endpoint: str = ""
     """Another endpoint than Compute Engine's own."""
     patience_s: float = 60.0

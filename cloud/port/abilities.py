@@ -16,6 +16,7 @@ ABILITIES: Mapping[str, type] = {
     for ability in (
         port.ChecksAccount,
         port.FindsOrphans,
+        port.NamesPrincipal,
         port.ReachedBySsh,
         port.ReleasesJob,
         port.ReportsPlacementScore,
@@ -45,6 +46,7 @@ class ForwardsAbilities:
 
     check: Callable[[], Sequence[port.Finding]] | None = None
     list_all: Callable[[], Sequence[port.Vm]] | None = None
+    principal: Callable[[], str] | None = None
     ssh_target: Callable[[str], port.SshTarget | None] | None = None
     release: Callable[[str], None] | None = None
     placement_scores: Callable[[str, int], Sequence[port.PlacementScore]] | None = None
@@ -59,6 +61,8 @@ class ForwardsAbilities:
             self.check = forward(port.ChecksAccount.check)
         if has(port.FindsOrphans):
             self.list_all = forward(port.FindsOrphans.list_all)
+        if has(port.NamesPrincipal):
+            self.principal = forward(port.NamesPrincipal.principal)
         if has(port.ReachedBySsh):
             self.ssh_target = forward(port.ReachedBySsh.ssh_target)
         if has(port.ReleasesJob):

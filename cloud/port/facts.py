@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import replace
 from typing import Literal, Protocol
 
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
@@ -76,6 +77,7 @@ def make_offer(
     usd_per_hour: float,
     observed_at_s: float,
     family: str,
+    attached_usd_per_hour: float = 0.0,
 ) -> Offer:
     """Return an offer; it has no slots if the catalogue does not know the type."""
     machine = facts.find(cloud, instance_type)
@@ -90,8 +92,24 @@ def make_offer(
         gpus=0 if machine is None else machine.gpus,
         gpu_memory_bytes=0 if machine is None else machine.gpu.memory_bytes,
         family=family,
+        attached_usd_per_hour=attached_usd_per_hour,
         device="" if machine is None else machine.device,
     )
+
+
+def with_attached(offer: Offer, usd_per_hour: float) -> Offer:
+    """Return a machine's offer with its disk and address, which cost so much."""
+    return replace(
+        offer,
+        usd_per_hour=offer.usd_per_hour + usd_per_hour,
+        attached_usd_per_hour=usd_per_hour,
+    )
+
+
+def without_attached(offer: Offer) -> Offer:
+    """Return an offer at the price of the machine alone, to the nano-dollar."""
+    usd = round(offer.usd_per_hour - offer.attached_usd_per_hour, 9)
+    return replace(offer, usd_per_hour=usd, attached_usd_per_hour=0.0)
 
 
 def check_offered(region: str, wanted: Sequence[str], offered: Collection[str]) -> str:

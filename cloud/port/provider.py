@@ -38,6 +38,7 @@ class Offer:
     instance_type: str
     spot: bool
     usd_per_hour: float
+    """Of the machine with its disk and public address."""
     observed_at_s: float
     """Seconds since the epoch."""
     gpus: int
@@ -54,6 +55,8 @@ class Offer:
     """What it is rented for; empty: a machine of the user's, of which nothing is known."""
     gpu: str = ""
     """Name of the GPUs of a machine of the user's; empty: there are none, or unknown."""
+    attached_usd_per_hour: float = 0.0
+    """The part of ``usd_per_hour`` for its disk and public address."""
     shared_cores: int = 0
     """Cores of the one computer that all VMs of its cloud are on; 0: each has its own."""
 
@@ -69,6 +72,10 @@ class Vm:
     state: VmState
     offer: Offer
     private_address: str
+    uid: str = ""
+    """The job's unique id; empty: an older version launched it."""
+    owner: str = ""
+    """Who rented it; empty: unknown."""
     launched_at_s: float
     """Seconds since the epoch; billing starts here."""
     ended_at_s: float | None = None
@@ -312,6 +319,18 @@ class FindsOrphans(Protocol):
 
     def list_all(self) -> Sequence[Vm]:
         """Return the VMs of all jobs in every region of the account."""
+
+
+@runtime_checkable
+class NamesPrincipal(Protocol):
+    """Can tell whose credentials it uses."""
+
+    def principal(self) -> str:
+        """Return the cloud's name of who rents here; empty if it is unknown.
+
+        Raises:
+            CloudError: the cloud does not answer.
+        """
 
 
 @runtime_checkable

@@ -34,7 +34,9 @@ class Spending:
     storage: money.Money = money.NOTHING
     egress: money.Money = money.NOTHING
     boot: money.Money = money.NOTHING
-    """The part of spot and on-demand paid before VMs could train."""
+    """The part of spot and on-demand paid for machines before they could train."""
+    attached: money.Money = money.NOTHING
+    """The part of spot and on-demand paid for VMs' disks and public addresses."""
     if_on_demand: money.Money = money.NOTHING
     """What all VMs would have cost on demand."""
     billed_us: int = 0
@@ -53,6 +55,7 @@ class Spending:
             storage=self.storage + other.storage * sign,
             egress=self.egress + other.egress * sign,
             boot=self.boot + other.boot * sign,
+            attached=self.attached + other.attached * sign,
             if_on_demand=self.if_on_demand + other.if_on_demand * sign,
             billed_us=self.billed_us + other.billed_us * sign,
         )
@@ -135,11 +138,14 @@ class LedgerLine:
             return Spending()
         billed_us, cost = self.billed_us(at_us), self.cost(at_us)
         ready_us = billed_us if self.ready_us is None else self.ready_us - self.from_us
+        booted_us = max(0, min(billed_us, ready_us) if self.trains else 0)
+        attached = money.Rate.of(self.offer.attached_usd_per_hour)
         return Spending(
             spot=cost if self.offer.spot else money.NOTHING,
             on_demand=money.NOTHING if self.offer.spot else cost,
             egress=self.fetched,
-            boot=self._cost(max(0, min(billed_us, ready_us) if self.trains else 0)),
+            boot=self._cost(booted_us) - attached.over_us(booted_us),
+            attached=attached.over_us(billed_us),
             if_on_demand=self.on_demand.over_us(billed_us),
             billed_us=billed_us,
         )

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from spottrain.errors import ConfigError
+from spottrain.units import MONTH_H
 
 DATA = Path(__file__).parent / "data"
 MIB_BYTES, GIB_BYTES = 2**20, 2**30
@@ -203,6 +204,26 @@ class Catalogue:
             (row["cloud"], row["region"], row["instance_type"]): int(row["band"])
             for row in self._rows("interruptions")
         }
+
+    def attached_usd_per_hour(
+        self, cloud: str, disk_gib: int, *, public_address: bool
+    ) -> float:
+        """Return the list price of a VM's disk and public address in a US region.
+
+        Azure bills a disk as the next larger size that it has: a power of two.
+
+        Args:
+            cloud: Of the machine; 0 if nothing is published for it.
+            disk_gib: Size of its disk.
+            public_address: It has one.
+        """
+        for row in self._rows("attached"):
+            if row["cloud"] == cloud:
+                gib = disk_gib if cloud != "azure" else 1 << (disk_gib - 1).bit_length()
+                disk_usd = gib * float(row["disk_usd_per_gib_month"]) / MONTH_H
+                address_usd = float(row["address_usd_per_hour"]) * public_address
+                return round(disk_usd + address_usd, 9)
+        return 0.0
 
     def _rows(self, name: str) -> Iterator[dict[str, str]]:
         path = self._folder / f"{name}.csv"

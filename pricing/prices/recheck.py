@@ -67,7 +67,11 @@ def check_live(
             warnings.append(f"{offer_key(offer)}: no price to rent by; left out")
             continue
         checked.append(
-            replace(offer, usd_per_hour=price.usd_per_hour, observed_at_s=price.seen_s)
+            replace(
+                offer,
+                usd_per_hour=price.usd_per_hour + offer.attached_usd_per_hour,
+                observed_at_s=price.seen_s,
+            )
         )
     return checked, tuple(warnings)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import os
 import socket
@@ -10,7 +11,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qs, parse_qsl, urlsplit
 
 from tests.fakes.azure_arm import Arm
 from tests.fakes.azure_http import Call, Reply
@@ -58,7 +59,7 @@ class _Handler(BaseHTTPRequestHandler):
         if url.path == "/fake":
             self._send(Reply(200, {"said": self._knob(json.loads(body))}))
         elif "/oauth2/" in url.path or "/.well-known/" in url.path:
-            self._send(Reply(200, _login(base, url.path)))
+            self._send(Reply(200, _login(base, url.path, body.decode())))
         else:
             try:
                 parsed = json.loads(body) if body else None
@@ -108,11 +109,15 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
 
-def _login(base: str, path: str) -> dict[str, Any]:
-    """Answer as the identity platform does."""
+def _login(base: str, path: str, form: str) -> dict[str, Any]:
+    """Answer as the identity platform does; the object id is that of the client."""
     tenant = path.split("/")[1]
     if path.endswith("/token"):
-        return {"token_type": "Bearer", "expires_in": 3599, "access_token": "fake"}
+        client = parse_qs(form).get("client_id", [""])[0]
+        claims = json.dumps({"oid": client, "tid": tenant}).encode()
+        body = base64.urlsafe_b64encode(claims).decode().rstrip("=")
+        token = f"e30.{body}.c2lnbmVk"
+        return {"token_type": "Bearer", "expires_in": 3599, "access_token": token}
     return {
         "token_endpoint": f"{base}/{tenant}/oauth2/v2.0/token",
         "authorization_endpoint": f"{base}/{tenant}/oauth2/v2.0/authorize",

@@ -15,11 +15,18 @@ from tests.fakes.gcp_schema import DriftError
 from tests.fakes.gcp_world import BASE, PROJECT
 from tests.fakes.paths import has
 
-LABELS = {"spottrain-job", "spottrain-intent", "spottrain-expires"}
+LABELS = {
+    "spottrain-job",
+    "spottrain-owner",
+    "spottrain-intent",
+    "spottrain-expires",
+}
 METADATA = {
+    "spottrain-owner",
     "spottrain-job",
     "spottrain-intent",
     "spottrain-usd-per-hour",
+    "spottrain-attached-usd-per-hour",
     "spottrain-instance-type",
     "startup-script",
     "block-project-ssh-keys",
@@ -169,7 +176,8 @@ def _check_launch(resource: Mapping[str, Any]) -> None:
     wanted = resource["instanceProperties"]
     (disk,), (interface,) = wanted["disks"], wanted["networkInterfaces"]
     for labels in (wanted["labels"], disk["initializeParams"].get("labels", {})):
-        if set(labels) != LABELS:
+        ours = {name for name in labels if name.startswith("spottrain-")}
+        if not labels.keys() >= LABELS or not ours <= LABELS | {"spottrain-uid"}:
             raise DriftError(f"labels {sorted(labels)}, not {sorted(LABELS)}")
         if bad := [text for text in labels.values() if not _LABEL.fullmatch(text)]:
             raise DriftError(f"no label can hold {bad}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -13,7 +13,13 @@ from rich.table import Table
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import FindsOrphans, ReleasesJob, Vm, VmState
+from spottrain.cloud.port.provider import (
+    FindsOrphans,
+    NamesPrincipal,
+    ReleasesJob,
+    Vm,
+    VmState,
+)
 from spottrain.cloud.process.child import ChildProvider
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.cli.console import (
@@ -32,6 +38,8 @@ from spottrain.varuna_manager.config.clouds import (
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.format import age, dollars
 from spottrain.varuna_manager.jobs.folder import job_dir
+from spottrain.varuna_manager.jobs.journal import JournalError
+from spottrain.varuna_manager.jobs.replication import uid_of
 from spottrain.varuna_manager.launch.providers import open_cloud
 
 SCHEMA_VERSION = 1
@@ -54,6 +62,9 @@ JobOption = Annotated[
     list[str] | None,
     typer.Option("--job", help="Only these jobs; also removes what their VMs shared."),
 ]
+AllOwnersOption = Annotated[
+    bool, typer.Option("--all-owners", help="VMs of everybody in the account.")
+]
 YesOption = Annotated[
     bool, typer.Option("--yes", help="Return the VMs; without it they are only shown.")
 ]
@@ -63,28 +74,33 @@ def gc(
     file: FileArgument = None,
     cloud: CloudOption = None,
     job: JobOption = None,
+    all_owners: AllOwnersOption = False,
     yes: YesOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Show VMs that have no manager on this machine; --yes returns them.
+    """Show your VMs that have no manager on this machine; --yes returns them.
 
-    VMs of a job that is managed from another machine look like orphans here: check whose
-    they are before you pass --yes, or name jobs with --job. Jobs whose manager runs on a
-    VM of its own are left alone unless you name them.
+    Yours are those that your credentials rented, or that name the owner of the job file;
+    --all-owners shows those of everybody. VMs that do not say whose they are (an older
+    version rented them) are shown, and returned only with --job or --all-owners. VMs of a
+    job that you manage from another machine look like orphans here: check before you pass
+    --yes, or name jobs with --job. Jobs whose manager runs on a VM of its own are left
+    alone unless you name them.
     """
+    scope = Scope(jobs=tuple(job or ()), all_owners=all_owners)
     found: list[Vm] = []
     failed: dict[str, str] = {}
     left: dict[str, str] = {}
     for name, asked in _chosen_clouds(file, cloud).items():
         try:
-            vms, trouble = _sweep(asked, job or (), yes)
+            vms, trouble = sweep(asked, scope, yes)
         except CloudError as error:
             failed[name] = str(error)
             continue
         found += vms
         if trouble:
             left[name] = "; ".join(trouble)
-    _show(found, failed, left, yes, output)
+    _show(found, failed, left, scope, yes, output)
     if left or (failed and (file is not None or cloud or len(failed) == len(_CLOUDS))):
         raise typer.Exit(CloudError.exit_code)
 
@@ -108,9 +124,23 @@ def _chosen_clouds(
     return {name: each for name, each in clouds.items() if not names or name in names}
 
 
-def _sweep(
-    cloud: AnyCloud, jobs: Collection[str], yes: bool
-) -> tuple[list[Vm], list[str]]:
+@dataclass(frozen=True)
+class Scope:
+    """The VMs that are looked for."""
+
+    jobs: tuple[str, ...] = ()
+    """Names of jobs; empty: all."""
+    all_owners: bool = False
+    """Also what others rented."""
+
+    def returns(self, vm: Vm, orphans: Collection[Vm]) -> bool:
+        """Return whether a VM is returned, of those that are shown."""
+        if vm.job in self.jobs:
+            return True
+        return (bool(vm.owner) or self.all_owners) and not is_kept(vm, orphans)
+
+
+def sweep(cloud: AnyCloud, scope: Scope, yes: bool) -> tuple[list[Vm], list[str]]:
     """Return the orphans of one cloud, terminated if ``yes``, and what failed.
 
     Raises:
@@ -118,49 +148,79 @@ def _sweep(
     """
     provider = open_cloud(cloud, everywhere=True)
     try:
-        orphans = list(_orphans(provider, jobs))
-        if yes:
-            lost = [vm for vm in orphans if vm.job in jobs or not is_kept(vm, orphans)]
-            try:
-                provider.terminate([vm.vm_id for vm in lost])
-            except CloudError as error:
-                return [], [str(error)]
-            return lost, _release(provider, {vm.job for vm in lost} | set(jobs))
-        return orphans, []
+        orphans = list(_orphans(provider, scope))
+        if not yes:
+            return orphans, []
+        lost = [vm for vm in orphans if scope.returns(vm, orphans)]
+        try:
+            provider.terminate([vm.vm_id for vm in lost])
+        except CloudError as error:
+            return [], [str(error)]
     finally:
         provider.close()
+    jobs = {(vm.job, vm.uid) for vm in lost}
+    jobs |= {(name, _uid_here(name)) for name in scope.jobs}
+    return lost, _release(cloud, jobs)
+
+
+def _uid_here(name: str) -> str:
+    """Return the unique id of a job of this machine, empty if there is none."""
+    try:
+        return uid_of(job_dir(name))
+    except (JournalError, OSError, StopIteration):
+        return ""
 
 
 def is_kept(vm: Vm, vms: Collection[Vm]) -> bool:
     """Return whether a VM's job has a live manager on one of these VMs."""
     return any(
-        one.job == vm.job and one.intent == tags.MANAGER and one.state in _ALIVE
+        (one.job, one.uid) == (vm.job, vm.uid)
+        and one.intent == tags.MANAGER
+        and one.state in _ALIVE
         for one in vms
     )
 
 
-def _orphans(provider: ChildProvider, jobs: Collection[str]) -> Iterator[Vm]:
+def _orphans(provider: ChildProvider, scope: Scope) -> Iterator[Vm]:
     if not isinstance(provider, FindsOrphans):
         raise CloudError(
             f"{provider.name}: cannot search for orphans; check the cloud's console"
         )
+    us = ""
+    if not scope.all_owners and isinstance(provider, NamesPrincipal):
+        us = provider.principal()
     for vm in provider.list_all():
-        wanted = not jobs or vm.job in jobs
+        wanted = not scope.jobs or vm.job in scope.jobs
+        ours = not us or vm.owner in ("", us)
         there = vm.state is not VmState.TERMINATED  # a stopped one still has its disk
-        if wanted and there and not job_dir(vm.job).is_managed():
+        if wanted and ours and there and not _is_managed(vm.job, vm.uid):
             yield vm
 
 
-def _release(provider: ChildProvider, jobs: Collection[str]) -> list[str]:
-    """Remove what the jobs' VMs shared; return why some of it is left."""
+def _is_managed(name: str, uid: str) -> bool:
+    """Return whether a manager on this machine looks after a job."""
+    return job_dir(name).is_managed() and uid in ("", _uid_here(name))
+
+
+def _release(cloud: AnyCloud, jobs: Collection[tuple[str, str]]) -> list[str]:
+    """Remove what the jobs' VMs shared; return why some of it is left.
+
+    Args:
+        cloud: Where.
+        jobs: (name, unique id) of each.
+    """
     trouble: list[str] = []
-    if isinstance(provider, ReleasesJob):
-        for name in sorted(jobs):
-            if not job_dir(name).is_managed():
-                try:
-                    provider.release(name)
-                except CloudError as error:
-                    trouble.append(str(error))
+    for name, uid in sorted(jobs):
+        if _is_managed(name, uid):
+            continue
+        provider = open_cloud(cloud, uid=uid, everywhere=True)
+        try:
+            if isinstance(provider, ReleasesJob):
+                provider.release(name)
+        except CloudError as error:
+            trouble.append(str(error))
+        finally:
+            provider.close()
     return trouble
 
 
@@ -168,6 +228,7 @@ def _show(
     vms: list[Vm],
     failed: dict[str, str],
     left: dict[str, str],
+    scope: Scope,
     yes: bool,
     output: Output,
 ) -> None:
@@ -188,7 +249,7 @@ def _show(
         return
     if vms:
         show(_table(vms))
-    lost = vms if yes else [vm for vm in vms if not is_kept(vm, vms)]
+    lost = vms if yes else [vm for vm in vms if scope.returns(vm, vms)]
     rate = sum(vm.offer.usd_per_hour for vm in lost if vm.state in _ALIVE)
     what = f"{len(lost)} VMs without a manager here, {dollars(rate)} an hour"
     hint = "; 'spottrain gc --yes' returns them" if lost and not yes else ""

@@ -27,7 +27,7 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
-from spottrain.varuna_manager.jobs.replication import stored_job
+from spottrain.varuna_manager.jobs.replication import stored_job, uid_of
 from spottrain.varuna_manager.launch import control, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program
@@ -221,7 +221,7 @@ def reclaim(job: JobDir, manager: RemoteManager, *, ended: bool = False) -> bool
         if time.monotonic() > give_up_at_s:
             return False
         time.sleep(POLL_S)
-    provider = open_cloud(job.config().clouds[0])
+    provider = open_cloud(job.config().clouds[0], uid=uid_of(job))
     try:
         give_up_at_s = time.monotonic() + GONE_S
         while manager.vm_id in (alive := _alive(vms := provider.list_vms(job.name))):

@@ -21,6 +21,7 @@ from spottrain.cloud.azure.settings import (
 )
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.port.tags import check_tags
 from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.gpus.builds import UnfitBuildError, check_precision
@@ -34,6 +35,8 @@ from spottrain.wire.model import Precision
 
 CloudName = Literal["aws", "azure", "gcp"]
 Provider = Literal["local", "ssh"] | CloudName | tuple[CloudName, ...]
+DISK_GIB = 200
+"""Size of a VM's disk where the job file gives none."""
 Name = Annotated[str, Field(min_length=1)]
 Port = Annotated[int, Field(ge=1, le=65535)]
 
@@ -127,7 +130,12 @@ class CloudConfig(Section):
     """Instance types that may be rented; `spottrain prices` lists them."""
     gpus: tuple[Name, ...] = ()
     """Rent any type with these GPUs, such as A100 (any memory) or A100-80GB."""
-    disk_gib: PositiveInt = 200
+    owner: str = ""
+    """Who rents, as VMs' tags say and `spottrain gc` asks; by default the principal of
+    your credentials: an ARN on AWS, object and tenant id on Azure, an email on GCP."""
+    tags: dict[str, str] = Field(default_factory=dict)
+    """Your own tags (on GCP: labels) on all that is created, such as a cost centre."""
+    disk_gib: PositiveInt = DISK_GIB
     """Size of a VM's disk."""
     python: Name = "python3"
     """Python 3.11 or newer of the image, with torch, numpy and safetensors unless
@@ -144,6 +152,11 @@ class CloudConfig(Section):
     or through `bastion`."""
     bastion: BastionConfig | None = None
     """The host through which VMs are reached."""
+
+    @model_validator(mode="after")
+    def _tagged(self) -> Self:
+        check_tags(self.cloud, self.tags)
+        return self
 
     @model_validator(mode="after")
     def _known(self) -> Self:
@@ -215,6 +228,12 @@ class CloudConfig(Section):
             return self
         return self.model_copy(update={"bastion": self.bastion.absolute(base)})
 
+    def attached_usd_per_hour(self) -> float:
+        """Return the price of a VM's disk and public address per hour."""
+        return catalogue().attached_usd_per_hour(
+            self.cloud, self.disk_gib, public_address=self.public_addresses
+        )
+
     def _values(
         self, settings: type, public_key: str, ssh_from: tuple[str, ...]
     ) -> dict[str, Any]:
@@ -225,6 +244,7 @@ class CloudConfig(Section):
             "instance_types": self.kinds(),
             "ssh_from": self.ssh_from or ssh_from,
             "public_key": public_key,
+            "attached_usd_per_hour": self.attached_usd_per_hour(),
         }
 
 

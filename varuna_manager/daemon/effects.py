@@ -39,6 +39,8 @@ logger = logging.getLogger(__name__)
 
 CALL_S = 120.0
 """How long a cloud may take to answer one call."""
+LAUNCH_S = 300.0
+"""How long a launch may take: some clouds make VMs one by one, and a network first."""
 RELEASE_S = 660.0
 """How long removing a network may take: its VMs have to be gone first."""
 STORE_PAUSE_S = 10.0
@@ -154,7 +156,9 @@ class EffectRunner:
             lease_s=self._job.spec.lease_s,
         )
         try:
-            result = await self._call(self._provider.launch, request)
+            result = await self._call_in(
+                self._threads, LAUNCH_S, self._provider.launch, request
+            )
         except CloudError as error:
             event: e.Event = e.LaunchRefused(
                 at_s=self._now_s,

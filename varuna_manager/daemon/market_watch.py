@@ -12,6 +12,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from spottrain.cloud.port.facts import without_attached
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.errors import PlanError
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
@@ -151,7 +152,7 @@ class MarketWatch:
                 seen_s=max(seen_s, offer.observed_at_s),
                 source=f"{offer.cloud} offers",
             )
-            for offer in offers
+            for offer in map(without_attached, offers)
             if offer.cloud in CLOUDS
         ]
         if not prices:

@@ -27,6 +27,8 @@ class RemoteManager:
     """Networks from which the VM accepts SSH."""
     vm_id: str = ""
     """Empty until the VM is rented."""
+    owner: str = ""
+    """Who rented it; the manager rents for the same."""
     target: SshTarget | None = None
     """How to log in to it."""
     started: bool = False

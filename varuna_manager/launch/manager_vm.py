@@ -83,6 +83,7 @@ def requests(
     """
     cloud = config.clouds[0]
     machine = config.manager_vm.machine(cloud.cloud)
+    attached = renting(config).attached_usd_per_hour()
     ranked = sorted(offers, key=lambda one: one.usd_per_hour / max(1, one.gpus))
     region = ranked[0].region
     zones = dict.fromkeys(one.zone for one in ranked if one.region == region)
@@ -92,7 +93,8 @@ def requests(
             zone=zone,
             instance_type=machine.instance_type,
             spot=False,
-            usd_per_hour=machine.usd_per_hour,
+            usd_per_hour=machine.usd_per_hour + attached,
+            attached_usd_per_hour=attached,
             gpus=0,
             gpu_memory_bytes=0,
             available=None,
@@ -134,6 +136,7 @@ def config_there(config: JobConfig, manager: RemoteManager) -> JobConfig:
     """
     cloud = config.clouds[0]
     update: dict[str, Any] = {"ssh_from": manager.networks, "bastion": None}
+    update["owner"] = cloud.owner or manager.owner  # its own principal is another
     if isinstance(cloud, AwsConfig):
         update["profile"] = ""  # it uses the VM's role
     if isinstance(cloud, AzureConfig) and not cloud.subscription:
@@ -193,7 +196,7 @@ class _Rental:
         self._config = job.config()
         self._key_file, public_key = ensure_key(job.cloud)
         self._cloud: ChildProvider = open_cloud(
-            renting(self._config), public_key, manager.networks
+            renting(self._config), public_key, manager.networks, uid=uid_of(job)
         )
         self._dial, self._bastion = self._way()
 
@@ -230,7 +233,7 @@ class _Rental:
                 self._tell(f"{error}; trying another zone")
                 self._put(replace(self.manager, requests=tuple(others)))
             else:
-                self._put(replace(self.manager, vm_id=vm.vm_id))
+                self._put(replace(self.manager, vm_id=vm.vm_id, owner=vm.owner))
 
     def enter(self) -> Remote:
         """Wait until the VM accepts SSH; return the connection.

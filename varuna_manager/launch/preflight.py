@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import socket
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -34,6 +35,10 @@ from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.launch.providers import open_cloud, own_network
 
+SSH = 22
+_PUBLIC_HOST = "github.com"
+"""Accepts SSH and HTTPS from everywhere; only connected to."""
+_CONNECT_S = 5.0
 OffersAndMessages = tuple[Sequence[Offer], list[str]]
 
 
@@ -205,6 +210,37 @@ def findings(cloud: AnyCloud) -> Iterator[Finding]:
     yield from found
     if any(each.ok for each in found):
         yield run_check("SSH", lambda: _ssh_access(cloud))
+        if cloud.public_addresses and cloud.bastion is None and cloud.ssh_port == SSH:
+            yield run_check("port 22", lambda: outbound_ssh(_PUBLIC_HOST))
+
+
+def outbound_ssh(host: str, ssh_port: int = SSH, web_port: int = 443) -> str:
+    """Return whether SSH connections get out of this machine's network.
+
+    Args:
+        host: A public host that accepts both SSH and HTTPS.
+        ssh_port: Where it accepts SSH.
+        web_port: Where it accepts HTTPS; if that fails too, nothing is known.
+
+    Raises:
+        CloudError: They do not.
+    """
+    if _connects(host, ssh_port):
+        return f"connections to port {ssh_port} get out of this network"
+    if not _connects(host, web_port):
+        return f"not tried: {host} does not answer from here"
+    raise CloudError(
+        f"this network lets no connection out to port {ssh_port} ({host}): VMs could not "
+        "be entered; use a bastion, another network, or --manager-vm from one"
+    )
+
+
+def _connects(host: str, port: int) -> bool:
+    try:
+        with socket.create_connection((host, port), _CONNECT_S):
+            return True
+    except OSError:
+        return False
 
 
 def account_findings(provider: CloudProvider) -> Iterator[Finding]:

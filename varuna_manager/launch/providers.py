@@ -28,6 +28,7 @@ from spottrain.pricing.prices.refresh import PriceRequest, known, on_demand_pric
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.jobs.manager_location import own_vm
+from spottrain.varuna_manager.jobs.replication import uid_of
 from spottrain.varuna_manager.jobs.vm_history import open_history
 
 if TYPE_CHECKING:
@@ -50,6 +51,7 @@ def open_cloud(
     public_key: str = "",
     ssh_from: tuple[str, ...] = (),
     *,
+    uid: str = "",
     everywhere: bool = False,
     inside: bool = False,
 ) -> ChildProvider:
@@ -59,6 +61,8 @@ def open_cloud(
         cloud: Its section of the job file.
         public_key: The key that VMs let in; needed to rent.
         ssh_from: Networks that VMs let in if the job file names none.
+        uid: The unique id of the job whose VMs are listed and launched; empty: VMs
+            that an older version launched.
         everywhere: Use all regions of the account, not only those of the
             job file.
         inside: This machine is in the VMs' network.
@@ -66,7 +70,7 @@ def open_cloud(
     Raises:
         CloudError: The settings contradict each other, or the child does not start.
     """
-    settings = replace(cloud.settings(public_key, ssh_from), inside=inside)
+    settings = replace(cloud.settings(public_key, ssh_from), uid=uid, inside=inside)
     if everywhere and isinstance(settings, AwsSettings):
         settings = replace(settings, regions=())
     return in_child(_FACTORIES[cloud.cloud], asdict(settings))
@@ -142,7 +146,9 @@ def _rent(
     )
     payload = replace(payload, notices={"kind": cloud.cloud})
     networks = () if cloud.ssh_from else own_network(cloud)
-    child = open_cloud(cloud, public_key, networks, inside=access.inside)
+    child = open_cloud(
+        cloud, public_key, networks, uid=uid_of(job), inside=access.inside
+    )
     try:
         return RentedVmProvider(wrap(child), folder, job.name, payload, access)
     except BaseException:
@@ -193,9 +199,12 @@ def make_azure(settings: Mapping[str, Any]) -> CloudProvider:
 
 def make_gcp(settings: Mapping[str, Any]) -> CloudProvider:
     """Return GCP as a provider, in the process that calls this."""
+    from spottrain.cloud.gcp.clients import default_project
     from spottrain.cloud.gcp.provider import GcpProvider
 
     made = TypeAdapter(GcpSettings).validate_python(settings)
+    if not made.project:
+        made = replace(made, project=default_project())
     return GcpProvider(made, catalogue(), _gcp_prices())
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from operator import attrgetter
+from types import MappingProxyType
 
+from spottrain.cloud.port.facts import with_attached
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import ConfigError
 from spottrain.machine import cores
@@ -145,6 +147,7 @@ def cloud_market(
     zones: Collection[str] = (),
     instance_types: Collection[str] = (),
     facts: Catalogue | None = None,
+    attached: Mapping[str, float] = MappingProxyType({}),
     dated: bool = False,
 ) -> JobMarket:
     """Return what clouds rent at the last known prices, without asking them.
@@ -160,6 +163,7 @@ def cloud_market(
         zones: All if empty; a price for a whole region is one for each.
         instance_types: All that the catalogue knows if empty.
         facts: The catalogue; by default the one that is shipped.
+        attached: USD per hour of a VM's disk and public address, by cloud.
         dated: Take prices that are too old to rent by, and estimates of spot prices, where
             nothing newer is known of a cloud: for a plan, which rents nothing.
 
@@ -178,7 +182,8 @@ def cloud_market(
         if zones and price.zone not in zones and price.zone != price.region:
             continue
         for offer in offers([price], facts):
-            priced = priced_offer(offer, base, hazards, facts)
+            whole = with_attached(offer, attached.get(offer.cloud, 0.0))
+            priced = priced_offer(whole, base, hazards, facts)
             stale = price.is_stale(now_s)
             plans = dated and stale and (price.cloud, price.spot) not in current
             marked = replace(priced, is_stale=stale and not plans, is_dated=plans)

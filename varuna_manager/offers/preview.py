@@ -33,6 +33,7 @@ from spottrain.pricing.ranking.rank import (
     greedy_fleet,
     rank,
 )
+from spottrain.varuna_manager.config.clouds import DISK_GIB
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core.planning import plan_inputs
 from spottrain.varuna_manager.jobs.folder import job_dir
@@ -452,6 +453,7 @@ def _own(
             regions=cloud.regions,
             zones=cloud.zones,
             instance_types=cloud.kinds(),
+            attached={cloud.cloud: cloud.attached_usd_per_hour()},
             dated=True,
         )
         for cloud in config.clouds
@@ -482,7 +484,13 @@ def _others(
         precision,
         others=_measured(inputs.facts, inputs.profile.loader),
     )
-    return cloud_market(history, base, now_s, clouds=scope.clouds, dated=True)
+    attached = {
+        cloud: catalogue().attached_usd_per_hour(cloud, DISK_GIB, public_address=True)
+        for cloud in scope.clouds
+    }
+    return cloud_market(
+        history, base, now_s, clouds=scope.clouds, attached=attached, dated=True
+    )
 
 
 def _rank(

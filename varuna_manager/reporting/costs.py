@@ -66,8 +66,9 @@ def cost(state: State, history: JobHistory, at_s: float) -> dict[str, Any]:
         "useful_share": _share(time.productive_s, time.billed_s),
         "usd_by_time": _by_time(rented, splits),
         "usd_by_kind": {
-            "compute": (machines - spending.boot).usd,
+            "compute": (machines - spending.boot - spending.attached).usd,
             "boot": spending.boot.usd,
+            "disks_and_addresses": spending.attached.usd,
             "storage": spending.storage.usd,
             "egress": spending.egress.usd,
         },

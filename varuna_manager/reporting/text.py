@@ -189,6 +189,7 @@ def money_rows(report: Mapping[str, Any]) -> list[Row]:
     rows: list[Row] = [
         ("compute", _usd(kinds["compute"]), "VMs once they could train"),
         ("boot", _usd(kinds["boot"]), "VMs until they could train"),
+        ("attached", _usd(kinds["disks_and_addresses"]), "VMs' disks and public addresses"),
         ("storage", _usd(kinds["storage"]), "checkpoints"),
         ("egress", _usd(kinds["egress"]), "data between zones"),
         ("spent", _usd(cost["usd_spent"]), "total"),

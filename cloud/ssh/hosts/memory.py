@@ -15,9 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import Vm, VmState
+from spottrain.cloud.port.provider import SshTarget, Vm, VmState
 from spottrain.cloud.port.stored import vm_from_data, write_private
 from spottrain.errors import WireError
+
+_TARGETS = 1000
+"""VMs whose addresses and host keys are kept; the newest."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +49,8 @@ class HostRecord:
     """Completed launches: token to VM ids."""
     software: dict[str, str] = field(default_factory=dict)
     """Software versions of the fleet's first host."""
+    targets: dict[str, SshTarget] = field(default_factory=dict)
+    """How VMs were entered, by id."""
 
     def end(self, vm_id: str) -> None:
         """Record that a VM has ended; it stays in the record."""
@@ -115,6 +120,15 @@ class HostMemory:
                 record.software.update(found)
             return record.software
 
+    def keep_target(self, vm_id: str, target: SshTarget) -> None:
+        """Save how a VM was entered; VMs enough for a job are kept."""
+        if self.read().targets.get(vm_id) == target:
+            return
+        with self.edit() as record:
+            record.targets[vm_id] = target
+            for old in list(record.targets)[:-_TARGETS]:
+                del record.targets[old]
+
     def keep_logs(self, vm_id: str, logs: dict[str, str]) -> None:
         """Save a VM's logs, by name, in ``vms/VM/``."""
         folder = self.folder / "vms" / vm_id
@@ -129,7 +143,11 @@ class HostMemory:
                 vm_id: HostVm(vm_from_data(item["vm"]), item["host"], item["lease_s"])
                 for vm_id, item in data.pop("rented").items()
             }
-            return HostRecord(rented=rented, **data)
+            targets = {
+                vm_id: SshTarget(**{**item, "host_keys": tuple(item["host_keys"])})
+                for vm_id, item in data.pop("targets", {}).items()
+            }
+            return HostRecord(rented=rented, targets=targets, **data)
         except (ValueError, KeyError, TypeError, WireError) as error:
             raise CloudError(
                 f"{self._path} is damaged ({error}); free the hosts by hand (remove "

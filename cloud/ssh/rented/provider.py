@@ -49,6 +49,9 @@ _LOGS_S = 10.0
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 5.0
 _MAX_UNFIT = 2
 """Consecutive unsuitable VMs of one type after which no more are rented."""
+_MAX_UNREACHED = 3
+"""Consecutive VMs that ran and never accepted a connection, after which no more are
+rented."""
 
 
 class RentedVmProvider(ForwardsAbilities):
@@ -92,6 +95,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._vms: dict[str, RentedVm] = {}
         self._unfit_counts: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
+        self._unreached: set[str] = set()
         self._relays = Relays(self._running, self._for_each, self._enter)
         # We start agents ourselves; inside, our own VM uses the shared resources.
         own = {port.StartsAgents} | ({port.ReleasesJob} if access.inside else set())
@@ -114,9 +118,15 @@ class RentedVmProvider(ForwardsAbilities):
         """Rent VMs; see ``CloudProvider.launch``.
 
         Raises:
-            MisconfiguredError: VMs rented before were unsuitable.
+            MisconfiguredError: VMs rented before were unsuitable, or out of reach.
             CloudError: the cloud's error.
         """
+        if len(self._unreached) >= _MAX_UNREACHED:
+            raise MisconfiguredError(
+                f"{self.name}: {len(self._unreached)} VMs run and none accepts SSH from "
+                "here; nothing more is rented. 'spottrain doctor' tries whether SSH "
+                "gets out of this network; see ssh_from and bastion"
+            )
         unfit = self._unfit.get(_kind(request.offer))
         if unfit is not None:
             raise MisconfiguredError(f"{request.offer.instance_type}: {unfit}")
@@ -248,16 +258,18 @@ class RentedVmProvider(ForwardsAbilities):
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:
         """Return the connection to a VM, None while its cloud does not know the address
-        yet.
+        yet and it was never entered.
 
         Raises:
             VmNotFoundError: the VM has ended.
             CloudError: the cloud does not answer.
         """
         rented_vm.check_not_given_back()
-        target = self._ssh.ssh_target(rented_vm.vm.vm_id)
+        vm_id = rented_vm.vm.vm_id
+        target = self._ssh.ssh_target(vm_id) or self._memory.read().targets.get(vm_id)
         if target is None:
             return None
+        rented_vm.target = target
         host = self._access.host(rented_vm.vm, target)
         with self._lock:
             before, connection = rented_vm.connection, rented_vm.enter(host, self._dial)
@@ -321,8 +333,13 @@ class RentedVmProvider(ForwardsAbilities):
         while True:
             last_error, rented_vm.doing = self._try(rented_vm)
             if isinstance(last_error, HostConnection):
+                self._note_reached(rented_vm)
                 return last_error
             if time.monotonic() > deadline_s:
+                if rented_vm.target and isinstance(
+                    last_error, hosts.UnreachableHostError
+                ):
+                    self._unreached.add(rented_vm.vm.vm_id)
                 raise last_error
             rented_vm.woken.wait(pause_s)
             rented_vm.check_not_given_back()
@@ -331,6 +348,12 @@ class RentedVmProvider(ForwardsAbilities):
                     f"{rented_vm.place}: the manager is shutting down"
                 )
             pause_s = min(2 * pause_s, _MAX_PAUSE_S)
+
+    def _note_reached(self, rented_vm: RentedVm) -> None:
+        """Keep how a VM was entered: a console forgets host keys, a manager restarts."""
+        self._unreached.clear()
+        if rented_vm.target is not None:
+            self._memory.keep_target(rented_vm.vm.vm_id, rented_vm.target)
 
     def _try(self, rented_vm: RentedVm) -> tuple[HostConnection | CloudError, str]:
         """Return (connection or the current error, status text)."""

@@ -68,6 +68,8 @@ class RentedVm:
 
     vm: Vm
     connection: HostConnection | None = None
+    target: SshTarget | None = None
+    """As its cloud reported it last."""
     start: Future[None] | None = None
     poll: Future[None] | None = None
     doing: str = "waiting to start"

@@ -13,6 +13,8 @@ import importlib
 import os
 import re
 import tempfile
+import urllib.error
+import urllib.request
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -30,6 +32,8 @@ _READ_TIMEOUT = timedelta(minutes=2)
 _REQUEST_TIMEOUT = timedelta(hours=6)
 PROFILES = ("AWS_PROFILE", "AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE")
 """Variables that tell where the profiles of the AWS tools are."""
+_S3_URL = "https://s3.amazonaws.com"
+_REGION_S = 10.0
 _AZURE_SCOPE = "https://storage.azure.com/.default"
 
 Credentials = Callable[[], dict[str, Any]]
@@ -83,11 +87,44 @@ def _open_s3(place: store.StoreUrl, endpoint: str, settings: dict[str, Any]) -> 
         settings["credential_provider"] = credentials
         named = {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ)
         region = region or (None if named else profile_region)
+    named = {"AWS_REGION", "AWS_DEFAULT_REGION"} & set(os.environ)
+    if not region and not named and not endpoint:  # a VM: nothing here knows it
+        region = bucket_region(place.bucket)
     if region:
         settings["region"] = region
     if endpoint:
         settings["endpoint"] = endpoint
     return S3Store(place.bucket, **settings)
+
+
+def bucket_region(bucket: str, endpoint: str = "") -> str:
+    """Return the region of an S3 bucket, empty if S3 does not say.
+
+    S3 names it to everybody in the header ``x-amz-bucket-region``, of redirects and
+    refusals too ("HeadBucket" in its API reference).
+
+    Args:
+        bucket: Its name.
+        endpoint: URL of another service than Amazon's.
+    """
+    url = f"{endpoint or _S3_URL}/{bucket}"
+    request = urllib.request.Request(url, method="HEAD")
+    try:
+        with _WITHOUT_REDIRECTS.open(request, timeout=_REGION_S) as answer:
+            headers = answer.headers
+    except urllib.error.HTTPError as error:
+        headers = error.headers
+    except OSError:
+        return ""
+    return str(headers.get("x-amz-bucket-region", ""))
+
+
+class _Refuse(urllib.request.HTTPRedirectHandler):
+    def redirect_request(self, *_: Any) -> None:
+        """Follow nothing: the redirect itself names the region."""
+
+
+_WITHOUT_REDIRECTS = urllib.request.build_opener(_Refuse)
 
 
 def _open_gs(place: store.StoreUrl, endpoint: str, settings: dict[str, Any]) -> Any:
@@ -353,7 +390,12 @@ def _reason(place: str, error: Exception) -> str:
     if "403 " in text:
         return f"no permission ({said}): grant list, read, write and delete there"
     if "redirect" in text:
-        return "the bucket is in another region: add ?region=<its region>"
+        bucket = place.partition("://")[2].partition("/")[0]
+        region = bucket_region(bucket, _endpoint("s3"))
+        return (
+            f"the bucket is in {region or 'another region'}: add "
+            f"?region={region or '<its region>'}"
+        )
     if said:
         return f"the store answered {said}"
     if "HTTP error" in text:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -23,10 +24,13 @@ from spottrain.cloud.ssh_keys import new_host_key
 from spottrain.pricing.prices.catalogue import catalogue
 
 KIND = "Standard_NC4as_T4_v3"
-SETTINGS = AzureSettings(instance_types=(KIND,), public_key="ssh-ed25519 AAAA")
+SETTINGS = AzureSettings(
+    instance_types=(KIND,), public_key="ssh-ed25519 AAAA", owner="us"
+)
 PLACE = AzurePlacement("/net/subnets/vms", "/identity", accelerated=True)
 KEY = ("private half", "ssh-ed25519 AAAA")
 FACTS = catalogue()
+UID = "0123456789abcdef" * 2
 
 
 def launch_request(
@@ -118,17 +122,17 @@ def test_names_follow_from_the_token_and_fit_azure(token: str, count: int) -> No
         count=count,
         lease_s=1,
     )
-    names = requests.vm_names(asked)
-    assert names == requests.vm_names(asked)
+    names = requests.vm_names(asked, SETTINGS)
+    assert names == requests.vm_names(asked, SETTINGS)
     assert len(set(names)) == count
-    assert all(name.startswith(requests.prefix("j")) for name in names)
+    assert all(name.startswith(requests.prefix("j", SETTINGS)) for name in names)
     assert all(len(name) <= 64 and "." not in name for name in names)
     vm_id = requests.vm_id_of("Some.Group", names[0])
     assert requests.split_vm_id(vm_id) == ("some.group", names[0])
 
 
 def test_the_longest_job_name_fits_a_group() -> None:
-    assert len(requests.group_of("j" * 63, SETTINGS)) <= 90
+    assert len(requests.group_of("j" * 63, replace(SETTINGS, uid=UID))) <= 90
     named = AzureSettings(instance_types=(), resource_group="Theirs")
     assert requests.group_of("j", named) == "theirs"
 

@@ -65,7 +65,7 @@ def test_every_token_makes_an_id_and_names_that_google_takes(
     token: str, attempt: int
 ) -> None:
     assert uuid.UUID(requests.request_id(token, attempt))
-    names = requests.vm_names(launch_request(token=token))
+    names = requests.vm_names(launch_request(token=token), "")
     assert len(set(names)) == 3
     assert all(NAME.fullmatch(name) for name in names)
 
@@ -74,7 +74,7 @@ def test_every_token_makes_an_id_and_names_that_google_takes(
 def test_labels_are_valid_and_distinct_for_any_text(one: str, other: str) -> None:
     assert LABEL.fullmatch(requests.label(one))
     assert (requests.label(one) == requests.label(other)) == (one == other)
-    assert NAME.fullmatch(requests.shared_name(one))
+    assert NAME.fullmatch(requests.shared_name(one, ""))
 
 
 @given(
@@ -185,7 +185,9 @@ def test_a_vm_id_contains_its_zone(name: str) -> None:
 
 def test_ssh_is_allowed_from_the_given_networks_only() -> None:
     (inside,) = requests.firewalls(SETTINGS, "job", PLACE.network)
-    assert inside["firewall_resource"]["source_tags"] == [requests.shared_name("job")]
+    assert inside["firewall_resource"]["source_tags"] == [
+        requests.shared_name("job", "")
+    ]
     settings = GcpSettings(
         project=PROJECT, instance_types=(), ssh_from=("192.0.2.0/24",), ssh_port=2222
     )

@@ -145,3 +145,15 @@ def test_the_data_travels_with_the_package() -> None:
     project = Path(__file__).parents[4] / "pyproject.toml"
     package = catalogue.__module__.rpartition(".")[0]
     assert f'"{package}" = ["data/*.csv"]' in project.read_text()
+
+
+def test_disks_and_addresses_are_priced_from_the_dated_table() -> None:
+    facts = catalogue()
+    for cloud, disk_usd in (("aws", 16.0), ("azure", 19.2), ("gcp", 20.0)):
+        bare = facts.attached_usd_per_hour(cloud, 200, public_address=False)
+        assert bare == pytest.approx(disk_usd / 730, rel=1e-3)
+        whole = facts.attached_usd_per_hour(cloud, 200, public_address=True)
+        assert whole - bare == pytest.approx(0.005)
+    assert facts.attached_usd_per_hour("local", 200, public_address=True) == 0.0
+    for row in facts._rows("attached"):
+        assert {row["disk_source"], row["address_source"]} <= facts.sources.keys()

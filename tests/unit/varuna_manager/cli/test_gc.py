@@ -15,7 +15,7 @@ from tests.fakes.gcp import running as gcp_running
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.gcp.provider import GcpProvider
 from spottrain.cloud.port.provider import LaunchRequest, VmState
-from spottrain.varuna_manager.cli.gc import _sweep
+from spottrain.varuna_manager.cli.gc import Scope, sweep
 from spottrain.varuna_manager.config.clouds import AwsConfig, GcpConfig
 
 
@@ -51,7 +51,7 @@ def test_a_vm_that_switched_itself_off_is_returned_with_its_disk(gcp: FakeGcp) -
     vm_id = rent(gcp.provider())
     gcp.ask("switch_off", zone=ZONE, name=vm_id.partition(".")[0])
     config = GcpConfig(instance_types=(KIND,), project=PROJECT, endpoint=gcp.url)
-    (vm,), left = _sweep(config, (), yes=True)
+    (vm,), left = sweep(config, Scope(), yes=True)
     assert (vm.vm_id, vm.state, left) == (vm_id, VmState.STOPPING, [])
     assert gcp.ask("left") == []
 
@@ -62,7 +62,7 @@ def test_vms_that_were_returned_are_shown_though_something_else_is_left(
     vm_id = rent(aws.provider())
     aws.ask("deny", operation="DeleteSecurityGroup")
     config = AwsConfig(instance_types=(AWS_KIND,), endpoint_url=aws.url)
-    (vm,), (told,) = _sweep(config, (), yes=True)
+    (vm,), (told,) = sweep(config, Scope(), yes=True)
     assert vm.vm_id == vm_id
     assert "lost" in told
-    assert all(each.vm_id != vm_id for each in _sweep(config, (), yes=False)[0])
+    assert all(each.vm_id != vm_id for each in sweep(config, Scope(), yes=False)[0])

@@ -1,0 +1,127 @@
+"""Two people with one account and one name for their jobs; an older version's VMs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from tests.fakes import aws, azure, gcp
+
+from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.facts import without_attached
+from spottrain.cloud.port.provider import LaunchRequest, Vm
+
+Fake = aws.FakeAws | azure.FakeAzure | gcp.FakeGcp
+ANN = {"uid": "a" * 32, "owner": "ann@example.org"}
+BEN = {"uid": "b" * 32, "owner": "ben@example.org"}
+
+
+@pytest.fixture(scope="module", params=[aws, azure, gcp], ids=["aws", "azure", "gcp"])
+def cloud(request: pytest.FixtureRequest) -> Iterator[Fake]:
+    with request.param.running() as fake:
+        yield fake
+
+
+@pytest.fixture
+def fake(cloud: Fake) -> Iterator[Fake]:
+    cloud.reset()
+    yield cloud
+    assert cloud.ask("drifts") == []
+
+
+def rent(provider: Any, intent: str = "intent-0") -> Vm:
+    """Rent as managers do: intents are called the same for everybody."""
+    offer = next(offer for offer in provider.offers() if offer.spot)
+    request = LaunchRequest(
+        token=f"{provider._settings.uid}-{intent}",
+        job="quickstart",
+        intent=intent,
+        offer=offer,
+        count=1,
+        lease_s=600,
+    )
+    vms: tuple[Vm, ...] = provider.launch(request).vms
+    return vms[0]
+
+
+def alive(provider: Any) -> dict[str, str]:
+    """Return the living VMs of the job and whose they are."""
+    vms = provider.list_vms("quickstart")
+    return {vm.vm_id: vm.owner for vm in vms if vm.state.is_alive}
+
+
+def pass_time(fake: Fake) -> None:
+    if isinstance(fake, azure.FakeAzure):
+        fake.ask("pass_time", seconds=1.0)
+    if isinstance(fake, gcp.FakeGcp):
+        fake.ask("finish_all")
+
+
+def test_neither_sees_or_ends_what_the_other_has(fake: Fake) -> None:
+    ann, ben = fake.provider(**ANN), fake.provider(**BEN)
+    hers, his = rent(ann), rent(ben)
+    assert hers.vm_id != his.vm_id
+    assert alive(ann) == {hers.vm_id: ANN["owner"]}
+    assert alive(ben) == {his.vm_id: BEN["owner"]}
+    everybody = {vm.vm_id: (vm.uid, vm.owner) for vm in ann.list_all()}
+    assert everybody == {
+        hers.vm_id: tuple(ANN.values()),
+        his.vm_id: tuple(BEN.values()),
+    }
+    ann.terminate(list(alive(ann)))
+    pass_time(fake)
+    ann.release("quickstart")
+    assert alive(fake.provider(**BEN)) == {his.vm_id: BEN["owner"]}
+    more = rent(fake.provider(**BEN), "intent-1")  # what his VMs share is there
+    with pytest.raises(CloudError, match="terminate them first"):
+        ben.release("quickstart")
+    ben.terminate([his.vm_id, more.vm_id])
+    pass_time(fake)
+    ben.release("quickstart")
+    assert fake.ask("left") == []
+
+
+def test_a_vm_of_an_older_version_is_found_and_returned(fake: Fake) -> None:
+    old = rent(fake.provider())
+    ann = fake.provider(**ANN)
+    assert list(alive(ann)) == [old.vm_id]
+    new = rent(ann, "intent-1")
+    assert set(alive(ann)) == {old.vm_id, new.vm_id}
+    ann.terminate(list(alive(ann)))
+    pass_time(fake)
+    assert alive(fake.provider(**ANN)) == {}
+    ann.release("quickstart")
+    assert fake.ask("left") == []
+
+
+def test_an_offer_and_its_vm_cost_what_machine_disk_and_address_do(fake: Fake) -> None:
+    bare = {(o.zone, o.spot): o.usd_per_hour for o in fake.provider().offers()}
+    whole = fake.provider(attached_usd_per_hour=0.03)
+    for offer in whole.offers():
+        machine = bare[offer.zone, offer.spot]
+        assert offer.usd_per_hour == pytest.approx(machine + 0.03)
+        assert offer.attached_usd_per_hour == 0.03
+        assert without_attached(offer).usd_per_hour == pytest.approx(machine)
+    vm = rent(whole)
+    (listed,) = fake.provider().list_vms("quickstart")
+    for each in (vm, listed):
+        assert each.offer.attached_usd_per_hour == 0.03
+        assert each.offer.usd_per_hour == pytest.approx(
+            bare[vm.offer.zone, True] + 0.03
+        )
+
+
+def test_tags_of_the_user_and_the_principal_are_on_what_is_rented(fake: Fake) -> None:
+    mine = {"cost-centre": "4711"}
+    provider = fake.provider(uid=ANN["uid"], tags=mine)
+    vm = rent(provider)
+    who = provider.principal()
+    assert vm.owner == who
+    expected = {
+        "FakeAws": "arn:aws:sts::123456789012:user/moto",
+        "FakeAzure": "33333333-0000-0000-0000-000000000000"
+        "@22222222-0000-0000-0000-000000000000",
+        "FakeGcp": f"us@{gcp.PROJECT}.iam.gserviceaccount.com",
+    }
+    assert who == expected[type(fake).__name__]
