@@ -50,6 +50,7 @@ class GcpChecks:
                 yield run_check(
                     f"types {region}", partial(self._types, region), "types"
                 )
+        yield run_check("prices", self._market.told_prices)
         try:
             yield from _quotas(self._market.quotas())
         except CloudError as error:

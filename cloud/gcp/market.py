@@ -10,8 +10,9 @@ from typing import Any
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.requests import GcpInstanceKind
-from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
+from spottrain.cloud.gcp.settings import GcpSettings, Prices
 from spottrain.cloud.gcp.translate import translating_errors
+from spottrain.cloud.port.errors import MisconfiguredError
 from spottrain.cloud.port.facts import CloudFacts, make_offer
 from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
 
@@ -27,12 +28,12 @@ class GcpMarket:
         clients: GcpClients,
         settings: GcpSettings,
         facts: CloudFacts,
-        price_of: PriceOf,
+        prices: Prices,
     ) -> None:
         self._clients = clients
         self._settings = settings
         self._facts = facts
-        self._price_of = price_of
+        self._prices = prices
         self._lock = threading.Lock()
         self._fetched_at_s = -PLACES_KEEP_S
         self._places: list[tuple[str, str]] = []
@@ -101,7 +102,26 @@ class GcpMarket:
         return requests.region_of(zone) in self._settings.regions
 
     def _price(self, zone: str, instance_type: str, spot: bool) -> float | None:
-        return self._price_of(requests.region_of(zone), instance_type, spot)
+        region = requests.region_of(zone)
+        return self._prices.usd_per_hour(region, instance_type, spot)
+
+    def told_prices(self) -> str:
+        """Return how many of our machines have a price.
+
+        Raises:
+            MisconfiguredError: none has, so nothing can be rented.
+        """
+        places, warning = self.places(), self._prices.warning()
+        priced = [
+            any(self._price(zone, kind, spot) is not None for spot in (True, False))
+            for zone, kind in places
+        ]
+        if places and not any(priced):
+            raise MisconfiguredError(
+                f"GCP: no price is known, so nothing can be rented; {warning}"
+            )
+        told = f"{sum(priced)} of {len(places)} types and zones have a price"
+        return f"{told}; {warning}" if warning else told
 
     def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:
         """Return Google's obtainability score of spot VMs in each zone."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from spottrain.units import DAY_S
 
@@ -13,8 +14,15 @@ IMAGE = (
 )
 """Google's own image with NVIDIA's driver and CUDA; Python 3.12, no torch."""
 
-PriceOf = Callable[[str, str, bool], float | None]
-"""(region, instance type, spot) -> USD per hour, None if unknown."""
+
+class Prices(Protocol):
+    """Prices of machines, which Compute Engine itself does not report."""
+
+    def usd_per_hour(self, region: str, instance_type: str, spot: bool) -> float | None:
+        """Return a price; None if it is unknown."""
+
+    def warning(self) -> str:
+        """Return a line if older prices are used, or none; else nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -61,6 +61,7 @@ else
     rm -rf arriving
     mkdir -p arriving jobs
     tar -xzf - -C arriving
+    mv arriving/market.sqlite market.sqlite
     mv arriving/jobs/{name} jobs/{name}
 fi
 """
