@@ -134,7 +134,11 @@ def config_there(config: JobConfig, manager: RemoteManager) -> JobConfig:
     connects regions.
     """
     cloud = config.clouds[0]
-    update: dict[str, Any] = {"ssh_from": manager.networks, "bastion": None}
+    update: dict[str, Any] = {
+        "ssh_from": manager.networks,
+        "bastion": None,
+        "ssh_proxy": "",
+    }
     if isinstance(cloud, AwsConfig):
         update["profile"] = ""  # it uses the VM's role
     if isinstance(cloud, AzureConfig) and not cloud.subscription:
@@ -209,9 +213,10 @@ class _Rental:
     def _way(self) -> tuple[Dial, Bastion | None]:
         from spottrain.cloud.ssh.rented.vm import VmAccess
 
-        bastion = self._config.clouds[0].bastion
-        host = None if bastion is None else bastion.host()
-        return VmAccess(key_file=self._key_file, bastion=host).dial()
+        cloud = self._config.clouds[0]
+        bastion = None if cloud.bastion is None else cloud.bastion.host()
+        access = VmAccess(key_file=self._key_file, bastion=bastion, proxy=cloud.proxy())
+        return access.dial()
 
     def rent(self) -> None:
         """Rent the VM in the first zone that has one; idempotent.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -71,7 +72,7 @@ def _offers_or_error(cloud: AnyCloud) -> OffersAndMessages | SpottrainError:
 
 
 def _offers_of(cloud: AnyCloud) -> OffersAndMessages:
-    lines = [f"{cloud.cloud}: {_ssh_access(cloud)}"]
+    lines = [f"{cloud.cloud}: {ssh_access(cloud)}"]
     provider = open_cloud(cloud)
     try:
         found = tuple(account_findings(provider))
@@ -204,7 +205,7 @@ def findings(cloud: AnyCloud) -> Iterator[Finding]:
         provider.close()
     yield from found
     if any(each.ok for each in found):
-        yield run_check("SSH", lambda: _ssh_access(cloud))
+        yield run_check("SSH", lambda: ssh_access(cloud))
 
 
 def account_findings(provider: CloudProvider) -> Iterator[Finding]:
@@ -234,8 +235,21 @@ def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
         yield Finding(what=what, ok=quota.limit > 0, told=told, one_of="quota")
 
 
-def _ssh_access(cloud: AnyCloud) -> str:
+def ssh_access(cloud: AnyCloud) -> str:
+    """Return how this machine reaches VMs.
+
+    Raises:
+        ConfigError: It cannot: a tool is missing, or its own address is unknown.
+    """
     networks = cloud.ssh_from or own_network(cloud)
+    if cloud.ssh_proxy:
+        for tool in cloud.proxy_tools:
+            if shutil.which(tool) is None:
+                raise ConfigError(
+                    f"{cloud.cloud}.ssh_proxy needs the command {tool} on this machine; "
+                    "install it (docs/clouds.md), or leave ssh_proxy out"
+                )
+        return f"VMs are reached with {' and '.join(cloud.proxy_tools)}"
     if cloud.bastion is not None:
         return f"VMs are reached through {cloud.bastion.address}"
     if not cloud.public_addresses:

@@ -141,6 +141,7 @@ def _rent(
         python=cloud.python,
         folder=cloud.folder,
         bastion=None if cloud.bastion is None else cloud.bastion.host(),
+        proxy=cloud.proxy(),
         inside=own_vm(job) is not None,
     )
     payload = replace(payload, notices={"kind": cloud.cloud})
@@ -154,13 +155,16 @@ def _rent(
 
 
 def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]:
-    """Return this machine's public address as a network.
+    """Return the networks from which this machine reaches VMs: its public address.
 
-    Empty where VMs have no public address: their own network decides.
+    Empty where VMs have no public address: their own network decides. Through a tool of
+    the cloud, those of the tool.
 
     Raises:
         ConfigError: It cannot be determined, or it is an IPv6 address.
     """
+    if cloud.ssh_proxy:
+        return cloud.proxy_networks
     if not cloud.public_addresses:
         return ()
     try:

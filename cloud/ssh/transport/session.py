@@ -25,7 +25,7 @@ import paramiko
 
 from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
 from spottrain.cloud.ssh.on_vm import host_agent
-from spottrain.cloud.ssh.transport import hosts
+from spottrain.cloud.ssh.transport import hosts, proxy
 
 CONNECT_S = 10.0
 """Time limit of each step of connecting."""
@@ -65,7 +65,7 @@ def dial(host: hosts.Host) -> socket.socket | paramiko.Channel:
 
 
 Dial = Callable[[hosts.Host], socket.socket | paramiko.Channel]
-"""Opens the connection to a host: ``dial``, or through a bastion."""
+"""Opens the connection to a host: ``dial``, or through a bastion or a tool."""
 
 
 class Session:
@@ -276,17 +276,19 @@ def connect(host: hosts.Host, dial: Dial = dial) -> paramiko.SSHClient:
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
     for key in trusted_keys(host):
         client.get_host_keys().add(_known_as(host), key.get_name(), key)
+    way = dial(host)
+    tool = way if isinstance(way, proxy.ProxySocket) else None
     try:
         client.connect(
             host.address,
             host.port,
             host.user,
-            sock=dial(host),
+            sock=way,
             key_filename=str(host.key_file) if host.key_file else None,
             allow_agent=host.key_file is None,
             look_for_keys=host.key_file is None,
             timeout=CONNECT_S,
-            banner_timeout=CONNECT_S,
+            banner_timeout=proxy.CONNECT_S if tool else CONNECT_S,
             auth_timeout=CONNECT_S,
         )
         transport = client.get_transport()
@@ -294,7 +296,14 @@ def connect(host: hosts.Host, dial: Dial = dial) -> paramiko.SSHClient:
         transport.set_keepalive(_KEEPALIVE_S)
     except (paramiko.SSHException, OSError, EOFError) as error:
         client.close()
-        raise _translate(host, error) from error
+        translated = _translate(host, error)
+        if tool is not None:
+            tool.close()
+            if tool.complaint and isinstance(translated, hosts.UnreachableHostError):
+                translated = hosts.UnreachableHostError(
+                    f"{host.place}: {tool.complaint}"
+                )
+        raise translated from error
     return client
 
 

@@ -96,4 +96,5 @@ def test_without_prices_the_doctor_says_that_nothing_can_be_rented(
     assert not prices.ok
     assert "nothing can be rented; gcp: no credentials" in prices.told
     (prices,) = (f for f in gcp.provider().check() if f.what == "prices")
-    assert (prices.ok, prices.told) == (True, "1 of 1 types and zones have a price")
+    assert prices.ok
+    assert prices.told.endswith("types and zones have a price")
