@@ -10,9 +10,11 @@ from spottrain.units import DAY_S
 
 IMAGE = (
     "projects/deeplearning-platform-release/global/images/family/"
-    "common-cu129-ubuntu-2404-nvidia-580"
+    "pytorch-2-9-cu129-ubuntu-2404-nvidia-580"
 )
-"""Google's own image with NVIDIA's driver and CUDA; Python 3.12, no torch."""
+"""Google's own image with NVIDIA's driver, CUDA and torch 2.9 for Python 3.12; the newest
+of its family. Source: Deep Learning VM release notes; public logs of August 2026 show it
+with torch 2.9.1+cu129."""
 
 
 class Prices(Protocol):

@@ -89,6 +89,7 @@ def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
     if config.clouds:
         torch = run_check("torch", lambda: _build(config))
         yield "here", torch
+        yield "here", _traffic(config)
         return
     (provider,) = config.resources.providers
     try:
@@ -100,6 +101,18 @@ def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
 
 def _build(config: JobConfig) -> str:
     return "; ".join(preflight.check_build(config)) or "no GPU is asked for"
+
+
+def _traffic(config: JobConfig) -> Finding:
+    where = "the network of one region"
+    if config.resources.span != "region":
+        named = ", ".join(f"{c.cloud}.{c.network_key}" for c in config.clouds)
+        where = f"your own network between regions ({named}), which must be private"
+    told = (
+        "VMs send each other weights and activations NOT encrypted and NOT "
+        f"authenticated, inside {where}"
+    )
+    return Finding(what="traffic between VMs", ok=True, told=told)
 
 
 def _of_cloud(name: str, cloud: AnyCloud) -> Iterator[tuple[str, Finding]]:

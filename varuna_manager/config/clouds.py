@@ -22,7 +22,7 @@ from spottrain.cloud.azure.settings import (
 )
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.ssh.transport.hosts import Host
+from spottrain.cloud.ssh.transport.hosts import FIND_PYTHON, Host
 from spottrain.cloud.ssh.transport.proxy import PORT, ProxyCommand, through_port
 from spottrain.errors import ConfigError
 from spottrain.gpus.builds import UnfitBuildError, check_precision
@@ -147,9 +147,9 @@ class CloudConfig(Section):
     """Rent any type with these GPUs, such as A100 (any memory) or A100-80GB."""
     disk_gib: PositiveInt = 200
     """Size of a VM's disk."""
-    python: Name = "python3"
+    python: Name = FIND_PYTHON
     """Python 3.11 or newer of the image, with torch, numpy and safetensors unless
-    `setup` installs them."""
+    `setup` installs them. `auto`: the image's Python that has torch, else python3."""
     folder: Folder = ".spottrain"
     """spottrain's folder on a VM, relative to the home folder."""
     ssh_port: Port = 22
@@ -205,6 +205,11 @@ class CloudConfig(Section):
     def has_own_network(self) -> bool:
         """True if VMs are put into an existing network of the user."""
         return bool(getattr(self, self.network_key))
+
+    def not_joined(self) -> str:
+        """Return what is missing for VMs of all our regions to reach each other; empty if
+        a network of the user joins them, as far as the job file shows."""
+        return "" if self.has_own_network else f"{self.cloud}.{self.network_key}"
 
     def kinds(self) -> tuple[str, ...]:
         """Return the instance types that may be rented, by name or by GPU.
@@ -328,6 +333,14 @@ class AwsConfig(CloudConfig):
         argv += ["--parameters", f"portNumber={port}"]
         return [*argv, "--profile", self.profile] if self.profile else argv
 
+    def not_joined(self) -> str:
+        """Return what is missing for VMs of all our regions to reach each other."""
+        for region in self.regions:
+            if not any(zone.startswith(region) for zone in self.subnets):
+                return f"aws.subnets in {region}"
+        # Our own group admits its members only, and a group is of one region.
+        return "" if self.security_groups else "aws.security_groups"
+
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AwsSettings:
         """Return the adapter's settings."""
         return AwsSettings(**self._values(AwsSettings, public_key, ssh_from))
@@ -391,6 +404,11 @@ class AzureConfig(CloudConfig):
         argv += ["--resource-group", bastion_group, "--subscription", subscription]
         argv += ["--target-resource-id", vm, "--resource-port", str(port)]
         return through_port([*argv, "--port", PORT])
+
+    def not_joined(self) -> str:
+        """Return what is missing for VMs of all our regions to reach each other."""
+        missing = [region for region in self.regions if region not in self.subnets]
+        return f"azure.subnets in {missing[0]}" if missing else ""
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AzureSettings:
         """Return the adapter's settings."""
@@ -497,8 +515,9 @@ def check_cloud(
             f"resources.provider {name} needs a checkpoint.path that all VMs and this "
             "machine can access, such as s3://bucket/prefix; VMs share nothing else"
         )
-    if span != "region" and not cloud.has_own_network:
+    if span != "region" and (missing := cloud.not_joined()):
         raise ValueError(
-            f"resources.span {span} needs a network of your own whose regions reach "
-            f"each other, named in {name}; or keep resources.span at region"
+            f"resources.span {span} needs a network of your own that joins all regions, "
+            f"as VMs send each other unencrypted data there: name {missing}; or keep "
+            "resources.span at region"
         )

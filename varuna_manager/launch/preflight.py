@@ -11,6 +11,7 @@ from pathlib import Path
 
 from spottrain.cloud.aws.settings import IMAGE_NAME as AWS_IMAGE
 from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
+from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     ChecksAccount,
@@ -126,9 +127,14 @@ def check_build(config: JobConfig) -> list[str]:
             for kind in cloud.machines()
             if kind.device == "gpu"
         }
+        if build is None and not has_torch(cloud.image):
+            lines.append(_no_torch(cloud, config.setup))
         driver = driver_of_image(cloud.cloud, cloud.image)
         needed = choose_build(driver, gpus.values())
         if not gpus:
+            continue
+        if build is None and has_torch(cloud.image):
+            lines.append(f"{cloud.cloud}: torch is in the image {cloud.image}")
             continue
         if build is None:
             what = "none that is published" if needed is None else str(needed)
@@ -163,6 +169,22 @@ def build_in_setup(config: JobConfig) -> TorchBuild | None:
     return PYPI if re.search(r"\btorch\b", text) else None
 
 
+def has_torch(image: str) -> bool:
+    """Return whether an image holds torch, as far as its name says."""
+    return "pytorch" in image.lower()
+
+
+def _no_torch(cloud: AnyCloud, setup: str) -> str:
+    known = "has none" if cloud.image in _IMAGES else "may have none"
+    what = "setup does not name torch" if setup else "there is no setup"
+    return (
+        f"{cloud.cloud}: WARNING: no torch: the image {cloud.image} {known}, and {what}; "
+        "VMs without torch are paid for and returned: set 'setup: pip install torch "
+        "safetensors', or give an image that has it"
+    )
+
+
+_IMAGES = (AWS_IMAGE, AZURE_IMAGE, GCP_IMAGE)
 _IMAGE_DRIVERS = {AWS_IMAGE: "595.91", AZURE_IMAGE: "580"}
 """Of images whose names do not say: AWS's release notes, September 2026; azhpc-images
 #478 and #488."""

@@ -41,6 +41,15 @@ stdin = sys.stdin.buffer
 code = stdin.read(int(stdin.readline()))
 exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_host_agent"})
 """
+# Images of clouds hold torch in an environment of its own: AWS's release notes name the
+# first, older ones of Google and Azure had the second. Without torch: the system's.
+_FINDING = """
+for python in /opt/pytorch/bin/python /opt/conda/bin/python python3; do
+    "$python" -c 'import importlib.util as u; exit(not u.find_spec("torch"))' \\
+        2>/dev/null && break
+done
+exec "$python" -c "$1"
+"""
 _MAIN = """
 import pathlib, sys
 serve(sys.stdin.buffer, sys.stdout.buffer, pathlib.Path.home() / %r)
@@ -157,6 +166,10 @@ class Session:
         code = source.encode()
         # exec: its parent is then the sshd process of this connection.
         command = f"exec {shlex.quote(self.host.python)} -c {shlex.quote(_LOADER)}"
+        if self.host.python == hosts.FIND_PYTHON:
+            command = (
+                f"exec /bin/sh -c {shlex.quote(_FINDING)} sh {shlex.quote(_LOADER)}"
+            )
         try:
             transport = self._client.get_transport()
             assert transport is not None
@@ -240,6 +253,7 @@ class Session:
     def _end_reason(self, channel: paramiko.Channel) -> CloudError:
         """Return why the connection ended, such as no suitable Python."""
         place, python = self.host.place, self.host.python
+        named = "python3" if python == hosts.FIND_PYTHON else python
         channel.status_event.wait(1.0)  # the exit status follows the output
         code = channel.exit_status
         said = b"".join(iter(lambda: _recv_stderr(channel), b"")).decode(
@@ -253,12 +267,12 @@ class Session:
                 )
         if code in (126, 127):
             return hosts.UnfitHostError(
-                f"{place}: has no {python}; install Python 3.11 or newer, or name one "
+                f"{place}: has no {named}; install Python 3.11 or newer, or name one "
                 "with python:"
             )
         last = (said.strip().splitlines() or ["connection lost"])[-1]
         if code > 0:
-            return hosts.UnfitHostError(f"{place}: {python} ended with {code}: {last}")
+            return hosts.UnfitHostError(f"{place}: {named} ended with {code}: {last}")
         return hosts.UnreachableHostError(f"{place}: {last}")
 
 

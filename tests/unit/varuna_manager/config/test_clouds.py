@@ -173,9 +173,27 @@ def test_a_mistake_is_reported_in_one_line(data: dict[str, Any], told: str) -> N
 
 
 def test_a_wider_span_takes_a_network_of_the_users_own() -> None:
-    section = {"gpus": ["L4"], "subnets": {"us-east-1a": "subnet-1"}}
+    section = {
+        "gpus": ["L4"],
+        "regions": ["us-east-1", "us-west-2"],
+        "subnets": {"us-east-1a": "subnet-1", "us-west-2b": "subnet-2"},
+        "security_groups": ["sg-1"],
+    }
     data = job("aws", section, resources={"provider": "aws", "span": "cloud"})
     assert parse_config(data, "x").resources.span == "cloud"
+    for missing in ("security_groups", "subnets"):
+        less = {key: value for key, value in section.items() if key != missing}
+        data = job("aws", less, resources={"provider": "aws", "span": "cloud"})
+        with pytest.raises(ConfigError, match=f"unencrypted .*name aws.{missing}"):
+            parse_config(data, "x")
+    azure = {
+        "gpus": ["T4"],
+        "regions": ["eastus", "westus3"],
+        "subnets": {"eastus": "s"},
+    }
+    data = job("azure", azure, resources={"provider": "azure", "span": "cloud"})
+    with pytest.raises(ConfigError, match="name azure.subnets in westus3"):
+        parse_config(data, "x")
 
 
 # --- What VMs are rented for ----------------------------------------------------------------
