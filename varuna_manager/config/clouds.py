@@ -282,7 +282,7 @@ class CloudConfig(Section):
 
 
 class AwsConfig(CloudConfig):
-    """Amazon Web Services, for `provider: aws`; see docs/clouds.md."""
+    """Amazon Web Services, for `provider: aws`; see docs/clouds/aws.md."""
 
     cloud: ClassVar[str] = "aws"
     regions: tuple[Name, ...] = Field(default=("us-east-1",), min_length=1)
@@ -347,7 +347,7 @@ class AwsConfig(CloudConfig):
 
 
 class AzureConfig(CloudConfig):
-    """Microsoft Azure, for `provider: azure`; see docs/clouds.md."""
+    """Microsoft Azure, for `provider: azure`; see docs/clouds/azure.md."""
 
     cloud: ClassVar[str] = "azure"
     regions: tuple[Name, ...] = Field(default=("eastus",), min_length=1)
@@ -419,7 +419,7 @@ class AzureConfig(CloudConfig):
 
 
 class GcpConfig(CloudConfig):
-    """Google Cloud, for `provider: gcp`; see docs/clouds.md."""
+    """Google Cloud, for `provider: gcp`; see docs/clouds/gcp.md."""
 
     cloud: ClassVar[str] = "gcp"
     network_key: ClassVar[str] = "network"

@@ -269,7 +269,7 @@ def ssh_access(cloud: AnyCloud) -> str:
             if shutil.which(tool) is None:
                 raise ConfigError(
                     f"{cloud.cloud}.ssh_proxy needs the command {tool} on this machine; "
-                    "install it (docs/clouds.md), or leave ssh_proxy out"
+                    "install it (docs/clouds/{cloud.cloud}.md), or leave ssh_proxy out"
                 )
         return f"VMs are reached with {' and '.join(cloud.proxy_tools)}"
     if cloud.bastion is not None:

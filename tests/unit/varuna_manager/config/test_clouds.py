@@ -14,6 +14,7 @@ from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.config.job import JobConfig, load_config, parse_config
+from spottrain.varuna_manager.launch.preflight import check_build
 from spottrain.varuna_manager.launch.providers import own_network
 
 WANTED: dict[str, dict[str, Any]] = {
@@ -239,3 +240,20 @@ def test_types_without_bf16_are_left_out_and_refused_if_nothing_else_is_named() 
     with pytest.raises(ConfigError, match=r"T4 \(sm_75\) has no bf16; use fp16"):
         on("aws", "auto", "g4dn.xlarge", **bf16)
     assert on("aws", "auto", "g4dn.xlarge", runtime={"precision": "fp16"}).clouds
+
+
+@pytest.mark.parametrize("name", ["aws", "azure", "gcp"])
+def test_a_first_job_of_each_cloud_finds_torch_and_has_a_small_budget(
+    name: str,
+) -> None:
+    root = Path(__file__).resolve().parents[4]
+    file = root / f"examples/{name}.yaml"
+    config = load_config(file)
+    assert config.name == f"first-on-{name}"
+    assert config.budget.max_usd is not None
+    assert config.budget.max_usd <= 5
+    assert not any("WARNING" in line for line in check_build(config))
+    page = (root / f"docs/clouds/{name}.md").read_text()
+    walk, _, _ = page.partition("## Details")
+    assert f"spottrain launch examples/{name}.yaml" in walk
+    assert len(walk.splitlines()) <= 40, "at most one screen"
