@@ -16,7 +16,7 @@ from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import translating_errors
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import check_offered
-from spottrain.cloud.port.provider import Finding, Quota, run_check
+from spottrain.cloud.port.provider import ANY_FAMILY, Finding, Quota, run_check
 
 _QUOTAS_URL = "https://console.cloud.google.com/iam-admin/quotas"
 
@@ -86,6 +86,8 @@ def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:
     limits: dict[tuple[str, str], float] = {}
     units: dict[str, str] = {}
     for quota in quotas:
+        if quota.family == ANY_FAMILY:
+            continue  # told as a number of VMs
         where = quota.region, quota.family
         limits[where] = max(quota.limit, limits.get(where, 0.0))
         units[quota.family] = "GPUs" if quota.unit == "gpu" else "virtual CPUs"

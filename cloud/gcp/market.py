@@ -14,7 +14,7 @@ from spottrain.cloud.gcp.settings import GcpSettings, Prices
 from spottrain.cloud.gcp.translate import translating_errors
 from spottrain.cloud.port.errors import MisconfiguredError
 from spottrain.cloud.port.facts import CloudFacts, make_offer
-from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
+from spottrain.cloud.port.provider import ANY_FAMILY, Offer, PlacementScore, Quota
 
 PLACES_KEEP_S = 3600.0
 """The types of a zone change every few months."""
@@ -194,10 +194,28 @@ class GcpMarket:
             for region in self._settings.regions:
                 content = self._clients.call("regions", "get", {"region": region})
                 found += list(_quotas(region, content, families))
+                found += list(self._per_vm(region, content))
             if any(family.endswith("_GPUS") for family in families):
                 content = self._clients.call("projects", "get", {})
                 found += list(_quotas("", content, {answers.ALL_REGIONS}))
         return found
+
+    def _per_vm(self, region: str, content: dict[str, Any]) -> Iterator[Quota]:
+        """Yield the quotas of a region that all VMs count against, in VMs."""
+        settings = self._settings
+        uses = {"SSD_TOTAL_GB": settings.disk_gib}  # of pd-balanced, too
+        if settings.public_addresses:
+            uses["IN_USE_ADDRESSES"] = 1
+        for quota in content.get("quotas", ()):
+            if each := uses.get(quota["metric"]):
+                yield Quota(
+                    region=region,
+                    family=ANY_FAMILY,
+                    spot=False,
+                    limit=float(quota.get("limit", 0.0)) / each,
+                    unit="vm",
+                    used=float(quota.get("usage", 0.0)) / each,
+                )
 
 
 _SPOT = "PREEMPTIBLE_"
@@ -206,9 +224,14 @@ _SPOT = "PREEMPTIBLE_"
 def _quotas(
     region: str, content: dict[str, Any], families: set[str]
 ) -> Iterator[Quota]:
-    for quota in content.get("quotas", ()):
+    listed = content.get("quotas", ())
+    known = {quota["metric"] for quota in listed}
+    for quota in listed:
         metric = quota["metric"]
-        if metric.removeprefix(_SPOT) in families:
+        on_demand = metric.removeprefix(_SPOT)
+        if metric != on_demand and not quota.get("limit") and on_demand in known:
+            continue  # until it is granted, spot VMs count against that on demand
+        if on_demand in families:
             yield Quota(
                 region=region,
                 family=metric.removeprefix(_SPOT),

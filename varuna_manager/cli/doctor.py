@@ -85,7 +85,7 @@ def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
     os.environ.update(config.env)
     yield "here", _checkpoints(config)
     for cloud in config.clouds:
-        yield from _of_cloud(cloud.cloud, cloud)
+        yield from _of_cloud(cloud.cloud, cloud, config.resources.max_vms)
     if config.clouds:
         torch = run_check("torch", lambda: _build(config))
         yield "here", torch
@@ -115,8 +115,10 @@ def _traffic(config: JobConfig) -> Finding:
     return Finding(what="traffic between VMs", ok=True, told=told)
 
 
-def _of_cloud(name: str, cloud: AnyCloud) -> Iterator[tuple[str, Finding]]:
-    for each in preflight.findings(cloud):
+def _of_cloud(
+    name: str, cloud: AnyCloud, max_vms: int = 0
+) -> Iterator[tuple[str, Finding]]:
+    for each in preflight.findings(cloud, max_vms):
         yield name, each
 
 

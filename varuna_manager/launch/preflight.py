@@ -32,6 +32,8 @@ from spottrain.gpus.builds import (
     choose_build,
 )
 from spottrain.gpus.find import VmDevices, find_devices
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.ranking.quotas import with_quotas
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.launch.providers import open_cloud, own_network
@@ -214,8 +216,13 @@ def _why_none(cloud: AnyCloud) -> str:
     )
 
 
-def findings(cloud: AnyCloud) -> Iterator[Finding]:
-    """Yield findings about a cloud account, the most basic first."""
+def findings(cloud: AnyCloud, max_vms: int = 0) -> Iterator[Finding]:
+    """Yield findings about a cloud account, the most basic first.
+
+    Args:
+        cloud: Its section of a job file.
+        max_vms: VMs that the job may have; 0: there is no job.
+    """
     try:
         provider = open_cloud(cloud)
     except CloudError as error:
@@ -223,6 +230,8 @@ def findings(cloud: AnyCloud) -> Iterator[Finding]:
         return
     try:
         found = tuple(account_findings(provider))
+        if max_vms and isinstance(provider, ReportsQuota) and not blocking(found):
+            found = (*found, run_check("quotas", lambda: _enough(provider, max_vms)))
     finally:
         provider.close()
     yield from found
@@ -238,6 +247,28 @@ def account_findings(provider: CloudProvider) -> Iterator[Finding]:
     yield run_check("offers", lambda: f"{len(provider.offers())} offers")
     if isinstance(provider, ReportsQuota):
         yield from _quotas(provider)
+
+
+def _enough(provider: CloudProvider, max_vms: int) -> str:
+    """Return for how many VMs of a job the quotas are enough, in the best region."""
+    assert isinstance(provider, ReportsQuota)
+    offers = with_quotas(provider.offers(), provider.quotas(), catalogue(), unused=True)
+    regions: dict[str, dict[str, int]] = {}
+    for offer in offers:
+        if offer.spot and offer.quota_vms is not None:
+            kinds = regions.setdefault(offer.region, {})
+            kinds[offer.instance_type] = int(offer.quota_vms)
+    if not regions:
+        return "not known for these types; a refused request is halved"
+    best = {
+        region: max(kinds.items(), key=lambda item: item[1])
+        for region, kinds in sorted(regions.items())
+    }
+    told = [
+        f"{region}: enough for {min(most, max_vms)} of your {max_vms} spot VMs ({kind})"
+        for region, (kind, most) in best.items()
+    ]
+    return "; ".join(told)
 
 
 def _quotas(provider: ReportsQuota) -> Iterator[Finding]:

@@ -193,7 +193,7 @@ def test_a_wider_span_takes_a_network_of_the_users_own() -> None:
         "subnets": {"eastus": "s"},
     }
     data = job("azure", azure, resources={"provider": "azure", "span": "cloud"})
-    with pytest.raises(ConfigError, match="name azure.subnets in westus3"):
+    with pytest.raises(ConfigError, match=r"name azure\.subnets in westus3"):
         parse_config(data, "x")
 
 
