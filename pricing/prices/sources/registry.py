@@ -8,7 +8,7 @@ from functools import partial
 import httpx
 
 from spottrain.cloud.azure.settings import PRICES_VARIABLE
-from spottrain.cloud.http import PriceSourceError
+from spottrain.cloud.gcp.clients import authorization
 from spottrain.pricing.prices.refresh import PriceSource
 from spottrain.pricing.prices.sources import azure, gcp
 from spottrain.pricing.prices.sources.aws import (
@@ -21,7 +21,6 @@ from spottrain.pricing.prices.sources.gcp import GcpBillingCatalog
 
 AZURE_URL, GCP_URL = PRICES_VARIABLE, "SPOTTRAIN_GCP_PRICES_URL"
 """Environment variables with other URLs, such as a proxy's; boto3 has its own."""
-_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 
 
 def price_sources(
@@ -61,23 +60,4 @@ def _gcp_credentials(environment: Mapping[str, str]) -> dict[str, str]:
         return {"X-Goog-Api-Key": key}
     if token := environment.get("GOOGLE_OAUTH_ACCESS_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
-    try:
-        import google.auth
-        from google.auth.exceptions import GoogleAuthError
-        from google.auth.transport.requests import Request
-    except ImportError as error:
-        raise PriceSourceError(
-            "no credentials; install 'spottrain[gcp]', or set GOOGLE_API_KEY"
-        ) from error
-    headers: dict[str, str] = {}
-    try:
-        credentials, _ = google.auth.default(scopes=[_SCOPE])
-        # Adds the token, and for a user's own credentials the project that pays.
-        credentials.before_request(Request(), "GET", gcp.URL, headers)
-    except GoogleAuthError as error:
-        why = " ".join(str(error).split()).partition(". ")[0]
-        raise PriceSourceError(
-            "no credentials; run 'gcloud auth application-default login', or set "
-            f"GOOGLE_API_KEY: {why}"
-        ) from error
-    return headers
+    return authorization(gcp.URL)
