@@ -7,6 +7,7 @@ floats and tensors to the last bit, NaN included.
 from __future__ import annotations
 
 import base64
+import functools
 import json
 import struct
 from collections.abc import Iterable, Mapping, Sequence
@@ -27,7 +28,7 @@ _SET_BY_US = frozenset({"params", "param_names", "lr"})
 _KEPT = frozenset({"state", "param_groups"})
 """Attributes of optimizers that are committed."""
 
-_SET_BY_TORCH = frozenset(vars(torch.optim.Optimizer([torch.zeros(())], {}))) | {
+_SET_LATER = {
     "_opt_called",  # lr_scheduler.patch_track_step_called
     "_step_count",  # the same before torch 2.5
     "_need_device_dtype_check_for_fused",  # Adam, AdamW, SGD, Adagrad
@@ -36,7 +37,14 @@ _SET_BY_TORCH = frozenset(vars(torch.optim.Optimizer([torch.zeros(())], {}))) | 
     "grad_scale",  # amp.GradScaler.step
     "found_inf",
 }
-"""Attributes of optimizers that torch's own code sets, none of which changes results."""
+"""Attributes of optimizers that torch's own code sets after they are made."""
+
+
+@functools.cache
+def _set_by_torch() -> frozenset[str]:
+    """Return the attributes that torch's own code sets; none changes results."""
+    # Not when this is imported: the first optimizer imports torch._dynamo, for a second.
+    return frozenset(vars(torch.optim.Optimizer([torch.zeros(())], {}))) | _SET_LATER
 
 
 class Encoder:
@@ -175,7 +183,7 @@ def attributes(
     return {
         name: encoder.encode(value)
         for name, value in vars(optimizer).items()
-        if name not in (_KEPT if among_all else _SET_BY_TORCH)
+        if name not in (_KEPT if among_all else _set_by_torch())
     }
 
 

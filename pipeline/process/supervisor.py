@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 import torch
+import torch._dynamo  # any optimizer imports it: once here, not in every worker
 
 from spottrain.activity import Activity
 from spottrain.errors import SpottrainError, UserCodeError

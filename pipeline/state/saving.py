@@ -332,9 +332,9 @@ class CheckpointRound:
                 }
             )
         errors = [row["error"] for row in rows if row["error"] is not None]
-        files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
         if dist.get_rank() == 0:
             if not errors:
+                files = [from_data(FileRecord, x) for row in rows for x in row["files"]]
                 with self._context.activity.during("save"):
                     errors += self._put_manifest(step, files)
             self._finish_tidying()

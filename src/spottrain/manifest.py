@@ -15,17 +15,16 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import re
 import secrets
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from spottrain.errors import SpottrainError, WireError
 from spottrain.storage.store import ExistsError, StorageError, Store, UnreachableError
-from spottrain.wire.codec import SCHEMA_VERSION, decode
+from spottrain.wire.codec import SCHEMA_VERSION, decode, encode
 
 MANIFEST_FILE = "manifest.json"
 _NAME = re.compile(r"step-(\d{1,18})-g(\d{1,18})-[0-9a-f]{8}")
@@ -137,7 +136,7 @@ def write_manifest(store: Store, manifest: Manifest) -> None:
         CheckpointError: The store refused, or the checkpoint was complete already.
     """
     name = f"{manifest.name}/{MANIFEST_FILE}"
-    data = json.dumps(asdict(manifest), indent=1).encode()
+    data = encode(manifest).encode()
     try:
         try:
             store.put_new(name, data)

@@ -38,68 +38,82 @@ from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
 from spottrain.wire import messages
 
 SHAPES = ((1, 1), (2, 1), (1, 2), (3, 1), (2, 2), (1, 3))
+SERIES = (
+    (Hook.JOINED, Hook.AGREED, Hook.MOVED),
+    (Hook.FORWARD, Hook.RECOMPUTE, Hook.BACKWARD),
+    (Hook.REDUCE, Hook.REDUCED, Hook.PREPARED),
+    (Hook.GATHERED, Hook.DECIDED, Hook.UNDO_SAVED),
+    (Hook.UPDATED, Hook.FLIPPED, Hook.APPLIED),
+    (Hook.REPORTED, Hook.SNAPSHOT, Hook.CHECKPOINT_WRITTEN, Hook.EVALUATED),
+)
+"""All hooks: a run is struck at each hook of a series, one mini-batch after the other.
+Those of a hand-over strike the first three."""
 
 
-def runtimes(shape: int, hook: int) -> Sequence[Runtime]:
-    """Return the runtimes of a case; those of a shape, or of a hook, are all."""
+def series_of_blows(hooks: Sequence[Hook], depth: int, last: int) -> list[Blow]:
+    """Return the blows of a run; the last rank dies, if it passes the hook."""
+    return [
+        Blow(
+            hook,
+            0 if hook is Hook.RECOMPUTE else last,
+            Action.KILL_WORKER,
+            STEP_OF.get(hook, number),
+        )
+        for number, hook in enumerate(hooks, 1)
+        if can_reach(hook, depth)
+    ]
+
+
+def runtimes(shape: int, series: int) -> Sequence[Runtime]:
+    """Return the runtimes of a case; those of a shape, or of a series, are all."""
     if os.environ.get("SPOTTRAIN_EVERY_RUNTIME"):
         return RUNTIMES
-    return (RUNTIMES[(shape + hook) % len(RUNTIMES)],)
+    return (RUNTIMES[(shape + series) % len(RUNTIMES)],)
 
 
 CASES = [
-    pytest.param(*shape, hook, runtime, id=f"{shape[0]}x{shape[1]}-{hook}-{runtime}")
+    pytest.param(
+        *shape, hooks, runtime, id=f"{shape[0]}x{shape[1]}-{hooks[0]}-{runtime}"
+    )
     for n, shape in enumerate(SHAPES)
-    for k, hook in enumerate(Hook)
-    if can_reach(hook, shape[0])
+    for k, hooks in enumerate(SERIES)
     for runtime in runtimes(n, k)
 ]
 
 
-@pytest.mark.parametrize(("depth", "width", "hook", "runtime"), CASES)
-def test_a_worker_killed_at_any_hook_changes_no_bit(
+def test_every_hook_is_in_a_series() -> None:
+    assert sorted(hook for hooks in SERIES for hook in hooks) == sorted(Hook)
+
+
+@pytest.mark.parametrize(("depth", "width", "hooks", "runtime"), CASES)
+def test_workers_killed_at_any_hook_change_no_bit(
     zygote: Zygote,
     undisturbed_in: Undisturbed,
     tmp_path: Path,
     depth: int,
     width: int,
-    hook: Hook,
+    hooks: Sequence[Hook],
     runtime: Runtime,
 ) -> None:
-    last = depth * width - 1
-    rank = 0 if hook is Hook.RECOMPUTE else last
-    step = STEP_OF.get(hook, 3)
+    blows = series_of_blows(hooks, depth, depth * width - 1)
 
-    blow = Blow(hook, rank, Action.KILL_WORKER, step)
-
-    weights, fleet = train(zygote, tmp_path, depth, width, [blow], runtime=runtime)
+    weights, fleet = train(zygote, tmp_path, depth, width, blows, runtime=runtime)
 
     assert weights == undisturbed_in(runtime.precision)
     if runtime.outlives_workers or width > 1:
         assert fleet.committed_twice() == []
 
 
-@pytest.mark.parametrize(
-    "hook",
-    [
-        Hook.MOVED,
-        Hook.FORWARD,
-        Hook.RECOMPUTE,
-        Hook.BACKWARD,
-        Hook.REDUCE,
-        Hook.PREPARED,
-        Hook.DECIDED,
-        Hook.UPDATED,
-        Hook.APPLIED,
-        Hook.CHECKPOINT_WRITTEN,
-    ],
-)
-def test_a_worker_of_an_interleaved_pipeline_killed_at_a_hook_costs_nothing(
-    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path, hook: Hook
+@pytest.mark.parametrize("hooks", SERIES, ids=str)
+def test_workers_of_an_interleaved_pipeline_killed_at_hooks_cost_nothing(
+    zygote: Zygote,
+    undisturbed: dict[str, bytes],
+    tmp_path: Path,
+    hooks: Sequence[Hook],
 ) -> None:
-    blow = Blow(hook, 3, Action.KILL_WORKER, STEP_OF.get(hook, 3))
+    blows = series_of_blows(hooks, 2, 3)
 
-    weights, fleet = train(zygote, tmp_path, 2, 2, [blow], chunks=2)
+    weights, fleet = train(zygote, tmp_path, 2, 2, blows, chunks=2)
 
     assert weights == undisturbed
     assert fleet.committed_twice() == []

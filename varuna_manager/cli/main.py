@@ -5,52 +5,18 @@ Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 
 from __future__ import annotations
 
-import os
-import subprocess
+import importlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from typer.exceptions import TyperException
 
 import spottrain
-from spottrain.cloud.port.provider import Offer
-from spottrain.errors import ConfigError, SpottrainError, UserCodeError
-from spottrain.storage.store import is_url
-from spottrain.varuna_manager.cli import (
-    calibrate,
-    doctor,
-    export,
-    gc,
-    limits,
-    plan,
-    prices,
-    schedule,
-    ssh,
-)
-from spottrain.varuna_manager.cli import show as show_commands
-from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
-from spottrain.varuna_manager.cli.console import (
-    Output,
-    OutputOption,
-    console,
-    is_debugging,
-    say,
-    say_error,
-    show,
-    show_json,
-)
-from spottrain.varuna_manager.cli.simulate import deadlines, mix, trace
-from spottrain.varuna_manager.cli.simulate import prices as simulated_prices
-from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
-from spottrain.varuna_manager.config.job import JobConfig, load_config
-from spottrain.varuna_manager.config.ssh import check_secrets
-from spottrain.varuna_manager.format import size
-from spottrain.varuna_manager.jobs.folder import JobDir, find
-from spottrain.varuna_manager.launch import control, data, inspect, submit
-from spottrain.varuna_manager.launch.changes import Changes, change
+from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.varuna_manager.cli.console import is_debugging, say, say_error, show
 
 EXIT_CODES = (
     "Exit codes: 0 success, 1 internal or other error, 2 usage or job file, "
@@ -58,8 +24,95 @@ EXIT_CODES = (
     "6 cloud or credentials, 130 interrupted."
 )
 
+COMMANDS: Mapping[str, str] = {
+    "launch": "run:launch",
+    "stop": "run:stop",
+    "resume": "run:resume",
+    "down": "run:down",
+    "status": "show:status",
+    "logs": "show:logs",
+    "events": "show:events",
+    "report": "show:report",
+    "metrics": "show:metrics",
+    "inspect": "show:inspect",
+    "cost": "show:cost",
+    "export": "export:export",
+    "profile": "export:profile",
+    "calibrate": "calibrate:calibrate",
+    "schedule": "schedule:schedule",
+    "prices": "prices:prices",
+    "plan": "plan:plan",
+    "doctor": "doctor:doctor",
+    "gc": "gc:gc",
+    "ssh": "ssh:ssh",
+    "set": "run:set_command",
+}
+"""Module and function of each command, in the order of ``--help``."""
+
+
+SIMULATIONS: Mapping[str, str] = {
+    "step": "schedule:step",
+    "mix": "simulate.mix:mix",
+    "trace": "simulate.trace:trace",
+    "prices": "simulate.prices:prices",
+    "deadlines": "simulate.deadlines:deadlines",
+}
+FORMER_NAMES = {"promise": "deadlines"}
+"""Of simulations."""
+
+
+class Commands(typer.core.TyperGroup):
+    """The commands. Only the one that is called is imported: all take a second and more."""
+
+    places = COMMANDS
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        return [*self.places, *super().list_commands(ctx)]
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a command, or None if there is none of this name."""
+        if (place := self.places.get(cmd_name)) is None:
+            return super().get_command(ctx, cmd_name)
+        module, function = place.split(":")
+        loaded = importlib.import_module(f"spottrain.varuna_manager.cli.{module}")
+        alone = typer.Typer(add_completion=False)
+        epilog = EXIT_CODES if cmd_name == "launch" else None
+        alone.command(cmd_name, epilog=epilog)(getattr(loaded, function))
+        return typer.main.get_command(alone)
+
+
+class ConfigTools(Commands):
+    """``spottrain config``."""
+
+    places: Mapping[str, str] = {"schema": "show:schema"}
+
+
+class Simulations(Commands):
+    """``spottrain simulate FILE`` means ``spottrain simulate trace FILE``."""
+
+    places = SIMULATIONS
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Insert the command ``trace`` before a file name."""
+        if args and args[0] not in self.places and _is_file_name(args[0]):
+            args = ["trace", *args]
+        return super().parse_args(ctx, args)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """As above, by former names, too."""
+        return super().get_command(ctx, FORMER_NAMES.get(cmd_name, cmd_name))
+
+
+def _is_file_name(argument: str) -> bool:
+    """Return whether a file is meant, existing or not."""
+    path = Path(argument)
+    return not argument.startswith("-") and (bool(path.suffix) or path.is_file())
+
+
 app = typer.Typer(
     name="spottrain",
+    cls=Commands,
     help="Train large models on preemptible VMs that come and go.",
     epilog=EXIT_CODES,
     no_args_is_help=True,
@@ -67,7 +120,20 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
+
+
+app.add_typer(
+    typer.Typer(help="Tools for job files.", no_args_is_help=True, cls=ConfigTools),
+    name="config",
+)
+app.add_typer(
+    typer.Typer(
+        help="Simulate steps, traces, prices and deadlines in virtual time.",
+        no_args_is_help=True,
+        cls=Simulations,
+    ),
+    name="simulate",
+)
 
 
 def _version(wanted: bool) -> None:
@@ -90,242 +156,6 @@ def options(
     ] = False,
 ) -> None:
     """Train large models on preemptible VMs that come and go."""
-
-
-@app.command("launch", epilog=EXIT_CODES)
-def launch_command(
-    file: FileArgument,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and plan only, as 'plan' does.")
-    ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
-    ] = False,
-    with_vm: Annotated[
-        bool, typer.Option("--manager-vm", help="Run the manager on a VM of its own.")
-    ] = False,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Start a job and watch it. Ctrl-C stops the job; closing the terminal does not.
-
-    With --manager-vm, Ctrl-C only stops watching.
-    """
-    config = load_config(file)
-    if dry_run:
-        plan.preview(config, output)
-        return
-    _check_here(config, on_vm=with_vm)
-    data_bytes = data.prepare_data(config, say)
-    lines, offers = control.check_machines(config, on_vm=with_vm)
-    for line in lines:
-        say(line)
-    say(f"inspecting {config.entrypoint}")
-    facts = inspect.inspect_model(config)
-    # Not above: it imports the planner, which other commands do not need.
-    from spottrain.varuna_manager.offers.feasibility import check_deadline, check_memory
-
-    check_memory(config, facts, offers)
-    if forecast := check_deadline(config, facts, offers, say):
-        say(forecast)
-    job, packed_bytes = submit.submit(config, facts, data_bytes, say)
-    say(
-        f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
-        f"workdir packed: {size(packed_bytes)}"
-    )
-    for line in show_commands.helper_lines(facts):
-        say(line)
-    if with_vm:
-        _run_on_manager_vm(job, offers or (), detach, output)
-    else:
-        _run_here(job, submit.start_manager(job), detach, output)
-
-
-def _check_here(config: JobConfig, *, on_vm: bool) -> None:
-    """Check what needs no cloud and no data."""
-    submit.check_name(config.name)
-    submit.check_manager(config, on_vm=on_vm)
-    submit.check_budget(config)
-    check_secrets(config.secrets)
-    os.environ.update(config.env)
-    submit.check_checkpoint_path(config)
-
-
-@app.command()
-def stop(
-    name: NameArgument,
-    now: Annotated[
-        bool,
-        typer.Option("--now", help="Return the VMs at once, without a checkpoint."),
-    ] = False,
-) -> None:
-    """Stop a job: save a checkpoint and return its VMs; 'resume' continues it."""
-    job = find(name)
-    control.stop_job(job, now=now)
-    code = Watcher(job, console(stderr=True)).run()
-    _say_how_to_resume(job)
-    if submit.end_of(job) != "stopped":
-        raise typer.Exit(code)
-
-
-@app.command()
-def resume(
-    name: Annotated[
-        str,
-        typer.Argument(
-            help="Name of a job, or the URL of its checkpoints (on any machine).",
-            callback=run_at_manager,
-        ),
-    ],
-    update_code: Annotated[
-        bool,
-        typer.Option(
-            "--update-code", help="Send the workdir as it is now, if the weights fit."
-        ),
-    ] = False,
-    workdir: Annotated[
-        Path | None,
-        typer.Option(
-            help="With --update-code: where the workdir is now.",
-            exists=True,
-            file_okay=False,
-        ),
-    ] = None,
-    steps: Annotated[
-        int | None,
-        typer.Option(min=1, help="Train so many steps in all, fewer or more."),
-    ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
-    ] = False,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Continue a job that was stopped, failed or lost its manager, and watch it."""
-    if workdir is not None and not update_code:
-        raise ConfigError("--workdir: goes with --update-code")
-    if is_url(name):
-        # Not above: no other command uses it.
-        from spottrain.varuna_manager.launch.takeover import take_over
-
-        job = take_over(name, say, steps)
-    else:
-        job = find(name)
-    if changes := Changes(code=update_code, workdir=workdir, steps=steps):
-        change(job, changes, say)
-    _run_here(job, control.resume_job(job), detach, output)
-
-
-@app.command()
-def down(name: NameArgument) -> None:
-    """End a job for good and return everything it rents; its report stays."""
-    job = find(name)
-    returned = control.end_job(job)
-    say(f"job {name} has ended; VMs returned after its manager ended: {returned}")
-
-
-def _run_here(
-    job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
-) -> None:
-    """Watch a job whose manager was just started; exit with the job's exit code."""
-    if detach:
-        control.await_manager(job, manager)
-        if output is Output.JSON:
-            show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
-        _say_started(job)
-        return
-    watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
-    try:
-        code = watcher.run()
-    except SpottrainError:
-        _show_log_tail(job)
-        raise
-    show_commands.show_report(job, output)
-    if code == INTERRUPTED:
-        _say_how_to_resume(job)
-    elif code:
-        if is_debugging():
-            _show_log_tail(job)
-        show_commands.say_failure(job)
-    raise typer.Exit(code)
-
-
-def _run_on_manager_vm(
-    job: JobDir, offers: Sequence[Offer], detach: bool, output: Output
-) -> None:
-    """Start a job's manager on a VM and watch it; exit with the job's exit code."""
-    # Not above: it imports the cloud adapters, which other commands do not need.
-    from spottrain.varuna_manager.cli import remote
-
-    remote.begin(job, offers)
-    if detach:
-        if output is Output.JSON:
-            show_json({"name": job.name, "folder": str(job.path)})
-        _say_started(job)
-        return
-    code = remote.watch(job)
-    if not job.remote_manager_file.exists():
-        show_commands.show_report(job, output)
-    raise typer.Exit(code)
-
-
-for command in (
-    show_commands.status,
-    show_commands.logs,
-    show_commands.events,
-    show_commands.report,
-    show_commands.metrics,
-    show_commands.inspect,
-    show_commands.cost,
-    export.export,
-    export.profile,
-    calibrate.calibrate,
-    schedule.schedule,
-    prices.prices,
-    plan.plan,
-    doctor.doctor,
-    gc.gc,
-    ssh.ssh,
-):
-    app.command()(command)
-app.command("set")(limits.set_command)
-config_commands = typer.Typer(help="Tools for job files.", no_args_is_help=True)
-config_commands.command()(show_commands.schema)
-app.add_typer(config_commands, name="config")
-simulate_commands = typer.Typer(
-    help="Simulate steps, traces, prices and deadlines in virtual time.",
-    no_args_is_help=True,
-    cls=trace.SimulateGroup,
-)
-for simulation in (
-    schedule.step,
-    mix.mix,
-    trace.trace,
-    simulated_prices.prices,
-    deadlines.deadlines,
-):
-    simulate_commands.command()(simulation)
-simulate_commands.command("promise", hidden=True)(
-    deadlines.deadlines
-)  # its former name
-app.add_typer(simulate_commands, name="simulate")
-
-
-def _say_started(job: JobDir) -> None:
-    name = job.name
-    say(f"job {name} has started; watch it with 'spottrain status {name} --watch'")
-
-
-def _say_how_to_resume(job: JobDir) -> None:
-    if submit.can_be_resumed(job):
-        say(
-            f"continue it with 'spottrain resume {job.name}', or end it with "
-            f"'spottrain down {job.name}'"
-        )
-
-
-def _show_log_tail(job: JobDir) -> None:
-    max_lines = 200 if is_debugging() else 5
-    for line in job.log.read_text(errors="replace").splitlines()[-max_lines:]:
-        say(f"manager.log: {line}")
 
 
 def main() -> None:

@@ -11,7 +11,7 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
 from spottrain.errors import WireError
@@ -24,7 +24,15 @@ Message = TypeVar("Message")
 
 def encode(message: Any) -> str:
     """Return a message as one line of JSON."""
-    return json.dumps(dataclasses.asdict(message), separators=(",", ":"))
+    return json.dumps(message, default=_fields, separators=(",", ":"))
+
+
+def _fields(message: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass, those of others within it as they are."""
+    if not dataclasses.is_dataclass(message):
+        raise TypeError(f"messages hold no {type(message).__name__}: got {message!r}")
+    names = (field.name for field in dataclasses.fields(message))
+    return {name: getattr(message, name) for name in names}
 
 
 def decode(cls: Any, text: str | bytes) -> Any:
@@ -42,15 +50,30 @@ def decode(cls: Any, text: str | bytes) -> Any:
 
 def from_data(cls: Any, data: Any) -> Any:
     """Like ``decode``, from parsed JSON."""
-    if isinstance(data, Mapping):
-        _check_version(data, "")
-    return _build(cls, data, "message")
+    try:
+        if isinstance(data, Mapping):
+            _check_version(data, "")
+        try:
+            return _reader(cls)(data)
+        except _UnfitError as error:
+            raise _UnfitError(f"message{error}") from None
+    except _UnfitError as error:
+        raise WireError(str(error)) from None
+
+
+class _UnfitError(Exception):
+    """Data does not fit its type. The place is put before it on the way out, since only
+    errors need it."""
+
+
+_Reader = Callable[[Any], Any]
+"""Returns data as a certain type, or raises ``_UnfitError``."""
 
 
 def _check_version(data: Mapping[str, Any], place: str) -> None:
     version = data.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
-        raise WireError(
+        raise _UnfitError(
             f"{place}schema_version must be {SCHEMA_VERSION}: got {version!r}; "
             "run the same version of spottrain everywhere"
         )
@@ -61,62 +84,104 @@ def _hints(cls: type) -> dict[str, Any]:
     return typing.get_type_hints(cls)
 
 
-def _build(hint: Any, data: Any, where: str) -> Any:
-    """Return ``data`` as the type ``hint``; ``where`` names the place in errors."""
+@functools.cache
+def _reader(hint: Any) -> _Reader:
+    """Return what reads data as the type ``hint``."""
     origin = get_origin(hint)
     if origin in (Union, types.UnionType):
-        return _build_union(get_args(hint), data, where)
+        return functools.partial(_read_union, get_args(hint))
     if origin is Literal:
-        if data in get_args(hint):
-            return data
-        known = ", ".join(map(repr, get_args(hint)))
-        raise WireError(f"{where} must be one of {known}: got {data!r}")
+        return functools.partial(_read_literal, get_args(hint))
     if origin is tuple:
-        if isinstance(data, (list, tuple)):
-            item = get_args(hint)[0]
-            return tuple(_build(item, x, f"{where}[{i}]") for i, x in enumerate(data))
-    elif dataclasses.is_dataclass(hint):
-        if isinstance(data, Mapping):
-            return _build_dataclass(hint, data, where)
-    elif hint is float:
-        if isinstance(data, (int, float)) and not isinstance(data, bool):
-            return _float(data)
-    elif type(data) is hint:
+        return functools.partial(_read_tuple, _reader(get_args(hint)[0]), hint)
+    if dataclasses.is_dataclass(hint):
+        return functools.partial(_read_dataclass, hint)
+    if hint is float:
+        return _read_float
+    return functools.partial(_read_plain, hint)
+
+
+def _unfit(hint: Any, data: Any) -> _UnfitError:
+    return _UnfitError(f" must be {getattr(hint, '__name__', hint)}: got {data!r}")
+
+
+def _read_plain(hint: Any, data: Any) -> Any:
+    if type(data) is hint:
         return data
-    raise WireError(f"{where} must be {getattr(hint, '__name__', hint)}: got {data!r}")
+    raise _unfit(hint, data)
 
 
-def _float(number: float) -> float:
-    """Return a number as one of Python's floats; what is too large as infinite."""
+def _read_float(data: Any) -> float:
+    """Return one of Python's floats; what is too large is infinite."""
+    if type(data) is float:
+        return data
+    if not isinstance(data, (int, float)) or isinstance(data, bool):
+        raise _unfit(float, data)
     try:
-        return float(number)
+        return float(data)
     except OverflowError:
-        return math.inf if number > 0 else -math.inf
+        return math.inf if data > 0 else -math.inf
 
 
-def _build_union(members: tuple[Any, ...], data: Any, where: str) -> Any:
+def _read_literal(known: tuple[Any, ...], data: Any) -> Any:
+    if data in known:
+        return data
+    listed = ", ".join(map(repr, known))
+    raise _UnfitError(f" must be one of {listed}: got {data!r}")
+
+
+def _read_tuple(read: _Reader, hint: Any, data: Any) -> tuple[Any, ...]:
+    if not isinstance(data, (list, tuple)):
+        raise _unfit(hint, data)
+    items = []
+    try:
+        for item in data:
+            items.append(read(item))
+    except _UnfitError as error:
+        raise _UnfitError(f"[{len(items)}]{error}") from None
+    return tuple(items)
+
+
+def _read_union(members: tuple[Any, ...], data: Any) -> Any:
     """Choose the member whose ``kind`` fits, or ``None``."""
     if data is None and type(None) in members:
         return None
-    classes = [m for m in members if dataclasses.is_dataclass(m)]
     if isinstance(data, Mapping) and "kind" in data:
-        for member in classes:
-            if data["kind"] in get_args(_hints(typing.cast(type, member))["kind"]):
-                return _build(member, data, where)
-        raise WireError(f"{where}.kind is unknown: got {data['kind']!r}")
+        for member in members:
+            if dataclasses.is_dataclass(member):
+                kinds = get_args(_hints(typing.cast(type, member))["kind"])
+                if data["kind"] in kinds:
+                    return _reader(typing.cast(type, member))(data)
+        raise _UnfitError(f".kind is unknown: got {data['kind']!r}")
     plain = [m for m in members if m is not type(None)]
     if len(plain) == 1:
-        return _build(plain[0], data, where)
-    raise WireError(f"{where} must be an object with a kind: got {data!r}")
+        return _reader(plain[0])(data)
+    raise _UnfitError(f" must be an object with a kind: got {data!r}")
 
 
-def _build_dataclass(cls: Any, data: Mapping[str, Any], where: str) -> Any:
-    hints = _hints(cls)
-    _check_version(data, f"{where}.")
-    if unknown := sorted(set(data) - set(hints)):
-        raise WireError(f"{where}.{unknown[0]} is not a field of {cls.__name__}")
+@functools.cache
+def _field_readers(cls: Any) -> tuple[dict[str, _Reader], frozenset[str]]:
+    """Return what reads each field of a dataclass, and the names of those it needs."""
     fields, unset = dataclasses.fields(cls), dataclasses.MISSING
-    required = {field.name for field in fields if field.default is unset}
-    if missing := sorted(required - set(data)):
-        raise WireError(f"{where}.{missing[0]} is missing from {cls.__name__}")
-    return cls(**{k: _build(hints[k], v, f"{where}.{k}") for k, v in data.items()})
+    required = frozenset(field.name for field in fields if field.default is unset)
+    return {name: _reader(hint) for name, hint in _hints(cls).items()}, required
+
+
+def _read_dataclass(cls: Any, data: Any) -> Any:
+    if not isinstance(data, Mapping):
+        raise _unfit(cls, data)
+    readers, required = _field_readers(cls)
+    _check_version(data, ".")
+    if not data.keys() <= readers.keys():
+        unknown = min(data.keys() - readers.keys())
+        raise _UnfitError(f".{unknown} is not a field of {cls.__name__}")
+    if not required <= data.keys():
+        missing = min(required - data.keys())
+        raise _UnfitError(f".{missing} is missing from {cls.__name__}")
+    values = {}
+    for name, value in data.items():
+        try:
+            values[name] = readers[name](value)
+        except _UnfitError as error:
+            raise _UnfitError(f".{name}{error}") from None
+    return cls(**values)

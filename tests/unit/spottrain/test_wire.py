@@ -7,6 +7,7 @@ import subprocess
 import sys
 import typing
 from contextlib import suppress
+from dataclasses import make_dataclass
 from typing import Any, get_args
 
 import pytest
@@ -371,12 +372,10 @@ LINK = {"latency_s": 0.1, "bandwidth_bytes_per_s": 1e9}
 
 
 def test_a_part_of_another_version_is_refused_and_named() -> None:
-    @dataclasses.dataclass(frozen=True, kw_only=True)
-    class File:
-        facts: ModelFacts
+    file = make_dataclass("File", [("facts", ModelFacts)])
 
     with pytest.raises(WireError, match=r"message\.facts\.schema_version must be 1"):
-        codec._build(File, {"facts": {"schema_version": 2}}, "message")
+        from_data(file, {"facts": {"schema_version": 2}})
 
 
 def test_a_number_beyond_all_floats_is_infinite() -> None:
@@ -387,10 +386,10 @@ def test_a_number_beyond_all_floats_is_infinite() -> None:
 
 
 def test_a_choice_that_is_none_names_those_there_are() -> None:
+    origin = typing.get_type_hints(Profile)["origin"]
+
     with pytest.raises(WireError, match="origin must be one of 'measured', 'derived'"):
-        codec._build(
-            typing.get_type_hints(Profile)["origin"], "guess", "message.origin"
-        )
+        from_data(make_dataclass("File", [("origin", origin)]), {"origin": "guess"})
 
 
 @pytest.mark.parametrize(("trained", "stored"), [(None, 3 * 24), (4, 3 * 16 + 8)])

@@ -61,22 +61,6 @@ SeedOption = Annotated[
 ]
 
 
-class SimulateGroup(typer.core.TyperGroup):
-    """``spottrain simulate FILE`` means ``spottrain simulate trace FILE``."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Insert the command ``trace`` before a file name."""
-        if args and args[0] not in self.commands and _is_file_name(args[0]):
-            args = ["trace", *args]
-        return super().parse_args(ctx, args)
-
-
-def _is_file_name(argument: str) -> bool:
-    """Return whether a file is meant, existing or not."""
-    path = Path(argument)
-    return not argument.startswith("-") and (bool(path.suffix) or path.is_file())
-
-
 def trace(
     file: TraceArgument,
     profile: ProfileOption,

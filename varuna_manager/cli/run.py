@@ -1,0 +1,312 @@
+"""Commands that start, change and end a job: launch, stop, resume, set, down."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.errors import ConfigError, SpottrainError
+from spottrain.pricing.billing.money import is_amount
+from spottrain.storage.store import is_url
+from spottrain.varuna_manager.cli import show as show_commands
+from spottrain.varuna_manager.cli.arguments import NameArgument, run_at_manager
+from spottrain.varuna_manager.cli.console import (
+    Output,
+    OutputOption,
+    console,
+    is_debugging,
+    say,
+    show,
+    show_json,
+)
+from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
+from spottrain.varuna_manager.config.job import JobConfig, load_config
+from spottrain.varuna_manager.config.ssh import check_secrets
+from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
+from spottrain.varuna_manager.format import NOTHING, dollars, number, size, utc
+from spottrain.varuna_manager.jobs.folder import JobDir, find
+from spottrain.varuna_manager.jobs.follow import read_state
+from spottrain.varuna_manager.launch import control, data, inspect, limits, submit
+from spottrain.varuna_manager.launch.changes import Changes, change
+from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
+
+FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
+SCHEMA_VERSION = 1
+
+
+def launch(
+    file: FileArgument,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Check and plan only, as 'plan' does.")
+    ] = False,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
+    ] = False,
+    with_vm: Annotated[
+        bool, typer.Option("--manager-vm", help="Run the manager on a VM of its own.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Start a job and watch it. Ctrl-C stops the job; closing the terminal does not.
+
+    With --manager-vm, Ctrl-C only stops watching.
+    """
+    config = load_config(file)
+    if dry_run:
+        # Not above: it imports the planner, which other commands do not need.
+        from spottrain.varuna_manager.cli import plan
+
+        plan.preview(config, output)
+        return
+    _check_here(config, on_vm=with_vm)
+    data_bytes = data.prepare_data(config, say)
+    lines, offers = control.check_machines(config, on_vm=with_vm)
+    for line in lines:
+        say(line)
+    say(f"inspecting {config.entrypoint}")
+    facts = inspect.inspect_model(config)
+    from spottrain.varuna_manager.offers.feasibility import check_deadline, check_memory
+
+    check_memory(config, facts, offers)
+    if forecast := check_deadline(config, facts, offers, say):
+        say(forecast)
+    job, packed_bytes = submit.submit(config, facts, data_bytes, say)
+    say(
+        f"{facts.num_parameters:,} parameters in {len(facts.sections)} sections; "
+        f"workdir packed: {size(packed_bytes)}"
+    )
+    for line in show_commands.helper_lines(facts):
+        say(line)
+    if with_vm:
+        _run_on_manager_vm(job, offers or (), detach, output)
+    else:
+        _run_here(job, submit.start_manager(job), detach, output)
+
+
+def _check_here(config: JobConfig, *, on_vm: bool) -> None:
+    """Check what needs no cloud and no data."""
+    submit.check_name(config.name)
+    submit.check_manager(config, on_vm=on_vm)
+    submit.check_budget(config)
+    check_secrets(config.secrets)
+    os.environ.update(config.env)
+    submit.check_checkpoint_path(config)
+
+
+def stop(
+    name: NameArgument,
+    now: Annotated[
+        bool,
+        typer.Option("--now", help="Return the VMs at once, without a checkpoint."),
+    ] = False,
+) -> None:
+    """Stop a job: save a checkpoint and return its VMs; 'resume' continues it."""
+    job = find(name)
+    control.stop_job(job, now=now)
+    code = Watcher(job, console(stderr=True)).run()
+    _say_how_to_resume(job)
+    if submit.end_of(job) != "stopped":
+        raise typer.Exit(code)
+
+
+def resume(
+    name: Annotated[
+        str,
+        typer.Argument(
+            help="Name of a job, or the URL of its checkpoints (on any machine).",
+            callback=run_at_manager,
+        ),
+    ],
+    update_code: Annotated[
+        bool,
+        typer.Option(
+            "--update-code", help="Send the workdir as it is now, if the weights fit."
+        ),
+    ] = False,
+    workdir: Annotated[
+        Path | None,
+        typer.Option(
+            help="With --update-code: where the workdir is now.",
+            exists=True,
+            file_okay=False,
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(min=1, help="Train so many steps in all, fewer or more."),
+    ] = None,
+    detach: Annotated[
+        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Continue a job that was stopped, failed or lost its manager, and watch it."""
+    if workdir is not None and not update_code:
+        raise ConfigError("--workdir: goes with --update-code")
+    if is_url(name):
+        # Not above: no other command uses it.
+        from spottrain.varuna_manager.launch.takeover import take_over
+
+        job = take_over(name, say, steps)
+    else:
+        job = find(name)
+    if changes := Changes(code=update_code, workdir=workdir, steps=steps):
+        change(job, changes, say)
+    _run_here(job, control.resume_job(job), detach, output)
+
+
+def down(name: NameArgument) -> None:
+    """End a job for good and return everything it rents; its report stays."""
+    job = find(name)
+    returned = control.end_job(job)
+    say(f"job {name} has ended; VMs returned after its manager ended: {returned}")
+
+
+def _run_here(
+    job: JobDir, manager: subprocess.Popen[bytes], detach: bool, output: Output
+) -> None:
+    """Watch a job whose manager was just started; exit with the job's exit code."""
+    if detach:
+        control.await_manager(job, manager)
+        if output is Output.JSON:
+            show_json({"name": job.name, "pid": manager.pid, "folder": str(job.path)})
+        _say_started(job)
+        return
+    watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
+    try:
+        code = watcher.run()
+    except SpottrainError:
+        _show_log_tail(job)
+        raise
+    show_commands.show_report(job, output)
+    if code == INTERRUPTED:
+        _say_how_to_resume(job)
+    elif code:
+        if is_debugging():
+            _show_log_tail(job)
+        show_commands.say_failure(job)
+    raise typer.Exit(code)
+
+
+def _run_on_manager_vm(
+    job: JobDir, offers: Sequence[Offer], detach: bool, output: Output
+) -> None:
+    """Start a job's manager on a VM and watch it; exit with the job's exit code."""
+    # Not above: it imports the cloud adapters, which other commands do not need.
+    from spottrain.varuna_manager.cli import remote
+
+    remote.begin(job, offers)
+    if detach:
+        if output is Output.JSON:
+            show_json({"name": job.name, "folder": str(job.path)})
+        _say_started(job)
+        return
+    code = remote.watch(job)
+    if not job.remote_manager_file.exists():
+        show_commands.show_report(job, output)
+    raise typer.Exit(code)
+
+
+def _say_started(job: JobDir) -> None:
+    name = job.name
+    say(f"job {name} has started; watch it with 'spottrain status {name} --watch'")
+
+
+def _say_how_to_resume(job: JobDir) -> None:
+    if submit.can_be_resumed(job):
+        say(
+            f"continue it with 'spottrain resume {job.name}', or end it with "
+            f"'spottrain down {job.name}'"
+        )
+
+
+def _show_log_tail(job: JobDir) -> None:
+    max_lines = 200 if is_debugging() else 5
+    for line in job.log.read_text(errors="replace").splitlines()[-max_lines:]:
+        say(f"manager.log: {line}")
+
+
+def set_command(
+    name: NameArgument,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...",
+            help=f"{', '.join(limits.SETTABLE)}; 'none' removes a limit.",
+        ),
+    ],
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="Change it even if that ends the job.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Change the budget, deadline or minimum speed of a job."""
+    job = find(name)
+    wanted = limits.read_limits(
+        changes,
+        job.config(),
+        launched_at_s=read_state(job).submitted_at_s,
+        now_s=time.time(),
+    )
+    control.change_limits(job, wanted, sure=yes)
+    document = describe(job)
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*_lines(document))
+
+
+def describe(job: JobDir) -> dict[str, Any]:
+    """Return a job's present limits and how much of them is used."""
+    state = read_state(job)
+    settings, deadline_s = state.job, state.job.deadline_s
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "name": job.name,
+        "max_usd": settings.max_usd,
+        "max_usd_per_hour": settings.max_usd_per_hour,
+        "deadline": None if deadline_s is None else utc(deadline_s),
+        "deadline_s": deadline_s,
+        "min_examples_per_s": settings.min_examples_per_s,
+        "usd_spent": spent_usd(state, state.now_s),
+        "usd_kept_back": budget(state).reserve.usd,
+        "usd_per_hour": budget(state).rate.usd_per_hour,
+        "promise": deadline_view(state, state.now_s),
+        "notes": list(_notes(state)),
+    }
+
+
+def _notes(state: State) -> Iterator[str]:
+    """Yield a line for each limit under which nothing can be rented at known prices."""
+    cap, on_demand_allowed = state.job.max_usd_per_hour, state.job.allow_on_demand
+    prices = [
+        offer.usd_per_hour for offer in state.offers if offer.spot or on_demand_allowed
+    ]
+    cheapest = min(filter(is_amount, prices), default=None)
+    min_vms = state.job.min_vms
+    if cap is not None and cheapest is not None and cap < cheapest * min_vms:
+        some = "no machine" if min_vms == 1 else f"fewer than {min_vms} machines"
+        yield (
+            f"budget.max_usd_per_hour: {dollars(cap)} pays for {some} at present: the "
+            f"cheapest costs {dollars(cheapest)} per hour; the job waits until prices fall"
+        )
+
+
+def _lines(document: dict[str, Any]) -> Iterator[str]:
+    spent, kept = dollars(document["usd_spent"]), dollars(document["usd_kept_back"])
+    rate, min_speed = dollars(document["usd_per_hour"]), document["min_examples_per_s"]
+    total = f"{dollars(document['max_usd'])}: {spent} spent, {kept} reserved"
+    yield f"budget       {total}"
+    yield f"per hour     {dollars(document['max_usd_per_hour'])}: {rate} now"
+    yield f"deadline     {document['deadline'] or NOTHING}"
+    yield f"min speed    {number(min_speed, 1)} examples/s"
+    if (promise := document["promise"]) is not None:
+        yield f"forecast     {deadline_line(promise, document['deadline_s'])}"
+    yield from document["notes"]
