@@ -5,8 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-IMAGE_NAME = "Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) *"
-"""AWS's own image with NVIDIA's driver and CUDA; the newest one is used."""
+IMAGE_NAME = "Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Ubuntu 24.04) *"
+"""AWS's own image with NVIDIA's driver, CUDA and torch; the newest one is used.
+
+Of one minor version of torch: all VMs of a job need the same. Source: DLAMI release notes
+of October 2026 (driver 595.91.07, torch in /opt/pytorch/bin/python).
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,7 @@ from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.gcp.translate import translating_errors
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import check_offered
-from spottrain.cloud.port.provider import Finding, Quota, run_check
+from spottrain.cloud.port.provider import ANY_FAMILY, Finding, Quota, run_check
 
 _QUOTAS_URL = "https://console.cloud.google.com/iam-admin/quotas"
 
@@ -50,6 +50,7 @@ class GcpChecks:
                 yield run_check(
                     f"types {region}", partial(self._types, region), "types"
                 )
+        yield run_check("prices", self._market.told_prices)
         try:
             yield from _quotas(self._market.quotas())
         except CloudError as error:
@@ -85,6 +86,8 @@ def _quotas(quotas: Sequence[Quota]) -> Iterator[Finding]:
     limits: dict[tuple[str, str], float] = {}
     units: dict[str, str] = {}
     for quota in quotas:
+        if quota.family == ANY_FAMILY:
+            continue  # told as a number of VMs
         where = quota.region, quota.family
         limits[where] = max(quota.limit, limits.get(where, 0.0))
         units[quota.family] = "GPUs" if quota.unit == "gpu" else "virtual CPUs"

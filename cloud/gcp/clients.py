@@ -10,6 +10,7 @@ from typing import Any
 
 from spottrain.cloud.gcp import translate
 from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.http import PriceSourceError
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 
 Message = dict[str, Any]
@@ -17,6 +18,7 @@ Message = dict[str, Any]
 
 _FIRST_WAIT_S, _LONGEST_WAIT_S = 0.5, 8.0
 _USER_URL = "https://openidconnect.googleapis.com/v1/userinfo"
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
 _POOL = 32
 """Connections per client: one for each thread of the manager."""
 
@@ -266,3 +268,34 @@ def _scope_of(operation: Message) -> tuple[str, Message]:
         if url := operation.get(scope):
             return f"{scope}_operations", {scope: url.rpartition("/")[2]}
     return "global_operations", {}
+
+
+def authorization(url: str) -> dict[str, str]:
+    """Return headers with the credentials that Google's SDK finds.
+
+    Args:
+        url: Of the API that is to be asked.
+
+    Raises:
+        PriceSourceError: There are no credentials.
+    """
+    try:
+        import google.auth
+        from google.auth.exceptions import GoogleAuthError
+        from google.auth.transport.requests import Request
+    except ImportError as error:
+        raise PriceSourceError(
+            "no credentials; install 'spottrain[gcp]', or set GOOGLE_API_KEY"
+        ) from error
+    headers: dict[str, str] = {}
+    try:
+        credentials, _ = google.auth.default(scopes=[_SCOPE])
+        # Adds the token, and for a user's own credentials the project that pays.
+        credentials.before_request(Request(), "GET", url, headers)
+    except GoogleAuthError as error:
+        why = " ".join(str(error).split()).partition(". ")[0]
+        raise PriceSourceError(
+            "no credentials; run 'gcloud auth application-default login', or set "
+            f"GOOGLE_API_KEY: {why}"
+        ) from error
+    return headers

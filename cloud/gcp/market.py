@@ -10,10 +10,11 @@ from typing import Any
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.clients import GcpClients
 from spottrain.cloud.gcp.requests import GcpInstanceKind
-from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
+from spottrain.cloud.gcp.settings import GcpSettings, Prices
 from spottrain.cloud.gcp.translate import translating_errors
+from spottrain.cloud.port.errors import MisconfiguredError
 from spottrain.cloud.port.facts import CloudFacts, make_offer, with_attached
-from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
+from spottrain.cloud.port.provider import ANY_FAMILY, Offer, PlacementScore, Quota
 
 PLACES_KEEP_S = 3600.0
 """The types of a zone change every few months."""
@@ -27,12 +28,12 @@ class GcpMarket:
         clients: GcpClients,
         settings: GcpSettings,
         facts: CloudFacts,
-        price_of: PriceOf,
+        prices: Prices,
     ) -> None:
         self._clients = clients
         self._settings = settings
         self._facts = facts
-        self._price_of = price_of
+        self._prices = prices
         self._lock = threading.Lock()
         self._fetched_at_s = -PLACES_KEEP_S
         self._places: list[tuple[str, str]] = []
@@ -104,7 +105,26 @@ class GcpMarket:
         return requests.region_of(zone) in self._settings.regions
 
     def _price(self, zone: str, instance_type: str, spot: bool) -> float | None:
-        return self._price_of(requests.region_of(zone), instance_type, spot)
+        region = requests.region_of(zone)
+        return self._prices.usd_per_hour(region, instance_type, spot)
+
+    def told_prices(self) -> str:
+        """Return how many of our machines have a price.
+
+        Raises:
+            MisconfiguredError: none has, so nothing can be rented.
+        """
+        places, warning = self.places(), self._prices.warning()
+        priced = [
+            any(self._price(zone, kind, spot) is not None for spot in (True, False))
+            for zone, kind in places
+        ]
+        if places and not any(priced):
+            raise MisconfiguredError(
+                f"GCP: no price is known, so nothing can be rented; {warning}"
+            )
+        told = f"{sum(priced)} of {len(places)} types and zones have a price"
+        return f"{told}; {warning}" if warning else told
 
     def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:
         """Return Google's obtainability score of spot VMs in each zone."""
@@ -177,10 +197,28 @@ class GcpMarket:
             for region in self._settings.regions:
                 content = self._clients.call("regions", "get", {"region": region})
                 found += list(_quotas(region, content, families))
+                found += list(self._per_vm(region, content))
             if any(family.endswith("_GPUS") for family in families):
                 content = self._clients.call("projects", "get", {})
                 found += list(_quotas("", content, {answers.ALL_REGIONS}))
         return found
+
+    def _per_vm(self, region: str, content: dict[str, Any]) -> Iterator[Quota]:
+        """Yield the quotas of a region that all VMs count against, in VMs."""
+        settings = self._settings
+        uses = {"SSD_TOTAL_GB": settings.disk_gib}  # of pd-balanced, too
+        if settings.public_addresses:
+            uses["IN_USE_ADDRESSES"] = 1
+        for quota in content.get("quotas", ()):
+            if each := uses.get(quota["metric"]):
+                yield Quota(
+                    region=region,
+                    family=ANY_FAMILY,
+                    spot=False,
+                    limit=float(quota.get("limit", 0.0)) / each,
+                    unit="vm",
+                    used=float(quota.get("usage", 0.0)) / each,
+                )
 
 
 _SPOT = "PREEMPTIBLE_"
@@ -189,9 +227,14 @@ _SPOT = "PREEMPTIBLE_"
 def _quotas(
     region: str, content: dict[str, Any], families: set[str]
 ) -> Iterator[Quota]:
-    for quota in content.get("quotas", ()):
+    listed = content.get("quotas", ())
+    known = {quota["metric"] for quota in listed}
+    for quota in listed:
         metric = quota["metric"]
-        if metric.removeprefix(_SPOT) in families:
+        on_demand = metric.removeprefix(_SPOT)
+        if metric != on_demand and not quota.get("limit") and on_demand in known:
+            continue  # until it is granted, spot VMs count against that on demand
+        if on_demand in families:
             yield Quota(
                 region=region,
                 family=metric.removeprefix(_SPOT),

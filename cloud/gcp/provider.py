@@ -14,7 +14,7 @@ from spottrain.cloud.gcp.launches import GcpLaunches
 from spottrain.cloud.gcp.market import GcpMarket
 from spottrain.cloud.gcp.network import GcpNetwork
 from spottrain.cloud.gcp.requests import CLOUD
-from spottrain.cloud.gcp.settings import GcpSettings, PriceOf
+from spottrain.cloud.gcp.settings import GcpSettings, Prices
 from spottrain.cloud.gcp.translate import translating_errors
 from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import run_parallel
@@ -30,7 +30,7 @@ class GcpProvider:
     Args:
         settings: Settings of the project and of VMs.
         facts: The catalogue.
-        price_of: Prices.
+        prices: Prices.
         clients: Clients to share; None: its own.
         clock: Monotonic clock (seconds).
     """
@@ -41,7 +41,7 @@ class GcpProvider:
         self,
         settings: GcpSettings,
         facts: CloudFacts,
-        price_of: PriceOf,
+        prices: Prices,
         clients: GcpClients | None = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
@@ -50,7 +50,7 @@ class GcpProvider:
         self._facts = facts
         self._clients = GcpClients(settings) if clients is None else clients
         self._network = GcpNetwork(self._clients, settings)
-        self._market = GcpMarket(self._clients, settings, facts, price_of)
+        self._market = GcpMarket(self._clients, settings, facts, prices)
         self._ends = GcpEndTimes(self._clients, settings, clock)
         self._launches = GcpLaunches(self._clients, settings, facts, self._ends)
         self._recent = RecentCalls(clock=clock)

@@ -2,19 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Protocol
 
 from spottrain.units import DAY_S
 
 IMAGE = (
     "projects/deeplearning-platform-release/global/images/family/"
-    "common-cu129-ubuntu-2404-nvidia-580"
+    "pytorch-2-9-cu129-ubuntu-2404-nvidia-580"
 )
-"""Google's own image with NVIDIA's driver and CUDA; Python 3.12, no torch."""
+"""Google's own image with NVIDIA's driver, CUDA and torch 2.9 for Python 3.12; the newest
+of its family. Source: Deep Learning VM release notes; public logs of August 2026 show it
+with torch 2.9.1+cu129."""
 
-PriceOf = Callable[[str, str, bool], float | None]
-"""(region, instance type, spot) -> USD per hour, None if unknown."""
+
+class Prices(Protocol):
+    """Prices of machines, which Compute Engine itself does not report."""
+
+    def usd_per_hour(self, region: str, instance_type: str, spot: bool) -> float | None:
+        """Return a price; None if it is unknown."""
+
+    def warning(self) -> str:
+        """Return a line if older prices are used, or none; else nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

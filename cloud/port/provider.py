@@ -49,6 +49,8 @@ class Offer:
     """Speed relative to the device that the profile was measured on."""
     available: int | None = None
     """Machines left, if the cloud reports it."""
+    quota_vms: float | None = None
+    """Machines that the account's quotas allow, if only these are rented; None: unknown."""
     family: str = ""
     """Family whose quota applies, as the cloud names it; empty: the type itself."""
     device: Literal["", "gpu", "cpu"] = ""
@@ -189,13 +191,18 @@ class ReportsUnreachableVms(Protocol):
         """
 
 
+ANY_FAMILY = "*"
+"""Family of quotas that all machines count against, such as disks and addresses."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quota:
     """Quota of the account for one family in one region."""
 
     region: str
+    """Empty: all together."""
     family: str
-    """As the cloud names it."""
+    """As the cloud names it, or ``ANY_FAMILY``."""
     spot: bool
     limit: float
     unit: str

@@ -12,7 +12,7 @@ from pathlib import Path
 IMAGES = [
     {
         "ami_id": f"ami-{day:08d}",
-        "name": f"Deep Learning Base OSS Nvidia Driver GPU AMI (Ubuntu 24.04) 2026{day}",
+        "name": f"Deep Learning OSS Nvidia Driver AMI GPU PyTorch 2.10 (Ubuntu 24.04) {day}",
         "description": "",
         "owner_id": "898082745236",
         "public": True,

@@ -64,9 +64,25 @@ class FakeFacts:
         return FakeMachine() if cloud == "gcp" and known else None
 
 
-def price_of(region: str, instance_type: str, spot: bool) -> float:
-    """Return what a machine costs, the same everywhere."""
-    return SPOT_USD if spot else ON_DEMAND_USD
+class FakePrices:
+    """The prices of machines, the same everywhere.
+
+    Args:
+        why: A line on why there is none; empty: there are.
+    """
+
+    def __init__(self, why: str = "") -> None:
+        self._why = why
+
+    def usd_per_hour(self, region: str, instance_type: str, spot: bool) -> float | None:
+        """Return what a machine costs."""
+        if self._why:
+            return None
+        return SPOT_USD if spot else ON_DEMAND_USD
+
+    def warning(self) -> str:
+        """Return why there is no price."""
+        return self._why
 
 
 class FakeGcp:
@@ -101,7 +117,11 @@ class FakeGcp:
         return self._http.request(method, target, content=content, headers=headers)
 
     def provider(
-        self, clock: Callable[[], float] = time.monotonic, /, **settings: Any
+        self,
+        clock: Callable[[], float] = time.monotonic,
+        prices: FakePrices | None = None,
+        /,
+        **settings: Any,
     ) -> GcpProvider:
         """Return a new client of the project that gives up at the first failure.
 
@@ -119,14 +139,14 @@ class FakeGcp:
         made = GcpSettings(**wished | settings)
         key = (made.project, made.patience_s, made.answer_s)
         clients = self._clients.setdefault(key, GcpClients(made))
-        return GcpProvider(made, FakeFacts(), price_of, clients, clock)
+        return GcpProvider(made, FakeFacts(), prices or FakePrices(), clients, clock)
 
     def close(self) -> None:
         """Close the connection."""
         self._http.close()
 
 
-def _service_account(url: str) -> dict[str, str]:
+def service_account(url: str) -> dict[str, str]:
     """Return a service account's key file, with which the SDK signs for itself."""
     key = rsa.generate_private_key(public_exponent=65537, key_size=2048)
     pem = key.private_bytes(
@@ -165,7 +185,7 @@ def running() -> Iterator[FakeGcp]:
         with tempfile.TemporaryDirectory() as folder:
             fake = FakeGcp(int(process.stdout.readline()))
             file = Path(folder) / "key.json"
-            file.write_text(json.dumps(_service_account(fake.url)))
+            file.write_text(json.dumps(service_account(fake.url)))
             os.environ.update(dict(zip(VARIABLES, (str(file), UNIVERSE), strict=True)))
             with contextlib.closing(fake):
                 yield fake

@@ -208,7 +208,8 @@ class _Handler(BaseHTTPRequestHandler):
         self._json({"Items": page, "NextPageLink": link, "Count": len(page)})
 
     def _gcp(self, query: dict[str, str]) -> None:
-        if self.headers.get("X-Goog-Api-Key") != KEY:
+        signed = self.headers.get("Authorization", "").startswith("Bearer ey")
+        if self.headers.get("X-Goog-Api-Key") != KEY and not signed:
             self._answer(403)
             return
         start = int(query.get("pageToken", 0))

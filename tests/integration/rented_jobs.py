@@ -67,3 +67,5 @@ def know_gcp_prices(home: Path) -> None:
             )
             for spot, usd in ((True, gcp.SPOT_USD), (False, gcp.ON_DEMAND_USD))
         )
+        asked = f"gcp billing catalog|{gcp.CPU_KIND}|{gcp.REGION}"
+        history.mark_asked([asked], now_s)

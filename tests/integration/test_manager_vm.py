@@ -56,7 +56,7 @@ class RemoteJob(Job):
             },
             manager_vm={
                 "identity": "spottrain-manager",
-                "image": "Deep Learning Base OSS *",
+                "image": "Deep Learning OSS *",
                 "python": sys.executable,
             },
             checkpoint={"every_steps": 10, "path": self.store},

@@ -85,10 +85,11 @@ def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
     os.environ.update(config.env)
     yield "here", _checkpoints(config)
     for cloud in config.clouds:
-        yield from _of_cloud(cloud.cloud, cloud)
+        yield from _of_cloud(cloud.cloud, cloud, config.resources.max_vms)
     if config.clouds:
         torch = run_check("torch", lambda: _build(config))
         yield "here", torch
+        yield "here", _traffic(config)
         return
     (provider,) = config.resources.providers
     try:
@@ -102,8 +103,22 @@ def _build(config: JobConfig) -> str:
     return "; ".join(preflight.check_build(config)) or "no GPU is asked for"
 
 
-def _of_cloud(name: str, cloud: AnyCloud) -> Iterator[tuple[str, Finding]]:
-    for each in preflight.findings(cloud):
+def _traffic(config: JobConfig) -> Finding:
+    where = "the network of one region"
+    if config.resources.span != "region":
+        named = ", ".join(f"{c.cloud}.{c.network_key}" for c in config.clouds)
+        where = f"your own network between regions ({named}), which must be private"
+    told = (
+        "VMs send each other weights and activations NOT encrypted and NOT "
+        f"authenticated, inside {where}"
+    )
+    return Finding(what="traffic between VMs", ok=True, told=told)
+
+
+def _of_cloud(
+    name: str, cloud: AnyCloud, max_vms: int = 0
+) -> Iterator[tuple[str, Finding]]:
+    for each in preflight.findings(cloud, max_vms):
         yield name, each
 
 

@@ -176,7 +176,9 @@ def run_there(job: JobDir, manager: RemoteManager, argv: Sequence[str]) -> int:
     cli = f"{manager_vm.run_on_vm(cloud)} spottrain.varuna_manager.cli.main"
     command = [f"{cli} {shlex.join(argv)}"]
     key_file = job.cloud / "ssh_key"
-    _, *options = argv_to(job, manager.target, key_file, cloud.bastion, command)
+    target = manager.target
+    proxy = cloud.proxy_argv(manager.vm_id, target.port) if cloud.ssh_proxy else ()
+    _, *options = argv_to(job, target, key_file, cloud.bastion, command, proxy)
     quiet = ["-o", "LogLevel=ERROR", "-o", "ConnectTimeout=10"]
     quiet += ["-o", "ServerAliveInterval=15"]
     terminal = ["-t"] if sys.stdin.isatty() and sys.stdout.isatty() else []

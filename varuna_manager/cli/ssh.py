@@ -68,7 +68,8 @@ def ssh_argv(job: JobDir, vm_id: str, command: list[str]) -> list[str]:
     if config.clouds:
         cloud, own_id = _cloud_of(config.clouds, vm_id)
         target, key_file = _rented(cloud, own_id), job.cloud / "ssh_key"
-        return argv_to(job, target, key_file, cloud.bastion, command)
+        proxy = cloud.proxy_argv(own_id, target.port) if cloud.ssh_proxy else ()
+        return argv_to(job, target, key_file, cloud.bastion, command, proxy)
     if config.resources.provider == "ssh":
         host = next(h for h in config.ssh.fleet() if _is_on(vm_id, h.name))
         return argv_to(job, _own(job, vm_id), host.key_file, None, command)

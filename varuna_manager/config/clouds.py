@@ -5,6 +5,7 @@ from __future__ import annotations
 import getpass
 import ipaddress
 import os
+import re
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -22,7 +23,8 @@ from spottrain.cloud.azure.settings import (
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port.tags import check_tags
-from spottrain.cloud.ssh.transport.hosts import Host
+from spottrain.cloud.ssh.transport.hosts import FIND_PYTHON, Host
+from spottrain.cloud.ssh.transport.proxy import PORT, ProxyCommand, through_port
 from spottrain.errors import ConfigError
 from spottrain.gpus.builds import UnfitBuildError, check_precision
 from spottrain.pricing.prices.catalogue import InstanceType, catalogue
@@ -115,6 +117,22 @@ class BastionConfig(Section):
         )
 
 
+def _bastion_id(text: str) -> str:
+    if text and not _BASTION_ID.fullmatch(text):
+        raise ValueError(
+            "must be the resource id of a Bastion, /subscriptions/…/resourceGroups/…"
+            f"/providers/Microsoft.Network/bastionHosts/NAME: got {text}"
+        )
+    return text
+
+
+_BASTION_ID = re.compile(
+    r"/subscriptions/[^/]+/resourceGroups/[^/]+/providers/Microsoft\.Network/"
+    r"bastionHosts/[^/]+",
+    re.IGNORECASE,
+)
+
+
 class CloudConfig(Section):
     """Keys that all clouds have."""
 
@@ -137,9 +155,9 @@ class CloudConfig(Section):
     """Your own tags (on GCP: labels) on all that is created, such as a cost centre."""
     disk_gib: PositiveInt = DISK_GIB
     """Size of a VM's disk."""
-    python: Name = "python3"
+    python: Name = FIND_PYTHON
     """Python 3.11 or newer of the image, with torch, numpy and safetensors unless
-    `setup` installs them."""
+    `setup` installs them. `auto`: the image's Python that has torch, else python3."""
     folder: Folder = ".spottrain"
     """spottrain's folder on a VM, relative to the home folder."""
     ssh_port: Port = 22
@@ -152,6 +170,36 @@ class CloudConfig(Section):
     or through `bastion`."""
     bastion: BastionConfig | None = None
     """The host through which VMs are reached."""
+    ssh_proxy: str = ""
+    """A tool of the cloud through which VMs are reached, instead of their addresses:
+    `ssm` on AWS, `iap` on GCP, on Azure the resource id of a Bastion."""
+    proxy_tools: ClassVar[tuple[str, ...]] = ()
+    """Commands that ``ssh_proxy`` needs."""
+    proxy_networks: ClassVar[tuple[str, ...]] = ()
+    """Networks from which that tool's connections reach VMs."""
+
+    @model_validator(mode="after")
+    def _one_way(self) -> Self:
+        if self.ssh_proxy and self.bastion is not None:
+            raise ValueError("name ssh_proxy or bastion, not both")
+        return self
+
+    def proxy_argv(self, vm_id: str, port: int) -> list[str]:
+        """Return the command line that connects to a VM's SSH server, for ``ssh_proxy``.
+
+        Args:
+            vm_id: As this cloud's provider names it.
+            port: Of the SSH server.
+        """
+        raise NotImplementedError
+
+    def proxy(self) -> ProxyCommand | None:
+        """Return how VMs are reached through ``ssh_proxy``, if they are."""
+        if not self.ssh_proxy:
+            return None
+        # Of a job on several clouds, ids of VMs begin with the cloud.
+        prefix = f"{self.cloud}."
+        return lambda host: self.proxy_argv(host.name.removeprefix(prefix), host.port)
 
     @model_validator(mode="after")
     def _tagged(self) -> Self:
@@ -170,6 +218,11 @@ class CloudConfig(Section):
     def has_own_network(self) -> bool:
         """True if VMs are put into an existing network of the user."""
         return bool(getattr(self, self.network_key))
+
+    def not_joined(self) -> str:
+        """Return what is missing for VMs of all our regions to reach each other; empty if
+        a network of the user joins them, as far as the job file shows."""
+        return "" if self.has_own_network else f"{self.cloud}.{self.network_key}"
 
     def kinds(self) -> tuple[str, ...]:
         """Return the instance types that may be rented, by name or by GPU.
@@ -249,7 +302,7 @@ class CloudConfig(Section):
 
 
 class AwsConfig(CloudConfig):
-    """Amazon Web Services, for `provider: aws`; see docs/clouds.md."""
+    """Amazon Web Services, for `provider: aws`; see docs/clouds/aws.md."""
 
     cloud: ClassVar[str] = "aws"
     regions: tuple[Name, ...] = Field(default=("us-east-1",), min_length=1)
@@ -274,6 +327,39 @@ class AwsConfig(CloudConfig):
     """ARN of a role with which the Fault Injection Service may interrupt VMs."""
     endpoint_url: str | None = None
     """Endpoint instead of AWS's own."""
+    ssh_proxy: Literal["", "ssm"] = ""
+    """`ssm`: reach VMs through Systems Manager's Session Manager, with `aws ssm
+    start-session`; `instance_profile` must allow that."""
+    proxy_tools: ClassVar[tuple[str, ...]] = ("aws", "session-manager-plugin")
+
+    @model_validator(mode="after")
+    def _enters(self) -> Self:
+        if self.ssh_proxy and not self.instance_profile:
+            raise ValueError(
+                "ssh_proxy: ssm needs an instance_profile with the policy "
+                "AmazonSSMManagedInstanceCore, without which VMs do not register"
+            )
+        return self
+
+    def proxy_argv(self, vm_id: str, port: int) -> list[str]:
+        """Return ``aws ssm start-session`` with the document for SSH.
+
+        Source: AWS Systems Manager User Guide, "Allow and control permissions for SSH
+        connections through Session Manager".
+        """
+        instance, _, region = vm_id.partition(".")
+        argv = ["aws", "ssm", "start-session", "--target", instance]
+        argv += ["--region", region, "--document-name", "AWS-StartSSHSession"]
+        argv += ["--parameters", f"portNumber={port}"]
+        return [*argv, "--profile", self.profile] if self.profile else argv
+
+    def not_joined(self) -> str:
+        """Return what is missing for VMs of all our regions to reach each other."""
+        for region in self.regions:
+            if not any(zone.startswith(region) for zone in self.subnets):
+                return f"aws.subnets in {region}"
+        # Our own group admits its members only, and a group is of one region.
+        return "" if self.security_groups else "aws.security_groups"
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AwsSettings:
         """Return the adapter's settings."""
@@ -281,7 +367,7 @@ class AwsConfig(CloudConfig):
 
 
 class AzureConfig(CloudConfig):
-    """Microsoft Azure, for `provider: azure`; see docs/clouds.md."""
+    """Microsoft Azure, for `provider: azure`; see docs/clouds/azure.md."""
 
     cloud: ClassVar[str] = "azure"
     regions: tuple[Name, ...] = Field(default=("eastus",), min_length=1)
@@ -309,6 +395,40 @@ class AzureConfig(CloudConfig):
     """Endpoint instead of the public cloud's, such as a national cloud's."""
     authority_url: str = ""
     """Token authority; by default that of Azure's SDK."""
+    ssh_proxy: Annotated[str, AfterValidator(_bastion_id)] = ""
+    """Resource id of an Azure Bastion (SKU Standard or above, with native clients) through
+    which VMs are reached, with `az network bastion tunnel`."""
+    proxy_tools: ClassVar[tuple[str, ...]] = ("az",)
+
+    @model_validator(mode="after")
+    def _enters(self) -> Self:
+        if self.ssh_proxy and not self.subnets:
+            raise ValueError(
+                "ssh_proxy needs subnets: those that the Bastion's network reaches"
+            )
+        return self
+
+    def proxy_argv(self, vm_id: str, port: int) -> list[str]:
+        """Return ``az network bastion tunnel``, joined with stdin and stdout.
+
+        Source: "Connect to a VM using Bastion and a Linux native client".
+        """
+        name, _, group = vm_id.partition(".")
+        _, _, subscription, _, bastion_group, *_, bastion = self.ssh_proxy.split("/")
+        own = self.subscription or os.environ.get("AZURE_SUBSCRIPTION_ID", "")
+        vm = (
+            f"/subscriptions/{own}/resourceGroups/{group}/providers/Microsoft.Compute"
+            f"/virtualMachines/{name}"
+        )
+        argv = ["az", "network", "bastion", "tunnel", "--name", bastion]
+        argv += ["--resource-group", bastion_group, "--subscription", subscription]
+        argv += ["--target-resource-id", vm, "--resource-port", str(port)]
+        return through_port([*argv, "--port", PORT])
+
+    def not_joined(self) -> str:
+        """Return what is missing for VMs of all our regions to reach each other."""
+        missing = [region for region in self.regions if region not in self.subnets]
+        return f"azure.subnets in {missing[0]}" if missing else ""
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> AzureSettings:
         """Return the adapter's settings."""
@@ -319,7 +439,7 @@ class AzureConfig(CloudConfig):
 
 
 class GcpConfig(CloudConfig):
-    """Google Cloud, for `provider: gcp`; see docs/clouds.md."""
+    """Google Cloud, for `provider: gcp`; see docs/clouds/gcp.md."""
 
     cloud: ClassVar[str] = "gcp"
     network_key: ClassVar[str] = "network"
@@ -344,6 +464,22 @@ class GcpConfig(CloudConfig):
     """Google deletes a VM this long after its start in any case."""
     endpoint: str = ""
     """Endpoint instead of Compute Engine's own."""
+    ssh_proxy: Literal["", "iap"] = ""
+    """`iap`: reach VMs through Identity-Aware Proxy, with `gcloud compute
+    start-iap-tunnel`."""
+    proxy_tools: ClassVar[tuple[str, ...]] = ("gcloud",)
+    # "Using IAP for TCP forwarding": all its connections come from there.
+    proxy_networks: ClassVar[tuple[str, ...]] = ("35.235.240.0/20",)
+
+    def proxy_argv(self, vm_id: str, port: int) -> list[str]:
+        """Return ``gcloud compute start-iap-tunnel`` on stdin and stdout.
+
+        Source: "Using IAP for TCP forwarding".
+        """
+        name, _, zone = vm_id.partition(".")
+        argv = ["gcloud", "compute", "start-iap-tunnel", name, str(port)]
+        argv += ["--listen-on-stdin", f"--project={self.project}", f"--zone={zone}"]
+        return [*argv, "--verbosity=warning"]
 
     def settings(self, public_key: str, ssh_from: tuple[str, ...]) -> GcpSettings:
         """Return the adapter's settings."""
@@ -399,8 +535,9 @@ def check_cloud(
             f"resources.provider {name} needs a checkpoint.path that all VMs and this "
             "machine can access, such as s3://bucket/prefix; VMs share nothing else"
         )
-    if span != "region" and not cloud.has_own_network:
+    if span != "region" and (missing := cloud.not_joined()):
         raise ValueError(
-            f"resources.span {span} needs a network of your own whose regions reach "
-            f"each other, named in {name}; or keep resources.span at region"
+            f"resources.span {span} needs a network of your own that joins all regions, "
+            f"as VMs send each other unencrypted data there: name {missing}; or keep "
+            "resources.span at region"
         )

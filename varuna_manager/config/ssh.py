@@ -97,7 +97,7 @@ class SshHostConfig(Section):
 
 
 class SshConfig(Section):
-    """Your own hosts, for `provider: ssh`; see docs/clouds.md."""
+    """Your own hosts, for `provider: ssh`; see docs/clouds/hosts.md."""
 
     hosts: tuple[SshHostConfig, ...] = ()
     """The hosts; the job uses each as one VM."""

@@ -19,6 +19,7 @@ from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns
 from spottrain.pricing.ranking.order import in_order
+from spottrain.pricing.ranking.quotas import quota_left
 from spottrain.varuna_manager.core.model.commands import IntendLaunch
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State, budget, is_unfit
@@ -103,7 +104,8 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
     2. Worth (``in_order``): the most examples per dollar first, as ``pricing.ranking``
        found; offers that the job cannot run on are left out.
     3. Availability (``available``): nothing on demand unless the job allows it, nothing
-       that cools down after a refusal, and no more than the cloud has.
+       that cools down after a refusal, and no more than the cloud has and the account's
+       quotas allow (``quota_left``).
     4. Caps (``affordable``): no more than the hourly cap and the budget pay for.
     5. Deadline (``wanted_by_deadline``): no more than the deadline policy decided to have.
     6. Location (``_reachable``): where the other VMs are.
@@ -120,11 +122,13 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
         return NextLaunch()
     offers = in_order(state.offers, state.worths)
     affords, demand = affordable(state), wanted_by_deadline(state, replacing)
+    left = quota_left(state.offers, _rented(state))
     counts: dict[str, int] = {}
     candidates: list[Offer] = []
     for offer in offers:
         count = min(wanted, available(state, offer), affords(offer), demand(offer))
         count = _within_quota(state, offer, count)
+        count = int(min(count, left(offer)))
         if count > 0:
             counts[offer_key(offer)] = count
             candidates.append(offer)
@@ -294,6 +298,14 @@ def available(state: State, offer: Offer) -> int:
     intents = state.intents.values()
     asked = sum(intent.count for intent in intents if offer_key(intent.offer) == key)
     return offer.available - asked - len(_unseen(state, offer))
+
+
+def _rented(state: State) -> Counter[Offer]:
+    """Return the VMs that count against quotas, launches in flight included."""
+    found = Counter(vm.offer for vm in state.vms.values())
+    for intent in state.intents.values():
+        found[intent.offer] += intent.missing
+    return found
 
 
 def _within_quota(state: State, offer: Offer, count: int) -> int:

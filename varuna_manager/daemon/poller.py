@@ -10,11 +10,20 @@ import contextlib
 import logging
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import CloudProvider, Offer, Vm, VmState
+from spottrain.cloud.port.provider import (
+    CloudProvider,
+    Offer,
+    Quota,
+    ReportsQuota,
+    Vm,
+    VmState,
+)
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.ranking.quotas import with_quotas
 from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.daemon.market_watch import MarketWatch
 from spottrain.varuna_manager.daemon.ports import EventSink
@@ -23,6 +32,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 1.0
 """Between two polls of a cloud."""
+QUOTAS_KEEP_S = 3600.0
+"""Quotas grow when a person asks for more, which takes hours."""
 FIRST_OFFERS_WAIT_S = 30.0
 """How long the first offers wait for those of other clouds, which may be better."""
 
@@ -68,6 +79,7 @@ class CloudPoller:
         self._wakes = {cloud: asyncio.Event() for cloud in clouds}
         self._vms: dict[str, tuple[Vm, ...]] = {}
         self._offers: dict[str, tuple[Offer, ...]] = {}
+        self._quotas: dict[str, tuple[float, Sequence[Quota]]] = {}
         self._began_s = time.monotonic()
         self._reported_at_s = -math.inf
 
@@ -127,6 +139,19 @@ class CloudPoller:
                 )
             )
 
+    async def _quotas_of(self, cloud: str) -> Sequence[Quota]:
+        """Return the quotas of an account, asked once an hour; none if it does not say."""
+        provider, now_s = self._clouds[cloud], time.monotonic()
+        asked_s, known = self._quotas.get(cloud, (-QUOTAS_KEEP_S, ()))
+        if isinstance(provider, ReportsQuota) and now_s - asked_s >= QUOTAS_KEEP_S:
+            try:
+                known = await self._call(provider.quotas)
+            except CloudError as error:
+                # Launches are then halved until the cloud accepts them.
+                logger.info("quotas are unknown: %s", error)
+            self._quotas[cloud] = now_s, known
+        return known
+
     async def _poll_offers(self, cloud: str) -> None:
         """List the offers of one cloud, and report them with those of the others.
 
@@ -134,7 +159,9 @@ class CloudPoller:
         then put it in cooldown.
         """
         before = self._offers.get(cloud)
-        self._offers[cloud] = tuple(await self._call(self._clouds[cloud].offers))
+        offers = await self._call(self._clouds[cloud].offers)
+        quotas = await self._quotas_of(cloud)
+        self._offers[cloud] = tuple(with_quotas(offers, quotas, catalogue()))
         now_s = time.monotonic()
         waits = now_s - self._began_s < FIRST_OFFERS_WAIT_S
         if waits and self._offers.keys() < self._clouds.keys():

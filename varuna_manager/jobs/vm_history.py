@@ -18,10 +18,13 @@ from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, home
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.replay.fold import Fold
 
+PRICES = "market.sqlite"
+"""The database of prices and interruptions, in the state directory."""
+
 
 def open_history() -> History:
     """Open this machine's database of prices and interruptions."""
-    return History(home() / "market.sqlite")
+    return History(home() / PRICES)
 
 
 def ingest_journals(history: History) -> tuple[str, ...]:

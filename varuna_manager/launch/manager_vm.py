@@ -61,6 +61,7 @@ else
     rm -rf arriving
     mkdir -p arriving jobs
     tar -xzf - -C arriving
+    mv arriving/market.sqlite market.sqlite
     mv arriving/jobs/{name} jobs/{name}
 fi
 """
@@ -135,8 +136,12 @@ def config_there(config: JobConfig, manager: RemoteManager) -> JobConfig:
     connects regions.
     """
     cloud = config.clouds[0]
-    update: dict[str, Any] = {"ssh_from": manager.networks, "bastion": None}
-    update["owner"] = cloud.owner or manager.owner  # its own principal is another
+    update: dict[str, Any] = {
+        "ssh_from": manager.networks,
+        "bastion": None,
+        "ssh_proxy": "",
+        "owner": cloud.owner or manager.owner,  # its own principal is another
+    }
     if isinstance(cloud, AwsConfig):
         update["profile"] = ""  # it uses the VM's role
     if isinstance(cloud, AzureConfig) and not cloud.subscription:
@@ -211,9 +216,10 @@ class _Rental:
     def _way(self) -> tuple[Dial, Bastion | None]:
         from spottrain.cloud.ssh.rented.vm import VmAccess
 
-        bastion = self._config.clouds[0].bastion
-        host = None if bastion is None else bastion.host()
-        return VmAccess(key_file=self._key_file, bastion=host).dial()
+        cloud = self._config.clouds[0]
+        bastion = None if cloud.bastion is None else cloud.bastion.host()
+        access = VmAccess(key_file=self._key_file, bastion=bastion, proxy=cloud.proxy())
+        return access.dial()
 
     def rent(self) -> None:
         """Rent the VM in the first zone that has one; idempotent.

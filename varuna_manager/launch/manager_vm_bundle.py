@@ -3,7 +3,8 @@
 ~/<folder>/manager/software-…/  our own modules, as they are here
                    venv/        what they need, where the image does not have it
                    run          runs one of our modules there
-                   state/       SPOTTRAIN_HOME; jobs/<name> is the job
+                   state/       SPOTTRAIN_HOME; jobs/<name> is the job, and
+                                market.sqlite the prices that are known here
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ import tarfile
 from collections.abc import Collection, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from spottrain import errors
 from spottrain.errors import ConfigError
+from spottrain.pricing.prices.history import History
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.vm_history import PRICES, open_history
 
 _CODE = ("*.py", "*.csv")
 _BUNDLE = ("facts.json", "workdir.tar.gz", "journal.sqlite", "folder.id")
@@ -116,7 +120,21 @@ def bundle(job: JobDir, config: JobConfig, key_file: Path, own_vm: bytes) -> byt
     files["config.json"] = config.model_dump_json(indent=2).encode()
     files["cloud/ssh_key"] = key_file.read_bytes()
     files["vm.json"] = own_vm
-    return _packed({f"jobs/{job.name}/{name}": data for name, data in files.items()})
+    packed = {f"jobs/{job.name}/{name}": data for name, data in files.items()}
+    packed[PRICES] = _last_prices()
+    return _packed(packed)
+
+
+def _last_prices() -> bytes:
+    """Return a database of the newest price of each offer, as a manager reads it.
+
+    Its own refresh may fail, and a cloud without prices rents nothing.
+    """
+    with TemporaryDirectory() as folder, open_history() as history:
+        path = Path(folder) / PRICES
+        with History(path) as last:
+            last.record_prices(history.latest())
+        return path.read_bytes()
 
 
 def prepare_script(root: str, python: str, extras: Collection[str], ours: bytes) -> str:

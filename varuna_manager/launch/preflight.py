@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import re
+import shutil
 import socket
 from collections.abc import Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from spottrain.cloud.aws.settings import IMAGE_NAME as AWS_IMAGE
 from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
+from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     ChecksAccount,
@@ -31,6 +33,8 @@ from spottrain.gpus.builds import (
     choose_build,
 )
 from spottrain.gpus.find import VmDevices, find_devices
+from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.ranking.quotas import with_quotas
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.launch.providers import open_cloud, own_network
@@ -76,7 +80,7 @@ def _offers_or_error(cloud: AnyCloud) -> OffersAndMessages | SpottrainError:
 
 
 def _offers_of(cloud: AnyCloud) -> OffersAndMessages:
-    lines = [f"{cloud.cloud}: {_ssh_access(cloud)}"]
+    lines = [f"{cloud.cloud}: {ssh_access(cloud)}"]
     provider = open_cloud(cloud)
     try:
         found = tuple(account_findings(provider))
@@ -130,9 +134,14 @@ def check_build(config: JobConfig) -> list[str]:
             for kind in cloud.machines()
             if kind.device == "gpu"
         }
+        if build is None and not has_torch(cloud.image):
+            lines.append(_no_torch(cloud, config.setup))
         driver = driver_of_image(cloud.cloud, cloud.image)
         needed = choose_build(driver, gpus.values())
         if not gpus:
+            continue
+        if build is None and has_torch(cloud.image):
+            lines.append(f"{cloud.cloud}: torch is in the image {cloud.image}")
             continue
         if build is None:
             what = "none that is published" if needed is None else str(needed)
@@ -167,6 +176,22 @@ def build_in_setup(config: JobConfig) -> TorchBuild | None:
     return PYPI if re.search(r"\btorch\b", text) else None
 
 
+def has_torch(image: str) -> bool:
+    """Return whether an image holds torch, as far as its name says."""
+    return "pytorch" in image.lower()
+
+
+def _no_torch(cloud: AnyCloud, setup: str) -> str:
+    known = "has none" if cloud.image in _IMAGES else "may have none"
+    what = "setup does not name torch" if setup else "there is no setup"
+    return (
+        f"{cloud.cloud}: WARNING: no torch: the image {cloud.image} {known}, and {what}; "
+        "VMs without torch are paid for and returned: set 'setup: pip install torch "
+        "safetensors', or give an image that has it"
+    )
+
+
+_IMAGES = (AWS_IMAGE, AZURE_IMAGE, GCP_IMAGE)
 _IMAGE_DRIVERS = {AWS_IMAGE: "595.91", AZURE_IMAGE: "580"}
 """Of images whose names do not say: AWS's release notes, September 2026; azhpc-images
 #478 and #488."""
@@ -196,8 +221,13 @@ def _why_none(cloud: AnyCloud) -> str:
     )
 
 
-def findings(cloud: AnyCloud) -> Iterator[Finding]:
-    """Yield findings about a cloud account, the most basic first."""
+def findings(cloud: AnyCloud, max_vms: int = 0) -> Iterator[Finding]:
+    """Yield findings about a cloud account, the most basic first.
+
+    Args:
+        cloud: Its section of a job file.
+        max_vms: VMs that the job may have; 0: there is no job.
+    """
     try:
         provider = open_cloud(cloud)
     except CloudError as error:
@@ -205,12 +235,19 @@ def findings(cloud: AnyCloud) -> Iterator[Finding]:
         return
     try:
         found = tuple(account_findings(provider))
+        if max_vms and isinstance(provider, ReportsQuota) and not blocking(found):
+            found = (*found, run_check("quotas", lambda: _enough(provider, max_vms)))
     finally:
         provider.close()
     yield from found
     if any(each.ok for each in found):
-        yield run_check("SSH", lambda: _ssh_access(cloud))
-        if cloud.public_addresses and cloud.bastion is None and cloud.ssh_port == SSH:
+        yield run_check("SSH", lambda: ssh_access(cloud))
+        if (
+            cloud.public_addresses
+            and cloud.bastion is None
+            and not cloud.ssh_proxy
+            and cloud.ssh_port == SSH
+        ):
             yield run_check("port 22", lambda: outbound_ssh(_PUBLIC_HOST))
 
 
@@ -253,6 +290,28 @@ def account_findings(provider: CloudProvider) -> Iterator[Finding]:
         yield from _quotas(provider)
 
 
+def _enough(provider: CloudProvider, max_vms: int) -> str:
+    """Return for how many VMs of a job the quotas are enough, in the best region."""
+    assert isinstance(provider, ReportsQuota)
+    offers = with_quotas(provider.offers(), provider.quotas(), catalogue(), unused=True)
+    regions: dict[str, dict[str, int]] = {}
+    for offer in offers:
+        if offer.spot and offer.quota_vms is not None:
+            kinds = regions.setdefault(offer.region, {})
+            kinds[offer.instance_type] = int(offer.quota_vms)
+    if not regions:
+        return "not known for these types; a refused request is halved"
+    best = {
+        region: max(kinds.items(), key=lambda item: item[1])
+        for region, kinds in sorted(regions.items())
+    }
+    told = [
+        f"{region}: enough for {min(most, max_vms)} of your {max_vms} spot VMs ({kind})"
+        for region, (kind, most) in best.items()
+    ]
+    return "; ".join(told)
+
+
 def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
     try:
         quotas = provider.quotas()
@@ -270,8 +329,21 @@ def _quotas(provider: ReportsQuota) -> Iterator[Finding]:
         yield Finding(what=what, ok=quota.limit > 0, told=told, one_of="quota")
 
 
-def _ssh_access(cloud: AnyCloud) -> str:
+def ssh_access(cloud: AnyCloud) -> str:
+    """Return how this machine reaches VMs.
+
+    Raises:
+        ConfigError: It cannot: a tool is missing, or its own address is unknown.
+    """
     networks = cloud.ssh_from or own_network(cloud)
+    if cloud.ssh_proxy:
+        for tool in cloud.proxy_tools:
+            if shutil.which(tool) is None:
+                raise ConfigError(
+                    f"{cloud.cloud}.ssh_proxy needs the command {tool} on this machine; "
+                    "install it (docs/clouds/{cloud.cloud}.md), or leave ssh_proxy out"
+                )
+        return f"VMs are reached with {' and '.join(cloud.proxy_tools)}"
     if cloud.bastion is not None:
         return f"VMs are reached through {cloud.bastion.address}"
     if not cloud.public_addresses:

@@ -7,6 +7,7 @@ settings as JSON and no secrets: credentials are what the SDK itself finds.
 from __future__ import annotations
 
 import ipaddress
+import os
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -19,12 +20,14 @@ from pydantic import TypeAdapter
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.gcp.settings import GcpSettings
+from spottrain.cloud.http import TIMEOUT
 from spottrain.cloud.port.provider import CloudProvider
 from spottrain.cloud.process.child import ChildProvider, in_child
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.catalogue import catalogue
-from spottrain.pricing.prices.price import fresh
-from spottrain.pricing.prices.refresh import PriceRequest, known, on_demand_prices
+from spottrain.pricing.prices.current import CurrentPrices
+from spottrain.pricing.prices.refresh import PriceRequest, on_demand_prices
+from spottrain.pricing.prices.sources.registry import gcp_prices
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.jobs.manager_location import own_vm
@@ -142,6 +145,7 @@ def _rent(
         python=cloud.python,
         folder=cloud.folder,
         bastion=None if cloud.bastion is None else cloud.bastion.host(),
+        proxy=cloud.proxy(),
         inside=own_vm(job) is not None,
     )
     payload = replace(payload, notices={"kind": cloud.cloud})
@@ -157,13 +161,16 @@ def _rent(
 
 
 def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]:
-    """Return this machine's public address as a network.
+    """Return the networks from which this machine reaches VMs: its public address.
 
-    Empty where VMs have no public address: their own network decides.
+    Empty where VMs have no public address: their own network decides. Through a tool of
+    the cloud, those of the tool.
 
     Raises:
         ConfigError: It cannot be determined, or it is an IPv6 address.
     """
+    if cloud.ssh_proxy:
+        return cloud.proxy_networks
     if not cloud.public_addresses:
         return ()
     try:
@@ -205,20 +212,11 @@ def make_gcp(settings: Mapping[str, Any]) -> CloudProvider:
     made = TypeAdapter(GcpSettings).validate_python(settings)
     if not made.project:
         made = replace(made, project=default_project())
-    return GcpProvider(made, catalogue(), _gcp_prices())
-
-
-def _gcp_prices() -> Callable[[str, str, bool], float | None]:
-    """Return a function of (region, type, spot): last known USD per hour."""
     facts = catalogue()
-    kinds = [kind for kind in facts.types.values() if kind.cloud == "gcp"]
-    now_s = time.time()
-    with open_history() as history:
-        believed = fresh(
-            known(history, facts, PriceRequest(kinds=kinds), now_s).prices, now_s
-        )
-    usd = {
-        (price.region, price.instance_type, price.spot): price.usd_per_hour
-        for price in believed.prices
-    }
-    return lambda region, kind, spot: usd.get((region, kind, spot))
+    request = PriceRequest(
+        kinds=facts.matching(clouds=("gcp",), names=made.instance_types),
+        regions=made.regions,
+    )
+    sources = [gcp_prices(httpx.Client(timeout=TIMEOUT), os.environ)]
+    prices = CurrentPrices(open_history, sources, facts, request)
+    return GcpProvider(made, facts, prices)

@@ -32,14 +32,25 @@ def argv_to(
     key_file: Path | None,
     bastion: BastionConfig | None,
     command: list[str],
+    proxy: Sequence[str] = (),
 ) -> list[str]:
     """Return the ``ssh`` command line that logs in to a host of a job or runs a command
     there; it accepts only the host keys of ``target``.
+
+    Args:
+        job: The job.
+        target: The host.
+        key_file: The private key; None: those that ``ssh`` finds.
+        bastion: The jump host, if there is one.
+        command: To be run there; a shell if empty.
+        proxy: Command line of a tool that connects to the host.
     """
     known = _known(job.path / "known_hosts", target.host, target.port, target.host_keys)
     argv = ["ssh", "-p", str(target.port), "-l", target.user, *_proof(known, key_file)]
     if bastion is not None:
         argv += ["-o", f"ProxyCommand={_through(job, bastion.host())}"]
+    if proxy:
+        argv += ["-o", f"ProxyCommand={shlex.join(proxy).replace('%', '%%')}"]
     return [*argv, "--", target.host, *command]
 
 

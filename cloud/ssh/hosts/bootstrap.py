@@ -11,6 +11,7 @@ from dataclasses import asdict, replace
 
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
+from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.on_vm.package import Package, carries_obstore, package
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import (
@@ -41,7 +42,7 @@ def bring_up(
     bootstrap: AgentBootstrap,
     announce: Callable[[], None],
     payload: Payload,
-    fleet_software: Callable[[dict[str, str]], dict[str, str]],
+    memory: HostMemory,
     report: Callable[[str], None] = lambda doing: None,
 ) -> None:
     """Send our software and the user's code to a host and start the agent.
@@ -54,7 +55,7 @@ def bring_up(
         bootstrap: How the agent reaches the manager.
         announce: Sets the address for the agent's calls; called before it is started.
         payload: The job's files and settings.
-        fleet_software: Returns the required versions, given a host's software.
+        memory: Of the job's hosts; the first one's versions are required of all.
         report: Called with the current step.
 
     Raises:
@@ -70,8 +71,10 @@ def bring_up(
     if state == "running" and claim.get("package") == folder:
         announce()
         return
-    payload = _prepare(session, vm_id, folder, ours, payload, report)
-    check_software(host.place, session.call("probe"), fleet_software, payload.buckets)
+    pins = pins_of(memory.known_software())
+    payload = _prepare(session, vm_id, folder, ours, payload, pins, report)
+    software = session.call("probe")
+    check_software(host.place, software, memory.same_software, payload.buckets)
     announce()
     session.call(
         "start",
@@ -96,9 +99,19 @@ def _prepare(
     folder: str,
     ours: Package,
     payload: Payload,
+    pins: Sequence[str],
     report: Callable[[str], None],
 ) -> Payload:
     """Send to the host everything that agents and workers need.
+
+    Args:
+        session: The connection to the host.
+        vm_id: The VM on that host.
+        folder: Of our software on the host.
+        ours: Our software.
+        payload: The job's files and settings.
+        pins: Requirements that bind what ``setup`` installs.
+        report: Called with the current step.
 
     Returns:
         The payload with the variables for data.
@@ -109,7 +122,7 @@ def _prepare(
         payload = replace(payload, environment={**payload.environment, **found})
     if payload.setup:
         report("setup")
-        _set_up(session, vm_id, payload)
+        _set_up(session, vm_id, payload, pins)
     return payload
 
 
@@ -166,7 +179,22 @@ def _bring_data(
             last_line = line
 
 
-def _set_up(session: Session, vm_id: str, payload: Payload) -> None:
+def pins_of(software: Mapping[str, str]) -> list[str]:
+    """Return requirements that give a host the fleet's versions of packages.
+
+    A release of torch in the middle of a job would otherwise make all later VMs unfit.
+    NCCL and CUDA come with torch, which names their versions.
+
+    Args:
+        software: Of the fleet's first host, by ``HostAgent.probe``.
+    """
+    torch = software.get("torch", "").partition("+")[0]  # the build is the index's
+    return [f"torch=={torch}"] if torch else []
+
+
+def _set_up(
+    session: Session, vm_id: str, payload: Payload, pins: Sequence[str]
+) -> None:
     place, limit_s = session.host.place, payload.setup_limit_s
     logger.info("%s: setup started", place)
     done = session.call(
@@ -174,6 +202,7 @@ def _set_up(session: Session, vm_id: str, payload: Payload) -> None:
         limit_s + CALL_S,
         vm_id=vm_id,
         script=payload.setup,
+        pins=list(pins),
         environment=dict(payload.environment),
         limit_s=limit_s,
     )

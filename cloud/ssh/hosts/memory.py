@@ -129,6 +129,10 @@ class HostMemory:
             for old in list(record.targets)[:-_TARGETS]:
                 del record.targets[old]
 
+    def known_software(self) -> dict[str, str]:
+        """Return the software of the fleet's first host; empty before there is one."""
+        return self.read().software
+
     def keep_logs(self, vm_id: str, logs: dict[str, str]) -> None:
         """Save a VM's logs, by name, in ``vms/VM/``."""
         folder = self.folder / "vms" / vm_id

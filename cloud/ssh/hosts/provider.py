@@ -366,8 +366,8 @@ class SshProvider:
             connection.forward_calls(vm_id, manager)
 
         try:
-            same = self._memory.same_software
-            bring_up(connection, vm_id, bootstrap, announce, self._payload, same)
+            memory = self._memory
+            bring_up(connection, vm_id, bootstrap, announce, self._payload, memory)
         except UnfitHostError as error:
             connection.unfit_error = error
             self._terminate(self._memory.read().rented[vm_id])

@@ -32,7 +32,7 @@ import sys
 import tarfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -238,15 +238,34 @@ class HostAgent:
         return [(self._root / name).is_dir() for name in names]
 
     def setup(
-        self, vm_id: str, script: str, environment: dict[str, str], limit_s: float
+        self,
+        vm_id: str,
+        script: str,
+        environment: dict[str, str],
+        limit_s: float,
+        pins: Sequence[str] = (),
     ) -> dict[str, Any]:
-        """Run the user's setup once per VM; return its exit code and last output."""
+        """Run the user's setup once per VM; return its exit code and last output.
+
+        Args:
+            vm_id: The VM.
+            script: For ``/bin/sh -e``.
+            environment: Of the script.
+            limit_s: Time limit.
+            pins: Requirements that bind what pip and uv install, unless the environment
+                names others.
+        """
         self._claim_of(vm_id)
         folder = self._root / vm_id
         done, log = folder / "setup.done", folder / "setup.log"
         if done.exists():
             return {"code": 0, "output": ""}
         (folder / "setup.sh").write_text(script)
+        bound = folder / "constraints.txt"
+        bound.write_text("".join(f"{pin}\n" for pin in pins))
+        if pins:
+            ours = {name: str(bound) for name in ("PIP_CONSTRAINT", "UV_CONSTRAINT")}
+            environment = {**ours, **environment}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 ["/bin/sh", "-e", str(folder / "setup.sh")],

@@ -317,8 +317,10 @@ class RentedVmProvider(ForwardsAbilities):
         def report(doing: str) -> None:
             rented_vm.doing = doing
 
-        vm_id, same = rented_vm.vm.vm_id, self._memory.same_software
-        bring_up(connection, vm_id, bootstrap, announce, self._payload, same, report)
+        vm_id = rented_vm.vm.vm_id
+        bring_up(
+            connection, vm_id, bootstrap, announce, self._payload, self._memory, report
+        )
 
     def _reach(self, rented_vm: RentedVm) -> HostConnection:
         """Wait until a VM accepts our login.

@@ -15,6 +15,7 @@ from spottrain.cloud.port.provider import SshTarget, Vm
 from spottrain.cloud.ssh.transport.bastion import Bastion
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import Host
+from spottrain.cloud.ssh.transport.proxy import ProxyCommand, dial_through
 from spottrain.cloud.ssh.transport.session import Dial, dial
 
 _MIN_PAUSE_S, _MAX_PAUSE_S = 2.0, 30.0
@@ -32,11 +33,15 @@ class VmAccess:
     """Our folder on a VM, relative to the home of the user."""
     bastion: Host | None = None
     """Jump host to VMs without a public address."""
+    proxy: ProxyCommand | None = None
+    """Tool of the cloud through which VMs are reached."""
     inside: bool = False
     """True if we run on a VM of the job ourselves."""
 
     def dial(self) -> tuple[Dial, Bastion | None]:
         """Return how to connect to VMs, and the bastion to be closed at the end."""
+        if self.proxy is not None:
+            return dial_through(self.proxy), None
         if self.bastion is None:
             return dial, None
         bastion = Bastion(self.bastion)

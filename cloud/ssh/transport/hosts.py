@@ -37,6 +37,10 @@ class SetupError(UserCodeError):
     """The user's setup failed on a host."""
 
 
+FIND_PYTHON = "auto"
+"""Instead of a Python: the first of an image's usual ones that has torch, else python3."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
     """One host, the user's own or rented."""

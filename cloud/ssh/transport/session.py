@@ -25,7 +25,7 @@ import paramiko
 
 from spottrain.cloud.port.errors import AuthError, CloudError, VmNotFoundError
 from spottrain.cloud.ssh.on_vm import host_agent
-from spottrain.cloud.ssh.transport import hosts
+from spottrain.cloud.ssh.transport import hosts, proxy
 
 CONNECT_S = 10.0
 """Time limit of each step of connecting."""
@@ -40,6 +40,15 @@ sys.path.remove("")
 stdin = sys.stdin.buffer
 code = stdin.read(int(stdin.readline()))
 exec(compile(code, "spottrain", "exec"), {"__name__": "spottrain_host_agent"})
+"""
+# Images of clouds hold torch in an environment of its own: AWS's release notes name the
+# first, older ones of Google and Azure had the second. Without torch: the system's.
+_FINDING = """
+for python in /opt/pytorch/bin/python /opt/conda/bin/python python3; do
+    "$python" -c 'import importlib.util as u; exit(not u.find_spec("torch"))' \\
+        2>/dev/null && break
+done
+exec "$python" -c "$1"
 """
 _MAIN = """
 import pathlib, sys
@@ -65,7 +74,7 @@ def dial(host: hosts.Host) -> socket.socket | paramiko.Channel:
 
 
 Dial = Callable[[hosts.Host], socket.socket | paramiko.Channel]
-"""Opens the connection to a host: ``dial``, or through a bastion."""
+"""Opens the connection to a host: ``dial``, or through a bastion or a tool."""
 
 
 class Session:
@@ -157,6 +166,10 @@ class Session:
         code = source.encode()
         # exec: its parent is then the sshd process of this connection.
         command = f"exec {shlex.quote(self.host.python)} -c {shlex.quote(_LOADER)}"
+        if self.host.python == hosts.FIND_PYTHON:
+            command = (
+                f"exec /bin/sh -c {shlex.quote(_FINDING)} sh {shlex.quote(_LOADER)}"
+            )
         try:
             transport = self._client.get_transport()
             assert transport is not None
@@ -240,6 +253,7 @@ class Session:
     def _end_reason(self, channel: paramiko.Channel) -> CloudError:
         """Return why the connection ended, such as no suitable Python."""
         place, python = self.host.place, self.host.python
+        named = "python3" if python == hosts.FIND_PYTHON else python
         channel.status_event.wait(1.0)  # the exit status follows the output
         code = channel.exit_status
         said = b"".join(iter(lambda: _recv_stderr(channel), b"")).decode(
@@ -253,12 +267,12 @@ class Session:
                 )
         if code in (126, 127):
             return hosts.UnfitHostError(
-                f"{place}: has no {python}; install Python 3.11 or newer, or name one "
+                f"{place}: has no {named}; install Python 3.11 or newer, or name one "
                 "with python:"
             )
         last = (said.strip().splitlines() or ["connection lost"])[-1]
         if code > 0:
-            return hosts.UnfitHostError(f"{place}: {python} ended with {code}: {last}")
+            return hosts.UnfitHostError(f"{place}: {named} ended with {code}: {last}")
         return hosts.UnreachableHostError(f"{place}: {last}")
 
 
@@ -276,17 +290,19 @@ def connect(host: hosts.Host, dial: Dial = dial) -> paramiko.SSHClient:
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
     for key in trusted_keys(host):
         client.get_host_keys().add(_known_as(host), key.get_name(), key)
+    way = dial(host)
+    tool = way if isinstance(way, proxy.ProxySocket) else None
     try:
         client.connect(
             host.address,
             host.port,
             host.user,
-            sock=dial(host),
+            sock=way,
             key_filename=str(host.key_file) if host.key_file else None,
             allow_agent=host.key_file is None,
             look_for_keys=host.key_file is None,
             timeout=CONNECT_S,
-            banner_timeout=CONNECT_S,
+            banner_timeout=proxy.CONNECT_S if tool else CONNECT_S,
             auth_timeout=CONNECT_S,
         )
         transport = client.get_transport()
@@ -294,7 +310,14 @@ def connect(host: hosts.Host, dial: Dial = dial) -> paramiko.SSHClient:
         transport.set_keepalive(_KEEPALIVE_S)
     except (paramiko.SSHException, OSError, EOFError) as error:
         client.close()
-        raise _translate(host, error) from error
+        translated = _translate(host, error)
+        if tool is not None:
+            tool.close()
+            if tool.complaint and isinstance(translated, hosts.UnreachableHostError):
+                translated = hosts.UnreachableHostError(
+                    f"{host.place}: {tool.complaint}"
+                )
+        raise translated from error
     return client
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,7 +71,8 @@ class GcpBillingCatalog:
 
     Args:
         client: The HTTP client.
-        credentials: Headers with an API key or an access token; empty if there are none.
+        credentials: Returns headers with an API key or an access token, or raises
+            ``PriceSourceError``.
         url: Where the API is.
     """
 
@@ -81,7 +82,10 @@ class GcpBillingCatalog:
     ttl_s = TTL_S
 
     def __init__(
-        self, client: httpx.Client, credentials: Mapping[str, str], url: str = URL
+        self,
+        client: httpx.Client,
+        credentials: Callable[[], Mapping[str, str]],
+        url: str = URL,
     ) -> None:
         self._client, self._url = client, url.rstrip("/")
         self._credentials = credentials
@@ -90,15 +94,11 @@ class GcpBillingCatalog:
         """Yield a price for each type, region and market that has all its parts.
 
         Raises:
-            PriceSourceError: the API is down, refuses, or its answer cannot be read.
+            PriceSourceError: there are no credentials; the API is down, refuses, or its
+                answer cannot be read.
         """
-        if not self._credentials:
-            raise PriceSourceError(
-                "no credentials; set GOOGLE_API_KEY, or GOOGLE_OAUTH_ACCESS_TOKEN to "
-                "what 'gcloud auth print-access-token' prints"
-            )
         parts: _Parts = {}
-        for sku in self._skus():
+        for sku in self._skus(self._credentials()):
             _take(sku, parts)
         offered = {(region, spot) for _, region, spot in parts}
         for kind in question.kinds:
@@ -119,14 +119,14 @@ class GcpBillingCatalog:
                         source=NAME,
                     )
 
-    def _skus(self) -> Iterator[dict[str, Any]]:
+    def _skus(self, credentials: Mapping[str, str]) -> Iterator[dict[str, Any]]:
         token = ""
         while True:
             page = get_json(
                 self._client,
                 f"{self._url}/v1/{_COMPUTE_ENGINE}/skus",
                 {"currencyCode": "USD", "pageSize": str(_PAGE), "pageToken": token},
-                self._credentials,
+                credentials,
             )
             skus = page.get("skus", [])
             if not isinstance(skus, list):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 
 import httpx
 
 from spottrain.cloud.azure.settings import PRICES_VARIABLE
+from spottrain.cloud.gcp.clients import authorization
 from spottrain.pricing.prices.refresh import PriceSource
 from spottrain.pricing.prices.sources import azure, gcp
 from spottrain.pricing.prices.sources.aws import (
@@ -28,24 +30,34 @@ def price_sources(
 
     Args:
         client: The HTTP client.
-        environment: Holds the GCP credentials: GOOGLE_API_KEY, or else
-            GOOGLE_OAUTH_ACCESS_TOKEN. boto3 finds AWS's itself; Azure needs none.
+        environment: May hold GOOGLE_API_KEY or GOOGLE_OAUTH_ACCESS_TOKEN. Without them
+            Google's SDK finds the credentials, as boto3 does AWS's; Azure needs none.
     """
     aws = aws_clients()
     return [
         AwsSpotPrices(aws),
         AwsPriceList(aws),
         AzureRetailPrices(client, environment.get(AZURE_URL) or azure.URL),
-        GcpBillingCatalog(
-            client, _gcp_credentials(environment), environment.get(GCP_URL) or gcp.URL
-        ),
+        gcp_prices(client, environment),
     ]
 
 
+def gcp_prices(
+    client: httpx.Client, environment: Mapping[str, str]
+) -> GcpBillingCatalog:
+    """Return Google's price API; see ``price_sources``."""
+    find: Callable[[], dict[str, str]] = partial(_gcp_credentials, environment)
+    return GcpBillingCatalog(client, find, environment.get(GCP_URL) or gcp.URL)
+
+
 def _gcp_credentials(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return headers: a key in the URL would end up in logs."""
+    """Return headers: a key in the URL would end up in logs.
+
+    Raises:
+        PriceSourceError: There are no credentials.
+    """
     if key := environment.get("GOOGLE_API_KEY"):
         return {"X-Goog-Api-Key": key}
     if token := environment.get("GOOGLE_OAUTH_ACCESS_TOKEN"):
         return {"Authorization": f"Bearer {token}"}
-    return {}
+    return authorization(gcp.URL)

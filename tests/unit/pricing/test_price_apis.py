@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
+from tests.fakes.gcp import service_account
 from tests.fakes.prices import (
     DAY_S,
     KEY,
@@ -274,10 +277,35 @@ def test_gcp_n1_machines_take_the_gpu_that_is_attached(
     assert price.usd_per_hour == pytest.approx(0.35 + 8 * 0.03 + 30 * 0.004)
 
 
-def test_gcp_without_credentials_says_what_to_set(fake: FakePrices) -> None:
+def test_gcp_accepts_the_credentials_of_googles_other_tools(
+    fake: FakePrices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "key.json"
+    file.write_text(json.dumps(service_account(fake.url)))
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
+    fake.gcp = [
+        gcp_sku(f"{part} running in Americas", 0.01)
+        for part in (
+            "N1 Predefined Instance Core",
+            "N1 Predefined Instance Ram",
+            "Nvidia Tesla T4 GPU",
+        )
+    ]
     with httpx.Client() as client:
         source = price_sources(client, {GCP_URL: fake.url})[-1]
-        with pytest.raises(PriceSourceError, match="set GOOGLE_API_KEY"):
+        (price,) = ask(source, "n1-standard-8+1xT4")
+    assert price.usd_per_hour == pytest.approx(0.01 + 8 * 0.01 + 30 * 0.01)
+
+
+def test_gcp_without_credentials_says_what_to_do(
+    fake: FakePrices, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", str(tmp_path))
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+    with httpx.Client() as client:
+        source = price_sources(client, {GCP_URL: fake.url})[-1]
+        with pytest.raises(PriceSourceError, match="application-default login"):
             ask(source, "a2-highgpu-1g")
     assert fake.asked == []
 

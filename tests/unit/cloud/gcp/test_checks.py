@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import pytest
-from tests.fakes.gcp import KIND, PROJECT, REGION, FakeGcp
+from tests.fakes.gcp import KIND, PROJECT, REGION, FakeGcp, FakePrices
 
 from spottrain.cloud.port.provider import Finding
 
@@ -26,6 +27,7 @@ def test_checks_pass_for_a_project_that_can_rent(gcp: FakeGcp) -> None:
         "image",
         f"region {REGION}",
         f"types {REGION}",
+        "prices",
         f"quota {REGION} NVIDIA_A100_GPUS",
         "quota GPUS_ALL_REGIONS",
     ]
@@ -84,3 +86,15 @@ def test_expired_credentials_are_found_first(gcp: FakeGcp) -> None:
     gcp.ask("expire", expired=True)
     assert list(found(gcp)) == ["credentials"]
     assert PROJECT in found(gcp)["credentials"].told
+
+
+def test_without_prices_the_doctor_says_that_nothing_can_be_rented(
+    gcp: FakeGcp,
+) -> None:
+    provider = gcp.provider(time.monotonic, FakePrices("gcp: no credentials"))
+    (prices,) = (finding for finding in provider.check() if finding.what == "prices")
+    assert not prices.ok
+    assert "nothing can be rented; gcp: no credentials" in prices.told
+    (prices,) = (f for f in gcp.provider().check() if f.what == "prices")
+    assert prices.ok
+    assert prices.told.endswith("types and zones have a price")

@@ -21,7 +21,7 @@ from tests.fakes.gcp import (
     ZONE,
     FakeFacts,
     FakeGcp,
-    price_of,
+    FakePrices,
 )
 
 from spottrain.cloud.gcp.provider import GcpProvider
@@ -125,7 +125,7 @@ def test_only_the_configured_endpoint_is_called(
         public_key="ssh-ed25519 AAAA",
         ssh_from=("192.0.2.1/32",),
     )
-    provider = GcpProvider(settings, FakeFacts(), price_of)
+    provider = GcpProvider(settings, FakeFacts(), FakePrices())
     (vm,) = rent(provider)
     provider.terminate([vm.vm_id])
     provider.release("job")
@@ -172,7 +172,7 @@ def test_availability_is_cached_between_polls(gcp: FakeGcp) -> None:
 
 def test_a_machine_without_a_price_is_not_offered(gcp: FakeGcp) -> None:
     settings = GcpSettings(project=PROJECT, instance_types=(KIND,), endpoint=gcp.url)
-    provider = GcpProvider(settings, FakeFacts(), lambda *_: None)
+    provider = GcpProvider(settings, FakeFacts(), FakePrices("none"))
     assert provider.offers() == ()
 
 

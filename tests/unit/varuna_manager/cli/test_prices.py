@@ -94,6 +94,8 @@ def test_without_network_the_last_known_prices_come_with_their_age(
     monkeypatch.setattr("time.time", lambda: datetime.now(UTC).timestamp() + 7200)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("GOOGLE_API_KEY")
+    monkeypatch.setenv("NO_GCE_CHECK", "true")
+    monkeypatch.setenv("CLOUDSDK_CONFIG", "/nonexistent")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
     clouds.faults = [(404, {})]
     code, out, err = run("--gpu", "A100", "--spot")
@@ -101,7 +103,7 @@ def test_without_network_the_last_known_prices_come_with_their_age(
     (line,) = (x for x in err.splitlines() if x.startswith("prices not refreshed"))
     assert "Unable to locate credentials; run 'aws configure'" in line
     assert "azure: 127.0.0.1 refused the request: HTTP 404" in line
-    assert "gcp: no credentials; set GOOGLE_API_KEY" in line
+    assert "gcp: no credentials; run 'gcloud auth application-default login'" in line
     rows = [row for row in out.splitlines() if " aws " in row]
     assert len(rows) == 1
     assert "$6.40" in rows[0]

@@ -14,6 +14,7 @@ from spottrain.cloud.ssh.transport.hosts import Host
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.config.job import JobConfig, load_config, parse_config
+from spottrain.varuna_manager.launch.preflight import check_build
 from spottrain.varuna_manager.launch.providers import own_network
 
 WANTED: dict[str, dict[str, Any]] = {
@@ -173,9 +174,27 @@ def test_a_mistake_is_reported_in_one_line(data: dict[str, Any], told: str) -> N
 
 
 def test_a_wider_span_takes_a_network_of_the_users_own() -> None:
-    section = {"gpus": ["L4"], "subnets": {"us-east-1a": "subnet-1"}}
+    section = {
+        "gpus": ["L4"],
+        "regions": ["us-east-1", "us-west-2"],
+        "subnets": {"us-east-1a": "subnet-1", "us-west-2b": "subnet-2"},
+        "security_groups": ["sg-1"],
+    }
     data = job("aws", section, resources={"provider": "aws", "span": "cloud"})
     assert parse_config(data, "x").resources.span == "cloud"
+    for missing in ("security_groups", "subnets"):
+        less = {key: value for key, value in section.items() if key != missing}
+        data = job("aws", less, resources={"provider": "aws", "span": "cloud"})
+        with pytest.raises(ConfigError, match=f"unencrypted .*name aws.{missing}"):
+            parse_config(data, "x")
+    azure = {
+        "gpus": ["T4"],
+        "regions": ["eastus", "westus3"],
+        "subnets": {"eastus": "s"},
+    }
+    data = job("azure", azure, resources={"provider": "azure", "span": "cloud"})
+    with pytest.raises(ConfigError, match=r"name azure\.subnets in westus3"):
+        parse_config(data, "x")
 
 
 # --- What VMs are rented for ----------------------------------------------------------------
@@ -221,3 +240,20 @@ def test_types_without_bf16_are_left_out_and_refused_if_nothing_else_is_named() 
     with pytest.raises(ConfigError, match=r"T4 \(sm_75\) has no bf16; use fp16"):
         on("aws", "auto", "g4dn.xlarge", **bf16)
     assert on("aws", "auto", "g4dn.xlarge", runtime={"precision": "fp16"}).clouds
+
+
+@pytest.mark.parametrize("name", ["aws", "azure", "gcp"])
+def test_a_first_job_of_each_cloud_finds_torch_and_has_a_small_budget(
+    name: str,
+) -> None:
+    root = Path(__file__).resolve().parents[4]
+    file = root / f"examples/{name}.yaml"
+    config = load_config(file)
+    assert config.name == f"first-on-{name}"
+    assert config.budget.max_usd is not None
+    assert config.budget.max_usd <= 5
+    assert not any("WARNING" in line for line in check_build(config))
+    page = (root / f"docs/clouds/{name}.md").read_text()
+    walk, _, _ = page.partition("## Details")
+    assert f"spottrain launch examples/{name}.yaml" in walk
+    assert len(walk.splitlines()) <= 40, "at most one screen"

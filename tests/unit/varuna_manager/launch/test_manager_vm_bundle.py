@@ -59,6 +59,7 @@ def test_a_bundle_has_the_job_and_no_secret_but_the_key_to_its_vms(
         "folder.id",
         "cloud/ssh_key",
         "vm.json",
+        "market.sqlite",
     }
 
 

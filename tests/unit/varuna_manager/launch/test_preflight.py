@@ -73,7 +73,10 @@ def test_pypis_torch_on_a_v100_is_refused_before_renting(tmp_path: Path) -> None
     own = {"aws": {"instance_types": types, "image": "ami-12345678"}}
     lines = preflight.check_build(config(tmp_path, setup, **own))
     assert lines == ["aws: torch for CUDA 12.6 runs on A10G, V100"]
-    (line,) = preflight.check_build(config(tmp_path, "", **own))
+    loud, line = preflight.check_build(config(tmp_path, "", **own))
+    assert loud.startswith(
+        "aws: WARNING: no torch: the image ami-12345678 may have none"
+    )
     assert line == "aws: torch that runs on A10G, V100: torch for CUDA 12.6"
     with pytest.raises(ConfigError, match=r"driver 595\.91 does not know sm_70"):
         preflight.check_build(config(tmp_path, setup, *types))
@@ -111,6 +114,22 @@ def test_a_driver_older_than_torch_is_refused_before_renting(tmp_path: Path) -> 
     job = config(tmp_path, "pip install torch", resources=resources, **old)
     with pytest.raises(ConfigError, match="needs driver 580 or newer: got 550"):
         preflight.check_build(job)
+
+
+def test_images_without_torch_are_told_loudly(tmp_path: Path) -> None:
+    (line,) = preflight.check_build(config(tmp_path, "", "g5.xlarge"))
+    assert line == f"aws: torch is in the image {AWS_IMAGE}"
+    azure = {"azure": {"instance_types": ["Standard_NC24ads_A100_v4"]}}
+    only = config(tmp_path, "./install", resources={"provider": "azure"}, **azure)
+    loud = preflight.check_build(only)[0]
+    assert (
+        "WARNING: no torch: the image microsoft-dsvm:ubuntu-hpc:2404:latest has" in loud
+    )
+    assert "setup does not name torch" in loud
+    named = config(
+        tmp_path, "pip install torch", resources={"provider": "azure"}, **azure
+    )
+    assert not any("WARNING" in line for line in preflight.check_build(named))
 
 
 HOST = {

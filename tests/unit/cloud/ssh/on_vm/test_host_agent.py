@@ -225,3 +225,25 @@ def test_gpus_are_named_as_the_driver_names_them(tmp_path: Path) -> None:
         file.parent.mkdir(parents=True)
         file.write_text(f"Model: \t\t {name}\nIRQ:   \t\t 33\nGPU UUID: \t GPU-{bus}\n")
     assert gpu_names(tmp_path) == "NVIDIA A10 and Tesla T4"
+
+
+def ready(root: Path) -> HostAgent:
+    hands = HostAgent(root)
+    hands.claim(claim("a", "a-1"))
+    (root / "a-1" / "workdir").mkdir(parents=True)
+    return hands
+
+
+def test_what_setup_installs_is_bound_to_the_fleets_versions(root: Path) -> None:
+    script = 'cat "$PIP_CONSTRAINT"; test "$PIP_CONSTRAINT" = "$UV_CONSTRAINT"'
+    hands = ready(root)
+    done = hands.setup("a-1", script, {}, 60.0, ["torch==2.10.0"])
+    assert done["code"] == 0
+    assert (root / "a-1" / "setup.log").read_text() == "torch==2.10.0\n"
+
+
+def test_constraints_of_the_users_own_win(root: Path) -> None:
+    hands = ready(root)
+    own = {"PIP_CONSTRAINT": "mine.txt"}
+    hands.setup("a-1", 'echo "$PIP_CONSTRAINT"', own, 60.0, ["torch==2.10.0"])
+    assert (root / "a-1" / "setup.log").read_text() == "mine.txt\n"

@@ -10,11 +10,13 @@ from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 
 from spottrain.cloud.port.errors import AuthError
 from spottrain.cloud.ssh.transport.hosts import (
+    FIND_PYTHON,
     HostKeyError,
     UnfitHostError,
     UnreachableHostError,
 )
 from spottrain.cloud.ssh.transport.remote import Remote
+from spottrain.cloud.ssh.transport.session import Session
 
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
@@ -57,3 +59,12 @@ def test_a_wrong_host_key_or_refused_login_is_an_error(
         Remote(sshd.host("h", host_key=other_key))
     with pytest.raises(AuthError):
         Remote(sshd.host("h", key_file=tmp_path / "other"))
+
+
+def test_the_python_of_an_image_that_has_torch_is_found(sshd: Sshd) -> None:
+    # None of the images' own environments is here: python3 it is.
+    session = Session(sshd.host("h", python=FIND_PYTHON))
+    try:
+        assert session.call("probe")["python"]
+    finally:
+        session.close()
