@@ -19,7 +19,7 @@ from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.cloud.port.stored import clear_vm_folder, vm_from_data, write_private
 from spottrain.cloud.process.tree import kill_all
 from spottrain.errors import WireError
-from spottrain.wire.codec import decode, encode
+from spottrain.wire.codec import encode, from_data
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +75,9 @@ class LocalFolder:
 
     def load_settings(self) -> LocalSettings:
         """Return the settings that ``save_settings`` wrote."""
-        return cast(LocalSettings, decode(LocalSettings, self._settings.read_text()))
+        data = json.loads(self._settings.read_text())
+        data.pop("agent_argv", None)  # written until agents came with each start
+        return cast(LocalSettings, from_data(LocalSettings, data))
 
     def save(self, record: LocalRecord) -> None:
         """Write the record atomically."""

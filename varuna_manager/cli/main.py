@@ -25,38 +25,38 @@ EXIT_CODES = (
 )
 
 COMMANDS: Mapping[str, str] = {
-    "launch": "run:launch",
-    "stop": "run:stop",
-    "resume": "run:resume",
-    "down": "run:down",
-    "manager-unit": "run:manager_unit",
-    "status": "show:status",
-    "logs": "show:logs",
-    "events": "show:events",
-    "report": "show:report",
-    "metrics": "show:metrics",
-    "inspect": "show:inspect",
-    "cost": "show:cost",
-    "export": "export:export",
-    "profile": "export:profile",
-    "calibrate": "calibrate:calibrate",
-    "schedule": "schedule:schedule",
-    "prices": "prices:prices",
-    "plan": "plan:plan",
-    "doctor": "doctor:doctor",
-    "gc": "gc:gc",
-    "ssh": "ssh:ssh",
-    "set": "run:set_command",
+    "launch": "spottrain.varuna_manager.cli.run:launch",
+    "stop": "spottrain.varuna_manager.cli.run:stop",
+    "resume": "spottrain.varuna_manager.cli.run:resume",
+    "down": "spottrain.varuna_manager.cli.run:down",
+    "manager-unit": "spottrain.varuna_manager.cli.run:manager_unit",
+    "status": "spottrain.varuna_manager.cli.show:status",
+    "logs": "spottrain.varuna_manager.cli.show:logs",
+    "events": "spottrain.varuna_manager.cli.show:events",
+    "report": "spottrain.varuna_manager.cli.show:report",
+    "metrics": "spottrain.varuna_manager.cli.show:metrics",
+    "inspect": "spottrain.varuna_manager.cli.show:inspect",
+    "cost": "spottrain.varuna_manager.cli.show:cost",
+    "export": "spottrain.varuna_manager.cli.export:export",
+    "profile": "spottrain.varuna_manager.cli.export:profile",
+    "calibrate": "spottrain.varuna_manager.cli.calibrate:calibrate",
+    "schedule": "spottrain.varuna_manager.cli.schedule:schedule",
+    "prices": "spottrain.varuna_manager.cli.prices:prices",
+    "plan": "spottrain.varuna_manager.cli.plan:plan",
+    "doctor": "spottrain.varuna_manager.cli.doctor:doctor",
+    "gc": "spottrain.varuna_manager.cli.gc:gc",
+    "ssh": "spottrain.varuna_manager.cli.ssh:ssh",
+    "set": "spottrain.varuna_manager.cli.run:set_command",
 }
 """Module and function of each command, in the order of ``--help``."""
 
 
 SIMULATIONS: Mapping[str, str] = {
-    "step": "schedule:step",
-    "mix": "simulate.mix:mix",
-    "trace": "simulate.trace:trace",
-    "prices": "simulate.prices:prices",
-    "deadlines": "simulate.deadlines:deadlines",
+    "step": "spottrain.varuna_manager.cli.schedule:step",
+    "mix": "spottrain.varuna_manager.cli.simulate.mix:mix",
+    "trace": "spottrain.varuna_manager.cli.simulate.trace:trace",
+    "prices": "spottrain.varuna_manager.cli.simulate.prices:prices",
+    "deadlines": "spottrain.varuna_manager.cli.simulate.deadlines:deadlines",
 }
 FORMER_NAMES = {"promise": "deadlines"}
 """Of simulations."""
@@ -76,7 +76,7 @@ class Commands(typer.core.TyperGroup):
         if (place := self.places.get(cmd_name)) is None:
             return super().get_command(ctx, cmd_name)
         module, function = place.split(":")
-        loaded = importlib.import_module(f"spottrain.varuna_manager.cli.{module}")
+        loaded = importlib.import_module(module)
         alone = typer.Typer(add_completion=False)
         epilog = EXIT_CODES if cmd_name == "launch" else None
         alone.command(cmd_name, epilog=epilog)(getattr(loaded, function))
@@ -86,7 +86,7 @@ class Commands(typer.core.TyperGroup):
 class ConfigTools(Commands):
     """``spottrain config``."""
 
-    places: Mapping[str, str] = {"schema": "show:schema"}
+    places: Mapping[str, str] = {"schema": "spottrain.varuna_manager.cli.show:schema"}
 
 
 class Simulations(Commands):

@@ -290,9 +290,10 @@ def connect(host: hosts.Host, dial: Dial = dial) -> paramiko.SSHClient:
     client.set_missing_host_key_policy(paramiko.RejectPolicy())
     for key in trusted_keys(host):
         client.get_host_keys().add(_known_as(host), key.get_name(), key)
-    way = dial(host)
-    tool = way if isinstance(way, proxy.ProxySocket) else None
+    tool: proxy.ProxySocket | None = None
     try:
+        way = dial(host)
+        tool = way if isinstance(way, proxy.ProxySocket) else None
         client.connect(
             host.address,
             host.port,

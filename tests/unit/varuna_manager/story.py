@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -14,6 +15,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration, Generation
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.jobs.replay.codec import to_data
 from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire import messages
@@ -121,6 +123,10 @@ def plan_over(ids: tuple[str, ...], step_s: float = 1.0) -> Plan:
     )
 
 
+def _text(state: State) -> str:
+    return json.dumps(to_data(state))
+
+
 class Story:
     """A job's life under the test's control.
 
@@ -157,7 +163,11 @@ class Story:
         step = Step(before, event, self.state, self.commands)
         replayed = Fold(before)
         replayed.put(step.decision())
-        assert replayed.state == self.state, "a journal would not lead here"
+        # As data: prices that are not a number do not equal themselves.
+        same = replayed.state == self.state or _text(replayed.state) == _text(
+            self.state
+        )
+        assert same, "a journal would not lead here"
         self.steps.append(step)
         return self.commands
 

@@ -233,7 +233,7 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
     assert "too old to rent by" in " ".join(document["warnings"])
     code, out, err = run(*asked)
     assert code == 0
-    assert "12.5% more than aws us-east-1b" in " ".join(out.split())
+    assert "12.2% more than aws us-east-1b" in " ".join(out.split())
     assert "offers cannot be used" in out
     assert "too old to rent by" in err
 

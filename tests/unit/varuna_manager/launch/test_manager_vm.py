@@ -85,7 +85,9 @@ def test_each_zone_of_the_cheapest_region_is_asked_once_under_a_token_of_its_own
     for one in asked:
         assert (one.intent, one.count, one.offer.spot) == (tags.MANAGER, 1, False)
         assert one.offer.instance_type == DEFAULTS["aws"].instance_type
-        assert one.offer.usd_per_hour == DEFAULTS["aws"].usd_per_hour
+        assert one.offer.usd_per_hour == pytest.approx(
+            DEFAULTS["aws"].usd_per_hour + one.offer.attached_usd_per_hour
+        )
 
 
 @pytest.mark.parametrize("cloud", CLOUDS)
