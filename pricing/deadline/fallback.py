@@ -25,8 +25,6 @@ class OnDemandFallback:
     """On-demand VMs that already train."""
     paid: int
     """On-demand VMs that are already rented, booting ones included."""
-    boot_left_s: float = 0.0
-    """Until the last of the booting ones is ready."""
     reserve_s: float = 0.0
     """See ``JobStatus``."""
 
@@ -46,52 +44,23 @@ class OnDemandFallback:
         """Return the time until newly requested on-demand VMs train."""
         return self.fleet.boot_s + self.fleet.morph_s
 
-    def starts_s(self, size: int) -> float:
-        """Return the time until ``size`` VMs train, those that are rented included."""
-        if size <= self.ready:
-            return 0.0
-        boot_s = self.boot_left_s if size <= self.paid else self.fleet.boot_s
-        return boot_s + self.fleet.morph_s
-
     def usd(self, size: int, examples: float) -> float:
         """Return the money that ``size`` VMs need for the rest of the job.
 
-        It includes joining and what is left of boots, and the reserve.
+        It includes boot and joining of new VMs, and the reserve.
         """
         joins_s = self.fleet.morph_s if size > self.ready else 0.0
         train_s = self.train_s(size, examples) + joins_s + self.reserve_s
         boot = sum(self.prices[self.paid : size]) * self.fleet.boot_s
-        boot += sum(self.prices[self.ready : min(size, self.paid)]) * self.boot_left_s
         return (sum(self.prices[:size]) * train_s + boot) / HOUR_S
 
-    def idle_usd(self, size: int, seconds: float) -> float:
-        """Return the cost of so many seconds in which ``size`` VMs train nothing."""
-        return sum(self.prices[:size]) * seconds / HOUR_S
-
-    def fastest(self, examples: float, usd_limit: float, *, idle_s: float = 0.0) -> int:
-        """Return the size that finishes first within the budget; 0 if none does.
-
-        Args:
-            examples: Work that is left.
-            usd_limit: What is left of the budget.
-            idle_s: The budget must pay for so many seconds without progress too.
-        """
+    def fastest(self, examples: float, usd_limit: float) -> int:
+        """Return the size that finishes first within the budget; 0 if none does."""
         for size in range(self.max_vms, 0, -1):
             grows = self.fleet.rates[size] > self.fleet.rates[size - 1]
-            usd = self.usd(size, examples) + self.idle_usd(size, idle_s)
-            if grows and usd <= usd_limit:
+            if grows and self.usd(size, examples) <= usd_limit:
                 return size
         return 0
-
-    def in_time(self, examples: float, left_s: float) -> int:
-        """Return the cheapest size that boots and trains no longer; 0 if none does."""
-        limit = left_s * (1 + tuning.ROUNDING)
-        sizes = [
-            size
-            for size in range(1, self.max_vms + 1)
-            if self.starts_s(size) + self.train_s(size, examples) <= limit
-        ]
-        return min(sizes, key=lambda size: self.usd(size, examples), default=0)
 
     def cheapest(self, examples: float, train_within_s: float) -> int:
         """Return the cheapest size that trains no longer than that; 0 if none does."""
@@ -114,7 +83,6 @@ def on_demand_fallback(
     rented = {vm.name: vm for vm in holdings}
     prices: list[float] = []
     ready = paid = 0
-    boot_left_s = 0.0
     for supply in supplies:
         if supply.spot:
             continue
@@ -124,9 +92,6 @@ def on_demand_fallback(
         prices += [supply.usd_per_hour] * count
         ready += 0 if mine is None else mine.ready
         paid += have
-        if mine is not None and mine.booting:
-            left_s = fleet.boot_s if mine.boot_left_s is None else mine.boot_left_s
-            boot_left_s = max(boot_left_s, left_s)
     prices = sorted(prices)[: fleet.max_vms]
     while prices and sum(prices) > status.usd_per_hour_limit:
         prices.pop()
@@ -135,7 +100,6 @@ def on_demand_fallback(
         prices=tuple(prices),
         ready=ready,
         paid=paid,
-        boot_left_s=boot_left_s,
         reserve_s=status.reserve_s,
     )
 

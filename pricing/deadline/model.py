@@ -129,26 +129,11 @@ class Holdings:
     """Training, or able to."""
     booting: int = 0
     """Requested, or not ready yet."""
-    boot_left_s: float | None = None
-    """Until the last of the booting ones is ready; None: a whole boot."""
 
     @property
     def rented(self) -> int:
         """All of them."""
         return self.ready + self.booting
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Beginning:
-    """When the job, or its limits of now, began: on-demand VMs could have been rented then.
-
-    What they alone would have cost bounds what attempts at spot VMs may waste.
-    """
-
-    examples: float
-    """Work that was left."""
-    usd_spent: float = 0.0
-    """Spent since then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,13 +148,6 @@ class JobStatus:
     deadline_s: float | None
     """On the clock of ``now_s``."""
     examples_left: float
-    """Work that is not safe: without that of the newest checkpoint."""
-    examples_unsaved: float = 0.0
-    """Part of ``examples_left`` that is done, and lost only with all VMs."""
-    examples_per_checkpoint: float = 0.0
-    """Work between two checkpoints."""
-    begun: Beginning | None = None
-    """Bounds what attempts at spot VMs may waste; None: only the budget does."""
     ending_s: float = 0.0
     """From the last example to the end of the job, which must come before the deadline."""
     usd_left: float | None = None
@@ -187,7 +165,7 @@ class JobStatus:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if isinstance(value, float | int) and not math.isfinite(value):
+            if value is not None and not math.isfinite(value):
                 raise ConfigError(f"{field.name}: got {value}; give a number")
 
     @property

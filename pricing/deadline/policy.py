@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.pricing.deadline import model, tuning
@@ -89,25 +89,17 @@ class _Policy:
         self.fallback: OnDemandFallback = on_demand_fallback(
             status, fleet, supplies, holdings
         )
-        examples, limit = status.examples_left, status.usd_limit
-        self.loss_s = 2 * fleet.morph_s + fleet.lost_s
-        """Time that a loss takes: two pauses (the VM leaves, another joins) and lost work."""
-        losses_s = tuning.MARGIN_LOSSES * self.loss_s
-        self.size = self.fallback.fastest(examples, limit, idle_s=losses_s)
+        examples = status.examples_left
+        self.size = self.fallback.fastest(examples, status.usd_limit)
         train_s = self.fallback.train_s(self.size, examples)
-        if self.fallback.starts_s(self.size) + train_s > status.left_s:
-            self.size = self.fallback.fastest(examples, limit)
-            train_s = self.fallback.train_s(self.size, examples)
         self.spare_s = status.left_s - train_s
         """Time left over if all on-demand VMs trained from now on."""
         self.slack_s = self.spare_s - self.fallback.start_s()
-        self.margin_s = losses_s + status.review_s
+        self.loss_s = 2 * fleet.morph_s + fleet.lost_s
+        """Time that a loss takes: two pauses (the VM leaves, another joins) and lost work."""
+        self.margin_s = tuning.MARGIN_LOSSES * self.loss_s + status.review_s
         """With less slack on-demand VMs are rented."""
-        halts_s = 0.0 if fleet.rates[1] > 0 else fleet.boot_s
-        self.loss_usd = self.fallback.idle_usd(fleet.max_vms, self.loss_s + halts_s)
-        """Cost of the time that a loss takes, with the whole fleet on demand; where few VMs
-        train nothing, they wait for a replacement to boot."""
-        self.slack_usd = self._slack_usd(self.fallback)
+        self.slack_usd = self._slack_usd()
 
     def decide(self) -> model.FleetDecision:
         status = self.status
@@ -117,54 +109,33 @@ class _Policy:
             return self._without_deadline()
         if not self.size:
             return self._without_fallback()
-        if self.slack_s < self.margin_s:
+        short = self.slack_s < self.margin_s
+        if short or self.slack_usd < tuning.MARGIN_LOSSES * self._loss_usd():
             return self._near_deadline()
-        if self.slack_usd < tuning.MARGIN_LOSSES * self.loss_usd:
-            return self._short_of_money()
         if self.cost_optimal:
             return self._cost_optimal_fleet()
         return self._time_optimal_fleet()
 
     # --- How many spot VMs may be lost at once ---
 
-    def _slack_usd(self, fallback: OnDemandFallback) -> float:
-        """Return money left over if on-demand VMs finish, boots of missing ones included.
-
-        Of the budget, or of what attempts at spot VMs may cost if that is less.
-        """
+    def _slack_usd(self) -> float:
+        """Return money left over if on-demand VMs finish, boots of missing ones included."""
+        usd_left, examples = self.status.usd_left, self.status.examples_left
+        if usd_left is None:
+            return math.inf
         if not self.size:
             return -math.inf
-        status = self.status
-        left = math.inf if status.usd_left is None else status.usd_left
-        examples = status.examples_left
-        slack_usd = left - fallback.usd(self._in_time(fallback, examples), examples)
-        if status.begun is None or not self.cost_optimal:
-            return slack_usd
-        examples -= status.examples_unsaved
-        needs_usd = fallback.usd(self._in_time(fallback, examples), examples)
-        left = self._attempts_usd(status.begun) - status.begun.usd_spent
-        return min(slack_usd, left - needs_usd)
+        size = self._fallback_size(self.fallback.start_s() + self.margin_s)
+        return usd_left - self.fallback.usd(size, examples)
 
-    def _attempts_usd(self, begun: model.Beginning) -> float:
-        """Return what the job may cost by attempts at spot VMs: a little more than with the
-        whole fleet on demand. A smaller fleet may be cheaper, but only at once: no time
-        would be left to wait for spot VMs."""
-        status, fleet = self.status, self.fleet
-        base = replace(self.fallback, ready=0, paid=0)
-        alone_usd = base.usd(base.max_vms, begun.examples)
-        train_s = status.examples_per_checkpoint / fleet.rates[base.max_vms]
-        attempt_usd = base.idle_usd(base.max_vms, fleet.boot_s + train_s)
-        attempt_usd += tuning.MARGIN_LOSSES * self.loss_usd
-        return alone_usd + max(tuning.WASTE * alone_usd, attempt_usd)
+    def _fallback_size(self, start_s: float) -> int:
+        """Return the cheapest on-demand fleet that is in time."""
+        within_s = self.status.left_s - start_s
+        return self.fallback.cheapest(self.status.examples_left, within_s) or self.size
 
-    def _in_time(self, fallback: OnDemandFallback, examples: float) -> int:
-        """Return the cheapest on-demand fleet that is in time, with a margin if it can."""
-        left_s = self.status.left_s
-        return (
-            fallback.in_time(examples, left_s - self.margin_s)
-            or fallback.in_time(examples, left_s)
-            or self.size
-        )
+    def _loss_usd(self) -> float:
+        """Return the cost of the time that a loss takes, with the whole fleet on demand."""
+        return sum(self.fallback.prices[: self.size]) * self.loss_s / HOUR_S
 
     def _min_on_demand(self) -> int:
         """Return the fewest on-demand VMs with which all spot VMs may be lost at once.
@@ -207,15 +178,14 @@ class _Policy:
             max_spot: Spot VMs at most.
         """
         boot_h = self.fleet.boot_s / HOUR_S
-        held_usd = self.slack_usd - self.loss_usd
+        held_usd = self.slack_usd - self._loss_usd()
         for supply in self.supplies:
             if supply.spot and supply.name in self.holdings and held_usd < math.inf:
                 booting = self.holdings[supply.name].booting
                 held_usd -= booting * supply.usd_per_hour * boot_h
-        new_usd = held_usd - self.loss_usd - self._unsaved_usd(candidates)
+        new_usd = held_usd - self._loss_usd()
         again_usd = self.fallback.prices[-1] * boot_h if self.fallback.prices else 0.0
-        needed = self._in_time(self.fallback, self.status.examples_left)
-        unpaid = max(0, needed - self.fallback.paid)
+        unpaid = self.size - min(self.size, self.fallback.paid)
         kept = []
         for candidate in candidates:
             if not candidate.spot:
@@ -235,16 +205,6 @@ class _Policy:
             if count:
                 kept.append(replace(candidate, count=count))
         return kept
-
-    def _unsaved_usd(self, candidates: Sequence[Candidate]) -> float:
-        """Return the cost of the work between two checkpoints, on the best spot VMs: what
-        an attempt loses if all VMs are lost before its first checkpoint."""
-        examples = self.status.examples_per_checkpoint
-        prices = [candidate.usd_per_hour for candidate in candidates if candidate.spot]
-        if not examples or not prices:
-            return 0.0
-        fleet = self.fleet
-        return examples / fleet.rates[-1] * fleet.max_vms * min(prices) / HOUR_S
 
     def _max_spot_by_losses(self, candidates: Sequence[Candidate], size: int) -> int:
         """Return how many of the best spot VMs lose no more time than slack allows."""
@@ -292,11 +252,9 @@ class _Policy:
         if not kept:
             spot = min(spot, self.fleet.useful_vms)
         wanted = min(self.fleet.max_vms, max(spot + kept, self._rate_size()))
-        taken = self._take(candidates, wanted) if wanted else {}
-        if self.status.deadline_s is not None and not self._may_drop_on_demand(taken):
-            taken, _ = self._keep_on_demand(wanted)
-        if not taken:
-            return self._answer(taken, "wait", f"{why}: there are no spot VMs")
+        if not wanted:
+            return self._answer((), "wait", f"{why}: there are no spot VMs")
+        taken = self._take(candidates, wanted)
         return self._answer(taken, "spot", f"{why}: all spot VMs that make it faster")
 
     def _without_fallback(self) -> model.FleetDecision:
@@ -319,72 +277,15 @@ class _Policy:
         candidates = self._affordable(candidates, spot)
         spot = sum(candidate.count for candidate in candidates if candidate.spot)
         if spot <= 0:
-            size = self._on_demand_size()
+            all_train = self.fallback.ready >= self.size
+            start_s = 0.0 if all_train else self.fallback.start_s()
+            size = max(self._fallback_size(start_s), self.fallback.paid)
         taken = self._take(candidates, size)
-        if spot > 0 and not self._may_drop_on_demand(taken):
-            taken, spot = self._keep_on_demand(size)
         mode = "late" if self.spare_s < 0 else ("edge" if spot > 0 else "fallback")
         return self._answer(
             taken,
             mode,
             f"slack {self.slack_s:.0f} s, ${self.slack_usd:.2f}: at most {spot} spot VMs",
-        )
-
-    def _may_drop_on_demand(self, taken: Mapping[str, int]) -> bool:
-        """Return whether on-demand VMs that ``taken`` lacks can be paid and booted again."""
-        kept = sum(taken.get(s.name, 0) for s in self.supplies if not s.spot)
-        if kept >= self.fallback.paid:
-            return True
-        ready = min(kept, self.fallback.ready)
-        slack_usd = self._slack_usd(replace(self.fallback, paid=kept, ready=ready))
-        for supply in self.supplies:
-            held = self.holdings.get(supply.name)
-            new = taken.get(supply.name, 0) - (held.ready if held else 0)
-            if supply.spot and new > 0:
-                slack_usd -= new * supply.usd_per_hour * self.fleet.boot_s / HOUR_S
-        return slack_usd >= tuning.MARGIN_LOSSES * self.loss_usd
-
-    def _keep_on_demand(self, size: int) -> tuple[dict[str, int], int]:
-        """Return the on-demand VMs that are rented, and spot VMs that are held up to a size.
-
-        On-demand VMs that are returned as they boot, and rented again, would be paid twice.
-        """
-        taken = {
-            supply.name: self.holdings[supply.name].rented
-            for supply in self.supplies
-            if not supply.spot and supply.name in self.holdings
-        }
-        spot = 0
-        for candidate in self._candidates(on_demand=False):
-            count = min(candidate.count, size - self.fallback.paid - spot)
-            if candidate.is_held and count > 0:
-                taken[candidate.name] = count
-                spot += count
-        return taken, spot
-
-    def _on_demand_size(self) -> int:
-        """Return the cheapest on-demand fleet that is in time; a larger one that is rented
-        stays if it can be paid, since every change is a pause."""
-        examples = self.status.examples_left
-        paid = min(self.fallback.paid, self.fallback.max_vms)
-        size = self.fallback.in_time(examples, self.status.left_s) or self.size
-        more_usd = self.fallback.usd(paid, examples) - self.fallback.usd(size, examples)
-        return max(size, paid) if more_usd <= self.slack_usd else size
-
-    def _short_of_money(self) -> model.FleetDecision:
-        """Return on-demand VMs beside the spot VMs that are held and may still be lost."""
-        candidates = self._affordable(
-            self._candidates(on_demand=True), self.fleet.max_vms
-        )
-        spot = sum(c.count for c in candidates if c.spot and c.is_held)
-        size = max(self._on_demand_size(), self._rate_size())
-        if not spot:
-            candidates = [c for c in candidates if not c.spot]
-        taken = self._take(candidates, max(size, spot))
-        return self._answer(
-            taken,
-            "edge" if spot else "fallback",
-            f"slack ${self.slack_usd:.2f}: no attempts at spot VMs; {spot} are kept",
         )
 
     def _cost_optimal_fleet(self) -> model.FleetDecision:
@@ -405,12 +306,10 @@ class _Policy:
             max_spot = self._max_spot_by_losses(candidates, self.size)
         candidates = self._affordable(candidates, max_spot)
         wanted = max(self._worth_renting(candidates, worth), self._rate_size())
-        taken = self._take(candidates, wanted)
-        if not self._may_drop_on_demand(taken):
-            taken, _ = self._keep_on_demand(wanted)
+        mode = "pace" if wanted else "wait"
         return self._answer(
-            taken,
-            "pace" if taken else "wait",
+            self._take(candidates, wanted),
+            mode,
             f"slack {self.slack_s:.0f} s; an example is worth ${worth:.3g}",
         )
 
@@ -517,14 +416,7 @@ class _Policy:
     def _keep_until_ready(
         self, taken: dict[str, int], size: int, usd_per_hour: float
     ) -> dict[str, int]:
-        """Keep VMs that train until their replacements train too.
-
-        Not spot VMs whose loss could not be paid, where there is time to do without them.
-        """
-        rented = sum(vms.ready for vms in self.holdings.values())
-        if not self.fleet.rates[min(rented, self.fleet.max_vms)]:
-            return taken
-        risky = self.slack_usd < self.loss_usd and self.slack_s >= 0
+        """Keep VMs that train until their replacements train too."""
         ready = sum(
             min(count, self.holdings[name].ready)
             for name, count in taken.items()
@@ -533,7 +425,7 @@ class _Policy:
         limit = self.status.usd_per_hour_limit
         for supply in sorted(self.supplies, key=lambda s: s.usd_per_hour):
             mine = self.holdings.get(supply.name)
-            if mine is None or (supply.spot and risky):
+            if mine is None:
                 continue
             while (
                 ready < size

@@ -40,12 +40,6 @@ FALLBACK_RELEASE = 3.0
 MAX_PAUSED_SHARE = 0.5
 """Bound on the share of time that pauses after losses are expected to take."""
 
-# --- What attempts at spot VMs may waste: deadline.policy ---
-
-WASTE = 0.01
-"""Share of what on-demand VMs alone would cost that attempts at spot VMs may lose beyond
-what they have saved so far; at least one attempt with the whole fleet."""
-
 # --- What the market may do: deadline.outlook ---
 
 SAMPLE_S = 900.0

@@ -183,8 +183,7 @@ class _Run:
         for vm in self.vms:
             counts.setdefault(vm.supply, [0, 0])[vm.is_ready] += 1
         holdings = [
-            Holdings(name=n, ready=b, booting=a, boot_left_s=self._boot_left_s(n))
-            for n, (a, b) in counts.items()
+            Holdings(name=n, ready=b, booting=a) for n, (a, b) in counts.items()
         ]
         return MarketView(
             now_s=self.now_s,
@@ -194,10 +193,6 @@ class _Run:
             holdings=tuple(holdings),
             scenario=self.scenario,
         )
-
-    def _boot_left_s(self, supply: str) -> float:
-        left = [vm.ready_s - self.now_s for vm in self.vms if vm.supply == supply]
-        return max(0.0, *left)
 
     def _apply(self, wanted: Mapping[str, int]) -> None:
         changed = False

@@ -13,13 +13,7 @@ from dataclasses import replace
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.best_case import feasible_at_best
 from spottrain.pricing.deadline.fallback import feasible
-from spottrain.pricing.deadline.model import (
-    Beginning,
-    Feasibility,
-    Holdings,
-    JobStatus,
-    Supply,
-)
+from spottrain.pricing.deadline.model import Feasibility, Holdings, JobStatus, Supply
 from spottrain.pricing.deadline.outlook import observe
 from spottrain.pricing.deadline.policy import decide
 from spottrain.pricing.prices.place import offer_key
@@ -127,8 +121,8 @@ def feasibility(state: State, terms: FleetTerms) -> Feasibility:
 
 
 def _decide(transition: Transition, terms: FleetTerms) -> None:
-    state = transition.state = _begun(transition.state)
-    market, rented = supplies(state, terms), holdings(state, terms)
+    state = transition.state
+    market, rented = supplies(state, terms), allocation.held(state)
     outlook = observe(state.deadline.outlook, state.now_s, terms.fleet, market, rented)
     now = job_status(state)
     cheap, fleet = is_cost_optimal(state), terms.fleet
@@ -150,19 +144,6 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
     )
 
 
-def _begun(state: State) -> State:
-    """Note what was done and spent when the job's limits became what they are."""
-    limits = _limits(state)
-    if state.deadline.begun is not None and state.deadline.limits == limits:
-        return state
-    at = job_status(state)
-    begun = Beginning(
-        examples=at.examples_left - at.examples_unsaved,
-        usd_spent=budget(state).spent.usd,
-    )
-    return replace(state, deadline=replace(state.deadline, begun=begun, limits=limits))
-
-
 def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) -> None:
     """Return surplus VMs of one offer, by eviction cost."""
     state = transition.state
@@ -181,48 +162,22 @@ def job_status(state: State) -> JobStatus:
     """Return what the deadline policy must know of the job."""
     job, generation = state.job, state.generation
     # All VMs may be lost at once; only the work in the checkpoint is left then.
-    newest, spec = state.newest_checkpoint, job.spec
-    saved = newest.step if newest else 0
-    money = budget(state)
-    begun = state.deadline.begun
-    if begun is not None:
-        begun = replace(begun, usd_spent=money.spent.usd - begun.usd_spent)
+    newest = state.newest_checkpoint
+    left = job.spec.steps - (newest.step if newest else 0)
     recent = generation.measured_step_s if generation else None
+    money = budget(state)
     left_s = math.inf if job.deadline_s is None else job.deadline_s - state.now_s
     return JobStatus(
         now_s=state.now_s,
         deadline_s=job.deadline_s,
         ending_s=END_S,
-        examples_left=float((spec.steps - saved) * spec.minibatch_size),
-        examples_unsaved=float(
-            max(0, state.progress.step - saved) * spec.minibatch_size
-        ),
-        examples_per_checkpoint=float(
-            min(spec.checkpoint_every_steps, spec.steps) * spec.minibatch_size
-        ),
-        begun=begun,
+        examples_left=float(left * job.spec.minibatch_size),
         usd_left=None if money.cap is None else (money.cap - money.spent).usd,
         reserve_s=money.reserve_s,
         usd_per_hour_cap=job.max_usd_per_hour,
         min_examples_per_s=job.min_examples_per_s,
-        recent_examples_per_s=spec.minibatch_size / recent if recent else None,
+        recent_examples_per_s=job.spec.minibatch_size / recent if recent else None,
         review_s=min(REVIEW_S, max(MIN_REVIEW_S, left_s / REVIEWS_LEFT)),
-    )
-
-
-def holdings(state: State, terms: FleetTerms) -> tuple[Holdings, ...]:
-    """Return the VMs that are rented or asked for, and when the booting ones are ready."""
-    boot_s, left_s = terms.fleet.boot_s, dict[str, float]()
-    for vm in state.vms.values():
-        if vm.counts and not vm.is_usable:
-            key = offer_key(vm.offer)
-            remaining_s = max(0.0, vm.launched_at_s + boot_s - state.now_s)
-            left_s[key] = max(left_s.get(key, 0.0), remaining_s)
-    for intent in state.intents.values():
-        if intent.missing:
-            left_s[offer_key(intent.offer)] = boot_s
-    return tuple(
-        replace(one, boot_left_s=left_s.get(one.name)) for one in allocation.held(state)
     )
 
 
@@ -271,11 +226,11 @@ def supplies(state: State, terms: FleetTerms) -> tuple[Supply, ...]:
     return tuple(found)
 
 
-def _limits(state: State) -> tuple[float | None, ...]:
-    job = state.job
-    return (job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour)
-
-
 def _seen(state: State, terms: FleetTerms) -> tuple[object, ...]:
     """Return what a decision depends on, time and progress apart."""
-    return (supplies(state, terms), allocation.held(state), *_limits(state))
+    job = state.job
+    return (
+        supplies(state, terms),
+        allocation.held(state),
+        *(job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour),
+    )

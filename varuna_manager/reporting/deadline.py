@@ -9,12 +9,8 @@ from typing import Any
 from spottrain.pricing.deadline.best_case import best_case, over_budget, too_slow
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Interval
-from spottrain.varuna_manager.core.deadline import (
-    holdings,
-    is_cost_optimal,
-    job_status,
-    supplies,
-)
+from spottrain.varuna_manager.core import allocation
+from spottrain.varuna_manager.core.deadline import is_cost_optimal, job_status, supplies
 from spottrain.varuna_manager.core.model.state import JobPhase, State, spent_usd
 from spottrain.varuna_manager.format import dollars, duration, utc
 
@@ -31,7 +27,7 @@ def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
         return None
     now = replace(job_status(state), now_s=at_s)
     then = replace(state, now_s=max(state.now_s, at_s))
-    on_offer, held = supplies(then, terms), holdings(then, terms)
+    on_offer, held = supplies(then, terms), allocation.held(state)
     foreseen = forecast(
         now,
         terms.fleet,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.deadline.model import Beginning, Fleet, FleetDecision
+from spottrain.pricing.deadline.model import Fleet, FleetDecision
 from spottrain.pricing.deadline.outlook import MarketOutlook
 
 
@@ -37,10 +37,6 @@ class DeadlineState:
     outlook: MarketOutlook = field(default_factory=MarketOutlook)
     decision: FleetDecision | None = None
     """None: the job has no such limits, or nothing is known."""
-    begun: Beginning | None = None
-    """Work that was left and money spent when the limits of now were first decided on."""
-    limits: tuple[float | None, ...] = ()
-    """Those limits."""
     seen: tuple[object, ...] = field(default=(), compare=False)
     """What the decision depends on, time apart: it is made again when that changes, and by
     a manager that starts."""
