@@ -114,6 +114,10 @@ def job(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[CloudJob]:
     made = JobDir(tmp_path / "home" / "jobs" / "job")
     made.path.mkdir(parents=True)
     with cloud_vms(request.param, tmp_path, made.cloud) as cloud:
+        if cloud.name == "gcp":
+            gpus = "NVIDIA_A100_GPUS"
+            for metric in (gpus, f"PREEMPTIBLE_{gpus}", "GPUS_ALL_REGIONS"):
+                cloud.fake.ask("quota", metric=metric, limit=8)
         job = CloudJob(made, cloud, STEPS)
         yield job
         job.end()
