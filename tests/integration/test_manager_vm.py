@@ -22,8 +22,9 @@ from tests.integration.aws_vms import AwsVms, aws_vms
 from tests.integration.jobs import Answer, Job, until
 
 from spottrain.manifest import list_checkpoints
+from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.storage.open import open_store
-from spottrain.varuna_manager.config.manager_vm import DEFAULTS
+from spottrain.varuna_manager.config.manager_vm import DEFAULTS, ManagerVmConfig
 from spottrain.varuna_manager.jobs import manager_location
 
 pytestmark = [
@@ -189,7 +190,10 @@ def test_its_vm_is_paid_for_to_the_second(story: Story) -> None:
     billed_s = max(60.0, lived_s)  # AWS's terms
     assert abs(story.cost["vm_seconds"]["manager"] - billed_s) <= 2.0
     (row,) = (one for one in story.cost["by_vm"] if one["vm"] == story.manager)
-    usd = DEFAULTS["aws"].usd_per_hour * row["manager"] / 3600
+    usd_per_hour = DEFAULTS["aws"].usd_per_hour + catalogue().attached_usd_per_hour(
+        "aws", ManagerVmConfig().disk_gib, public_address=True
+    )
+    usd = usd_per_hour * row["manager"] / 3600
     assert row["usd"] == pytest.approx(usd, rel=1e-3)
 
 
