@@ -94,6 +94,8 @@ def test_without_network_the_last_known_prices_come_with_their_age(
     monkeypatch.setattr("time.time", lambda: datetime.now(UTC).timestamp() + 7200)
     monkeypatch.delenv("AWS_ACCESS_KEY_ID")
     monkeypatch.delenv("GOOGLE_API_KEY")
+    # Another test's project may still run.
+    monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
     monkeypatch.setenv("NO_GCE_CHECK", "true")
     monkeypatch.setenv("CLOUDSDK_CONFIG", "/nonexistent")
     monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/nonexistent")
