@@ -452,6 +452,18 @@ class Measurements:
         )
         return [CurvePoint(*point) for point in found]
 
+    def median_step_s(self) -> dict[int, float]:
+        """Return the median time of each generation's mini-batches, in seconds."""
+        found = self._db.execute(
+            "SELECT generation, avg(step_s) FROM ("
+            "SELECT generation, step_s, count(*) OVER (PARTITION BY generation) AS n, "
+            "row_number() OVER (PARTITION BY generation ORDER BY step_s) AS place "
+            "FROM minibatches WHERE step_s IS NOT NULL AND step <= :cut"
+            ") WHERE place IN ((n + 1) / 2, (n + 2) / 2) GROUP BY generation",
+            {"cut": self._cut()},
+        )
+        return dict(found.fetchall())
+
     def losses(self, points: int) -> list[float]:
         """Return some losses at even distances over all steps, in a time that does not
         depend on how many there are."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 from spottrain.morphing.plan.choose import Candidate
@@ -116,6 +116,13 @@ def report(
     """
     job, progress = state.job, state.progress
     at_s = clock_of(state, at_s)
+    ran = [
+        replace(
+            plan,
+            measured_step_s=history.step_s.get(plan.generation, plan.measured_step_s),
+        )
+        for plan in plans(state)
+    ]
     return {
         "schema_version": SCHEMA_VERSION,
         "name": job.spec.name,
@@ -137,7 +144,7 @@ def report(
         "best_step": progress.best_step,
         "nonfinite": _nonfinite(progress),
         **{name: getattr(state.tally, name) for name in _COUNTS},
-        "plans": [_plan_run(job, plan, at_s) for plan in plans(state)],
+        "plans": [_plan_run(job, plan, at_s) for plan in ran],
         "interruptions": [_interruption(state, hit) for hit in state.interruptions],
         "slow_vms": [_slow_vm(state, slow) for slow in state.slow_vms],
         "minibatches_lost": progress.minibatches_lost,
@@ -150,10 +157,10 @@ def report(
         "usd_budget": job.max_usd,
         "budget_alerts": _alerts(state),
         "examples_per_s": _examples_per_s(state),
-        **use_view(total_use(job, plans(state))),
+        **use_view(total_use(job, ran)),
         "wall_s": at_s - state.submitted_at_s,
         "cost": costs.cost(state, history, at_s),
-        "timeline": timeline(state, history, plans(state)),
+        "timeline": timeline(state, history, ran),
     }
 
 

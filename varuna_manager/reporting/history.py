@@ -92,6 +92,8 @@ class JobHistory:
     milestones: deque[Milestone] = field(default_factory=deque)
     checkpoints: list[Point] = field(default_factory=list)
     """(time, step) of saved checkpoints; downsampled."""
+    step_s: dict[int, float] = field(default_factory=dict)
+    """Median time of each generation's mini-batches, from the measurements."""
     _stretches: list[Interval] = field(default_factory=list)
     _open: _CurrentInterval = field(default_factory=_nothing_yet)
     _mark_s: float = 0.0
@@ -288,7 +290,9 @@ def read_history(job: JobDir) -> tuple[State, JobHistory]:
         JournalError: The journal is missing or damaged.
     """
     with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
-        return replay(journal)
+        state, history = replay(journal)
+        history.step_s = journal.measurements().median_step_s()
+    return state, history
 
 
 def replay(journal: Journal) -> tuple[State, JobHistory]:

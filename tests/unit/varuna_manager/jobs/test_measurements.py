@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import statistics
+from collections import defaultdict
 from dataclasses import replace
 from random import Random
 
@@ -22,6 +24,7 @@ from spottrain.varuna_manager.jobs.measurements import (
     Cursor,
     GenerationBegan,
     Measurements,
+    Minibatch,
     Row,
     Sample,
 )
@@ -50,6 +53,24 @@ def test_every_surviving_step_is_there_once_whatever_arrives_when(
     everything.sort(key=key)
     assert sorted(follower.rows, key=key) == everything
     assert [r.position for r in follower.rows] == [r.position for r in everything]
+
+
+@given(st.randoms(use_true_random=False), st.integers(1, 4))
+def test_step_times_are_the_medians_of_what_survives(
+    random: Random, generations: int
+) -> None:
+    measurements = store()
+    for sample in simulated(random, generations).samples():
+        if isinstance(sample, Minibatch) and sample.step_s is not None:
+            sample = replace(sample, step_s=random.choice((0.1, 0.2, 0.4, 5.0)))
+        measurements.write([sample])
+
+    times = defaultdict[int, list[float]](list)
+    for row in measurements.minibatches():
+        if row.step_s is not None:
+            times[row.generation].append(row.step_s)
+    found = measurements.median_step_s()
+    assert found == pytest.approx({n: statistics.median(t) for n, t in times.items()})
 
 
 class Follower:
