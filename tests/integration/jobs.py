@@ -11,6 +11,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -118,6 +119,21 @@ class Terminal:
         return self.process.poll() is not None
 
 
+_INSPECTED = tempfile.TemporaryDirectory(prefix="spottrain-inspected-")
+
+
+def share_inspections(home: Path) -> None:
+    """Let the state folders of all tests share what was found out about the same code.
+
+    Args:
+        home: SPOTTRAIN_HOME.
+    """
+    kept = home / "cache" / "inspect"
+    if not kept.exists():
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        kept.symlink_to(_INSPECTED.name)
+
+
 class Job:
     """One job, in a state folder that jobs may share.
 
@@ -132,6 +148,7 @@ class Job:
         self.folder = folder / name
         (self.folder / "workdir").mkdir(parents=True)
         shutil.copy(HERE / "tiny_job.py", self.folder / "workdir")
+        share_inspections(folder / "home")
         self.name = name
         self.dir = JobDir(folder / "home" / "jobs" / name)
         self.file = self.folder / "job.yaml"
