@@ -1,4 +1,4 @@
-"""A job that loses VMs in every way and gets others, in one run."""
+"""A job that loses VMs in every way and gets others, and its manager, in one run."""
 
 from __future__ import annotations
 
@@ -53,12 +53,19 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         job.market("kill", machine=1)
         trains_on(job, preemptions_unnoticed=1)
         noticed = leave_by_notice(job)
+        job.kill_manager()
+        assert job.resume("--detach").code == 0
+        job.market("capacity", zone="a", count=3)
+        third = trains_on(job, after=noticed)
+        job.market("capacity", zone="a", count=4)
+        fourth = trains_on(job, "2x2", after=third)
         job.market("price", zone="a", usd_per_hour=0.2)
         job.until("the price", lambda state: state.tally.price_changes)
         job.pace(0.0)
         until("the end", lambda: not job.dir.is_managed())
         report = job.run("report", job.name, "-o", "json").report
-        yield Story(job, report, [grown, noticed], job.processes())
+        planned = [grown, noticed, third, fourth]
+        yield Story(job, report, planned, job.processes())
 
 
 def trains_on(job: Job, shape: str = "", after: int = 0, **tally: int) -> int:
@@ -112,7 +119,7 @@ def test_every_interruption_is_told_with_its_cost(story: Story) -> None:
     counts = ("preemptions_noticed", "preemptions_unnoticed", "silent_losses")
     assert [story.report[count] for count in counts] == [1, 1, 1]
     assert story.report["price_changes"] == 1
-    assert story.report["vms_launched"] == 5
+    assert story.report["vms_launched"] == 7
 
 
 def test_every_second_that_was_billed_is_accounted_for(story: Story) -> None:
@@ -136,9 +143,9 @@ def test_every_plan_is_told_with_its_reason(story: Story) -> None:
     plans = story.report["plans"]
     shapes = [(p["pipeline_depth"], p["data_parallel_width"]) for p in plans]
     assert shapes[0] == (2, 2)
-    assert len(plans) == 5
+    assert len(plans) == 7
     assert min(depth for depth, _ in shapes) >= 2
-    words = ["start", "silent", "growth", "", "notice"]
+    words = ["start", "silent", "growth", "", "notice", "growth", "growth"]
     for plan, word in zip(plans, words, strict=True):
         assert word in plan["reason"]
     steps = [plan["from_step"] for plan in plans]
