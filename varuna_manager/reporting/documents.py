@@ -116,13 +116,7 @@ def report(
     """
     job, progress = state.job, state.progress
     at_s = clock_of(state, at_s)
-    ran = [
-        replace(
-            plan,
-            measured_step_s=history.step_s.get(plan.generation, plan.measured_step_s),
-        )
-        for plan in plans(state)
-    ]
+    ran = _measured_plans(state, history)
     return {
         "schema_version": SCHEMA_VERSION,
         "name": job.spec.name,
@@ -162,6 +156,17 @@ def report(
         "cost": costs.cost(state, history, at_s),
         "timeline": timeline(state, history, ran),
     }
+
+
+def _measured_plans(state: states.State, history: JobHistory) -> list[records.GenerationSummary]:
+    """Return the job's plans with the median of what their mini-batches took."""
+    return [
+        replace(
+            plan,
+            measured_step_s=history.step_s.get(plan.generation, plan.measured_step_s),
+        )
+        for plan in plans(state)
+    ]
 
 
 def _nonfinite(progress: records.Progress) -> dict[str, int] | None:
