@@ -6,7 +6,6 @@ Runs in a child of the manager or the CLI, which never import torch.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import json
 import os
 import sys
@@ -32,13 +31,9 @@ from spottrain.pipeline.model.data import (
 )
 from spottrain.pipeline.model.entrypoint import load_job, user_code
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.optimizer import (
-    any_optimizer,
-    optimizer_class,
-    section_state_spec,
-)
+from spottrain.pipeline.model.loaded import Derived, derive, keep
+from spottrain.pipeline.model.optimizer import any_optimizer, optimizer_class
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
-from spottrain.pipeline.model.state import StateSpec
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire.codec import encode
 from spottrain.wire.model import CodeDetails, Detail, ModelFacts, SectionFacts
@@ -56,7 +51,12 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
     Raises:
         UserCodeError: The optimizer or the length of a data set raised.
     """
-    states = [section_state_spec(job, layout, k) for k in range(layout.num_sections)]
+    return facts_of(job, derive(job, layout))
+
+
+def facts_of(job: TrainingJob, derived: Derived) -> ModelFacts:
+    """Return ``model_facts`` of what has been derived from a job."""
+    layout = derived.layout
     sections = tuple(
         SectionFacts(
             index=k,
@@ -69,14 +69,12 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
             lowered_bytes=layout.lowered_bytes(k),
             flops_per_example=layout.flops_per_example[k],
         )
-        for k, kept in enumerate(states)
+        for k, kept in enumerate(derived.states)
     )
     with user_code("length of the data set"):
         lengths = len(job.dataset), sum(map(len, job.heldout_sets.values()))
     return ModelFacts(
-        fingerprint=fingerprint(
-            layout, optimizer_class(job, layout), [kept.state for kept in states]
-        ),
+        fingerprint=derived.fingerprint,
         num_parameters=sum(
             spec.num_bytes // spec.dtype.itemsize for spec in layout.specs.values()
         ),
@@ -91,33 +89,6 @@ def model_facts(job: TrainingJob, layout: ModelLayout) -> ModelFacts:
     )
 
 
-def fingerprint(layout: ModelLayout, optimizer: str, states: list[StateSpec]) -> str:
-    """Return a hash of what a checkpoint or a profile of the job depends on.
-
-    That is: sections, names, shapes and types of parameters, the optimizer's class
-    and state, and the shapes of a batch; not the values of anything.
-    """
-    facts = {
-        "sections": layout.parameters,
-        "parameters": {name: _plain(spec) for name, spec in layout.specs.items()},
-        "cuts": [[cut.module, cut.shape_of_1, str(cut.dtype)] for cut in layout.cuts],
-        "optimizer": optimizer,
-        "states": [
-            {
-                name: {key: _plain(spec) for key, spec in keys.items()}
-                for name, keys in state.items()
-            }
-            for state in states
-        ],
-        "batch": [_plain(spec) for spec in layout.batch],
-    }
-    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
-
-
-def _plain(spec: TensorSpec) -> list[object]:
-    return [list(spec.shape), str(spec.dtype), spec.requires_grad]
-
-
 def code_details(job: TrainingJob, layout: ModelLayout, step: int) -> CodeDetails:
     """Return what a checkpoint depends on, and the learning rate of a mini-batch.
 
@@ -129,8 +100,8 @@ def code_details(job: TrainingJob, layout: ModelLayout, step: int) -> CodeDetail
     Raises:
         UserCodeError: The user's code raised.
     """
-    facts = model_facts(job, layout)
-    kept = [section_state_spec(job, layout, k) for k in range(layout.num_sections)]
+    derived = derive(job, layout)
+    facts, kept = facts_of(job, derived), derived.states
     tensors = {
         f"{name}/{key}": _in_words(spec)
         for section in kept
@@ -226,10 +197,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--helpers", action="store_true", help="print a hash of helper models instead"
     )
+    parser.add_argument("--layout", type=Path, help="where to keep it for supervisors")
     chosen = parser.parse_args(arguments)
 
     def facts() -> ModelFacts | CodeDetails:
         job = load_job(chosen.entrypoint, chosen.workdir)
+        imported = frozenset(sys.modules)
         check_datasets(job)
         if chosen.details_at is not None:
             return code_details(job, trace(job), chosen.details_at)
@@ -237,7 +210,10 @@ def main(arguments: list[str] | None = None) -> int:
         with other_process(second_command(chosen.entrypoint, chosen.workdir)) as other:
             examples = digests(job)
             layout = trace(job)
-            found = model_facts(job, layout)
+            derived = derive(job, layout)
+            found = facts_of(job, derived)
+            if chosen.layout is not None:
+                keep(chosen.layout, chosen.entrypoint, derived, imported)
             steps = int(os.environ.get(_STEPS, _MANY_STEPS))
             check_schedule(job.lr_schedule, steps)
             evaluated = rehearse(job, layout)

@@ -1,9 +1,21 @@
-"""The user's job, loaded and traced: everything a worker derives from it."""
+"""The user's job, loaded and traced: everything a worker derives from it.
+
+What inspect has derived travels with the user's code (``LAYOUT_FILE``). A supervisor in
+the same environment takes it from there: it need not run any operation before it forks.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import contextlib
+import hashlib
+import importlib
+import json
+import logging
+import pickle
+import sys
+import warnings
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import NamedTuple
@@ -11,13 +23,28 @@ from typing import NamedTuple
 import torch
 
 from spottrain.pipeline.model.entrypoint import load_job
-from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.optimizer import section_state_spec
+from spottrain.pipeline.model.optimizer import optimizer_class, section_state_spec
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
-from spottrain.pipeline.model.state import Forms
+from spottrain.pipeline.model.state import Forms, OptimizerSpec
 from spottrain.pipeline.model.tracer import trace
+from spottrain.version import software_version
 from spottrain.wire.messages import JobSpec
+from spottrain.wire.model import LAYOUT_FILE
+
+logger = logging.getLogger(__name__)
+
+
+class Derived(NamedTuple):
+    """What dry runs of a job's code have found out."""
+
+    layout: ModelLayout
+    states: tuple[OptimizerSpec, ...]
+    """Of every section."""
+    fingerprint: str
+    """Of the model, as in ``ModelFacts``: a hash of what a checkpoint or a profile of the
+    job depends on. That is: sections, names, shapes and types of parameters, the
+    optimizer's class and state, the shapes of a batch; not the values of anything."""
 
 
 class ParameterSpec(NamedTuple):
@@ -48,27 +75,68 @@ class LoadedJob:
 
 
 def load(spec: JobSpec, workdir: Path) -> LoadedJob:
-    """Import the user's module, build the job, trace the model.
+    """Import the user's module and build the job; trace the model if none has, like here.
 
     Raises:
         UserCodeError: Any of it failed.
     """
     job = load_job(spec.entrypoint, workdir)
-    layout = trace(job)
+    derived = _kept(workdir / LAYOUT_FILE, spec.entrypoint) or derive(job, trace(job))
+    layout = derived.layout
     return LoadedJob(
         spec=spec,
         job=job,
         layout=layout,
-        fingerprint=model_facts(job, layout).fingerprint,
-        specs=[_parameter_specs(job, layout, k) for k in range(layout.num_sections)],
+        fingerprint=derived.fingerprint,
+        specs=[
+            _parameter_specs(layout, names, kept)
+            for names, kept in zip(layout.parameters, derived.states, strict=True)
+        ],
     )
 
 
+def derive(job: TrainingJob, layout: ModelLayout) -> Derived:
+    """Return what is derived from a traced job.
+
+    Raises:
+        UserCodeError: The optimizer raised.
+    """
+    states = tuple(
+        section_state_spec(job, layout, k) for k in range(layout.num_sections)
+    )
+    return Derived(
+        layout, states, _fingerprint(layout, optimizer_class(job, layout), states)
+    )
+
+
+def _fingerprint(
+    layout: ModelLayout, optimizer: str, states: Sequence[OptimizerSpec]
+) -> str:
+    facts = {
+        "sections": layout.parameters,
+        "parameters": {name: _plain(spec) for name, spec in layout.specs.items()},
+        "cuts": [[cut.module, cut.shape_of_1, str(cut.dtype)] for cut in layout.cuts],
+        "optimizer": optimizer,
+        "states": [
+            {
+                name: {key: _plain(spec) for key, spec in keys.items()}
+                for name, keys in kept.state.items()
+            }
+            for kept in states
+        ],
+        "batch": [_plain(spec) for spec in layout.batch],
+    }
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
+
+
+def _plain(spec: TensorSpec) -> list[object]:
+    return [list(spec.shape), str(spec.dtype), spec.requires_grad]
+
+
 def _parameter_specs(
-    job: TrainingJob, layout: ModelLayout, section: int
+    layout: ModelLayout, names: Sequence[str], kept: OptimizerSpec
 ) -> tuple[ParameterSpec, ...]:
     """Return what it takes to keep and train the parameters of one section."""
-    kept = section_state_spec(job, layout, section)
     return tuple(
         ParameterSpec(
             name,
@@ -79,5 +147,58 @@ def _parameter_specs(
             kept.group_bytes.get(name, 0),
             kept.forms.get(name, {}),
         )
-        for name in layout.parameters[section]
+        for name in names
     )
+
+
+# --- What is kept --------------------------------------------------------------------
+
+
+def keep(
+    path: Path, entrypoint: str, derived: Derived, imported: Collection[str]
+) -> None:
+    """Write what was derived where ``load`` finds it, if it can be written.
+
+    Args:
+        path: Of the file.
+        entrypoint: That the job was loaded from.
+        derived: What was found out.
+        imported: The modules that were imported before the job was traced. Those that
+            the dry runs have imported are imported in their place.
+    """
+    late = [name for name in sys.modules if name not in imported]
+    # Weights of helper models are the dry runs' concern only, and large.
+    kept = derived._replace(layout=replace(derived.layout, helpers=()))
+    try:
+        data = pickle.dumps(kept)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        logger.info("the layout is not kept, VMs trace the model: %s", error)
+        return
+    head = {"made_by": _environment(entrypoint), "imports": late}
+    path.write_bytes(json.dumps(head).encode() + b"\n" + data)
+
+
+def _kept(path: Path, entrypoint: str) -> Derived | None:
+    """Return what was derived elsewhere from the same code in the same environment."""
+    try:
+        head, _, data = path.read_bytes().partition(b"\n")
+    except FileNotFoundError:
+        return None
+    found = json.loads(head)
+    if found["made_by"] != _environment(entrypoint):
+        return None
+    for name in found["imports"]:
+        with contextlib.suppress(ImportError):  # made by code, such as torch.ops
+            importlib.import_module(name)
+    # It comes with the user's code, from the same hands, and is trusted as that is.
+    with warnings.catch_warnings():  # of torch, about its own pytree.LeafSpec
+        warnings.simplefilter("ignore", FutureWarning)
+        derived: Derived = pickle.loads(data)
+    return derived
+
+
+def _environment(entrypoint: str) -> list[str]:
+    """Return what the answers of dry runs depend on besides code and data."""
+    folders = (Path(entry) for entry in sys.path if Path(entry).is_dir())
+    packages = {found.name for one in folders for found in one.glob("*.dist-info")}
+    return [entrypoint, software_version(), sys.version, *sorted(packages)]

@@ -37,7 +37,12 @@ from spottrain.varuna_manager.launch.control import (
     manager_lock,
     open_provider,
 )
-from spottrain.varuna_manager.launch.inspect import INSPECTOR, inspect_model, run_tool
+from spottrain.varuna_manager.launch.inspect import (
+    INSPECTOR,
+    inspect_model,
+    kept_layout,
+    run_tool,
+)
 from spottrain.varuna_manager.launch.workdir import (
     differing,
     pack,
@@ -132,7 +137,7 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
         facts = inspect_model(after) if changes.code else state.job.facts
         events: list[Event] = []
         if changes.code:
-            pack(workdir, packed_files(workdir), package)
+            pack(workdir, packed_files(workdir), package, kept_layout(after))
             files = differing(job.workdir, package)
             told.insert(0, _shown("code", files or ["as it was"]))
             events.append(_updated(package, facts, told, given_profile(after, facts)))

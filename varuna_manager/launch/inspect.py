@@ -11,6 +11,7 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -36,6 +37,7 @@ TIME_LIMIT_S = 600.0
 
 
 INSPECTOR = "spottrain.pipeline.model.inspect"
+_LAYOUT = ".layout"
 
 
 class ToolError(SpottrainError):
@@ -82,21 +84,33 @@ def _check_evaluation(asked: EvaluationConfig, facts: ModelFacts) -> None:
 
 
 def _facts(config: JobConfig) -> ModelFacts:
-    key = _key(config.entrypoint, Path(config.workdir))
-    kept = home() / "cache" / "inspect" / f"{key}.json"
+    kept = _kept(config)
     facts: ModelFacts
     try:
         facts = decode(ModelFacts, kept.read_bytes())
     except (FileNotFoundError, WireError):
         data.ensure_data(config)
-        facts = decode(ModelFacts, run_tool(INSPECTOR, config))
     else:
         return facts
     kept.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    draft = kept.with_suffix(f".{os.getpid()}")
-    draft.write_text(encode(facts))
-    draft.replace(kept)
+    with tempfile.TemporaryDirectory(dir=kept.parent) as scratch:
+        draft, layout = Path(scratch, "facts"), Path(scratch, "layout")
+        facts = decode(ModelFacts, run_tool(INSPECTOR, config, "--layout", str(layout)))
+        draft.write_text(encode(facts))
+        if layout.exists():
+            layout.replace(kept.with_suffix(_LAYOUT))
+        draft.replace(kept)
     return facts
+
+
+def kept_layout(config: JobConfig) -> Path:
+    """Return where the layout of an inspected model is kept; it may not be there."""
+    return _kept(config).with_suffix(_LAYOUT)
+
+
+def _kept(config: JobConfig) -> Path:
+    key = _key(config.entrypoint, Path(config.workdir))
+    return home() / "cache" / "inspect" / f"{key}.json"
 
 
 def calibrate(

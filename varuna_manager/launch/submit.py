@@ -36,6 +36,7 @@ from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.journal import Journal, JournalError
 from spottrain.varuna_manager.jobs.profiles import given_profile
 from spottrain.varuna_manager.launch import weights
+from spottrain.varuna_manager.launch.inspect import kept_layout
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 from spottrain.wire.model import ModelFacts
 
@@ -257,7 +258,8 @@ def submit(
         ) as first,
     ):
         workdir = Path(config.workdir)
-        size = pack(workdir, packed_files(workdir), draft.workdir)
+        files = packed_files(workdir)
+        size = pack(workdir, files, draft.workdir, kept_layout(config))
         draft.write(config, facts)
         at_s = time.time()
         journal = Journal(draft.journal)

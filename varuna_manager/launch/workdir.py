@@ -10,6 +10,7 @@ import tarfile
 from pathlib import Path
 
 from spottrain.errors import ConfigError
+from spottrain.wire.model import LAYOUT_FILE
 
 MAX_BYTES = 512 * 1024**2
 """Largest accepted workdir; datasets belong elsewhere."""
@@ -50,6 +51,8 @@ def packed_files(workdir: Path) -> list[Path]:
         folders[:] = [x for x in folders if not _is_left_out(below / x, patterns)]
         links = [name for name in folders if Path(folder, name).is_symlink()]
         files = [x for x in files if not _is_ignored(below / x, patterns)]
+        if folder == os.fspath(workdir):  # ours, in one that was sent before
+            files = [name for name in files if name != LAYOUT_FILE]
         for name in [*files, *links]:
             path = Path(folder, name)
             if path.is_symlink():
@@ -117,8 +120,16 @@ def fingerprint(workdir: Path, files: list[Path]) -> str:
     return digest.hexdigest()
 
 
-def pack(workdir: Path, files: list[Path], target: Path) -> int:
+def pack(
+    workdir: Path, files: list[Path], target: Path, layout: Path | None = None
+) -> int:
     """Write ``files`` of ``workdir`` to ``target`` (tar.gz), reproducibly.
+
+    Args:
+        workdir: The user's.
+        files: As ``packed_files`` returns.
+        target: The archive.
+        layout: What inspect has kept for supervisors (``LAYOUT_FILE``).
 
     Returns:
         The size of the package in bytes.
@@ -130,6 +141,8 @@ def pack(workdir: Path, files: list[Path], target: Path) -> int:
     ):
         for file in files:
             archive.add(workdir / file, file.as_posix(), filter=_anonymous)
+        if layout is not None and layout.exists():
+            archive.add(layout, LAYOUT_FILE, filter=_anonymous)
     return target.stat().st_size
 
 
@@ -162,6 +175,8 @@ def _hashes(package: Path) -> dict[str, str]:
     found = {}
     with tarfile.open(package) as packed:
         for member in packed:
+            if member.name == LAYOUT_FILE:
+                continue
             file = packed.extractfile(member) if member.isreg() else None
             data = member.linkname.encode() if file is None else file.read()
             found[member.name] = f"{hashlib.sha256(data).hexdigest()} {member.mode}"

@@ -26,6 +26,8 @@ ExportFormat = Literal["safetensors", "torch", "hf"]
 """Form of exported weights; ``hf``: that of ``from_pretrained``."""
 _CHOSEN_LOADERS = 4
 """Loader processes of a worker, at most, for which the job file names no number."""
+LAYOUT_FILE = ".spottrain-layout"
+"""In the user's workdir on VMs: the model's layout as inspect found it out."""
 MAX_CHUNKS = 42
 """Runs of sections per stage; codes of more do not fit into a schedule's bytes."""
 

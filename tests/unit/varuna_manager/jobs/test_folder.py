@@ -22,7 +22,7 @@ from spottrain.varuna_manager.jobs import folder as folders
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch import submit
 from spottrain.varuna_manager.launch import workdir as workdirs
-from spottrain.wire.model import ModelFacts, SectionFacts
+from spottrain.wire.model import LAYOUT_FILE, ModelFacts, SectionFacts
 
 FACTS = ModelFacts(
     fingerprint="f",
@@ -91,6 +91,20 @@ def test_the_same_files_make_the_same_package(workdir: Path, tmp_path: Path) -> 
         workdirs.pack(workdir, files, tmp_path / name)
         os.utime(workdir / "train.py", (1, 1))
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+
+
+def test_a_layout_goes_with_the_package_and_is_none_of_the_users_files(
+    workdir: Path, tmp_path: Path
+) -> None:
+    layout, out = tmp_path / "kept.layout", tmp_path / "out"
+    layout.write_bytes(b"layout")
+    files = workdirs.packed_files(workdir)
+    workdirs.pack(workdir, files, tmp_path / "a.tar.gz", layout)
+    workdirs.pack(workdir, files, tmp_path / "b.tar.gz", tmp_path / "none")
+    workdirs.unpack(tmp_path / "a.tar.gz", out)
+    assert (out / LAYOUT_FILE).read_bytes() == b"layout"
+    assert workdirs.packed_files(out) == files
+    assert workdirs.differing(tmp_path / "a.tar.gz", tmp_path / "b.tar.gz") == []
 
 
 def test_the_fingerprint_changes_with_names_and_contents(workdir: Path) -> None:
