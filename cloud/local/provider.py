@@ -20,6 +20,7 @@ import tenacity
 from spottrain import version
 from spottrain.cloud import unix_http
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord
+from spottrain.cloud.local.image import AGENT_ARGV
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
 from spottrain.cloud.local.state import CLOUD, AgentSoftware, LocalSettings
 from spottrain.cloud.port import provider as port
@@ -28,7 +29,6 @@ from spottrain.cloud.port.stored import vm_from_data
 from spottrain.units import HOUR_S
 from spottrain.wire.codec import from_data
 
-AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
 """Command of an agent; ``-P`` keeps the VM's work folder out of ``sys.path``."""
 
 _START_TIMEOUT_S = 30.0

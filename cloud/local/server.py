@@ -101,6 +101,7 @@ async def _serve(
         await serving
         for task in asyncio.all_tasks() - {asyncio.current_task()}:
             task.cancel()  # the market and timers of ended VMs
+        vms.image.close()
 
 
 class _Server(uvicorn.Server):

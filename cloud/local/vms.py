@@ -13,11 +13,12 @@ import sys
 import time
 import uuid
 from collections.abc import Callable, Collection
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from spottrain import version
+from spottrain import spawn, version
 from spottrain.cloud.local.folder import LocalFolder, LocalRecord, marker
+from spottrain.cloud.local.image import AGENT_ARGV, VmImage
 from spottrain.cloud.local.market import MarketEvent, stream
 from spottrain.cloud.local.state import AgentSoftware, LocalCloud, LocalNotice
 from spottrain.cloud.port import provider as port
@@ -31,6 +32,17 @@ _PERIOD_S = 0.02
 """Period in which a slowed VM runs for a part of the time."""
 _SCAN_S = 1.0
 """Time between two scans for new processes of a slowed VM."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Agent:
+    """A VM's agent, the leader of a session."""
+
+    pid: int
+    handle: int
+    """A descriptor of the process."""
+    process: subprocess.Popen[bytes] | None
+    """``None``: the image has forked it, and reaps it."""
 
 
 class LocalVms:
@@ -51,7 +63,8 @@ class LocalVms:
         """True while the process ends: nothing may be launched any more."""
         self._folder = folder
         self._tasks = tasks
-        self._agents: dict[str, subprocess.Popen[bytes]] = {}
+        self._agents: dict[str, _Agent] = {}
+        self.image = VmImage()
         self._versions: dict[str, str] = {}
         """Of the agents' software."""
         self._endings: dict[str, asyncio.Task[None]] = {}
@@ -90,6 +103,9 @@ class LocalVms:
         """
         while self.cloud.vm(vm_id).state == port.VmState.STARTING:
             await self._changed.wait()
+        ours = software.version == version.software_version()
+        from_image = ours and software.argv == AGENT_ARGV and await self.image.ready()
+        self.cloud.vm(vm_id)  # raises if it ended meanwhile
         before = self._versions.get(vm_id)
         if before == software.version or vm_id in self.cloud.silent:
             return
@@ -107,15 +123,19 @@ class LocalVms:
                 raise
             await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
             self.cloud.vm(vm_id)  # raises if it ended meanwhile
-        self._agents[vm_id] = agent = self._spawn_agent(vm_id, bootstrap, software)
-        handle = os.pidfd_open(agent.pid)
+        agent = self._spawn_agent(vm_id, bootstrap, software, from_image)
+        self._agents[vm_id] = agent
         asyncio.get_running_loop().add_reader(
-            handle, self._agent_exited, vm_id, agent, handle
+            agent.handle, self._agent_exited, vm_id, agent
         )
 
     def _spawn_agent(
-        self, vm_id: str, bootstrap: port.AgentBootstrap, software: AgentSoftware
-    ) -> subprocess.Popen[bytes]:
+        self,
+        vm_id: str,
+        bootstrap: port.AgentBootstrap,
+        software: AgentSoftware,
+        from_image: bool,
+    ) -> _Agent:
         """Start the agent from the main thread: it dies with that thread."""
         folder = self._folder.vm(vm_id)
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -126,9 +146,14 @@ class LocalVms:
         if software.path != version.PATH:
             paths = (software.path, os.environ.get("PYTHONPATH"))
             environment["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+        argv = [*software.argv, str(agent_json)]
         with (folder / "agent.log").open("ab") as log:
-            return subprocess.Popen(
-                [*shim, *software.argv, str(agent_json)],
+            if from_image:
+                program = spawn.Program(argv, str(folder), environment)
+                if (booted := self.image.boot(program, log)) is not None:
+                    return _Agent(*booted, None)
+            process = subprocess.Popen(
+                [*shim, *argv],
                 cwd=folder,
                 env=environment,
                 stdin=subprocess.DEVNULL,
@@ -136,6 +161,7 @@ class LocalVms:
                 stderr=log,
                 start_new_session=True,
             )
+        return _Agent(process.pid, os.pidfd_open(process.pid), process)
 
     def _write_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> Path:
         """Write the agent's settings; the cloud is its metadata service."""
@@ -240,12 +266,11 @@ class LocalVms:
 
     # --- Ending VMs ----------------------------------------------------------------
 
-    def _agent_exited(
-        self, vm_id: str, agent: subprocess.Popen[bytes], handle: int
-    ) -> None:
-        asyncio.get_running_loop().remove_reader(handle)
-        os.close(handle)
-        agent.wait()
+    def _agent_exited(self, vm_id: str, agent: _Agent) -> None:
+        asyncio.get_running_loop().remove_reader(agent.handle)
+        os.close(agent.handle)
+        if agent.process is not None:
+            agent.process.wait()
         if self._agents.get(vm_id) is agent:  # else it was replaced
             self._end(vm_id)
 

@@ -21,6 +21,7 @@ import logging
 import os
 import queue
 import signal
+import socket
 import sys
 import tarfile
 import threading
@@ -32,7 +33,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-from spottrain import machine
+from spottrain import machine, spawn
 from spottrain.activity import ActivityPage
 from spottrain.cloud.notices import hear
 from spottrain.cloud.port import lease
@@ -116,12 +117,20 @@ class Agent:
         bootstrap: The VM's identity and the manager's address.
         folder: The VM's work folder.
         argv: The supervisor's command.
+        waiting: A child that can become it, see ``SupervisorProcess``.
     """
 
-    def __init__(self, bootstrap: Bootstrap, folder: Path, argv: Sequence[str]) -> None:
+    def __init__(
+        self,
+        bootstrap: Bootstrap,
+        folder: Path,
+        argv: Sequence[str],
+        waiting: tuple[int, socket.socket] | None = None,
+    ) -> None:
         self._bootstrap = bootstrap
         self._folder = folder
         self._argv = argv
+        self._waiting = waiting
         # SimpleQueue.put may be called from a signal handler, Event.set may not.
         self._ends: queue.SimpleQueue[tuple[int, str]] = queue.SimpleQueue()
         self._outbox = Outbox()
@@ -155,6 +164,7 @@ class Agent:
             self._outbox,
             self._environment(spec),
             (self._activity.fd,),
+            self._waiting,
         )
         supervisor.start(
             self._greeting(spec, devices),
@@ -469,9 +479,15 @@ def main(argv: Sequence[str]) -> int:
     """Run the agent that ``argv`` describes."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     path = Path(argv[0]).resolve()
-    supervisor = argv[1:] or [sys.executable, "-m", SUPERVISOR]
+    supervisor, waiting = argv[1:], None
+    child = os.environ.pop(spawn.VARIABLE, "")
+    if not supervisor:
+        supervisor = [sys.executable, "-m", SUPERVISOR]
+        if child:
+            pid, _, fd = child.partition(":")
+            waiting = int(pid), socket.socket(fileno=int(fd))
     try:
-        agent = Agent(Bootstrap.load(path), path.parent, supervisor)
+        agent = Agent(Bootstrap.load(path), path.parent, supervisor, waiting)
     except SpottrainError as error:
         logger.error("%s", error)
         return FAILED

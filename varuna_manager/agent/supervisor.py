@@ -10,6 +10,7 @@ import logging
 import os
 import queue
 import signal
+import socket
 import subprocess
 import threading
 import time
@@ -17,8 +18,10 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from spottrain import spawn
 from spottrain.errors import WireError
 from spottrain.machine import SUPERVISOR_VARIABLES
+from spottrain.spawn import Program
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
 
@@ -123,6 +126,37 @@ class Outbox:
             )
 
 
+class _Waiting:
+    """A child that was forked before this process became the agent; as a ``Popen``.
+
+    Args:
+        pid: Its process id.
+        connection: Where it waits to be told what to become.
+        program: What it becomes.
+        stderr: Its standard error.
+    """
+
+    def __init__(
+        self, pid: int, connection: socket.socket, program: Program, stderr: int
+    ) -> None:
+        self.pid = pid
+        self.returncode: int | None = None
+        its_stdin, stdin = os.pipe()
+        stdout, its_stdout = os.pipe()
+        self.stdin, self.stdout = os.fdopen(stdin, "wb"), os.fdopen(stdout, "rb")
+        try:
+            spawn.send(connection, program, (its_stdin, its_stdout, stderr))
+        finally:
+            os.close(its_stdin)
+            os.close(its_stdout)
+            connection.close()
+
+    def wait(self) -> None:
+        """Reap it."""
+        _, status = os.waitpid(self.pid, 0)
+        self.returncode = os.waitstatus_to_exitcode(status)
+
+
 class SupervisorProcess:
     """The child process that imports torch, and the workers that it forks.
 
@@ -133,6 +167,7 @@ class SupervisorProcess:
         outbox: Where its reports go.
         environment: Its variables, and those of its workers.
         fds: Files of this process that it shares.
+        waiting: A child that waits to become it, and the socket to that child.
     """
 
     def __init__(
@@ -143,6 +178,7 @@ class SupervisorProcess:
         outbox: Outbox,
         environment: Mapping[str, str],
         fds: Sequence[int] = (),
+        waiting: tuple[int, socket.socket] | None = None,
     ) -> None:
         self._vm_id = vm_id
         self._outbox = outbox
@@ -151,7 +187,13 @@ class SupervisorProcess:
         self._changed = threading.Condition()
         self._generation = -1
         self._running: set[int] = set()
+        environment = {**environment, **SUPERVISOR_VARIABLES}
+        self._process: subprocess.Popen[bytes] | _Waiting
         with open(folder / LOG, "ab") as log:
+            if waiting is not None:
+                program = Program(argv, str(folder), environment, fds)
+                self._process = _Waiting(*waiting, program, log.fileno())
+                return
             self._process = subprocess.Popen(
                 argv,
                 cwd=folder,
@@ -160,7 +202,7 @@ class SupervisorProcess:
                 stderr=log,
                 start_new_session=True,
                 pass_fds=fds,
-                env={**environment, **SUPERVISOR_VARIABLES},
+                env=environment,
             )
 
     def start(self, greeting: str, on_exit: Callable[[], None]) -> None:
