@@ -101,7 +101,8 @@ def _timer_set(journal: Journal, seq: int) -> int | None:
 
 
 def begun(journal: Journal, vm_id: str) -> list[int]:
-    """Return the events by which the job learned of a VM, and by which it became ready.
+    """Return the events by which the job learned of a VM, by which it became ready, and by
+    which the cloud said that it takes it.
 
     Empty if the job never had it.
     """
@@ -112,6 +113,8 @@ def begun(journal: Journal, vm_id: str) -> list[int]:
             found["learned"] = seen = row.seq
         elif '"kind":"supervisor_ready"' in row.body:
             found["ready"] = row.seq
+        elif '"kind":"interruption_noticed"' in row.body:
+            found["noticed"] = row.seq
     return [] if seen is None else sorted(found.values())
 
 

@@ -67,11 +67,10 @@ def _numbers(
     """Return which events explain it."""
     if about is None:
         assert state is not None
-        newest = chain.newest_news(journal)
+        field = "next_generation" if state.generation else "activity"
         if state.outcome is not None:
-            newest = chain.newest_change(journal, "outcome")
-        elif state.generation is not None:
-            newest = chain.newest_change(journal, "next_generation")
+            field = "outcome"
+        newest = chain.newest_change(journal, field)
         return set() if newest is None else set(chain.chain(journal, newest))
     if about == LAST:
         newest = chain.newest_news(journal) or journal.last_seq()
@@ -107,6 +106,7 @@ def explanation_lines(document: dict[str, Any]) -> Iterator[str]:
         because = link["because"]
         cause = f" (because of event {because})" if because is not None else ""
         yield f"{clock(link['at_s'])} event {link['seq']}: {link['what']}{cause}"
-        yield from (f"    -> {line}" for line in link["decided"])
+        for line in link["decided"] or ("nothing was decided because of it",):
+            yield f"    -> {line}"
     if not document["chain"] and not document["now"]:
         yield "nothing has happened yet"

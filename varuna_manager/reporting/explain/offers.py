@@ -78,7 +78,7 @@ def _worth(state: State, offer: Offer) -> str:
     worth = state.worths.get(offer_key(offer))
     if worth is None:
         return ""
-    return f", {worth.at(offer.usd_per_hour):.3g} examples per dollar"
+    return f", {worth.at(offer.usd_per_hour):,.0f} examples per dollar"
 
 
 def _why_not(state: State, offer: Offer) -> str:

@@ -40,7 +40,11 @@ def happened(event: e.Event) -> str:
         case e.TimerFired():
             return "the moment came that an earlier decision waited for"
         case e.OffersSeen(offers=offers):
-            return f"prices: {len(offers)} offers were seen or changed"
+            if len(offers) != 1:
+                return f"prices: {len(offers)} offers were seen or changed"
+            left = offers[0].available
+            stock = "" if left is None else f", {left} available"
+            return f"seen on the market: {offer_name(offers[0])}{stock}"
         case e.OffersRanked(worths=worths):
             return f"{len(worths)} offers were ranked by examples per dollar"
         case e.LaunchIntended(intent=intent, offer=offer, count=count):
@@ -135,7 +139,8 @@ def _spent(state: State) -> str:
 def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
     match entry:
         case ["IntendLaunch", intent, count, *_]:
-            yield f"{intent}: rent {count} more: {len(after.vms)} VMs of {after.most_vms}"
+            have = sum(vm.counts for vm in after.vms.values())
+            yield f"{intent}: rent {count} more, as {have} of {after.most_vms} VMs are there"
         case ["LaunchVms", intent, count, *_]:
             if intent in after.intents:
                 offer = after.intents[intent].offer
@@ -149,7 +154,7 @@ def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
                 yield f"return {ids(those)}" + (f": {reason}" if reason else "")
         case ["ComputePlan", *_]:
             slots = sum(vm.num_slots for vm in after.vms.values() if vm.is_usable)
-            yield f"ask the planner for the best plan over {slots} usable slots"
+            yield f"ask the planner for the best plan over the usable slots ({slots})"
         case ["AskProvider", *names]:
             yield f"ask the cloud about {ids(names)}"
         case ["StartAgent", *names]:
@@ -161,6 +166,10 @@ def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
 
 
 def _of_vms(before: State, after: State) -> Iterator[str]:
+    if after.interruptions != before.interruptions:
+        for hit in after.interruptions:
+            if hit not in before.interruptions:
+                yield f"interruption ({hit.interruption}) of {hit.vm_id}: {hit.reason}"
     for name, vm in after.vms.items():
         old = before.vms.get(name)
         if old is None:
@@ -169,7 +178,7 @@ def _of_vms(before: State, after: State) -> Iterator[str]:
             yield f"{name} is billed at {price} ({on_demand})"
         elif vm.phase is VmPhase.READY and old.phase is not VmPhase.READY:
             boot = duration(after.now_s - vm.launched_at_s)
-            yield f"{name} is ready with {vm.num_slots} slots, {boot} after its launch"
+            yield f"{name} is ready (slots: {vm.num_slots}), {boot} after its launch"
         elif vm.leaves_at_s is not None and old.leaves_at_s is None:
             yield f"{name} leaves at {clock(vm.leaves_at_s)}: its sections move before"
     for name, vm in before.vms.items():
@@ -188,7 +197,7 @@ def _of_generations(before: State, after: State) -> Iterator[str]:
         return
     if opened:
         yield f"open generation {new.number} as {new.plan.shape}: {new.reason}"
-        yield from why_plan(new)
+        yield from why_plan(new, after)
     elif old is not None and new.phase is not old.phase:
         if new.phase is GenerationPhase.STOPPING:
             yield f"leave generation {new.number} ({new.plan.shape}): {after.plan_reason}"
@@ -200,12 +209,18 @@ def _of_generations(before: State, after: State) -> Iterator[str]:
         yield from why_morph(new, after.morph, after)
 
 
-def why_plan(generation: Generation) -> Iterator[str]:
+def why_plan(generation: Generation, state: State) -> Iterator[str]:
     """Yield the predictions by which a plan was chosen."""
+    rule = "most examples/s, counting what a loss would undo"
+    if state.job.plan_objective == "examples_per_dollar":
+        rule = "fewest dollars per example"
+    yield f"rule: {rule}"
     plan = generation.plan
     each_s = plan.minibatch_size / plan.predicted_step_s
-    slots = f"{len(plan.slots)} slots"
-    yield f"predicted: {step_time(plan.predicted_step_s)} a mini-batch, {each_s:.3g} examples/s on {slots}"
+    yield (
+        f"{plan.shape} predicted: {step_time(plan.predicted_step_s)} a mini-batch, "
+        f"{each_s:.3g} examples/s on {len(plan.slots)} slots"
+    )
     for one in generation.candidates:
         if one.why_not:
             yield f"rejected {_candidate(one)}: {one.why_not}"
@@ -243,7 +258,8 @@ def why_morph(
         yield f"no morph: {cost}, but only {left} of training are left"
     elif choice.at_s > state.now_s:
         quiet = duration(choice.quiet_s)
-        yield f"not yet: {cost}; the next loss is expected in {quiet} (looks again at {clock(choice.at_s)})"
+        when = clock(choice.at_s)
+        yield f"not before {when}: {cost}; the next loss is expected in {quiet}"
     else:
         yield f"it pays: {cost}; the next loss is expected in {duration(choice.quiet_s)}"
 
@@ -253,13 +269,14 @@ def now(state: State) -> Iterator[str]:
     yield state.activity
     if state.phase is JobPhase.ENDED:
         if state.outcome is not None:
-            yield f"{state.outcome.kind} after step {state.progress.step}; spent {_spent(state)}"
+            yield f"{state.outcome.kind} after step {state.progress.step}"
+            yield f"spent: {_spent(state)}"
         return
     generation = state.generation
     if generation is not None:
         if generation.measured_step_s is not None:
             yield f"measured: {step_time(generation.measured_step_s)} a mini-batch"
-        yield from why_plan(generation)
+        yield from why_plan(generation, state)
         if (
             state.morph is not None
             and state.morph.inputs_hash == generation.inputs_hash
