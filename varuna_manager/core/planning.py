@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from spottrain.morphing.adapt import checkpointing, policy
 from spottrain.morphing.plan.inputs import PlanInputs
@@ -18,6 +17,7 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.varuna_manager.core import allocation, calibration, fleet, memory
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.core.model.events import CommandFailed, PlanComputed
 from spottrain.varuna_manager.core.model.settings import JobSettings

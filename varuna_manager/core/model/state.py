@@ -40,9 +40,9 @@ class JobPhase(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class State:
-    """Everything the manager knows."""
+    """Everything the manager knows. Without slots: see ``changed.replace``."""
 
     phase: JobPhase = JobPhase.NEW
     settings: JobSettings | None = None
