@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, str] = {
     "status": "spottrain.varuna_manager.cli.show:status",
     "logs": "spottrain.varuna_manager.cli.show:logs",
     "events": "spottrain.varuna_manager.cli.show:events",
+    "explain": "spottrain.varuna_manager.cli.show:explain",
     "report": "spottrain.varuna_manager.cli.show:report",
     "metrics": "spottrain.varuna_manager.cli.show:metrics",
     "inspect": "spottrain.varuna_manager.cli.show:inspect",

@@ -46,6 +46,10 @@ from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables
 from spottrain.varuna_manager.reporting.bill import cost_parts
 from spottrain.varuna_manager.reporting.costs import By
+from spottrain.varuna_manager.reporting.explain.document import (
+    explanation,
+    explanation_lines,
+)
 from spottrain.varuna_manager.reporting.history import JobHistory, read_history
 from spottrain.varuna_manager.reporting.html.curves import Curves, read_curves
 from spottrain.varuna_manager.reporting.html.page import comparison, page, write_page
@@ -203,6 +207,28 @@ def events(
         if entry.news:
             line = f"{clock(entry.event.at_s)} {entry.news}"
             out.print(line, markup=False, soft_wrap=True)
+
+
+def explain(
+    name: NameArgument,
+    about: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[EVENT|VM|last]",
+            help="Number of an event, id of a VM, or last: the newest news. Without it: "
+            "what the job does now, or why it ended.",
+        ),
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show why something happened: the chain of causes, with the numbers that decided."""
+    document = explanation(find(name), about)
+    if output is Output.JSON:
+        show_json(document)
+        return
+    out = console()
+    for line in explanation_lines(document):
+        out.print(line, markup=False, soft_wrap=True)
 
 
 def logs(name: NameArgument, follow: FollowOption = False) -> None:

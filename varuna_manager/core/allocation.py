@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing import egress
@@ -20,6 +20,7 @@ from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns
 from spottrain.pricing.ranking.order import in_order
 from spottrain.pricing.ranking.quotas import quota_left
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import IntendLaunch
 from spottrain.varuna_manager.core.model.records import VmRecord
 from spottrain.varuna_manager.core.model.state import State, budget, is_unfit

@@ -8,7 +8,6 @@ returned here. Nothing of this concerns a job without a deadline or minimum thro
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.best_case import feasible_at_best
@@ -18,6 +17,7 @@ from spottrain.pricing.deadline.outlook import observe
 from spottrain.pricing.deadline.policy import decide
 from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core import allocation, limits
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState, FleetTerms
 from spottrain.varuna_manager.core.model.events import FleetRated

@@ -7,7 +7,6 @@ back, so that no billed VM is missed.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Vm, VmState
@@ -18,6 +17,7 @@ from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
     VmPhase,

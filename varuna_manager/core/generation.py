@@ -7,7 +7,6 @@ one. Ranks that hang after a break are told to give up, then fenced with their V
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
 
 from spottrain.morphing.adapt.checkpointing import state_losses_per_s
@@ -15,6 +14,7 @@ from spottrain.morphing.adapt.traffic import sent_bytes
 from spottrain.pricing.billing import egress
 from spottrain.pricing.prices.place import place_of
 from spottrain.varuna_manager.core.model import counters
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import AskProvider, Outcome
 from spottrain.varuna_manager.core.model.records import (
     KEPT,

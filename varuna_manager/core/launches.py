@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns as cooling
@@ -11,6 +9,7 @@ from spottrain.varuna_manager.core import allocation, spending
 from spottrain.varuna_manager.core.fleet import adopt, return_vms
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import LaunchVms
 from spottrain.varuna_manager.core.model.records import Intent, PriceChange
 from spottrain.varuna_manager.core.model.state import JobPhase
@@ -23,14 +22,20 @@ UNANSWERED_S = 60.0
 def offers_seen(transition: Transition, event: e.OffersSeen) -> None:
     """Note what is on offer, and which prices moved."""
     state = transition.state
-    before = {offer_key(offer): offer for offer in state.offers}
+    # Offers that did not change are the same objects: of hundreds, few do.
+    stayed = set(map(id, state.offers)).intersection(map(id, event.offers))
+    before = {offer_key(one): one for one in state.offers if id(one) not in stayed}
     for offer in event.offers:
+        if id(offer) in stayed:
+            continue
         old = before.get(offer_key(offer))
         if old is not None and old.usd_per_hour != offer.usd_per_hour:
             _price_changed(transition, old, offer)
     spending.prices_seen(transition, event.offers)
-    back = {offer_key(offer) for offer in event.offers if offer.available}
-    cooldowns = {k: v for k, v in state.cooldowns.items() if k not in back}
+    cooldowns = state.cooldowns
+    if cooldowns:
+        back = {offer_key(offer) for offer in event.offers if offer.available}
+        cooldowns = {k: v for k, v in cooldowns.items() if k not in back}
     transition.state = replace(
         transition.state,
         offers=event.offers,

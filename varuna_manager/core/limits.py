@@ -4,10 +4,10 @@ on, the number of steps and the user's code."""
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 
 from spottrain.pricing.billing.money import FREE, Rate
 from spottrain.varuna_manager.core.fleet import return_vms
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import (
     CodeUpdated,
     LimitsChanged,

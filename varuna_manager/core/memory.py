@@ -8,7 +8,6 @@ another one is chosen; with every further time the distance grows.
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.memory.memory import rank_bytes
@@ -19,6 +18,7 @@ from spottrain.pricing.ranking.gpu_speed import gpu_speed, machine_as_offered
 from spottrain.pricing.ranking.throughput import MachineShape, devices_of
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import OutOfMemory

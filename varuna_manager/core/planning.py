@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from spottrain.morphing.adapt import checkpointing, policy
 from spottrain.morphing.plan.inputs import PlanInputs
@@ -18,6 +17,7 @@ from spottrain.morphing.plan.placement import Device
 from spottrain.varuna_manager.core import allocation, calibration, fleet, memory
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.core.model.events import CommandFailed, PlanComputed
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -257,10 +257,14 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
         names = ", ".join(f"{one.vm_id} by {one.replaced_by}" for one in slow)
         _leave(transition, f"slow: {names}", checkpoint=False)
         return
-    morph_at_s = math.inf if plan is None else _morph_at_s(state, generation, plan)
-    if plan is None or morph_at_s == math.inf:
-        transition.put_generation(replace(generation, inputs_hash=answer.inputs_hash))
-    elif transition.is_due(morph_at_s):
+    choice = (
+        None if plan is None else _choice(state, generation, plan, answer.inputs_hash)
+    )
+    _note_choice(transition, choice)
+    if plan is None or choice is None or choice.at_s is None:
+        generation = replace(generation, inputs_hash=answer.inputs_hash)
+        transition.put_generation(generation)
+    elif transition.is_due(choice.at_s):
         grown = len(plan.slots) - len(generation.plan.slots)
         for_money = state.job.plan_objective == "examples_per_dollar"
         why = "cheaper per example" if for_money else "growth"
@@ -324,25 +328,54 @@ def _handover_at_s(state: State, vm: records.VmRecord) -> float:
     return policy.handover_at_s(vm.noticed_at_s, vm.leaves_at_s, state.job.debounce_s)
 
 
-def _morph_at_s(state: State, generation: records.Generation, plan: Plan) -> float:
-    """Return when ``plan`` becomes worth a morph. Infinite: never.
+def _choice(
+    state: State, generation: records.Generation, plan: Plan, inputs_hash: str
+) -> records.MorphChoice:
+    """Return when ``plan`` becomes worth a morph, with the numbers that decide.
 
     The prediction of the new plan is corrected by the error of the present one's.
     """
     step_s = _step_s(generation)
     new_step_s = plan.predicted_step_s * step_s / generation.plan.predicted_step_s
     share = _lag_share(state)
-    return policy.morph_at_s(
-        policy.MorphOption(
-            examples_per_s=_worth(state, generation.plan, step_s, share)
-        ),
-        policy.MorphOption(
-            examples_per_s=_worth(state, plan, new_step_s, share),
-            cost_s=state.progress.morph_cost_s or MORPH_COST_S,
-        ),
-        outlook(state),
-        left_s=(state.job.spec.steps - state.progress.step) * step_s,
+    present = policy.MorphOption(
+        examples_per_s=_worth(state, generation.plan, step_s, share)
     )
+    new = policy.MorphOption(
+        examples_per_s=_worth(state, plan, new_step_s, share),
+        cost_s=state.progress.morph_cost_s or MORPH_COST_S,
+    )
+    seen, left_s = outlook(state), (state.job.spec.steps - state.progress.step) * step_s
+    at_s = policy.morph_at_s(present, new, seen, left_s)
+    needed_s = policy.break_even_s(
+        present.examples_per_s, new.examples_per_s, new.cost_s
+    )
+    return records.MorphChoice(
+        inputs_hash=inputs_hash,
+        shape=plan.shape,
+        present_examples_per_s=present.examples_per_s,
+        new_examples_per_s=new.examples_per_s,
+        cost_s=new.cost_s,
+        needed_s=needed_s if math.isfinite(needed_s) else None,
+        quiet_s=seen.quiet_s(state.now_s),
+        left_s=left_s,
+        at_s=at_s if math.isfinite(at_s) else None,
+    )
+
+
+def _note_choice(transition: Transition, choice: records.MorphChoice | None) -> None:
+    """Keep the numbers where the verdict is a new one: they change all the time."""
+    state = transition.state
+    due = choice is not None and choice.at_s is not None and choice.at_s <= state.now_s
+    if due or _verdict(choice) != _verdict(state.morph):
+        transition.state = replace(state, morph=choice)
+
+
+def _verdict(choice: records.MorphChoice | None) -> tuple[str, bool] | None:
+    """Return of which plan it is said whether it ever pays."""
+    if choice is None:
+        return None
+    return choice.inputs_hash, choice.at_s is None
 
 
 def _step_s(generation: records.Generation) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
 
 from spottrain.varuna_manager.core import (
@@ -17,6 +16,7 @@ from spottrain.varuna_manager.core import calibration as calibrations
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
     RankPhase,

@@ -6,13 +6,12 @@ VMs are returned, and what they shared in the cloud is removed.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
 from spottrain.varuna_manager.core import generation, planning, spending
 from spottrain.varuna_manager.core.allocation import affordable
 from spottrain.varuna_manager.core.fleet import return_vms
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
 from spottrain.varuna_manager.core.model.events import CommandFailed, StopRequested
 from spottrain.varuna_manager.core.model.records import BudgetAlert, Release

@@ -31,7 +31,6 @@ that has not succeeded ACTIVE again.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import assert_never
 
 from spottrain.pricing.prices.place import offer_key
@@ -53,6 +52,7 @@ from spottrain.varuna_manager.core import (
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Command, SetTimer
 from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.recent import with_event

@@ -297,6 +297,35 @@ class Journal:
             ).fetchone()
             return JournalRow(*found) if found else None
 
+    def search(
+        self, text: str, *, before: int = _END, in_event: bool = False
+    ) -> Iterator[JournalRow]:
+        """Yield the events whose decision contains a text, the newest first.
+
+        Args:
+            text: As in the stored form, such as ``"outcome":``.
+            before: Only events with lower numbers.
+            in_event: Look into the events themselves instead.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
+        column = "body" if in_event else "decision"
+        if not (in_event or self._has_decisions()):
+            return
+        while True:
+            with self._translating_errors():
+                found = self._db.execute(
+                    f"{self._select()} WHERE seq < ? AND instr({column}, ?) > 0 "
+                    "ORDER BY seq DESC LIMIT 1",
+                    (before, text),
+                ).fetchone()
+            if found is None:
+                return
+            row = JournalRow(*found)
+            yield row
+            before = row.seq
+
     def _select(self) -> str:
         """Return the statement for events, in whatever version the file has."""
         decision = "decision" if self._has_decisions() else "NULL"

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import TypeVar
 
 from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import ProgressMade
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import Evaluated

@@ -388,6 +388,31 @@ class PlanAnswer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class MorphChoice:
+    """The numbers by which a plan is worth a morph, or is not (``policy.morph_at_s``).
+
+    Examples per second have fallbacks to checkpoints counted; where cost is the objective,
+    they are divided by the rent of an hour.
+    """
+
+    inputs_hash: str
+    """The planner's inputs that the plan answers."""
+    shape: str
+    present_examples_per_s: float
+    new_examples_per_s: float
+    cost_s: float
+    """Training time that the morph costs."""
+    needed_s: float | None
+    """How long the plan must last to make up for it; None: it is no faster."""
+    quiet_s: float
+    """Time to expect until the next loss, when this was decided."""
+    left_s: float
+    """Training time that the job still needed under the present plan."""
+    at_s: float | None
+    """When it pays; None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """The progress of training."""
 

@@ -40,9 +40,9 @@ class JobPhase(StrEnum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class State:
-    """Everything the manager knows."""
+    """Everything the manager knows. Without slots: see ``changed.replace``."""
 
     phase: JobPhase = JobPhase.NEW
     settings: JobSettings | None = None
@@ -128,6 +128,8 @@ class State:
     answer: records.PlanAnswer | None = None
     plan_asked: str | None = None
     """Hash of the ``ComputePlan`` that is not answered yet."""
+    morph: records.MorphChoice | None = None
+    """The newest plan that was compared with the running one."""
     plan_reason: str = "start"
     """Why the next plan will differ from the present one."""
     fruitless: int = 0

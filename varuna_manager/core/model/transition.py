@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from enum import StrEnum
 
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, Send
 from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent
 from spottrain.varuna_manager.core.model.records import (

@@ -20,6 +20,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.jobs.replay.codec import (
     CodecError,
     from_data,
@@ -128,7 +129,7 @@ def _apply(hint: Any, before: Any, changes: Any) -> Any:
             if name not in known:
                 raise CodecError(f"{cls.__name__} has no field {name}")
             values[name] = _apply(known[name], getattr(before, name), one)
-        return dataclasses.replace(before, **values)
+        return replace(before, **values)
     kind, *rest = changes
     if kind == "=":
         return from_data(hint, rest[0])

@@ -91,6 +91,16 @@ def news_of(decision: str) -> str:
     return str(changed[1]) if changed else ""
 
 
+def parts_of(decision: str) -> dict[str, Any]:
+    """Return a decision's parts: ``changes`` or ``state``, and ``asked``; an event without
+    a decision has none.
+
+    Raises:
+        DecisionError: It cannot be read.
+    """
+    return _read(decision) if decision else {}
+
+
 def _read(decision: str) -> dict[str, Any]:
     """Return a decision's parts.
 

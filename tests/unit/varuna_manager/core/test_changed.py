@@ -1,0 +1,48 @@
+"""Copies of states are those of ``dataclasses.replace``."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.varuna_manager.core.model.records import Tally
+from spottrain.varuna_manager.core.model.state import State
+
+CHANGES = st.fixed_dictionaries(
+    {},
+    optional={
+        "now_s": st.floats(allow_nan=False),
+        "activity": st.text(),
+        "next_intent": st.integers(),
+        "tally": st.just(Tally(morphs=2)),
+    },
+)
+
+
+@given(CHANGES, CHANGES)
+def test_a_copy_differs_in_what_was_asked_and_the_original_stays(
+    first: dict[str, object], second: dict[str, object]
+) -> None:
+    before = dataclasses.replace(State(), **first)  # type: ignore[arg-type]
+    same = dataclasses.replace(before)
+    after = replace(before, **second)  # type: ignore[arg-type]
+    assert after == dataclasses.replace(before, **second)  # type: ignore[arg-type]
+    assert before == same
+    assert all(
+        getattr(after, one.name) is getattr(before, one.name)
+        for one in dataclasses.fields(State)
+        if one.name not in second
+    )
+
+
+def test_a_state_can_not_be_changed_nor_get_other_fields() -> None:
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        State().now_s = 1.0  # type: ignore[misc]
+    with pytest.raises(TypeError, match="nothing_known"):
+        replace(State(), nothing_known=1)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="nothing_known"):
+        replace(Tally(), nothing_known=1)  # type: ignore[call-arg]
