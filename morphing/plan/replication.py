@@ -14,6 +14,7 @@ from math import inf, isfinite
 import numpy as np
 
 from spottrain.morphing.errors import PlanError
+from spottrain.morphing.plan.partition import Costs
 from spottrain.morphing.schedules.compiled import jitted
 from spottrain.morphing.schedules.types import Numbers
 
@@ -28,6 +29,8 @@ class Layer:
     output_bytes: int
     """That travel to the next layer; the gradient comes back as large."""
     parameter_bytes: int
+    state_bytes: int = 0
+    """That each replica holds, where memory is limited."""
 
 
 class SyncCost(StrEnum):
@@ -62,6 +65,7 @@ def replicate(
     *,
     sync: SyncCost = SyncCost.RING,
     inputs_per_update: int | None = None,
+    memory_bytes: float = inf,
     even: bool = False,
 ) -> ReplicatedPlan:
     """Return the fastest partition of a chain of layers over equal workers.
@@ -77,10 +81,12 @@ def replicate(
         sync: What a sum of gradients sends.
         inputs_per_update: Micro-batches of all replicas between two updates; not given:
             one for each replica, as in PipeDream.
+        memory_bytes: Of a worker, for the state of its layers.
         even: Give every stage equally many replicas.
 
     Raises:
-        PlanError: There is no layer or worker, or a number is negative or not finite.
+        PlanError: There is no layer or worker, a number is negative or not finite, or no
+            partition fits.
     """
     numbers = [bytes_per_s]
     for layer in layers:
@@ -97,6 +103,8 @@ def replicate(
         np.cumsum([0.0, *(layer.parameter_bytes for layer in layers)]) / bytes_per_s
     )
     between_s = 2 * np.array([layer.output_bytes for layer in layers]) / bytes_per_s
+    # Times may be 0; a share of the memory is compared with 1.
+    shares = np.cumsum([0.0, *(layer.state_bytes for layer in layers)]) / memory_bytes
     replicas = np.arange(1, workers + 1, dtype=np.float64)
     sums = 2 * (replicas - 1) / (replicas if sync is SyncCost.RING else 1.0)
     sums /= replicas if inputs_per_update is None else float(inputs_per_update)
@@ -105,7 +113,7 @@ def replicate(
     for allowed in [[k] for k in counts] if even else [counts]:
         tasks = len(layers) ** 2 * workers * len(allowed)
         microbatch_s, found = jitted(_replicate, tasks)(
-            times, weights_s, between_s, sums, np.array(allowed, np.int64)
+            times, weights_s, between_s, shares, sums, np.array(allowed, np.int64)
         )
         if microbatch_s < (inf if best is None else best.microbatch_s):
             stages = found.tolist()
@@ -116,16 +124,18 @@ def replicate(
             )
     if best is None:
         raise PlanError(
-            f"{workers} workers cannot share {len(layers)} layers; take fewer workers"
+            f"{workers} workers cannot share {len(layers)} layers in the memory that "
+            "they have; take other numbers"
         )
     return best
 
 
 def _replicate(
-    times: np.ndarray[tuple[int], np.dtype[np.float64]],
-    weights_s: np.ndarray[tuple[int], np.dtype[np.float64]],
-    between_s: np.ndarray[tuple[int], np.dtype[np.float64]],
-    sums: np.ndarray[tuple[int], np.dtype[np.float64]],
+    times: Costs,
+    weights_s: Costs,
+    between_s: Costs,
+    shares: Costs,
+    sums: Costs,
     allowed: Numbers,
 ) -> tuple[float, Numbers]:
     """Fill the table of best pipelines over the first layers with so many workers.
@@ -134,6 +144,7 @@ def _replicate(
         times: Running sums of layers' times.
         weights_s: Running sums of weights over the bandwidth.
         between_s: Of each layer, its output and the gradient over the bandwidth.
+        shares: Running sums of state over the memory.
         sums: By replicas less one, how often the weights are sent for a micro-batch.
         allowed: Numbers of replicas that a stage may have.
 
@@ -153,6 +164,8 @@ def _replicate(
                     continue
                 for start in range(stop):
                     if best[start, before] == np.inf:
+                        continue
+                    if shares[stop] - shares[start] > 1.0:
                         continue
                     compute_s = (times[stop] - times[start]) / replicas
                     sum_s = (weights_s[stop] - weights_s[start]) * sums[replicas - 1]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -30,7 +31,13 @@ def chain(times: list[float], outputs: list[int], weights: list[int]) -> list[La
     ]
 
 
-def cost(layers, stops, counts, bandwidth, inputs):  # type: ignore[no-untyped-def]
+def cost(
+    layers: Sequence[Layer],
+    stops: Sequence[int],
+    counts: Sequence[int],
+    bandwidth: float,
+    inputs: int | None,
+) -> float:
     """The slowest stage or link, written out."""
     slowest, start = 0.0, 0
     for stop, m in zip(stops, counts, strict=True):
@@ -71,9 +78,7 @@ def test_vgg_s_convolutions_are_replicated_and_its_classifier_is_not() -> None:
 
 def test_the_recurrence_as_it_is_printed() -> None:
     """Figure 2.7's pipeline, and one in which a single layer has the weights."""
-    plan = replicate(
-        chain([6, 3], [1, 0], [0, 30]), 3, 10, sync=SyncCost.PRINTED
-    )
+    plan = replicate(chain([6, 3], [1, 0], [0, 30]), 3, 10, sync=SyncCost.PRINTED)
     assert (plan.configuration, plan.microbatch_s) == ("2-1", 3.0)
     layers = chain([8, 8, 1], [4, 2, 0], [1, 1, 200])
     plan = replicate(layers, 4, 20, sync=SyncCost.PRINTED)
@@ -113,9 +118,7 @@ def test_no_other_partition_is_faster(
         for cut, counts in itertools.product(cuts, shares):
             stops = (*cut, len(layers))
             found.append(cost(layers, stops, counts, bandwidth, inputs))
-    plan = replicate(
-        layers, workers, bandwidth, inputs_per_update=inputs, even=even
-    )
+    plan = replicate(layers, workers, bandwidth, inputs_per_update=inputs, even=even)
     assert plan.microbatch_s == pytest.approx(min(found))
     own = cost(layers, plan.bounds[1:], plan.replicas, bandwidth, inputs)
     assert plan.microbatch_s == pytest.approx(own)
