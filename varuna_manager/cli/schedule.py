@@ -68,9 +68,8 @@ def schedule(
     if kind in STALE_KINDS:
         if chunks is not None:
             raise ConfigError(f"--chunks is for interleaved: got {kind}; leave it out")
-        lists = _stale_lists(
-            kind, depth, microbatches, minibatches, recompute, vertical_sync
-        )
+        options = (minibatches, recompute, vertical_sync)
+        lists = _stale_lists(kind, depth, microbatches, *options)
     elif minibatches is not None or vertical_sync:
         raise ConfigError(
             f"--minibatches and --vertical-sync are for {' and '.join(STALE_KINDS)}: got "
