@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.plan.choose import choose_plan
+from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.replication import Layer, ReplicatedPlan, replicate
 from spottrain.morphing.plan.tensor import SIZES, tensor_parallel
@@ -133,9 +133,10 @@ def _uneven(inputs: PlanInputs, plan: Plan) -> tuple[str, float]:
     depths = range(1, min(workers, len(layers)) + 1)
     evens = [best(used, even=True) for used in {p * (workers // p) for p in depths}]
     even_s = min((even.microbatch_s for even in evens if even is not None), default=0.0)
-    if uneven is None or even_s <= uneven.microbatch_s:
+    gain = 0.0 if uneven is None else even_s / uneven.microbatch_s - 1
+    if uneven is None or gain <= NOISE:
         return "", 0.0
-    return uneven.configuration, even_s / uneven.microbatch_s - 1
+    return uneven.configuration, gain
 
 
 def _state_bytes(section: SectionFacts, *, optimizer: bool) -> int:

@@ -126,7 +126,7 @@ def bubbles() -> Iterator[Row]:
         )
 
 
-def ptd_p() -> Iterator[Row]:
+def table_4_1() -> Iterator[Row]:
     for billions, hidden, layers, t, p, gpus, batch, teraflops in TABLE_4_1:
         model = gpt(hidden, layers)
         yield Row(
@@ -151,6 +151,9 @@ def ptd_p() -> Iterator[Row]:
             ours=rate(model, t, p, gpus // t // p, batch),
             why="matrix multiplications as fast at every size; small ones are not",
         )
+
+
+def table_4_2() -> Iterator[Row]:
     for scheme, hidden, layers, _, gpus, teraflops, days in TABLE_4_2:
         model = gpt(hidden, layers)
         flops = 300e9 / model.sequence * model.minibatch_flops(1, recompute=True)
@@ -162,6 +165,9 @@ def ptd_p() -> Iterator[Row]:
             ours=flops / (gpus * teraflops * 1e12) / DAY_S,
             why="the table rounds TFLOP/s",
         )
+
+
+def training_times() -> Iterator[Row]:
     for what, tokens, parameters, gpus, teraflops, days in (
         ("GPT-3 on 1024", 300e9, 175e9, 1024, 140, 34),
         ("1T on 3072", 450e9, 1.008e12, 3072, 163, 84),
@@ -187,10 +193,9 @@ def ptd_p() -> Iterator[Row]:
         paper=176.2,
         ours=layer_elements(2048 * 12288, 8) / 1e6,
     )
-    yield from ptd_p_figures()
 
 
-def ptd_p_figures() -> Iterator[Row]:
+def bubble_figure() -> Iterator[Row]:
     for gpus, batches, replicas in ((32, 32, 16), (32, 128, 16), (128, 512, 64)):
         stages, count = gpus // replicas, batches // replicas
         lists = compact_schedule("1f1b", stages, count, recompute=False)
@@ -203,10 +208,9 @@ def ptd_p_figures() -> Iterator[Row]:
             paper=(gpus - replicas) / batches,
             ours=max(run.finish_s) / (3 * count) - 1,
         )
-    yield from ptd_p_sizes()
 
 
-def ptd_p_sizes() -> Iterator[Row]:
+def best_sizes() -> Iterator[Row]:
     model = gpt(20480, 32)
     for batch in (32, 128):
         rates = {t: rate(model, t, 64 // t, 1, batch) for t in (2, 4, 8, 16, 32)}
@@ -236,6 +240,9 @@ def ptd_p_sizes() -> Iterator[Row]:
         paper="2",
         ours=str(max(rates, key=rates.__getitem__)),
     )
+
+
+def interleaving_and_recompute() -> Iterator[Row]:
     model = gpt(12288, 96)
     for batch in (12, 60):
         gain = rate(model, 8, 12, 1, batch, chunks=2) / rate(model, 8, 12, 1, batch) - 1
@@ -329,6 +336,11 @@ def dynamic_batching() -> Iterator[Row]:
 def rows() -> Iterator[Row]:
     yield from pipedream()
     yield from bubbles()
-    yield from ptd_p()
+    yield from table_4_1()
+    yield from table_4_2()
+    yield from training_times()
+    yield from bubble_figure()
+    yield from best_sizes()
+    yield from interleaving_and_recompute()
     yield from virtualflow()
     yield from dynamic_batching()
