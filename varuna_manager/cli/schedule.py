@@ -20,7 +20,12 @@ from spottrain.morphing.schedules.versions import (
 )
 from spottrain.varuna_manager.cli.console import Output, OutputOption, show, show_json
 from spottrain.varuna_manager.cli.simulate.files import read_spec
-from spottrain.varuna_manager.cli.simulate.step_spec import StepSpec, simulate_spec
+from spottrain.varuna_manager.cli.simulate.step_spec import (
+    StepSpec,
+    simulate_spec,
+    trace_spec,
+)
+from spottrain.varuna_manager.cli.simulate.timeline import write_timeline
 from spottrain.varuna_manager.format import number
 from spottrain.wire.model import ScheduleKind
 
@@ -92,12 +97,21 @@ def schedule(
 
 def step(
     spec: Annotated[Path, typer.Argument(help="JSON: schedule, stages, links.")],
+    timeline: Annotated[
+        Path | None,
+        typer.Option(
+            help="Also write a timeline: .json for Chrome's or Perfetto's viewer, or .svg."
+        ),
+    ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Simulate one mini-batch of one replica."""
     asked = read_spec(spec, StepSpec)
     try:
         document = simulate_spec(asked)
+        if timeline is not None:
+            names = [stage.name or str(p) for p, stage in enumerate(asked.stages)]
+            write_timeline(timeline, trace_spec(asked), names, asked.allreduce_s)
     except PlanError as error:
         raise ConfigError(f"{spec.name}: {error}") from error
     if output is Output.JSON:

@@ -131,6 +131,22 @@ class StepSpec(Part):
         """Return whether the stages recompute; the last one never does."""
         return any(stage.recompute_s for stage in self.stages[:-1])
 
+    def times(self) -> list[replica.StageTimes]:
+        """Return the stages' times as the simulator knows them."""
+        return [
+            replica.StageTimes(
+                forward_s=stage.forward_s,
+                recompute_s=stage.recompute_s or 0.0,
+                backward_s=stage.backward_s,
+            )
+            for stage in self.stages
+        ]
+
+    def chance(self) -> replica.Jitter | None:
+        """Return the jitter as the simulator knows it."""
+        jitter = self.jitter
+        return None if jitter is None else replica.Jitter(**jitter.model_dump())
+
     def make_schedule(self, minibatches: int = 1) -> Schedule:
         """Return the schedule to simulate, of several mini-batches without a drain."""
         default = 2 if self.schedule == "interleaved" else 1
@@ -144,6 +160,24 @@ class StepSpec(Part):
         )
 
 
+def trace_spec(spec: StepSpec) -> replica.PipelineTrace:
+    """Return when everything happens in the mini-batch.
+
+    Of a pipeline that is never drained: in so many mini-batches as it takes to fill.
+
+    Raises:
+        PlanError: As ``simulate_spec``, or there are too many tasks for a timeline.
+    """
+    return replica.trace_pipeline(
+        spec.make_schedule(WARM_MINIBATCHES if spec.is_stale else 1),
+        spec.times(),
+        [link.link() for link in spec.links],
+        bound=spec.bound,
+        conditions=replica.Conditions(spec.conditions),
+        jitter=spec.chance(),
+    )
+
+
 def simulate_spec(spec: StepSpec) -> dict[str, Any]:
     """Return the answer of ``simulate step`` as plain data.
 
@@ -151,25 +185,15 @@ def simulate_spec(spec: StepSpec) -> dict[str, Any]:
         PlanError: The numbers of stages, links and micro-batches do not fit together.
     """
     conditions = replica.Conditions(spec.conditions)
-    times = [
-        replica.StageTimes(
-            forward_s=stage.forward_s,
-            recompute_s=stage.recompute_s or 0.0,
-            backward_s=stage.backward_s,
-        )
-        for stage in spec.stages
-    ]
-    links = [link.link() for link in spec.links]
-    jitter = None if spec.jitter is None else replica.Jitter(**spec.jitter.model_dump())
 
     def play(schedule: Schedule) -> replica.PipelineRun:
         return replica.simulate_pipeline(
             schedule,
-            times,
-            links,
+            spec.times(),
+            [link.link() for link in spec.links],
             bound=spec.bound,
             conditions=conditions,
-            jitter=jitter,
+            jitter=spec.chance(),
         )
 
     if not spec.is_stale:
