@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import math
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
 
@@ -122,6 +124,41 @@ def test_asynchronous_schedules_name_the_version_of_each_task(run: Run) -> None:
         (("2bw", "-P", "1000", "-M", "1000"), "take fewer"),
     ):
         code, _, err = run("schedule", *arguments)
+        assert code == 2
+        assert words in err
+
+
+def test_a_timeline_shows_every_task_wait_and_message(run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "spec.json"
+    file.write_text(json.dumps(spec()))
+    trace = tmp_path / "trace.json"
+    code, _, err = run("simulate", "step", file, "--timeline", trace)
+    assert (code, err) == (0, "")
+    events = json.loads(trace.read_text())["traceEvents"]
+    kinds = Counter(event["cat"] for event in events if event["ph"] == "X")
+    assert (kinds["forward"], kinds["backward"]) == (32, 32)
+    assert (kinds["activation"], kinds["gradient"]) == (24, 24)
+    assert kinds["reduction"] == 4
+    ends = [e["ts"] + e["dur"] for e in events if e.get("cat") == "reduction"]
+    assert max(ends) == pytest.approx(33.5e6)
+    waits_s = sum(e["dur"] for e in events if e.get("cat") == "wait") / 1e6
+    tasks_s = [
+        event["ts"] + event["dur"] for event in events if event.get("cat") == "backward"
+    ]
+    assert waits_s > 0
+    assert max(tasks_s) == pytest.approx(33e6)
+    picture = tmp_path / "trace.svg"
+    code, _, err = run("simulate", "step", file, "--timeline", picture)
+    assert (code, err) == (0, "")
+    drawn = ElementTree.fromstring(picture.read_text())
+    titles = [e.text or "" for e in drawn.iter("{http://www.w3.org/2000/svg}title")]
+    assert len(titles) == 68
+    assert "F0: 0 to 1 s" in titles
+    for wrong, words in (
+        (tmp_path / "a.png", "must end in"),
+        ("no/a.svg", "cannot be"),
+    ):
+        code, _, err = run("simulate", "step", file, "--timeline", wrong)
         assert code == 2
         assert words in err
 
