@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import NOISE, choose_plan
@@ -76,6 +76,8 @@ def _tensor_rows(inputs: PlanInputs) -> Iterator[TensorRow]:
         shared = tensor_parallel(inputs, size)
         if shared is None:
             continue
+        if size > 1:  # of fewer, larger devices another depth is best
+            shared = replace(shared, pipeline_depth=None)
         choice = choose_plan(shared)
         plan = choice.plan
         yield TensorRow(
