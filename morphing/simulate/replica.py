@@ -17,15 +17,28 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.schedules import rule
 from spottrain.morphing.schedules.compiled import jitted
 from spottrain.morphing.schedules.lists import Schedule, pack
-from spottrain.morphing.schedules.schedule import NUMBERS, StageSchedule, Work
-from spottrain.morphing.schedules.stage import BUSY, FINISH, PEAK
+from spottrain.morphing.schedules.schedule import (
+    NUMBERS,
+    WORKS,
+    StageSchedule,
+    Task,
+    Work,
+)
+from spottrain.morphing.schedules.stage import BUSY, FINISH, GRADIENTS, PEAK
 from spottrain.morphing.schedules.types import Numbers
-from spottrain.morphing.simulate.loops.play import play
+from spottrain.morphing.simulate.loops.play import (
+    MESSAGE_FIELDS,
+    TASK_FIELDS,
+    Records,
+    play,
+)
 from spottrain.morphing.simulate.sharing import OWN_CORE, Shares
 
 NANOSECONDS = 10**9
 MAX_NANOSECONDS = 1 << 58
 """Nine years: a mini-batch that might take longer is refused, times could overflow."""
+MAX_TRACED_TASKS = 1_000_000
+"""Of a timeline."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,6 +79,38 @@ class PipelineRun:
     """Time at which the stage has done its last backward."""
     busy_s: tuple[float, ...]
     peak_in_flight: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TaskSpan:
+    """A task that ran."""
+
+    stage: int
+    task: Task
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MessageSpan:
+    """A message, from the moment at which its link is free for it until it arrives."""
+
+    sender: int
+    receiver: int
+    is_gradient: bool
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineTrace:
+    """Everything that happened in one replica's mini-batch."""
+
+    run: PipelineRun
+    tasks: tuple[TaskSpan, ...]
+    """In the order in which they ended; so are messages in which they were sent."""
+    messages: tuple[MessageSpan, ...]
 
 
 class Conditions(StrEnum):
@@ -126,10 +171,110 @@ def simulate_pipeline(
             negative or not finite.
     """
     schedule = lists if isinstance(lists, Schedule) else _packed(lists)
+    if not jitter and not shares and _never_waits(schedule):
+        parts = [_parts(stage, schedule.chunks) for stage in stages]
+        _check(schedule, parts, links)
+        return _run_alone(schedule, parts[0][0], bound, conditions)
+    no_records = (
+        np.zeros((0, TASK_FIELDS), np.int64),
+        np.zeros((0, MESSAGE_FIELDS), np.int64),
+    )
+    return _play(
+        schedule,
+        stages,
+        links,
+        no_records,
+        bound=bound,
+        conditions=conditions,
+        jitter=jitter,
+        shares=shares,
+        fast_forward=fast_forward,
+    )
+
+
+def trace_pipeline(
+    schedule: Schedule,
+    stages: Sequence[StageTimes],
+    links: Sequence[Link],
+    *,
+    bound: int | None = None,
+    conditions: Conditions = Conditions.RUNTIME,
+    jitter: Jitter | None = None,
+) -> PipelineTrace:
+    """Simulate one replica's mini-batch and return when everything happened.
+
+    Every micro-batch is played. Arguments are those of ``simulate_pipeline``.
+
+    Raises:
+        PlanError: As there, or there are more than ``MAX_TRACED_TASKS`` tasks.
+    """
+    count = schedule.num_tasks
+    if count > MAX_TRACED_TASKS:
+        raise PlanError(
+            f"a timeline has at most {MAX_TRACED_TASKS:,} tasks: got {count:,}; take fewer "
+            "micro-batches"
+        )
+    tasks = np.zeros((count + 1, TASK_FIELDS), np.int64)
+    messages = np.zeros((count + 1, MESSAGE_FIELDS), np.int64)
+    run = _play(
+        schedule,
+        stages,
+        links,
+        (tasks, messages),
+        bound=bound,
+        conditions=conditions,
+        jitter=jitter,
+        shares=None,
+        fast_forward=False,
+    )
+    return PipelineTrace(
+        run=run,
+        tasks=tuple(
+            TaskSpan(
+                stage=stage,
+                task=Task(WORKS[code % 3], microbatch, code // 3),
+                start_s=start / NANOSECONDS,
+                end_s=end / NANOSECONDS,
+            )
+            for stage, code, microbatch, start, end in _recorded(tasks)
+        ),
+        messages=tuple(map(_message, _recorded(messages))),
+    )
+
+
+def _message(row: Sequence[int]) -> MessageSpan:
+    sender, receiver, way, microbatch, start, end = row
+    return MessageSpan(
+        sender=sender,
+        receiver=receiver,
+        is_gradient=way == GRADIENTS,
+        microbatch=microbatch,
+        start_s=start / NANOSECONDS,
+        end_s=end / NANOSECONDS,
+    )
+
+
+def _recorded(rows: Numbers) -> list[list[int]]:
+    """Return the rows that were filled; see ``Records``."""
+    found: list[list[int]] = rows[1 : 1 + int(rows[0, 0])].tolist()
+    return found
+
+
+def _play(
+    schedule: Schedule,
+    stages: Sequence[StageTimes | Sequence[StageTimes]],
+    links: Sequence[Link],
+    records: Records,
+    *,
+    bound: int | None,
+    conditions: Conditions,
+    jitter: Jitter | None,
+    shares: Shares | None,
+    fast_forward: bool,
+) -> PipelineRun:
+    """Play a mini-batch event by event; see ``simulate_pipeline``."""
     parts = [_parts(stage, schedule.chunks) for stage in stages]
     _check(schedule, parts, links)
-    if not jitter and not shares and _never_waits(schedule):
-        return _run_alone(schedule, parts[0][0], bound, conditions)
     computers, cores = shares or ((OWN_CORE,) * len(stages), ())
     around = _around(links, len(stages))
     durations, transfer, latency = _times(schedule, parts, around, jitter)
@@ -145,6 +290,7 @@ def simulate_pipeline(
         schedule.num_microbatches,
         rule.OPPORTUNISTIC if free else rule.STRICT,
         -1 if jitter or shares or not fast_forward else slowest,
+        records,
     )
     return _run(rows)
 

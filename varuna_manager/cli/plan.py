@@ -109,6 +109,10 @@ RecomputeOption = Annotated[
 DepthOption = Annotated[
     int | None, typer.Option(min=1, help="JSON only: pipeline depth of all plans.")
 ]
+GpusPerVmOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="JSON only: GPUs in a VM; 1 by default."),
+]
 HostMemoryOption = Annotated[
     float | None,
     typer.Option(help="JSON only: memory of the VM of each GPU, beside the GPU's."),
@@ -137,6 +141,7 @@ def plan(
     recompute: RecomputeOption = None,
     state: StateOption = None,
     depth: DepthOption = None,
+    gpus_per_vm: GpusPerVmOption = None,
     host_memory_gib: HostMemoryOption = None,
     precision: PrecisionOption = None,
     clouds: CloudsOption = None,
@@ -160,11 +165,12 @@ def plan(
         offline=offline,
         measured_on=measured_on,
         exact=top,
+        alternatives=explain,
     )
     changes = _changes(objective, schedule, recompute, state)
     if file.suffix != ".json":
         of_json = (gpus, steps, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
-        if any((*of_json, depth, host_memory_gib, precision)):
+        if any((*of_json, depth, host_memory_gib, precision, gpus_per_vm)):
             raise ConfigError(
                 "--gpus, --minibatch-size and the like need a profile as JSON: got "
                 f"{file.name}; remove them, the job file has these values"
@@ -175,7 +181,7 @@ def plan(
     workload = read_workload(file, facts, minibatch_size, gpu_memory_gib, usd_per_hour)
     workload = _on_gpu(workload, host_memory_gib, precision)
     changes["pipeline_depth"] = depth
-    inputs = previews.workload_inputs(workload, gpus or DEFAULT_GPUS)
+    inputs = previews.workload_inputs(workload, gpus or DEFAULT_GPUS, gpus_per_vm or 1)
     inputs = replace(inputs, **changes)
     document = _workload_document(file.name, workload, inputs, scope, steps)
     _show(document, output, explain, every)

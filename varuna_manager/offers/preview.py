@@ -9,11 +9,12 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import BudgetError, CapacityError
+from spottrain.morphing.plan.alternatives import alternatives_to
 from spottrain.morphing.plan.choose import NOISE, Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.replay.shapes import Workload
@@ -74,6 +75,8 @@ class SearchScope:
     """The GPU of the catalogue that the profile's device equals."""
     exact: int = EXACT
     """Offers whose plan is computed, see ``rank``."""
+    alternatives: bool = False
+    """Also compare the plan with what other systems would run."""
 
 
 def check_capacity(config: JobConfig) -> None:
@@ -163,13 +166,17 @@ def preview_job(
     clouds = config.resources.providers
     ours = [r.priced for r in ranking.rows if r.priced.offer.cloud in clouds]
     best = rank(ours, throughputs, terms, exact=scope.exact)
-    document = _preview(config, inputs, best, terms)
+    document = _preview(config, inputs, best, terms, scope)
     bests = _bests(ranking, throughputs, terms)
     return document | ranking_view(ranking, now_s, warnings, bests, terms.examples)
 
 
 def _preview(
-    config: JobConfig, inputs: PlanInputs, ranking: Ranking, terms: RankingTerms
+    config: JobConfig,
+    inputs: PlanInputs,
+    ranking: Ranking,
+    terms: RankingTerms,
+    scope: SearchScope,
 ) -> dict[str, Any]:
     """Return the plan that a launch would begin with, its cost, and what it beat.
 
@@ -178,6 +185,7 @@ def _preview(
         inputs: What its plans are made from, without slots.
         ranking: Of the job's own offers; the fleet is of its first rows.
         terms: What they were ranked by.
+        scope: Whether to show alternatives.
 
     Raises:
         BudgetError: The hourly cap leaves too few VMs.
@@ -213,6 +221,7 @@ def _preview(
         "computes_on": _computes_on([r.priced.offer for r in fleet], config, inputs),
         "fleet": [_vm(row.priced.offer) for row in fleet],
         **_choice_view(inputs, choice, config.runtime.precision, gpus),
+        **_alternatives_view(inputs, choice, scope),
         "usd_per_hour": usd_per_hour,
         "train_s": train_s,
         "usd": None if train_s is None else cost_usd(usd_per_hour, train_s),
@@ -262,15 +271,23 @@ def _gpu_name(priced: Priced) -> str:
     return priced.offer.instance_type if gpu is None else gpu.name
 
 
-def workload_inputs(workload: Workload, gpus: int) -> PlanInputs:
-    """Return what a plan for a workload on so many of its VMs is made from."""
+def workload_inputs(workload: Workload, gpus: int, gpus_per_vm: int = 1) -> PlanInputs:
+    """Return what a plan for a workload on so many GPUs is made from.
+
+    Args:
+        workload: Its VMs have one GPU.
+        gpus: In all; of a last VM that would not be full none are taken.
+        gpus_per_vm: Of larger VMs, each with that much of everything.
+    """
     machine = throughput.MachineShape(
-        gpus=1,
+        gpus=gpus_per_vm,
         gpu_memory_bytes=workload.gpu_memory_bytes,
         is_gpu=workload.is_gpu,
-        memory_bytes=workload.host_memory_bytes,
+        memory_bytes=gpus_per_vm * workload.host_memory_bytes,
     )
-    devices = throughput.like_devices(machine, gpus, workload.usd_per_hour)
+    devices = throughput.like_devices(
+        machine, gpus // gpus_per_vm, gpus_per_vm * workload.usd_per_hour
+    )
     return workload.plan_inputs(devices)
 
 
@@ -305,7 +322,9 @@ def preview_workload(
         "sources": list(sources),
     }
     if not scope.clouds:
-        return document | _choice_view(inputs, choose_plan(inputs), precision)
+        choice = choose_plan(inputs)
+        document |= _choice_view(inputs, choice, precision)
+        return document | _alternatives_view(inputs, choice, scope)
     job, gpus = replace(inputs, slots=()), len(inputs.slots)
     examples = NO_END if steps is None else float(steps * inputs.minibatch_size)
     terms = RankingTerms(examples=examples, max_vms=gpus, max_gpus=gpus)
@@ -326,9 +345,11 @@ def preview_workload(
         document["fleet"] = [_vm(offer)] * best.vms
     lines = [*warnings, *market.warnings, *more]
     shown = examples if steps is not None else SHOWN_EXAMPLES
+    choice = choose_plan(inputs)
     return (
         document
-        | _choice_view(inputs, choose_plan(inputs), precision, names)
+        | _choice_view(inputs, choice, precision, names)
+        | _alternatives_view(inputs, choice, scope)
         | ranking_view(ranking, now_s, lines, bests, shown)
     )
 
@@ -375,6 +396,15 @@ def _choice_view(
         "why_not": choice.why_not,
         "candidates": [candidate_view(one) for one in choice.candidates],
     }
+
+
+def _alternatives_view(
+    inputs: PlanInputs, choice: Choice, scope: SearchScope
+) -> dict[str, Any]:
+    """Return what other systems would run in place of the chosen plan, if asked for."""
+    if not scope.alternatives or choice.plan is None:
+        return {}
+    return {"alternatives": asdict(alternatives_to(inputs, choice.plan))}
 
 
 def _gpu_of(config: JobConfig, offer: Offer) -> str | None:

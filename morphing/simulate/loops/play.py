@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from spottrain.morphing.schedules.compiled import jitable
-from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, NOTHING
+from spottrain.morphing.schedules.rule import BACKWARD, FORWARD, NOTHING, RECOMPUTE
 from spottrain.morphing.schedules.stage import (
     ACTIVATIONS,
     BUSY,
@@ -40,6 +40,10 @@ the receiving VM's NIC, or twice the same. A carrier takes a message at a time."
 Sharing: TypeAlias = tuple[Numbers, NDArray[np.float64]]
 """By stage the number of its computer, negative for one with a core of its own; and by
 computer the cores that these stages share, none if all have one."""
+Records: TypeAlias = tuple[Numbers, Numbers]
+"""Tasks: stage, code, micro-batch, begin, end. Messages: sending stage, receiving stage,
+way, micro-batch, begin of the transfer, arrival. One a row, from the second on."""
+TASK_FIELDS, MESSAGE_FIELDS = 5, 6
 DONE = 2
 """Kinds of events: ``ACTIVATIONS`` or ``GRADIENTS`` for an arrival, or this."""
 KINDS = 3
@@ -71,6 +75,7 @@ def send(
     counts: Numbers,
     wires: Wires,
     traffic: tuple[Numbers, Numbers],
+    messages: Numbers,
     heap: Numbers,
     now: int,
 ) -> Numbers:
@@ -78,7 +83,7 @@ def send(
 
     It leaves when both its carriers are free, and arrives after all that was sent before;
     ``traffic`` says until when each carrier is taken, and what arrives last of each link
-    and way.
+    and way. Where it is asked for, the message is recorded in ``messages``: see ``play``.
 
     The last stage's link leads on to the first, whose next chunk follows.
     """
@@ -102,6 +107,11 @@ def send(
     sent = max(now, free[out], free[into]) + transfer[link, way, nth]
     free[out] = free[into] = sent
     latest[link, way] = max(latest[link, way], sent + latency[link, way, nth])
+    if len(messages) > 0:
+        messages[0, 0] += 1
+        row = messages[messages[0, 0]]
+        row[0], row[1], row[2], row[3] = p, to, way, done - 1
+        row[4], row[5] = sent - transfer[link, way, nth], latest[link, way]
     what = way + KINDS * (to + depth * to_chunk)
     return push(heap, latest[link, way], what)
 
@@ -156,6 +166,7 @@ def play(
     num_microbatches: int,
     order_policy: int,
     watched: int,
+    records: Records,
 ) -> tuple[Numbers, int]:
     """Play the lists to their end; all times are in nanoseconds.
 
@@ -173,6 +184,8 @@ def play(
         watched: Stage after whose tasks the steady state is looked for and
             fast-forwarded, best the slowest; -1 to play every micro-batch, as is
             necessary where they differ, or share cores.
+        records: Empty arrays, or ones to be filled, of a row more than there are tasks and
+            messages; their first number is how many there are.
 
     Returns:
         The rows of ``stage`` at the end, and how many instants were played.
@@ -190,6 +203,8 @@ def play(
     now = instants = seen = 0
     save_at, then_at = FIRST_CHECK, -1
     then, then_counts, then_free, then_pending = stages, counts, free, heap[0]
+    tasks, messages = records
+    begun = np.zeros(depth, np.int64)
     while True:
         for p in touched[:num_touched]:
             if stages[p, RUNNING] == NOTHING and start(
@@ -197,6 +212,7 @@ def play(
             ):
                 heap = push(heap, stages[p, UNTIL], DONE + KINDS * p)
                 paces[p] = 1.0
+                begun[p] = now
         if shares:
             heap = share(stages, sharing, paces, heap, now)
         num_touched = 0
@@ -220,8 +236,18 @@ def play(
                 counts[p, to // depth, what % KINDS] += 1
                 continue
             code = complete(stages[p], counts[p], runs[p], codes, now)
+            if len(tasks) > 0:
+                chunk = counts[p, code // 3]
+                nth = chunk[CHUNK_BACKWARDS]
+                if code % 3 != RECOMPUTE:
+                    done = CHUNK_FORWARDS if code % 3 == FORWARD else CHUNK_BACKWARDS
+                    nth = chunk[done] - 1
+                tasks[0, 0] += 1
+                row = tasks[tasks[0, 0]]
+                row[0], row[1], row[2], row[3], row[4] = p, code, nth, begun[p], now
             if code % 3 == FORWARD or code % 3 == BACKWARD:
-                heap = send(p, code, counts, wires, (free, latest), heap, now)
+                traffic = (free, latest)
+                heap = send(p, code, counts, wires, traffic, messages, heap, now)
             checks = checks or p == watched
         if not checks:
             continue

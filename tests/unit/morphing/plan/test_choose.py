@@ -281,6 +281,36 @@ def test_a_stage_that_does_not_fit_as_a_whole_is_recomputed_in_segments() -> Non
     assert all(needed[fewer] > rooms for fewer in range(1, plan.segments))
 
 
+@pytest.mark.parametrize("ratio", [1, 2, 4, 8])
+def test_in_the_least_memory_segments_are_the_square_root(ratio: int) -> None:
+    """c* = sqrt(l A_int / A_inp) of the dissertation's 4.3.5, as a divisor of l.
+
+    A layer's intermediate activations are those saved and its output, ``ratio`` and 1.
+    """
+    roomy = replace(alone(4000), pipeline_depth=1, recompute=True)
+    sections = tuple(
+        replace(section, output_bytes=section.saved_bytes // ratio)
+        for section in roomy.profile.sections_at(4)
+    )
+    measured = replace(roomy.profile.microbatches[0], sections=sections)
+    assert measured.microbatch_size == 4
+    roomy = replace(roomy, profile=replace(roomy.profile, microbatches=(measured,)))
+    plan, count = plan_of(roomy), len(sections)
+    assert plan.segments == 1
+
+    def needed(segments: int) -> int:
+        cut = replace(plan, segments=segments)
+        each = plan_bytes(roomy.facts, roomy.profile, cut, "fast")
+        return max(memory.total_bytes for memory in each)
+
+    least = min(map(needed, range(1, count + 1)))
+    slots = tuple(replace(device, memory_bytes=least) for device in roomy.slots)
+    ideal = (count * (ratio + 1)) ** 0.5
+    divisors = [c for c in range(1, count + 1) if count % c == 0]
+    nearest = min(divisors, key=lambda c: abs(c - ideal))
+    assert plan_of(replace(roomy, slots=slots)).segments == nearest
+
+
 def test_with_less_memory_plans_are_no_faster_and_segments_help_to_the_end() -> None:
     steps_s, found = [], set()
     for mib in range(300, 240, -4):

@@ -84,10 +84,10 @@ def test_equations_4_2_and_4_3_as_they_are_printed(m: GptShape, batch: int) -> N
 
 @pytest.mark.parametrize(
     ("tokens", "parameters", "gpus", "teraflops", "days"),
-    [(300e9, 175e9, 1024, 140, 34), (450e9, 1.008e12, 3072, 163, 84)],
+    [(300e9, 175e9, 1024, 140, 33.9), (450e9, 1.008e12, 3072, 163, 83.9)],
 )
 def test_training_times_of_equation_4_4(
-    tokens: float, parameters: float, gpus: int, teraflops: float, days: int
+    tokens: float, parameters: float, gpus: int, teraflops: float, days: float
 ) -> None:
     def time_s(recompute: bool) -> float:
         return training_time_s(
@@ -98,7 +98,7 @@ def test_training_times_of_equation_4_4(
             recompute=recompute,
         )
 
-    assert round(time_s(True) / DAY_S) == days
+    assert round(time_s(True) / DAY_S, 1) == days
     assert time_s(False) == pytest.approx(time_s(True) * 6 / 8)
 
 

@@ -23,7 +23,7 @@ from spottrain.morphing.schedules import compiled
 from spottrain.morphing.schedules.lists import Schedule, compact_schedule
 from spottrain.morphing.schedules.rule import STRICT
 from spottrain.morphing.schedules.schedule import OrderPolicy, expand
-from spottrain.morphing.simulate.loops.play import play
+from spottrain.morphing.simulate.loops.play import MESSAGE_FIELDS, TASK_FIELDS, play
 from spottrain.morphing.simulate.replica import (
     Conditions,
     Jitter,
@@ -265,10 +265,20 @@ def test_compiled_loops_give_the_same_result_as_plain_ones() -> None:
         STRICT,
         -1,
     )
-    rows, instants = compiled.jitted(play, 10**9)(*arguments)
-    written, as_many = play(*arguments)
+    records = [
+        (
+            np.zeros((400, TASK_FIELDS), np.int64),
+            np.zeros((400, MESSAGE_FIELDS), np.int64),
+        )
+        for _ in range(2)
+    ]
+    rows, instants = compiled.jitted(play, 10**9)(*arguments, records[0])
+    written, as_many = play(*arguments, records[1])
     assert rows.tolist() == written.tolist()
     assert instants == as_many
+    assert records[0][0][0, 0] > 240
+    for one, other in zip(*records, strict=True):
+        assert one.tolist() == other.tolist()
 
 
 def test_a_small_simulation_loads_no_compiler() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -47,6 +48,19 @@ def test_a_plan_is_explained_by_all_that_was_weighed(run: Run) -> None:
     assert {"step_s", "examples_per_s", "usd_per_million_examples"} <= best.keys()
     assert best["stage_bytes"] <= best["device_bytes"]
     assert document["profile_origin"] == "written"
+    assert document["alternatives"]["tensor"] == []
+
+
+def test_what_other_systems_would_do_is_explained(run: Run) -> None:
+    asked = (PROFILES / "compute-bound.json", "--gpus", "4", "--gpus-per-vm", "2")
+    code, out, _ = run(*asked, "--depth", "4", "--explain")
+    assert code == 0
+    assert "tensor   t = 1: 4x1, " in out
+    assert re.search(r"tensor +t = 2: \dx\d, ", out)
+    assert "no partition with unequal replication would be faster" in out
+    assert re.search(r"2bw +would be up to \d+\.\d% faster and stale by one", out)
+    _, short, _ = run(*asked, "--depth", "4")
+    assert "tensor" not in short
 
 
 def test_recompute_in_segments_is_said_where_nothing_else_fits(run: Run) -> None:

@@ -1,0 +1,346 @@
+"""Rows of the dissertation (PipeDream, 2BW, PTD-P), VirtualFlow and dynamic batching."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+from tests.bench.papers_varuna import Row
+
+from spottrain.morphing.adapt.shares import share_virtual_nodes
+from spottrain.morphing.plan.flops import GptShape, training_time_s
+from spottrain.morphing.plan.replication import Layer, replicate
+from spottrain.morphing.plan.tensor import (
+    GpuCluster,
+    iteration_s,
+    layer_elements,
+    megatron_sizes,
+)
+from spottrain.morphing.replay.mixing import WorkerType, split_minibatch
+from spottrain.morphing.schedules.lists import compact_schedule
+from spottrain.morphing.simulate.replica import Link, StageTimes, simulate_pipeline
+from spottrain.wire.model import ScheduleKind
+
+CHAINS = Path(__file__).resolve().parents[2] / "examples/pipedream"
+DAY_S = 86400.0
+A100_80GB = 80e9
+DGX = GpuCluster(
+    flops_per_s=163 / 160 * 0.6 * 312e12,
+    gpus_per_server=8,
+    within_bytes_per_s=300e9,
+    between_bytes_per_s=25e9,
+)
+"""DGX A100 by nominal figures; the rate of matrix multiplications is fitted to the last row
+of table 4.1."""
+TABLE_4_1 = [
+    # billions, h, l, t, p, GPUs, batch, TFLOP/s per GPU
+    (1.7, 2304, 24, 1, 1, 32, 512, 137),
+    (3.6, 3072, 30, 2, 1, 64, 512, 138),
+    (7.5, 4096, 36, 4, 1, 128, 512, 142),
+    (18.4, 6144, 40, 8, 1, 256, 1024, 135),
+    (39.1, 8192, 48, 8, 2, 512, 1536, 138),
+    (76.1, 10240, 60, 8, 4, 1024, 1792, 140),
+    (145.6, 12288, 80, 8, 8, 1536, 2304, 148),
+    (310.1, 16384, 96, 8, 16, 1920, 2160, 155),
+    (529.6, 20480, 105, 8, 35, 2520, 2520, 163),
+    (1008.0, 25600, 128, 8, 64, 3072, 3072, 163),
+]
+TABLE_4_2 = [
+    # scheme, hidden, layers, batch, GPUs, TFLOP/s per GPU, days for 300 billion tokens
+    ("ZeRO-3", 12288, 96, 1536, 384, 144, 90),
+    ("ZeRO-3", 12288, 96, 1536, 768, 88, 74),
+    ("ZeRO-3", 12288, 96, 1536, 1536, 44, 74),
+    ("ZeRO-3", 20480, 105, 2560, 640, 138, 169),
+    ("ZeRO-3", 20480, 105, 2240, 1120, 98, 137),
+    ("ZeRO-3", 20480, 105, 2240, 2240, 48, 140),
+    ("PTD-P", 12288, 96, 1536, 384, 153, 84),
+    ("PTD-P", 12288, 96, 1536, 768, 149, 43),
+    ("PTD-P", 12288, 96, 1536, 1536, 141, 23),
+    ("PTD-P", 20480, 105, 2240, 560, 171, 156),
+    ("PTD-P", 20480, 105, 2240, 1120, 167, 80),
+    ("PTD-P", 20480, 105, 2240, 2240, 159, 42),
+]
+
+
+def gpt(hidden: int, layers: int) -> GptShape:
+    return GptShape(layers=layers, hidden=hidden, sequence=2048, vocabulary=51200)
+
+
+def rate(
+    model: GptShape, size: int, stages: int, replicas: int, batch: int, chunks: int = 1
+) -> float:
+    """TFLOP/s of each GPU by the equations of chapter 4."""
+    step_s = iteration_s(
+        model,
+        DGX,
+        size=size,
+        stages=stages,
+        replicas=replicas,
+        minibatch_size=batch,
+        chunks=chunks,
+    )
+    flops = model.minibatch_flops(batch, recompute=True)
+    return flops / step_s / (size * stages * replicas) / 1e12
+
+
+def pipedream() -> Iterator[Row]:
+    for name, label, workers, paper in (
+        ("vgg16", "VGG-16 on 16 GPUs", 16, "15-1"),
+        ("resnet50", "ResNet-50 on 16 GPUs", 16, "16"),
+        ("gnmt8", "GNMT-8 on 4 GPUs", 4, "1-1-1-1"),
+        ("gnmt16", "GNMT-16 on 4 GPUs", 4, "1-1-1-1"),
+        ("gnmt16", "GNMT-16 on 16 GPUs, 25 Gbit/s", 16, "-".join(16 * "1")),
+        ("gnmt8", "GNMT-8 on 16 GPUs, 25 Gbit/s", 16, "16"),
+    ):
+        document = json.loads((CHAINS / f"{name}.json").read_text())
+        layers = [Layer(**layer) for layer in document["layers"]]
+        bandwidth = 3.125e9 if "25 Gbit" in label else 1.25e9
+        plan = replicate(layers, workers, bandwidth)
+        yield Row(
+            source="PipeDream, Table 2.2",
+            what=f"{label}: replicas of each stage",
+            kind="predicted",
+            paper=paper,
+            ours=plan.configuration,
+            why="one flat network at the Ethernet's rate; NVLink within servers is left out"
+            if "25 Gbit" in label
+            else "",
+        )
+
+
+def bubbles() -> Iterator[Row]:
+    stages = [StageTimes(forward_s=1, recompute_s=0, backward_s=2)]
+    for depth, count, chunks in ((4, 8, 1), (4, 8, 2), (8, 32, 1), (8, 32, 2)):
+        kind: ScheduleKind = "1f1b" if chunks == 1 else "interleaved"
+        lists = compact_schedule(kind, depth, count, recompute=False, chunks=chunks)
+        links = [Link()] * (depth - 1)
+        run = simulate_pipeline(lists, stages * depth, links)
+        yield Row(
+            source="PTD-P, 4.2",
+            what=f"bubble of {kind}, p = {depth}, m = {count}"
+            + (f", v = {chunks}" if chunks > 1 else ""),
+            kind="predicted",
+            paper=(depth - 1) / count / chunks,
+            ours=max(run.finish_s) / (3 * count) - 1,
+        )
+
+
+def table_4_1() -> Iterator[Row]:
+    for billions, hidden, layers, t, p, gpus, batch, teraflops in TABLE_4_1:
+        model = gpt(hidden, layers)
+        yield Row(
+            source="PTD-P, Table 4.1",
+            what=f"{billions}B: parameters, billions (eq. 4.3)",
+            kind="formula",
+            paper=billions,
+            ours=model.num_parameters / 1e9,
+        )
+        yield Row(
+            source="PTD-P, Table 4.1",
+            what=f"{billions}B: tensor and pipeline size",
+            kind="calibrated",
+            paper=f"{t}, {p}",
+            ours="{}, {}".format(*megatron_sizes(model, A100_80GB, 8)),
+        )
+        yield Row(
+            source="PTD-P, Table 4.1",
+            what=f"{billions}B: TFLOP/s/GPU",
+            kind="calibrated" if billions == 1008.0 else "predicted",
+            paper=teraflops,
+            ours=rate(model, t, p, gpus // t // p, batch),
+            why="matrix multiplications as fast at every size; small ones are not",
+        )
+
+
+def table_4_2() -> Iterator[Row]:
+    for scheme, hidden, layers, _, gpus, teraflops, days in TABLE_4_2:
+        model = gpt(hidden, layers)
+        flops = 300e9 / model.sequence * model.minibatch_flops(1, recompute=True)
+        yield Row(
+            source="PTD-P, Table 4.2",
+            what=f"{scheme}, {model.num_parameters / 1e9:.1f}B on {gpus}: days (eq. 4.2)",
+            kind="formula",
+            paper=days,
+            ours=flops / (gpus * teraflops * 1e12) / DAY_S,
+            why="the table rounds TFLOP/s",
+        )
+
+
+def training_times() -> Iterator[Row]:
+    for what, tokens, parameters, gpus, teraflops, days in (
+        ("GPT-3 on 1024", 300e9, 175e9, 1024, 140, 34),
+        ("1T on 3072", 450e9, 1.008e12, 3072, 163, 84),
+    ):
+        time_s = training_time_s(
+            tokens=tokens,
+            num_parameters=parameters,
+            devices=gpus,
+            flops_per_s=teraflops * 1e12,
+            recompute=True,
+        )
+        yield Row(
+            source="PTD-P, 4.5.1",
+            what=f"{what}: days (eq. 4.4)",
+            kind="formula",
+            paper=days,
+            ours=time_s / DAY_S,
+        )
+    yield Row(
+        source="PTD-P, 4.2.3",
+        what="GPT-3's layer, t = 8: elements sent, millions",
+        kind="formula",
+        paper=176.2,
+        ours=layer_elements(2048 * 12288, 8) / 1e6,
+    )
+
+
+def bubble_figure() -> Iterator[Row]:
+    for gpus, batches, replicas in ((32, 32, 16), (32, 128, 16), (128, 512, 64)):
+        stages, count = gpus // replicas, batches // replicas
+        lists = compact_schedule("1f1b", stages, count, recompute=False)
+        one = StageTimes(forward_s=1, recompute_s=0, backward_s=2)
+        run = simulate_pipeline(lists, [one] * stages, [Link()] * (stages - 1))
+        yield Row(
+            source="PTD-P, Fig. 4.6",
+            what=f"n = {gpus}, b' = {batches}, d = {replicas}: bubble, (n - d) / b'",
+            kind="predicted",
+            paper=(gpus - replicas) / batches,
+            ours=max(run.finish_s) / (3 * count) - 1,
+        )
+
+
+def best_sizes() -> Iterator[Row]:
+    model = gpt(20480, 32)
+    for batch in (32, 128):
+        rates = {t: rate(model, t, 64 // t, 1, batch) for t in (2, 4, 8, 16, 32)}
+        yield Row(
+            source="PTD-P, Fig. 4.13",
+            what=f"162B on 64 GPUs, batch {batch}: the best tensor size",
+            kind="predicted",
+            paper="8",
+            ours=str(max(rates, key=rates.__getitem__)),
+        )
+    model = gpt(3840, 32)
+    rates = {p: rate(model, 1, p, 64 // p, 512) for p in (2, 4, 8, 16, 32)}
+    yield Row(
+        source="PTD-P, Fig. 4.14",
+        what="5.9B on 64 GPUs, batch 512: the best pipeline size",
+        kind="predicted",
+        paper="2",
+        ours=str(max(rates, key=rates.__getitem__)),
+        why="sums of gradients are charged in full, though they overlap; 2 to 8 differ by "
+        f"{rates[8] / rates[2] - 1:.0%}",
+    )
+    rates = {t: rate(model, t, 1, 64 // t, 512) for t in (2, 4, 8, 16, 32)}
+    yield Row(
+        source="PTD-P, Fig. 4.15",
+        what="5.9B on 64 GPUs, batch 512: the best tensor size",
+        kind="predicted",
+        paper="2",
+        ours=str(max(rates, key=rates.__getitem__)),
+    )
+
+
+def interleaving_and_recompute() -> Iterator[Row]:
+    model = gpt(12288, 96)
+    for batch in (12, 60):
+        gain = rate(model, 8, 12, 1, batch, chunks=2) / rate(model, 8, 12, 1, batch) - 1
+        yield Row(
+            source="PTD-P, Fig. 4.12",
+            what=f"175B on 96 GPUs, batch {batch}: gain of interleaving, %",
+            kind="predicted",
+            paper="up to 10" if batch == 12 else "less",
+            ours=f"{100 * gain:.0f}",
+            why="of two chunks, whose messages are not hidden; the paper's number of chunks "
+            "and micro-batch are not published",
+        )
+    share = 1 - 3 / 4
+    yield Row(
+        source="PTD-P, Fig. 4.17",
+        what="cost of recompute in the pipeline, %",
+        kind="formula",
+        paper="up to 33",
+        ours=f"{100 * share:.0f} lower, {100 / 3:.0f} longer",
+        why="a forward of four: a quarter of the rate, a third of the time",
+    )
+
+
+def virtualflow() -> Iterator[Row]:
+    sizes = (16, 24, 32, 48, 64, 96, 128, 192, 256)
+
+    def worker(name: str, count: int, speed: float) -> WorkerType:
+        times = {b: b / 400 / speed for b in sizes}
+        return WorkerType(name=name, count=count, virtual_node_s=times)
+
+    for label, slow, paper in (("H1", 2, "3072 + 1024"), ("H3", 8, "2048 + 512")):
+        types = [worker("V100", 2, 4.0), worker("P100", slow, 1.0)]
+        mixing = split_minibatch(8192, types, lambda workers: 0.0)
+        ours = " + ".join(str(share.examples) for share in mixing.best.shares)
+        yield Row(
+            source="VirtualFlow, Table 4",
+            what=f"{label}: 2 V100 and {slow} P100 of 8192: examples each",
+            kind="predicted",
+            paper=paper,
+            ours=ours,
+            why="V100 four times as fast, as stated; the solver's multiples are finer"
+            if label == "H1"
+            else "",
+        )
+        if label == "H3":
+            for alone, gain in (("V100", 42.3), ("P100", 52.4)):
+                split = mixing.alone[alone]
+                assert split is not None
+                yield Row(
+                    source="VirtualFlow, Fig. 13",
+                    what=f"H3 over {alone} alone, %",
+                    kind="predicted",
+                    paper=gain,
+                    ours=100 * (split.step_s / mixing.best.step_s - 1),
+                    why="sums of gradients are not counted, nor that P100s are not quite a quarter",
+                )
+
+
+def dynamic_batching() -> Iterator[Row]:
+    for level, cores, paper in (
+        ("2", (9.0, 12.0, 18.0), "2"),
+        ("10", (2.0, 17.0, 20.0), "2.4"),
+    ):
+        count = 390
+        shares = share_virtual_nodes(count, [1 / core for core in cores])
+        ends = [shares[k + 1] - shares[k] for k in range(3)]
+        uneven = max(n / core for n, core in zip(ends, cores, strict=True))
+        yield Row(
+            source="Dynamic batching, Fig. 6",
+            what=f"ResNet, H-level {level}: uniform over variable batches",
+            kind="predicted",
+            paper=float(paper),
+            ours=count / 3 / min(cores) / uneven,
+            why="time taken in proportion to cores; how TensorFlow scales with them is not "
+            "published",
+        )
+    times = [1 / 0.813, 1 / 0.187]
+    shares = share_virtual_nodes(1000, times)
+    ours = 500 * times[1] / ((shares[1] - shares[0]) * times[0])
+    yield Row(
+        source="Dynamic batching, Fig. 7a",
+        what="ResNet, P100 and 48 cores (0.813 : 0.187): uniform over variable",
+        kind="predicted",
+        paper="more than 4",
+        ours=f"{ours:.2f}",
+        why="half of the batch on 0.187 of the FLOPs takes 2.67 times as long; the paper "
+        "says no more",
+    )
+
+
+def rows() -> Iterator[Row]:
+    yield from pipedream()
+    yield from bubbles()
+    yield from table_4_1()
+    yield from table_4_2()
+    yield from training_times()
+    yield from bubble_figure()
+    yield from best_sizes()
+    yield from interleaving_and_recompute()
+    yield from virtualflow()
+    yield from dynamic_batching()
