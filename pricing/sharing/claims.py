@@ -87,6 +87,17 @@ class Claim:
         return max(option.examples_per_s for option in self.options)
 
 
+@dataclass(frozen=True, slots=True)
+class Cap:
+    """A limit on what several jobs hold together, such as a team's VMs or USD per hour."""
+
+    jobs: frozenset[int]
+    """Indices of the claims that it counts."""
+    per_vm: tuple[float, ...]
+    """What a VM counts, by kind."""
+    at_most: float
+
+
 @dataclass(frozen=True, kw_only=True)
 class Contest:
     """A pool and the jobs that share it; options larger than the pool are left out.
@@ -104,6 +115,8 @@ class Contest:
     """Of one VM, by kind; none where money plays no part."""
     teams: Mapping[str, float] | None = None
     """Weights of teams; 1 for one that is not named."""
+    caps: tuple[Cap, ...] = ()
+    """Further limits. The queues leave them to whoever makes whole VMs of their result."""
 
     def __post_init__(self) -> None:
         if not self.kinds or len(self.vms) != len(self.kinds) or min(self.vms) < 0:

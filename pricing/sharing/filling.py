@@ -49,9 +49,12 @@ class ContestProgram:
         )
         held = np.array([o.vms for _, o in contest.columns], dtype=float)
         quotas = np.maximum(np.array(contest.vms, dtype=float), 1.0)
-        self.rows: csr_array = vstack(
-            [jobs, csr_array(held.T / quotas[:, None])]
-        ).tocsr()
+        parts = [jobs, csr_array(held.T / quotas[:, None])]
+        for cap in contest.caps:
+            counted = np.isin(self.job, list(cap.jobs))
+            used = np.where(counted, held @ np.array(cap.per_vm), 0.0)
+            parts.append(csr_array(used[None, :] / max(cap.at_most, SLACK)))
+        self.rows: csr_array = vstack(parts).tocsr()
         self.reached: csr_array = csr_array(
             (self.rates / contest.best[self.job], (self.job, columns)),
             shape=(height, len(columns)),
