@@ -314,15 +314,30 @@ def test_jobs_that_do_not_fit_together_take_turns() -> None:
     assert min(trained) > 0.8 * max(trained)
 
 
-def test_a_pool_without_money_stops_at_its_cap() -> None:
-    capped = PoolSettings(limits=Limits(max_microusd=3_000_000), grant_s=600.0)
-    world = World(2, capped, (4,))
-    world.submit(request("cheap", examples=5000.0))
-    world.submit(request("other", examples=9000.0))
+@pytest.mark.parametrize("seed", range(4))
+def test_a_pool_without_money_stops_at_its_cap(seed: int) -> None:
+    capped = PoolSettings(limits=Limits(max_microusd=9_000_000), grant_s=3600.0)
+    world = World(seed, capped, (4,))
+    for m in range(3):
+        world.submit(request(f"j{m}", examples=10_000.0))
+        for _ in range(world.chance.randint(1, 90)):
+            world.tick()
+    world.lost = 0.3
     for _ in range(600):
         world.tick()
     spent = sum(manager.spent for manager in world.managers.values())
-    assert 2_500_000 < spent <= 3_000_000
+    assert 8_000_000 < spent <= 9_000_000
+
+
+def test_a_report_from_before_a_grant_frees_nothing() -> None:
+    world = World(5, PoolSettings(policy="priority"), (4,))
+    world.submit(request("first"))
+    world.tick()  # it is told of four VMs, and has rented none or one
+    world.submit(request("urgent", weight=3.0))
+    [first] = [m for n, m in world.managers.items() if n == "first"]
+    world.report(first)  # of the first grant
+    assert world.state.jobs["first"].may_hold == (4,)
+    assert world.state.jobs["urgent"].granted == (0,)
 
 
 def test_what_cannot_be_promised_is_refused() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
+
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.filling import ContestProgram
 from spottrain.units import HOUR_S
@@ -55,12 +57,12 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
     if request.deadline_s == math.inf:
         return None
     others = [j for j in state.jobs.values() if state.takes_part(j)]
-    contest, fitting = contest_of(state, [*others, job])
-    program = ContestProgram(contest)
-    floor = program.floors()
-    m = fitting.index(job)
-    floor[m] = 0.0
-    slope = floor * 0
+    contest, promised = contest_of(state, others)
+    floor = ContestProgram(contest).floors() if promised else np.zeros(0)
+    contest, fitting = contest_of(state, [*promised, job])
+    program, m = ContestProgram(contest), len(fitting) - 1
+    floor = np.append(floor, 0.0)
+    slope = np.zeros(len(fitting))
     slope[m] = 1.0
     best, _ = program.highest(slope * 0, slope, floor)
     needed_s = request.examples / max(best * contest.best[m], 1e-9)

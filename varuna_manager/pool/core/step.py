@@ -140,7 +140,8 @@ def _reported(
     unexpected = loss and any(
         held < granted for held, granted in zip(job.held, job.granted, strict=True)
     )
-    return state.with_job(job), was_silent or corrected or unexpected, ()
+    told = () if follows else (_last_grant(job),)  # it may have been lost
+    return state.with_job(job), was_silent or corrected or unexpected, told
 
 
 def _listed(
@@ -192,16 +193,17 @@ def _heard(state: PoolState) -> PoolState:
 
 def _again(state: PoolState) -> tuple[Grant, ...]:
     """Return the last grants; a pool that has died may not have told them."""
-    return tuple(
-        Grant(
-            job=name,
-            serial=job.serial,
-            vms=job.granted,
-            until_s=job.until_s,
-            allowance=job.allowance,
-        )
-        for name, job in state.jobs.items()
-        if any(job.may_hold)
+    jobs = state.jobs.values()
+    return tuple(_last_grant(job) for job in jobs if any(job.may_hold))
+
+
+def _last_grant(job: PoolJob) -> Grant:
+    return Grant(
+        job=job.request.name,
+        serial=job.serial,
+        vms=job.granted,
+        until_s=job.until_s,
+        allowance=job.allowance,
     )
 
 
