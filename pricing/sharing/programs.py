@@ -112,7 +112,7 @@ class HoursProgram:
     def cheapest(self) -> Hours | None:
         """Return the cheapest hours; None if none are in time."""
         scale = float(self.usd.max()) or 1.0
-        found = _solve(
+        found = solve(
             self.usd / scale,
             rows=self.time,
             limits=np.ones(self.time.shape[0]),
@@ -138,7 +138,7 @@ class HoursProgram:
             limits = np.append(limits, max_usd / scale)
         work = hstack([self.work, csr_array((self.work.shape[0], 1))], format="csr")
         objective = np.append(np.zeros(width), 1.0)
-        found = _solve(objective, rows=rows, limits=limits, equal=work)
+        found = solve(objective, rows=rows, limits=limits, equal=work)
         if found is None:
             return None
         tight = np.flatnonzero(found.ineqlin.marginals[:height] < -1e-9)
@@ -214,7 +214,7 @@ class SharesProgram:
         if at_least is not None and (held := np.flatnonzero(at_least[:, 0] > 0)).size:
             rows = vstack([rows, -self._reached(at_least)[held]], format="csr")
             limits = np.append(limits, -np.ones(len(held)))
-        found = _solve(-values / scale, rows=rows, limits=limits, method=INTERIOR)
+        found = solve(-values / scale, rows=rows, limits=limits, method=INTERIOR)
         if found is None:
             return None
         return Shares(shares=self._shares(found.x), objective=-found.fun * scale)
@@ -236,7 +236,7 @@ class SharesProgram:
         rows = vstack([above, below], format="csr")
         limits = np.append(np.ones(self.rows.shape[0]), np.zeros(len(held)))
         objective = np.append(np.zeros(len(self.job)), -1.0)
-        found = _solve(objective, rows=rows, limits=limits, method=INTERIOR)
+        found = solve(objective, rows=rows, limits=limits, method=INTERIOR)
         if found is None:
             raise SolverError(
                 "a linear program without demands was reported as infeasible"
@@ -278,7 +278,7 @@ def _kinds(kind: Any, row: Any, height: int, of_types: bool) -> list[int]:
     return [int(one) for one in kinds]
 
 
-def _solve(
+def solve(
     objective: Floats,
     *,
     rows: csr_array,
@@ -303,7 +303,7 @@ def _solve(
         method=method,
     )
     if found.status == _LOST and method != INTERIOR:
-        return _solve(objective, rows=rows, limits=limits, equal=equal, method=INTERIOR)
+        return solve(objective, rows=rows, limits=limits, equal=equal, method=INTERIOR)
     if found.status == _INFEASIBLE:
         return None
     if found.status:

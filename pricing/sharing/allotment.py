@@ -1,0 +1,193 @@
+"""The policies of a pool: which job is given which part of it.
+
+After Narayanan's dissertation, sections 5.3 and 5.4 (Gavel), and VirtualFlow, section 4.2.
+Deadlines are floors under every policy: where not all can be met, jobs with one get the same
+part of what they need. Every result is Pareto-efficient: no job can be given more without
+taking from another, except under ``cheapest``, where time is not worth its price, and on the
+whole VMs of ``queues``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from spottrain.pricing.sharing import queues
+from spottrain.pricing.sharing.claims import Allotment, Contest
+from spottrain.pricing.sharing.filling import LOOSE, ContestProgram, water_fill
+from spottrain.pricing.sharing.market import Floats
+from spottrain.pricing.sharing.programs import SolverError, solve
+
+FTF_ROUNDS = 50
+WORTH = 1.01
+"""What ``cheapest`` pays for a job without a deadline, in times its lowest cost."""
+
+
+def equal_rates(contest: Contest) -> Floats:
+    """Return what each job trains on one VM whose kind is drawn as the pool's VMs are.
+
+    Gavel's ``throughput(m, X_equal) / scale_factor``. An option over several kinds counts
+    only for a job that has no other. Shape [job], examples per second.
+    """
+    vms = np.array(contest.vms, dtype=float)
+    per_vm = np.zeros((len(contest.claims), len(vms)))
+    mixed = np.zeros(len(contest.claims))
+    for m, option in contest.columns:
+        rate = option.examples_per_s / sum(option.vms)
+        mixed[m] = max(mixed[m], rate)
+        if sum(map(bool, option.vms)) == 1:
+            kind = next(k for k, n in enumerate(option.vms) if n)
+            per_vm[m, kind] = max(per_vm[m, kind], rate)
+    equal: Floats = per_vm @ (vms / vms.sum())
+    return np.where(equal > 0, equal, mixed)
+
+
+def isolated_rates(contest: Contest) -> Floats:
+    """Return what each job trains alone on its weight's part of every kind.
+
+    Shape [job], examples per second: what it is promised to do no worse than (the sharing
+    incentive).
+    """
+    from scipy.sparse import block_array, csr_array
+
+    program = ContestProgram(contest)
+    columns = np.arange(len(program.job))
+    count = len(contest.claims)
+    part = contest.weights / contest.weights.sum()
+    time = csr_array((np.ones(len(columns)), (program.job, columns)))
+    rows, limits = [[time]], [np.ones(count)]
+    for kind, vms in enumerate(contest.vms):
+        held = np.array([option.vms[kind] for _, option in contest.columns]) / max(
+            vms, 1
+        )
+        own = csr_array(
+            (held / part[program.job], (program.job, columns)), shape=time.shape
+        )
+        rows.append([own])
+        limits.append(np.ones(count))
+    value = program.rates / contest.best[program.job]
+    found = solve(-value, rows=block_array(rows).tocsr(), limits=np.concatenate(limits))
+    if found is None:
+        raise SolverError("a linear program without demands was reported as infeasible")
+    reached: Floats = (program.reached @ found.x) * contest.best
+    return reached
+
+
+def fair(
+    contest: Contest, *, against: Literal["isolated", "equal"] = "isolated"
+) -> Allotment:
+    """Return weighted max-min fair shares of effective throughput (section 5.4.1).
+
+    Args:
+        contest: The pool and its jobs.
+        against: What a job's throughput is compared with. ``isolated``: what it would train
+            on its weight's part of the pool, so that no job is below that; for jobs of fixed
+            sizes and parts in which they cannot run all the time, it is the same as the other.
+            ``equal``: Gavel's form, its weight times what one VM trains.
+    """
+    if against == "isolated":
+        per_level = isolated_rates(contest)
+    else:
+        per_level = equal_rates(contest) * contest.weights
+    slope = per_level / contest.best
+    return water_fill(ContestProgram(contest), lambda _: slope)
+
+
+def makespan(contest: Contest) -> Allotment:
+    """Return the shares with which the last job ends soonest (section 5.4.2); then the
+    last but one, and so on. The first level is 1 over the makespan, in 1/s."""
+    slope = np.array([claim.examples for claim in contest.claims]) / contest.best
+    return water_fill(ContestProgram(contest), lambda _: slope)
+
+
+def finish_time_fairness(contest: Contest) -> Allotment:
+    """Return the shares that minimise the largest finish-time fairness (section 5.4.2).
+
+    That is the time from a job's arrival to its end, over the time that it would have taken
+    on its own part of the pool. It is the only level.
+    """
+    program, best = ContestProgram(contest), contest.best
+    examples = np.array([claim.examples for claim in contest.claims])
+    age = np.array([claim.age_s for claim in contest.claims])
+    alone_left = examples / isolated_rates(contest)
+    alone = np.array([claim.isolated_age_s for claim in contest.claims]) + alone_left
+    floor = program.floors()
+    largest = float(((age + alone_left) / alone).max())
+    needed = examples / (largest * alone - age) / best
+    for _ in range(FTF_ROUNDS):
+        met, _duals = program.highest(np.zeros_like(needed), needed, floor)
+        # With met times what was needed, each job ends so much earlier.
+        largest = float(((age + examples / (met * needed * best)) / alone).max())
+        needed = examples / (largest * alone - age) / best
+        if abs(met - 1) < 10 * LOOSE:
+            break
+    value = program.rates / best[program.job]
+    found = program.most(value, np.maximum(floor, needed))
+    return Allotment(found.shares, found.examples_per_s, (largest,))
+
+
+def cheapest(contest: Contest) -> Allotment:
+    """Return the shares that keep deadlines for the least dollars (section 5.4.2, cost).
+
+    A job without a deadline trains only where an example costs next to its lowest price.
+    """
+    program = ContestProgram(contest)
+    usd = np.array([contest.usd_per_s(option) for _, option in contest.columns])
+    least = np.full(len(contest.claims), np.inf)
+    np.minimum.at(least, program.job, usd / program.rates)
+    worth = WORTH * least[program.job]
+    best = contest.best[program.job]
+    free = worth <= 0
+    value = np.where(
+        free, program.rates, program.rates - usd / np.where(free, 1.0, worth)
+    )
+    return program.most(value / best, program.floors())
+
+
+def hierarchical(
+    contest: Contest, *, inside: Literal["fair", "fifo"] = "fair"
+) -> Allotment:
+    """Return shares that are fair to teams by their weights (section 5.4.3).
+
+    Args:
+        contest: The pool, its jobs and teams.
+        inside: How a team's weight goes to its jobs that can still gain: by their own
+            weights, or all of it to the one that arrived first.
+    """
+    equal = equal_rates(contest) / contest.best
+    weights = contest.teams or {}
+    members: dict[str, list[int]] = {}
+    for m, claim in enumerate(contest.claims):
+        members.setdefault(claim.team, []).append(m)
+    for jobs in members.values():
+        jobs.sort(key=lambda m: (contest.claims[m].arrived_s, contest.claims[m].name))
+
+    def slopes(active: NDArray[np.bool_]) -> Floats:
+        slope = np.zeros(len(contest.claims))
+        for team, jobs in members.items():
+            gaining = [m for m in jobs if active[m]]
+            if inside == "fifo":
+                gaining = gaining[:1]
+            total = sum(contest.claims[m].weight for m in gaining)
+            for m in gaining:
+                slope[m] = weights.get(team, 1.0) * contest.claims[m].weight / total
+        return slope * equal
+
+    return water_fill(ContestProgram(contest), slopes)
+
+
+Policy = Callable[[Contest], Allotment]
+
+POLICIES: Mapping[str, Policy] = {
+    "fair": fair,
+    "priority": queues.priority,
+    "makespan": makespan,
+    "finish_time_fairness": finish_time_fairness,
+    "fifo": queues.fifo,
+    "shortest_first": queues.shortest_first,
+    "cheapest": cheapest,
+    "hierarchical": hierarchical,
+}

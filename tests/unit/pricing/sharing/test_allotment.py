@@ -1,0 +1,314 @@
+"""The policies of a pool: golden problems, and laws that hold for any pool."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spottrain.errors import ConfigError
+from spottrain.pricing.sharing.allotment import (
+    POLICIES,
+    cheapest,
+    equal_rates,
+    fair,
+    finish_time_fairness,
+    hierarchical,
+    isolated_rates,
+    makespan,
+)
+from spottrain.pricing.sharing.claims import (
+    Claim,
+    Contest,
+    Option,
+    elastic_options,
+    hull,
+)
+from spottrain.pricing.sharing.filling import ContestProgram
+from spottrain.pricing.sharing.queues import fifo, priority, shortest_first
+
+CLOSE = 2e-5
+KINDS = ("v100", "k80")
+TOY = ((40.0, 10.0), (12.0, 4.0), (100.0, 50.0))
+"""Narayanan's dissertation, section 5.4.1: throughput of three jobs on two kinds."""
+
+
+def fixed(name: str, rates: tuple[float, ...], size: int = 1, **given: Any) -> Claim:
+    """A job of a fixed size, on one kind at a time."""
+    options = tuple(
+        Option(tuple(size if k == kind else 0 for k in range(len(rates))), rate)
+        for kind, rate in enumerate(rates)
+        if rate
+    )
+    work = given.pop("examples", 3600 * rates[0])
+    return Claim(name=name, options=options, examples=work, **given)
+
+
+def toy() -> Contest:
+    jobs = [fixed(f"j{m}", rates, arrived_s=m) for m, rates in enumerate(TOY)]
+    return Contest(kinds=KINDS, vms=(1, 1), claims=tuple(jobs))
+
+
+def four(weights: tuple[float, ...], vms: int = 4, **given: Any) -> Contest:
+    jobs = [
+        replace(fixed(f"j{m}", (1.0,), weight=w), **given)
+        for m, w in enumerate(weights)
+    ]
+    return Contest(kinds=("gpu",), vms=(vms,), claims=tuple(jobs))
+
+
+# --- Golden values -------------------------------------------------------------------------
+
+
+def test_max_min_fairness() -> None:
+    found = fair(toy(), against="equal")
+    assert found.levels[0] == pytest.approx(8 / 11, abs=CLOSE)
+    assert found.examples_per_s == pytest.approx(
+        (200 / 11, 64 / 11, 600 / 11), rel=CLOSE
+    )
+
+
+def test_fair_jobs_do_better_than_in_their_own_parts() -> None:
+    assert isolated_rates(toy()) == pytest.approx([50 / 3, 16 / 3, 50], rel=CLOSE)
+    found = fair(toy())
+    assert found.levels[0] == pytest.approx(12 / 11, abs=CLOSE)
+
+
+def test_makespan() -> None:
+    assert 1 / makespan(toy()).levels[0] == pytest.approx(2 * 3600, rel=CLOSE)
+
+
+def test_finish_time_fairness() -> None:
+    found = finish_time_fairness(toy())
+    assert found.levels[0] == pytest.approx(11 / 12, abs=CLOSE)
+    assert found.examples_per_s == pytest.approx(
+        (200 / 11, 64 / 11, 600 / 11), rel=CLOSE
+    )
+
+
+def test_first_come_first_served() -> None:
+    assert fifo(toy()).examples_per_s == (40, 4, 0)
+
+
+def test_the_shortest_is_served_first() -> None:
+    short = replace(toy().claims[1], examples=12.0)
+    contest = replace(toy(), claims=(toy().claims[0], short, toy().claims[2]))
+    assert shortest_first(contest).examples_per_s[1] == 12
+
+
+def test_water_filling_goes_on_where_the_first_is_full() -> None:
+    found = hierarchical(four((3, 1, 1, 1)))
+    assert found.levels[0] == pytest.approx(2, rel=CLOSE)  # 1, 1/3, 1/3, 1/3
+    assert found.examples_per_s == pytest.approx((1, 1, 1, 1), rel=CLOSE)
+    assert fair(four((3, 1, 1, 1)), against="equal").levels[0] == pytest.approx(
+        1 / 3, rel=CLOSE
+    )
+
+
+def test_a_team_is_served_by_its_weight() -> None:
+    claims = tuple(
+        replace(c, team="ab"[m > 0]) for m, c in enumerate(four((1,) * 4).claims)
+    )
+    contest = Contest(kinds=("gpu",), vms=(1,), claims=claims, teams={"a": 1, "b": 2})
+    rates = hierarchical(contest).examples_per_s
+    assert rates == pytest.approx((1 / 3, 2 / 9, 2 / 9, 2 / 9), rel=CLOSE)
+    rates = hierarchical(contest, inside="fifo").examples_per_s
+    assert rates == pytest.approx((1 / 3, 2 / 3, 0, 0), abs=CLOSE)
+
+
+def test_a_deadline_buys_the_fast_kind_only_as_far_as_it_must() -> None:
+    job = fixed("j", (2.0, 1.0), examples=5400.0, deadline_s=3600.0)
+    contest = Contest(kinds=KINDS, vms=(1, 1), claims=(job,), usd_per_hour=(3.0, 1.0))
+    assert cheapest(contest).examples_per_s == pytest.approx([1.5], rel=CLOSE)
+    calm = replace(contest, claims=(replace(job, deadline_s=float("inf")),))
+    assert cheapest(calm).examples_per_s == pytest.approx([1.0], rel=CLOSE)
+
+
+def three(*arrived: tuple[float, int, bool]) -> Contest:
+    """Jobs of (priority, largest size, running) on four VMs of one kind."""
+    jobs = [
+        Claim(
+            name=f"j{m}",
+            options=elastic_options([{n: float(n) for n in range(1, size + 1)}]),
+            examples=1.0,
+            weight=weight,
+            arrived_s=m,
+            running=running,
+        )
+        for m, (weight, size, running) in enumerate(arrived)
+    ]
+    return Contest(kinds=("gpu",), vms=(4,), claims=tuple(jobs))
+
+
+def test_an_urgent_job_shrinks_the_others_at_once() -> None:
+    running = three((1, 4, True), (5, 2, True), (10, 4, False))
+    assert priority(running).examples_per_s == (1, 1, 2)
+
+
+def test_a_lesser_job_waits_while_a_greater_one_would_lose_by_it() -> None:
+    assert priority(three((10, 4, True), (1, 4, False))).examples_per_s == (4, 0)
+    assert priority(three((10, 2, True), (1, 4, False))).examples_per_s == (2, 2)
+
+
+# --- Laws -----------------------------------------------------------------------------------
+
+
+@st.composite
+def contests(draw: st.DrawFn, most_kinds: int = 3) -> Contest:
+    kinds = draw(st.integers(1, most_kinds))
+    vms = [draw(st.integers(1, 6)) for _ in range(kinds)]
+    claims = []
+    for m in range(draw(st.integers(1, 5))):
+        speeds = [draw(st.sampled_from([0.5, 1.0, 2.0, 5.0])) for _ in range(kinds)]
+        power = draw(st.sampled_from([0.5, 0.8, 1.0]))
+        largest = draw(st.integers(1, 6))
+        tables = [{n: s * n**power for n in range(1, largest + 1)} for s in speeds]
+        claims.append(
+            Claim(
+                name=f"j{m}",
+                options=elastic_options(tables),
+                examples=draw(st.sampled_from([10.0, 100.0, 1000.0])),
+                weight=draw(st.sampled_from([1.0, 2.0, 5.0])),
+                arrived_s=float(m),
+                team=draw(st.sampled_from("ab")),
+                age_s=draw(st.sampled_from([0.0, 10.0])),
+                deadline_s=draw(st.sampled_from([np.inf, np.inf, 50.0])),
+            )
+        )
+    return Contest(
+        kinds=tuple(f"k{k}" for k in range(kinds)),
+        vms=tuple(vms),
+        claims=tuple(claims),
+        usd_per_hour=tuple(float(k + 1) for k in range(kinds)),
+    )
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=15, deadline=None)
+@given(contests())
+def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
+    found = POLICIES[policy](contest)
+    held = sum(found.vms(m, len(contest.vms)) for m in range(len(contest.claims)))
+    assert (held <= np.array(contest.vms) * (1 + CLOSE)).all()
+    for given_, rate in zip(found.shares, found.examples_per_s, strict=True):
+        assert sum(share for _, share in given_) <= 1 + CLOSE
+        trained = sum(option.examples_per_s * share for option, share in given_)
+        assert trained == pytest.approx(rate)
+
+
+@settings(max_examples=40, deadline=None)
+@given(contests())
+def test_no_job_does_worse_than_in_its_own_part(contest: Contest) -> None:
+    calm = tuple(replace(claim, deadline_s=np.inf) for claim in contest.claims)
+    contest = replace(contest, claims=calm)
+    rates = np.array(fair(contest).examples_per_s)
+    assert (rates >= isolated_rates(contest) * (1 - 10 * CLOSE)).all()
+
+
+@settings(max_examples=40, deadline=None)
+@given(contests(), st.sampled_from(["fair", "makespan", "hierarchical"]))
+def test_no_job_can_gain_unless_another_loses(contest: Contest, policy: str) -> None:
+    found = POLICIES[policy](contest)
+    reached = np.array(found.examples_per_s) / contest.best
+    program = ContestProgram(contest)
+    value = program.rates / contest.best[program.job]
+    again = program.most(value, np.maximum(0, reached - 1e-6))
+    gained = np.array(again.examples_per_s) / contest.best - reached
+    assert gained.sum() <= 1e-4
+
+
+@settings(max_examples=15, deadline=None)
+@given(contests(most_kinds=1))
+def test_deadlines_that_can_be_kept_are_kept(contest: Contest) -> None:
+    floor = ContestProgram(contest).floors() * contest.best
+    for policy in (
+        "fair",
+        "makespan",
+        "finish_time_fairness",
+        "cheapest",
+        "hierarchical",
+    ):
+        rates = np.array(POLICIES[policy](contest).examples_per_s)
+        assert (rates >= floor * (1 - 10 * CLOSE)).all(), policy
+
+
+@settings(max_examples=15, deadline=None)
+@given(contests(most_kinds=1), st.integers(2, 3))
+def test_kinds_that_are_alike_share_as_one(contest: Contest, kinds: int) -> None:
+    split = replace(
+        contest,
+        kinds=tuple(f"k{k}" for k in range(kinds)),
+        vms=contest.vms * kinds,
+        usd_per_hour=(1.0,) * kinds,
+        claims=tuple(
+            replace(
+                claim,
+                options=tuple(
+                    Option(
+                        tuple(o.vms[0] * (k == kind) for k in range(kinds)),
+                        o.examples_per_s,
+                    )
+                    for kind in range(kinds)
+                    for o in claim.options
+                    if o.vms[0] <= contest.vms[0]
+                ),
+            )
+            for claim in contest.claims
+        ),
+    )
+    whole = replace(
+        contest,
+        vms=(contest.vms[0] * kinds,),
+        claims=tuple(
+            replace(c, options=tuple(o for o in c.options if contest.fits(o)))
+            for c in contest.claims
+        ),
+    )
+    assert equal_rates(split) == pytest.approx(equal_rates(whole))
+    assert fair(split).examples_per_s == pytest.approx(
+        fair(whole).examples_per_s, rel=1e-4, abs=1e-4
+    )
+
+
+@given(
+    st.dictionaries(st.integers(1, 16), st.floats(0, 100), min_size=1),
+)
+def test_hulls_are_concave_and_at_most_linear(table: dict[int, float]) -> None:
+    corners = [(0, 0.0), *hull(table)]
+    slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(corners)]
+    assert all(s >= 0 for s in slopes)
+    assert all(a >= b - 1e-9 for a, b in itertools.pairwise(slopes))
+
+
+def test_many_jobs_are_decided_in_seconds() -> None:
+    random = np.random.default_rng(0)
+    claims = tuple(
+        fixed(
+            f"j{m}",
+            tuple(random.uniform(1, 3, 3) * (4, 2, 1)),
+            team=f"{m % 8}",
+            arrived_s=m,
+        )
+        for m in range(2048)
+    )
+    contest = Contest(kinds=("a", "b", "c"), vms=(512,) * 3, claims=claims)
+    begun = time.process_time()
+    found = hierarchical(contest)
+    assert time.process_time() - begun < 10
+    assert sum(found.examples_per_s) > 0
+
+
+def test_a_job_larger_than_the_pool_is_refused() -> None:
+    with pytest.raises(ConfigError, match="larger than the pool of 1 v100, 1 k80"):
+        replace(toy(), claims=(fixed("big", (1.0, 1.0), size=2),))
+
+
+def test_weights_of_zero_are_refused() -> None:
+    with pytest.raises(ConfigError, match="weight: got 0"):
+        fixed("j", (1.0,), weight=0)

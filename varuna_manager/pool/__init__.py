@@ -1,0 +1,1 @@
+"""Many jobs on one pool of VMs and one budget."""

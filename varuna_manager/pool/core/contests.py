@@ -1,0 +1,77 @@
+"""The pool's jobs as a policy sees them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from spottrain.pricing.sharing.claims import Cap, Claim, Contest, elastic_options
+from spottrain.varuna_manager.pool.core.model import Limits, PoolJob, PoolState
+
+MICRO = 1e6
+_SOON_S = 1.0
+"""What is left at least of a deadline that has passed: the policy does what it can."""
+
+
+def claim_of(state: PoolState, job: PoolJob) -> Claim:
+    """Return a job as a claim; it has at least one option of those it was submitted with."""
+    request = job.request
+    left = max(request.examples - job.examples_done, request.examples * 1e-9)
+    age_s = state.now_s - job.arrived_s
+    return Claim(
+        name=request.name,
+        options=elastic_options([dict(table) for table in request.throughputs]),
+        examples=left,
+        weight=request.weight,
+        arrived_s=job.arrived_s,
+        deadline_s=max(_SOON_S, request.deadline_s - state.now_s),
+        team=request.team,
+        age_s=age_s,
+        isolated_age_s=min(age_s, job.due_s),
+        running=any(job.granted),
+    )
+
+
+def contest_of(
+    state: PoolState, jobs: Iterable[PoolJob]
+) -> tuple[Contest, list[PoolJob]]:
+    """Return the pool with those of the jobs that it is large enough for."""
+    kinds = tuple(supply.name for supply in state.supplies)
+    vms = tuple(supply.vms for supply in state.supplies)
+    empty = Contest(kinds=kinds, vms=vms, claims=())
+    fitting, claims = [], []
+    for job in jobs:
+        claim = claim_of(state, job)
+        if any(empty.fits(option) for option in claim.options):
+            fitting.append(job)
+            claims.append(claim)
+    contest = Contest(
+        kinds=kinds,
+        vms=vms,
+        claims=tuple(claims),
+        usd_per_hour=tuple(s.microusd_per_hour / MICRO for s in state.supplies),
+        teams={name: team.weight for name, team in state.settings.teams.items()},
+        caps=tuple(_caps(state, fitting)),
+    )
+    return contest, fitting
+
+
+def _caps(state: PoolState, jobs: list[PoolJob]) -> Iterable[Cap]:
+    """Yield the caps of the pool, of teams and of jobs."""
+    groups = [(state.settings.limits, frozenset(range(len(jobs))))]
+    for name, team in state.settings.teams.items():
+        own = [m for m, job in enumerate(jobs) if job.request.team == name]
+        groups.append((team.limits, frozenset(own)))
+    groups += [(job.request.limits, frozenset([m])) for m, job in enumerate(jobs)]
+    for limits, members in groups:
+        if members:
+            yield from caps_of(state, limits, members)
+
+
+def caps_of(state: PoolState, limits: Limits, members: frozenset[int]) -> Iterable[Cap]:
+    """Yield the caps that limits put on what jobs hold at once."""
+    if limits.max_vms < math.inf:
+        yield Cap(members, (1.0,) * len(state.supplies), limits.max_vms)
+    if limits.max_microusd_per_hour < math.inf:
+        prices = tuple(float(supply.microusd_per_hour) for supply in state.supplies)
+        yield Cap(members, prices, limits.max_microusd_per_hour)

@@ -1,0 +1,148 @@
+"""Who is to have which VMs, and when that is decided anew."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.varuna_manager.pool.core.contests import contest_of
+from spottrain.varuna_manager.pool.core.model import (
+    PoolJob,
+    PoolJobPhase,
+    PoolState,
+    Vms,
+)
+from spottrain.varuna_manager.pool.core.sizes import grown, whole_vms
+
+PAST_S = 1e-3
+"""Later than an end, whatever the clock's resolution."""
+
+
+def with_time(state: PoolState, now_s: float) -> PoolState:
+    """Return the state at a time, with what jobs were due and got until then."""
+    past_s = now_s - state.now_s
+    if past_s <= 0:
+        return state
+    jobs = {}
+    for name, job in state.jobs.items():
+        if job.phase is PoolJobPhase.ACTIVE:
+            got = job.rate(job.granted) / job.best * past_s
+            due = job.target_rate / job.best * past_s
+            job = replace(job, got_s=job.got_s + got, due_s=job.due_s + due)
+        jobs[name] = job
+    return replace(state, now_s=now_s, jobs=jobs)
+
+
+def decided(state: PoolState) -> PoolState:
+    """Return the state with new targets, if they are worth the change."""
+    state = replace(state, considered_s=state.now_s)
+    taking_part = [job for job in state.jobs.values() if state.takes_part(job)]
+    contest, jobs = contest_of(state, taking_part)
+    none: Vms = (0,) * len(state.supplies)
+    if not jobs:
+        cleared = {n: replace(j, target=none) for n, j in state.jobs.items()}
+        return replace(state, jobs=cleared)
+    allotment = POLICIES[state.settings.policy](contest)
+    keeps = [
+        any(job.granted) and state.now_s - job.resized_s < state.settings.round_s
+        for job in jobs
+    ]
+    order = sorted(range(len(jobs)), key=lambda m: jobs[m].arrived_s)
+    sizes = whole_vms(contest, allotment, jobs, keeps)
+    if state.settings.policy != "cheapest":  # there what is idle is idle for its price
+        sizes = grown(contest, sizes, jobs, order)
+    if not _is_worth_it(state, jobs, sizes):
+        sizes = [job.target for job in jobs]
+    changed = any(job.target != size for job, size in zip(jobs, sizes, strict=True))
+    found = dict(state.jobs)
+    for name, job in found.items():
+        found[name] = replace(job, target=none, target_rate=0.0)
+    for job, size, rate in zip(jobs, sizes, allotment.examples_per_s, strict=True):
+        found[job.request.name] = replace(job, target=size, target_rate=rate)
+    decided_s = state.now_s if changed else state.decided_s
+    return replace(state, jobs=found, decided_s=decided_s)
+
+
+def _is_worth_it(
+    state: PoolState, jobs: Sequence[PoolJob], sizes: Sequence[Vms]
+) -> bool:
+    """Return whether targets are to change.
+
+    They are where a job begins that waited, where the present ones are not allowed any more,
+    and where no job loses by it. Else a stay has passed since the last change, and in another
+    one more is trained than the changes cost.
+    """
+    gains = [
+        (job.rate(size) - job.rate(job.target)) / job.best
+        for job, size in zip(jobs, sizes, strict=True)
+    ]
+    begins = any(
+        any(size) and not any(job.target) for job, size in zip(jobs, sizes, strict=True)
+    )
+    if begins or not _is_allowed(state, jobs) or min(gains) >= 0:
+        return True
+    if state.now_s < state.decided_s + state.settings.min_stay_s:
+        return False
+    cost_s = sum(
+        job.request.morph_s * job.rate(job.target) / job.best
+        for job, size in zip(jobs, sizes, strict=True)
+        if size != job.target
+    )
+    return sum(gains) * state.settings.min_stay_s > cost_s
+
+
+def _is_allowed(state: PoolState, jobs: Sequence[PoolJob]) -> bool:
+    """Return whether the present targets are within VMs and caps."""
+    contest, fitting = contest_of(state, jobs)
+    if len(fitting) < len(jobs):
+        return False
+    held = [sum(job.target[k] for job in jobs) for k in range(len(contest.vms))]
+    within = all(n <= vms for n, vms in zip(held, contest.vms, strict=True))
+    return within and all(
+        sum(
+            each * n
+            for m in cap.jobs
+            for each, n in zip(cap.per_vm, jobs[m].target, strict=True)
+        )
+        <= cap.at_most + 1e-9
+        for cap in contest.caps
+    )
+
+
+def is_due(state: PoolState) -> bool:
+    """Return whether a round is over, a manager has died, or a stay has passed."""
+    return any(state.considered_s < due_s <= state.now_s for due_s in _moments(state))
+
+
+def next_s(state: PoolState) -> float:
+    """Return when the core is to be woken; infinite for never."""
+    later = [due_s for due_s in _moments(state) if due_s > state.now_s]
+    for job in state.jobs.values():
+        ends: list[float] = []
+        if any(job.granted):
+            later += [t for t in [renewal_s(state, job)] if t > state.now_s]
+            ends.append(job.until_s)
+        if any(job.may_hold):
+            ends.append(job.may_until_s)
+        later += [t + PAST_S for t in ends if t >= state.now_s]
+    return min(later, default=math.inf)
+
+
+def renewal_s(state: PoolState, job: PoolJob) -> float:
+    """Return when a job's grant is renewed."""
+    return job.until_s - state.settings.grant_s / 4
+
+
+def _moments(state: PoolState) -> list[float]:
+    """Return when sizes are to be decided anew, past or to come."""
+    settings = state.settings
+    moments = [state.decided_s + settings.min_stay_s]
+    for job in state.jobs.values():
+        if any(job.may_hold):
+            moments.append(job.heard_s + settings.silent_s + PAST_S)
+    parts = [job for job in state.jobs.values() if state.takes_part(job)]
+    if any(not any(job.target) for job in parts):
+        moments += [j.resized_s + settings.round_s for j in parts if any(j.granted)]
+    return moments

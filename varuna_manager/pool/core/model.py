@@ -1,0 +1,315 @@
+"""State, events and commands of the pool's core."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from enum import Enum
+
+from spottrain.units import HOUR_S
+
+Vms = tuple[int, ...]
+"""VMs by supply, in the pool's order."""
+Throughputs = tuple[tuple[tuple[int, float], ...], ...]
+"""By supply: (VMs, examples per second) at the job's constant mini-batch; empty where the job
+cannot run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supply:
+    """One kind of VM at one place, and how many of it the pool may hold."""
+
+    name: str
+    """Kind and place, such as ``a100-8@gcp/us-east1-b``."""
+    vms: int
+    microusd_per_hour: int
+    """Of one VM."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Limits:
+    """Caps of the pool or of a team; infinite for none."""
+
+    max_vms: float = math.inf
+    max_microusd: float = math.inf
+    max_microusd_per_hour: float = math.inf
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Team:
+    """A team's part and its own caps."""
+
+    weight: float = 1.0
+    limits: Limits = Limits()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettings:
+    """What a person set."""
+
+    policy: str = "fair"
+    limits: Limits = Limits()
+    teams: Mapping[str, Team] = field(default_factory=dict)
+    """By name. A job of no team, or of one that is not named, has weight 1 and no caps."""
+    grant_s: float = HOUR_S
+    """How long VMs and dollars are granted for; renewed when a quarter is left."""
+    min_stay_s: float = 60.0
+    """Time between two changes of sizes that are only for more throughput."""
+    round_s: float = 360.0
+    """How long a job keeps VMs that others, also below their smallest size, wait for."""
+    silent_s: float = 300.0
+    """A manager that has not reported for so long counts as dead: it is granted nothing."""
+    shortest_grant_s: float = 60.0
+    """Money for less than this starts nothing."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequest:
+    """What is submitted."""
+
+    name: str
+    throughputs: Throughputs
+    examples: float
+    team: str = ""
+    weight: float = 1.0
+    """Its priority, under the policy of that name."""
+    deadline_s: float = math.inf
+    """Point in time."""
+    limits: Limits = Limits()
+    morph_s: float = 10.0
+    """What a change of size costs it, in seconds without training."""
+
+
+class PoolJobPhase(Enum):
+    """Whether a job takes part."""
+
+    ACTIVE = "active"
+    PAUSED = "paused"
+    ENDED = "ended"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolJob:
+    """A job of the pool."""
+
+    request: JobRequest
+    arrived_s: float
+    phase: PoolJobPhase = PoolJobPhase.ACTIVE
+    examples_done: float = 0.0
+    heard_s: float
+    """When its manager last reported; when it was started, before."""
+    target: Vms
+    """What the last decision gives it."""
+    target_rate: float = 0.0
+    """What the policy gives it on average, examples per second."""
+    granted: Vms
+    """What its manager has been told to hold at most."""
+    until_s: float = 0.0
+    """When the grant ends; the manager returns its VMs by then."""
+    serial: int = 0
+    """Of the last grant."""
+    may_hold: Vms
+    """The most that it may hold, by any grant that its manager may still follow."""
+    held: Vms
+    """As last reported."""
+    may_until_s: float = 0.0
+    """When the last of these grants ends."""
+    may_spend: int = 0
+    """Micro-dollars over its life, by any grant that its manager may still follow."""
+    allowance: int = 0
+    """Micro-dollars over its life, by the last grant."""
+    spent: int = 0
+    """Micro-dollars, as last reported."""
+    due_s: float = 0.0
+    """What the policy has given it so far, in seconds at its best throughput."""
+    got_s: float = 0.0
+    """What it was granted so far, in seconds at its best throughput."""
+    resized_s: float = -math.inf
+
+    @property
+    def committed(self) -> int:
+        """Micro-dollars that are spent or may be."""
+        return max(self.spent, self.may_spend)
+
+    def rate(self, vms: Vms) -> float:
+        """Return what it trains on VMs of one supply, 0 below its smallest size there.
+
+        VMs of several supplies count by the best of them: its manager leaves the others.
+        """
+        best = 0.0
+        for table, n in zip(self.request.throughputs, vms, strict=True):
+            best = max(best, max((rate for k, rate in table if k <= n), default=0.0))
+        return best
+
+    @property
+    def best(self) -> float:
+        """Its highest throughput, examples per second."""
+        return max(rate for table in self.request.throughputs for _, rate in table)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolState:
+    """All that the pool knows."""
+
+    settings: PoolSettings
+    supplies: tuple[Supply, ...]
+    jobs: Mapping[str, PoolJob] = field(default_factory=dict)
+    now_s: float = 0.0
+    decided_s: float = -math.inf
+    """When targets last changed."""
+    considered_s: float = -math.inf
+    """When shares were last computed."""
+    timer_s: float = math.inf
+    is_closed: bool = False
+
+    def with_job(self, job: PoolJob) -> PoolState:
+        """Return the state with a job in place of the one of its name."""
+        return replace(self, jobs={**self.jobs, job.request.name: job})
+
+    def team(self, job: PoolJob) -> Team:
+        """Return a job's team."""
+        return self.settings.teams.get(job.request.team, Team())
+
+    def is_silent(self, job: PoolJob) -> bool:
+        """Return whether a job's manager counts as dead."""
+        runs = any(job.may_hold) or any(job.held)
+        return runs and self.now_s - job.heard_s > self.settings.silent_s
+
+    def takes_part(self, job: PoolJob) -> bool:
+        """Return whether a job is to have VMs."""
+        is_active = job.phase is PoolJobPhase.ACTIVE and not self.is_closed
+        return is_active and not self.is_silent(job)
+
+    def microusd_per_hour(self, vms: Vms) -> int:
+        """Return the price of VMs now."""
+        pairs = zip(self.supplies, vms, strict=True)
+        return sum(supply.microusd_per_hour * n for supply, n in pairs)
+
+
+# --- Events: facts ------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolEvent:
+    """A fact, and when it became known."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolStarted(PoolEvent):
+    """The pool's process has started; grants are given again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolTimerFired(PoolEvent):
+    """The time that was asked for has come."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobRequested(PoolEvent):
+    """A person submitted a job."""
+
+    request: JobRequest
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldingsReported(PoolEvent):
+    """A job's manager says what it holds and has spent."""
+
+    job: str
+    serial: int
+    """Of the grant that it follows."""
+    held: Vms
+    """What it holds or has asked a cloud for."""
+    spent: int
+    """Micro-dollars over its life."""
+    examples_done: float
+    throughputs: Throughputs | None = None
+    """As corrected by measurements; None while they are the same."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HoldingsListed(PoolEvent):
+    """The clouds say what a job holds whose manager is dead, after its VMs were returned."""
+
+    job: str
+    held: Vms
+    spent: int
+    """Micro-dollars over its life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolJobEnded(PoolEvent):
+    """A job's manager says that it has ended."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolJobPaused(PoolEvent):
+    """A person paused a job, or lets it go on."""
+
+    job: str
+    is_paused: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SuppliesChanged(PoolEvent):
+    """Prices or quotas are different; the names and their order stay."""
+
+    supplies: tuple[Supply, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSettingsChanged(PoolEvent):
+    """A person changed weights, caps or the policy."""
+
+    settings: PoolSettings
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolClosed(PoolEvent):
+    """A person takes the pool down: every job is to checkpoint and return its VMs."""
+
+
+# --- Commands: requests -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Grant:
+    """Tell a job's manager what it may hold and spend; start one where none runs."""
+
+    job: str
+    serial: int
+    vms: Vms
+    until_s: float
+    allowance: int
+    """Micro-dollars over the job's life."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnVms:
+    """Return what a job holds whose manager is dead and whose grant has ended."""
+
+    job: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refuse:
+    """Tell who submitted a job why it is not taken."""
+
+    job: str
+    reason: str
+    """One line: what, got what, what would do."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetPoolTimer:
+    """Wake the core then."""
+
+    at_s: float
+
+
+PoolCommand = Grant | ReturnVms | Refuse | SetPoolTimer

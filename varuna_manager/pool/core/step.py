@@ -1,0 +1,211 @@
+"""The pool's decisions, with no I/O: ``step(state, event) -> (state, commands)``.
+
+The rules of ``varuna_manager.core`` hold: time arrives in events, events are facts, commands
+are requests that may be performed twice. And those of a pool:
+
+1. A grant is what a job's manager may hold and spend, until a time. It returns its VMs by
+   then whatever happens, so that what is granted is bounded when the pool is dead.
+2. A manager may follow any grant since the last that it reported. What counts against a cap
+   is the most that any of these allows (``may_hold``, ``may_spend``), and what it
+   is known to hold: so shrinking is acknowledged before others grow.
+3. A dead manager's VMs count until the clouds say that they are gone.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import assert_never
+
+from spottrain.varuna_manager.pool.core import decide
+from spottrain.varuna_manager.pool.core.admission import objection
+from spottrain.varuna_manager.pool.core.grants import regrant
+from spottrain.varuna_manager.pool.core.model import (
+    Grant,
+    HoldingsListed,
+    HoldingsReported,
+    JobRequested,
+    PoolClosed,
+    PoolCommand,
+    PoolEvent,
+    PoolJob,
+    PoolJobEnded,
+    PoolJobPaused,
+    PoolJobPhase,
+    PoolSettingsChanged,
+    PoolStarted,
+    PoolState,
+    PoolTimerFired,
+    Refuse,
+    ReturnVms,
+    SetPoolTimer,
+    SuppliesChanged,
+    Vms,
+)
+
+
+def step(
+    state: PoolState, event: PoolEvent
+) -> tuple[PoolState, tuple[PoolCommand, ...]]:
+    """Return the state after ``event``, and the commands that it calls for."""
+    state = decide.with_time(state, event.at_s)
+    state, is_reset, commands = _fold(state, event)
+    if is_reset or decide.is_due(state):
+        state = decide.decided(state)
+    state, granted = regrant(state)
+    commands = (*commands, *granted, *_returns(state))
+    timer_s = decide.next_s(state)
+    if timer_s < math.inf and (timer_s != state.timer_s or commands):
+        commands = (*commands, SetPoolTimer(at_s=timer_s))
+    return replace(state, timer_s=timer_s), commands
+
+
+def _fold(
+    state: PoolState, event: PoolEvent
+) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
+    """Fold a fact into the state.
+
+    Returns:
+        The state; whether shares have to be computed anew (a reset event); commands.
+    """
+    match event:
+        case PoolTimerFired():
+            return replace(state, timer_s=math.inf), False, ()
+        case PoolStarted():
+            return _heard(state), True, _again(state)
+        case JobRequested():
+            return _requested(state, event)
+        case HoldingsReported():
+            return _reported(state, event)
+        case HoldingsListed():
+            return _listed(state, event)
+        case PoolJobEnded():
+            return _with_phase(state, event.job, PoolJobPhase.ENDED)
+        case PoolJobPaused():
+            phase = PoolJobPhase.PAUSED if event.is_paused else PoolJobPhase.ACTIVE
+            return _with_phase(state, event.job, phase)
+        case SuppliesChanged():
+            return replace(state, supplies=event.supplies), True, ()
+        case PoolSettingsChanged():
+            return replace(state, settings=event.settings), True, ()
+        case PoolClosed():
+            return replace(state, is_closed=True), True, ()
+        case _:
+            assert_never(event)  # type: ignore[arg-type]  # PoolEvent is their base
+
+
+def _requested(
+    state: PoolState, event: JobRequested
+) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
+    request = event.request
+    if reason := objection(state, request):
+        return state, False, (Refuse(job=request.name, reason=reason),)
+    none = (0,) * len(state.supplies)
+    job = PoolJob(
+        request=request,
+        arrived_s=state.now_s,
+        heard_s=state.now_s,
+        target=none,
+        granted=none,
+        may_hold=none,
+        held=none,
+    )
+    return state.with_job(job), True, ()
+
+
+def _reported(
+    state: PoolState, event: HoldingsReported
+) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
+    job = state.jobs.get(event.job)
+    if job is None:
+        return state, False, ()
+    was_silent = state.is_silent(job)
+    follows = event.serial == job.serial
+    spent = max(job.spent, event.spent)
+    loss = any(now < before for now, before in zip(event.held, job.held, strict=True))
+    job = replace(
+        job,
+        heard_s=state.now_s,
+        held=event.held,
+        spent=spent,
+        examples_done=max(job.examples_done, event.examples_done),
+        may_hold=_most(job.granted, event.held) if follows else job.may_hold,
+        may_until_s=job.until_s if follows else job.may_until_s,
+        may_spend=max(spent, job.allowance) if follows else job.may_spend,
+    )
+    measured = event.throughputs
+    corrected = measured is not None and measured != job.request.throughputs
+    if corrected and any(measured or ()):
+        job = replace(job, request=replace(job.request, throughputs=measured or ()))
+    unexpected = loss and any(
+        held < granted for held, granted in zip(job.held, job.granted, strict=True)
+    )
+    told = () if follows else (_last_grant(job),)  # it may have been lost
+    return state.with_job(job), was_silent or corrected or unexpected, told
+
+
+def _listed(
+    state: PoolState, event: HoldingsListed
+) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
+    """Fold what a dead manager's job holds; what it may hold ends with its grant."""
+    job = state.jobs.get(event.job)
+    if job is None or not _is_lost(state, job):
+        return state, False, ()
+    spent = max(job.spent, event.spent)
+    job = replace(job, held=event.held, may_hold=event.held, spent=spent)
+    if not any(event.held):
+        job = replace(job, may_spend=spent)
+    return state.with_job(job), True, ()
+
+
+def _with_phase(
+    state: PoolState, name: str, phase: PoolJobPhase
+) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
+    job = state.jobs.get(name)
+    if job is None or job.phase in (phase, PoolJobPhase.ENDED):
+        return state, False, ()
+    return state.with_job(replace(job, phase=phase)), True, ()
+
+
+def _is_lost(state: PoolState, job: PoolJob) -> bool:
+    """Return whether a manager is dead and may not rent any more."""
+    return state.is_silent(job) and state.now_s >= job.may_until_s
+
+
+def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
+    return tuple(
+        ReturnVms(job=name)
+        for name, job in state.jobs.items()
+        if _is_lost(state, job) and any(job.may_hold)
+    )
+
+
+def _heard(state: PoolState) -> PoolState:
+    """Return the state in which managers have not been silent while the pool was dead."""
+    jobs = {
+        name: replace(job, heard_s=state.now_s)
+        if state.now_s < job.may_until_s
+        else job
+        for name, job in state.jobs.items()
+    }
+    return replace(state, jobs=jobs)
+
+
+def _again(state: PoolState) -> tuple[Grant, ...]:
+    """Return the last grants; a pool that has died may not have told them."""
+    jobs = state.jobs.values()
+    return tuple(_last_grant(job) for job in jobs if any(job.may_hold))
+
+
+def _last_grant(job: PoolJob) -> Grant:
+    return Grant(
+        job=job.request.name,
+        serial=job.serial,
+        vms=job.granted,
+        until_s=job.until_s,
+        allowance=job.allowance,
+    )
+
+
+def _most(a: Vms, b: Vms) -> Vms:
+    return tuple(map(max, a, b))
