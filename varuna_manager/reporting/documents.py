@@ -158,7 +158,9 @@ def report(
     }
 
 
-def _measured_plans(state: states.State, history: JobHistory) -> list[records.GenerationSummary]:
+def _measured_plans(
+    state: states.State, history: JobHistory
+) -> list[records.GenerationSummary]:
     """Return the job's plans with the median of what their mini-batches took."""
     return [
         replace(
