@@ -10,7 +10,7 @@ from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.market import AzureMarket
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.azure.translate import translating_errors
+from spottrain.cloud.azure.translate import get_or_none, translating_errors
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
 from spottrain.cloud.port.facts import check_offered
 from spottrain.cloud.port.provider import Finding, run_check
@@ -63,8 +63,11 @@ OWN_IDENTITY_ACTIONS = (
     "Microsoft.ManagedIdentity/userAssignedIdentities/delete",
     "Microsoft.Authorization/roleAssignments/read",
     "Microsoft.Authorization/roleAssignments/write",
+    "Microsoft.Authorization/roleDefinitions/read",
 )
 """Also required if VMs delete themselves by the job's own identity."""
+ROLE_ACTIONS = ("Microsoft.Authorization/roleDefinitions/write",)
+"""Also required until the subscription has the role of VMs."""
 IDENTITY_ACTIONS = ("Microsoft.ManagedIdentity/userAssignedIdentities/assign/action",)
 """Also required if VMs delete themselves."""
 LOG_ACTIONS = ("Microsoft.Insights/eventtypes/values/read",)
@@ -115,9 +118,22 @@ class AzureChecks:
             AuthError: some are not.
         """
         due = needed_actions(self._settings)
+        if set(OWN_IDENTITY_ACTIONS) <= set(due) and not self._has_role():
+            due += ROLE_ACTIONS
         if missing := self._denied(due):
             raise AuthError(f"Azure does not allow {', '.join(missing)}; ask an owner")
         return f"all {len(due)} actions are allowed"
+
+    def _has_role(self) -> bool:
+        """Return True if somebody has made the role of VMs in this subscription."""
+        role_id, _ = requests.role(self._clients.subscription)
+        with translating_errors("looking for the role of VMs"):
+            found = get_or_none(
+                self._clients.resources.resources.get_by_id,
+                role_id,
+                api_version=requests.GRANT_VERSION,
+            )
+        return found is not None
 
     def _activity_log(self) -> str:
         """Report whether the Activity Log can be read; it is optional."""

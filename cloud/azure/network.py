@@ -15,11 +15,11 @@ from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.requests import AzurePlacement
 from spottrain.cloud.azure.settings import AzureSettings
-from spottrain.cloud.azure.translate import is_missing, translating_errors
+from spottrain.cloud.azure.translate import get_or_none, translating_errors
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import AuthError, CloudError, MisconfiguredError
 
-_IDENTITY_VERSION, _GRANT_VERSION = "2023-01-31", "2022-04-01"
+_IDENTITY_VERSION = "2023-01-31"
 _MACHINES = "Microsoft.Compute/virtualMachines"
 _REMOVAL: tuple[dict[str, str], ...] = (
     {"Microsoft.Network/networkInterfaces": "2023-09-01"},
@@ -93,7 +93,7 @@ class AzureNetwork:
         """Return the group's name."""
         name = requests.group_of(job, self._settings)
         groups = self._clients.resources.resource_groups
-        found = _get_or_none(groups.get, name)
+        found = get_or_none(groups.get, name)
         if self._settings.resource_group:
             if found is None:
                 raise MisconfiguredError(
@@ -111,7 +111,7 @@ class AzureNetwork:
         named = self._settings.subnets.get(region)
         if named is not None:
             resource = self._clients.resources.resources.get_by_id
-            if _get_or_none(resource, named, api_version="2023-09-01") is None:
+            if get_or_none(resource, named, api_version="2023-09-01") is None:
                 raise MisconfiguredError(
                     f"Azure: there is no subnet {named}; correct the job file"
                 )
@@ -146,18 +146,27 @@ class AzureNetwork:
             api_version=_IDENTITY_VERSION,
         ).result()
         principal = made.as_dict()["properties"]["principalId"]
-        grant_id, grant = requests.grant(subscription, group, principal)
         try:
             with translating_errors(f"letting VMs of {job} delete themselves"):
-                resources.begin_create_or_update_by_id(
-                    grant_id, grant, api_version=_GRANT_VERSION
-                ).result()
+                self._grant(group, principal)
         except AuthError as error:
             raise AuthError(
                 f"{error}; or give azure.identity, or self_delete: false (then a VM "
                 "without a manager keeps billing)"
             ) from error
         return identity_id
+
+    def _grant(self, group: str, principal: str) -> None:
+        """Let an identity delete VMs of a group; make the role for it if need be."""
+        subscription = self._clients.subscription
+        resources = self._clients.resources.resources
+        role_id, role = requests.role(subscription)
+        version = {"api_version": requests.GRANT_VERSION}
+        # Reading is allowed to more people than making one.
+        if get_or_none(resources.get_by_id, role_id, **version) is None:
+            resources.begin_create_or_update_by_id(role_id, role, **version).result()
+        grant_id, grant = requests.grant(subscription, group, principal)
+        resources.begin_create_or_update_by_id(grant_id, grant, **version).result()
 
     def _is_ours(self, found: Mapping[str, str], job: str) -> bool:
         return found.get(tags.JOB) == job and tags.is_ours(found, self._settings)
@@ -183,7 +192,7 @@ class AzureNetwork:
         groups = self._clients.resources.resource_groups
         pollers = {}
         for name in requests.groups_of(job, self._settings):
-            found = _get_or_none(groups.get, name)
+            found = get_or_none(groups.get, name)
             if found is not None and self._is_ours(found.tags or {}, job):
                 pollers[f"resource group {name}"] = groups.begin_delete(
                     name, force_deletion_types=_MACHINES
@@ -219,18 +228,6 @@ class AzureNetwork:
                 if each.type.lower() in versions
             }
             _await_all(pollers, until_s)
-
-
-def _get_or_none(get: Any, *args: Any, **kwargs: Any) -> Any:
-    """Return the result of a call, None if the resource does not exist."""
-    from azure.core.exceptions import HttpResponseError
-
-    try:
-        return get(*args, **kwargs)
-    except HttpResponseError as error:
-        if not is_missing(error):
-            raise
-        return None
 
 
 def _await_all(pollers: Mapping[str, Any], until_s: float) -> None:

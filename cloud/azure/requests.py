@@ -24,9 +24,16 @@ HOST_KEY = "spottrain-host-key"
 """Tag with the VM's public SSH host key, ``type base64``."""
 SPOT_QUOTA = "lowPriorityCores"
 """The quota of a region for all spot VMs."""
-VM_CONTRIBUTOR = "9980e02c-c2be-4d73-94e8-173b1dc7cf3c"
-"""Azure's built-in role that may delete VMs."""
+VM_ACTIONS = (
+    "Microsoft.Compute/virtualMachines/read",
+    "Microsoft.Compute/virtualMachines/delete",
+)
+"""What the role of VMs allows, on the VMs of the job's group. No built-in role is as
+small: "Virtual Machine Contributor" may also run commands as root on all of them."""
 _NAMESPACE = uuid.UUID("0ef5b4b0-6a4d-4f6c-9b8e-2a9f1f6c7a11")
+_AUTHORIZATION = "providers/Microsoft.Authorization"
+GRANT_VERSION = "2022-04-01"
+"""API version of roles and their grants."""
 _NETWORK_VERSION = "2022-11-01"
 _OWN_NETWORK = "10.79.0.0/16"
 _METADATA = "http://169.254.169.254"
@@ -342,20 +349,44 @@ def identity_id(
     )
 
 
-def grant(subscription: str, group: str, principal: str) -> tuple[str, dict[str, Any]]:
-    """Return (id, body) of the role by which an identity deletes VMs of a group."""
-    name = uuid.uuid5(_NAMESPACE, f"{subscription}/{group}/{principal}")
-    kind = "providers/Microsoft.Authorization"
+def role(subscription: str) -> tuple[str, dict[str, Any]]:
+    """Return (id, body) of the role by which VMs delete themselves; all jobs of a
+    subscription share it, since a tenant holds 5000 roles of its own at most.
+
+    Source: Azure RBAC, "Azure custom roles" and "Role Definitions - Create Or Update".
+    """
     body = {
         "properties": {
-            "roleDefinitionId": f"/subscriptions/{subscription}/{kind}/"
-            f"roleDefinitions/{VM_CONTRIBUTOR}",
+            "roleName": f"spottrain VM {subscription}",  # unique in the tenant
+            "description": "Lets VMs of spottrain's jobs delete themselves",
+            "type": "CustomRole",
+            "permissions": [{"actions": list(VM_ACTIONS)}],
+            "assignableScopes": [f"/subscriptions/{subscription}"],
+        }
+    }
+    name = uuid.uuid5(_NAMESPACE, f"{subscription}/{' '.join(VM_ACTIONS)}")
+    return (
+        f"/subscriptions/{subscription}/{_AUTHORIZATION}/roleDefinitions/{name}",
+        body,
+    )
+
+
+def grant(subscription: str, group: str, principal: str) -> tuple[str, dict[str, Any]]:
+    """Return (id, body) of the grant of ``role`` to an identity, for the VMs of a
+    group.
+    """
+    role_id, _ = role(subscription)
+    name = uuid.uuid5(_NAMESPACE, f"{role_id}/{group}/{principal}")
+    body = {
+        "properties": {
+            "roleDefinitionId": role_id,
             "principalId": principal,
             # Without it a new principal may be refused as unknown.
             "principalType": "ServicePrincipal",
         }
     }
-    return f"{_group_id(subscription, group)}/{kind}/roleAssignments/{name}", body
+    scope = _group_id(subscription, group)
+    return f"{scope}/{_AUTHORIZATION}/roleAssignments/{name}", body
 
 
 def _group_id(subscription: str, group: str) -> str:

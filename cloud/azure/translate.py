@@ -154,3 +154,15 @@ def translating_errors(doing: str) -> Iterator[None]:
 def is_missing(error: Exception) -> bool:
     """Return True if a resource does not exist."""
     return status_of(error) == 404
+
+
+def get_or_none(get: Any, *args: Any, **kwargs: Any) -> Any:
+    """Return the result of a call, None if the resource does not exist."""
+    from azure.core.exceptions import HttpResponseError
+
+    try:
+        return get(*args, **kwargs)
+    except HttpResponseError as error:
+        if not is_missing(error):
+            raise
+        return None

@@ -21,6 +21,7 @@ from tests.fakes.azure_world import (
     GRANTS,
     IDENTITIES,
     NETWORKS,
+    ROLES,
     RULES,
     SUBSCRIPTION,
     VMS,
@@ -44,15 +45,19 @@ _MODELS = {
 _VERSIONS = {
     IDENTITIES: "2023-01-31",
     GRANTS: "2022-04-01",
+    ROLES: "2022-04-01",
 }
 
 
+_ROLE = rf"{_SUB}/providers/(?P<kind>{re.escape(ROLES)})/[0-9a-f-]{{36}}"
 _INNER = r"/(subnets/\w+|simulateEviction)$"
 _NAME = r"(?P<name>[\w-]+)"
 _ROUTES = (
     ("GET", rf"{_SUB}/operations/(?P<id>[\w-]+)", "GET operations", "poll"),
     ("GET", rf"{_COMPUTE}/virtualMachines", "LIST virtualMachines", "list_all"),
     ("GET", rf"{_SUB}/resourcegroups", "LIST resourceGroups", "groups"),
+    ("GET", rf"{_ROLE}", "GET roleDefinitions", "get_role"),
+    ("PUT", rf"{_ROLE}", "PUT roleDefinitions", "put_role"),
     ("GET", rf"{_GROUP}/resources", "LIST resources", "resources"),
     ("GET", _GROUP, "GET resourceGroups", "get_group"),
     ("PUT", _GROUP, "PUT resourceGroups", "put_group"),
@@ -335,9 +340,8 @@ class Arm:
         kind, name = call.found["kind"], call.found["name"]
         if kind == VMS:
             return self._put_vm(call)
-        if kind == GRANTS and self._world.denied_grants:
-            code = "AuthorizationFailed"
-            raise RefusedError(403, code, "may not write roleAssignments")
+        if kind == GRANTS:
+            self._refuse_grant(call.body["properties"])
         before = self._world.get(call.path)
         told = deepcopy(call.body)
         if kind == NETWORKS:
@@ -350,6 +354,45 @@ class Arm:
             told["properties"]["provisioningState"] = "Succeeded"
         item = self._world.put(kind, call.found["group"], name, told)
         return Reply(200 if before else 201, self._told(item))
+
+    def _refuse_grant(self, told: dict[str, Any]) -> None:
+        """Who may not grant, and what there is no role for, is refused (Azure RBAC,
+        "Troubleshoot Azure RBAC").
+        """
+        if self._world.denied_grants:
+            code = "AuthorizationFailed"
+            raise RefusedError(403, code, "may not write roleAssignments")
+        if told["roleDefinitionId"] not in self._world.roles:
+            code = "RoleDefinitionDoesNotExist"
+            raise RefusedError(
+                400, code, "The specified role definition does not exist"
+            )
+
+    def _get_role(self, call: Call) -> Reply:
+        if call.path not in self._world.roles:
+            code = "RoleDefinitionDoesNotExist"
+            raise RefusedError(
+                404, code, "The specified role definition does not exist"
+            )
+        return Reply(200, self._world.roles[call.path])
+
+    def _put_role(self, call: Call) -> Reply:
+        """Names of roles are unique in a tenant ("Azure custom roles")."""
+        world, told = self._world, call.body["properties"]
+        if world.denied_grants or world.denied_roles:
+            code = "AuthorizationFailed"
+            raise RefusedError(403, code, "may not write roleDefinitions")
+        for path, role in world.roles.items():
+            if path != call.path and role["properties"]["roleName"] == told["roleName"]:
+                code = "RoleDefinitionWithSameNameExists"
+                raise RefusedError(409, code, f"{told['roleName']} exists")
+        world.roles[call.path] = {
+            "id": call.path,
+            "name": call.path.rpartition("/")[2],
+            "type": ROLES,
+            "properties": dict(told),
+        }
+        return Reply(201, world.roles[call.path])
 
     def _put_vm(self, call: Call) -> Reply:
         if self._world.get(call.path) is not None:

@@ -60,6 +60,7 @@ def usages(world: World, call: Call) -> Reply:
 def permissions(world: World, call: Call) -> Reply:
     """Answer what the caller may do."""
     denied = ["Microsoft.Authorization/*/Write"] * world.denied_grants
+    denied += ["Microsoft.Authorization/roleDefinitions/write"] * world.denied_roles
     denied += ["Microsoft.Insights/*"] * world.denied_log
     return Reply(200, {"value": [{"actions": ["*"], "notActions": denied}]})
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from tests.fakes.azure_model import DriftError
 from tests.fakes.azure_vms import told_to_boot
+from tests.fakes.azure_world import SUBSCRIPTION, VMS
 from tests.fakes.paths import has
 
 _TAGGED = "tags.spottrain-job"
@@ -80,6 +81,12 @@ REQUIRED: dict[str, tuple[str, ...]] = {
     ),
     "PUT resourceGroups": ("location", _TAGGED),
     "PUT userAssignedIdentities": ("location", _TAGGED),
+    "PUT roleDefinitions": (
+        "properties.roleName",
+        "properties.type",
+        "properties.permissions.actions",
+        "properties.assignableScopes",
+    ),
     "PUT roleAssignments": (
         "properties.roleDefinitionId",
         "properties.principalId",
@@ -104,6 +111,7 @@ _VALUES = {
 _OPEN_BODIES = {
     "PUT userAssignedIdentities": {"location", "tags"},
     "PUT roleAssignments": {"properties"},
+    "PUT roleDefinitions": {"properties"},
 }
 """Bodies of which the SDK has no model, and what they may hold."""
 
@@ -142,6 +150,8 @@ def check_body(operation: str, body: dict[str, Any]) -> None:
         _check_vm(body)
     if operation == "PUT roleAssignments":
         _check_grant(body["properties"])
+    if operation == "PUT roleDefinitions":
+        _check_role(body["properties"])
     if "tags" in body and operation != "PUT virtualMachines":
         _check_tags(operation, body["tags"], {"spottrain-job"})
 
@@ -191,6 +201,24 @@ def _check_address(told: dict[str, Any]) -> None:
     if missing:
         raise DriftError(f"PUT virtualMachines: address lacks {missing}")
     _check_tags("PUT virtualMachines", public["tags"], set(_LAUNCHED))
+
+
+_ROLE = {
+    "type": "CustomRole",
+    "permissions": [{"actions": [f"{VMS}/read", f"{VMS}/delete"]}],
+    "assignableScopes": [f"/subscriptions/{SUBSCRIPTION}"],
+}
+
+
+def _check_role(told: dict[str, Any]) -> None:
+    """A VM may read and delete VMs, by a role that one subscription knows."""
+    fits = (
+        set(told) == {*_ROLE, "roleName", "description"}
+        and {key: told[key] for key in _ROLE} == _ROLE
+        and all(isinstance(told[key], str) for key in ("roleName", "description"))
+    )
+    if not fits:
+        raise DriftError(f"PUT roleDefinitions: {told}")
 
 
 def _check_grant(told: dict[str, Any]) -> None:

@@ -24,6 +24,7 @@ NETWORKS = "Microsoft.Network/virtualNetworks"
 RULES = "Microsoft.Network/networkSecurityGroups"
 IDENTITIES = "Microsoft.ManagedIdentity/userAssignedIdentities"
 GRANTS = "Microsoft.Authorization/roleAssignments"
+ROLES = "Microsoft.Authorization/roleDefinitions"
 _LIVE = ("Creating", "Succeeded")
 
 
@@ -94,6 +95,8 @@ class World(Script):
         self.ghosts: list[tuple[float, Item]] = []
         self.create_s, self.delete_s, self.evict_s = 0.02, 0.3, 0.02
         self.late = self.strays = self.denied_grants = self.denied_log = False
+        self.denied_roles = False
+        self.roles: dict[str, dict[str, Any]] = {}
         self.events: list[dict[str, Any]] = []
         self.log_lag_s = 0.0
         self.page = 50
@@ -129,6 +132,7 @@ class World(Script):
     def moods(self, **moods: Any) -> None:
         """Set ``late`` (no capacity is told only after the VM was accepted), ``strays``
         (an eviction leaves card, address and disk), ``denied_grants``, ``denied_log``,
+        ``denied_roles`` (roles cannot be made, but granted),
         ``log_lag_s`` (how late events stand in the Activity Log) or ``page``.
         """
         vars(self).update(moods)
