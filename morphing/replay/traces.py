@@ -1,24 +1,32 @@
 """Availability traces: the lives of the VMs of a spot group.
 
-Two formats are read, told apart by their rows, neither with a header:
+Three formats are read, told apart by how they begin:
 
 - ``milliseconds,add|remove,node``: one VM per row;
-- ``YYYY-mm-dd, HH:MM:SS, count``: the number of VMs. Which of them are lost when the
-  count falls is not known, so they are drawn from a seed.
+- ``YYYY-mm-dd, HH:MM:SS, count``: the number of VMs;
+- ``{"metadata": {"gap_seconds": 600}, "data": [1, 0, ...]}``: the number of VMs, looked at
+  every so many seconds, as in SkyPilot's traces.
+
+Which VMs are lost when a number falls is not known, so they are drawn from a seed.
 """
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
 import random
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any, TypeGuard
 
 from spottrain.morphing.errors import PlanError
 from spottrain.units import DAY_S
 
+_MOST_VMS = 100_000
+_SHOWN = 60
+"""Characters of a file that an error shows."""
 LONGEST_S = 3652.5 * DAY_S
 """Maximum length of a trace; times in another unit would play for ever."""
 
@@ -56,7 +64,7 @@ class Trace:
 
 
 def parse_trace(text: str, *, seed: int = 0) -> Trace:
-    """Read a trace of either format.
+    """Read a trace of any of the formats.
 
     Rows in disorder are sorted, rows that occur twice or change nothing are left out;
     ``Trace.notices`` says how many.
@@ -66,26 +74,15 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
         seed: Draws which VMs go where only counts are known.
 
     Raises:
-        PlanError: A row is of neither format or of another one than the first row, or
+        PlanError: A row is of no format or of another one than the first row, or
             there is none.
     """
-    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise PlanError("the trace is empty: give at least one row")
-    read: Callable[[str], _Row | None]
-    read = _event if _event(lines[0][1]) else _count
-    rows = []
-    for number, line in lines:
-        row = read(line)
-        if row is None:
-            raise PlanError(
-                f"row {number} of the trace has an unknown format: got {line.strip()!r}; "
-                "write 'milliseconds,add|remove,node' or "
-                "'YYYY-mm-dd, HH:MM:SS, count' in every row"
-            )
-        rows.append(row)
+    if text.lstrip().startswith("{"):
+        rows, are_counts = _samples(text), True
+    else:
+        rows, are_counts = _rows(text)
     rows, notices = _put_in_order(rows)
-    if read is _count:
+    if are_counts:
         rows = list(_events_of_counts(rows, random.Random(seed)))
     lives, idle = _lives(rows)
     if idle:
@@ -108,6 +105,67 @@ def parse_trace(text: str, *, seed: int = 0) -> Trace:
         end_s=end_s - start_s,
         notices=notices,
     )
+
+
+def _rows(text: str) -> tuple[list[_Row], bool]:
+    """Return the rows of a trace of lines, and whether they are counts."""
+    lines = [(n, line) for n, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise PlanError("the trace is empty: give at least one row")
+    read: Callable[[str], _Row | None]
+    read = _event if _event(lines[0][1]) else _count
+    rows = []
+    for number, line in lines:
+        row = read(line)
+        if row is None:
+            raise PlanError(
+                f"row {number} of the trace has an unknown format: got {_shortened(line)}; "
+                "write 'milliseconds,add|remove,node' or "
+                "'YYYY-mm-dd, HH:MM:SS, count' in every row"
+            )
+        rows.append(row)
+    return rows, read is _count
+
+
+def _samples(text: str) -> list[_Row]:
+    """Return the rows of a trace in JSON; the last number holds for one more gap."""
+    form = 'write {"metadata": {"gap_seconds": 600}, "data": [1, 0, ...]}'
+    try:
+        found = json.loads(text)
+        gap_s, counts = found["metadata"]["gap_seconds"], found["data"]
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise PlanError(
+            f"the trace begins as JSON and cannot be read ({type(error).__name__}): got "
+            f"{_shortened(text)}; {form}"
+        ) from error
+    if not _is_number(gap_s, LONGEST_S) or gap_s == 0:
+        raise PlanError(
+            f"gap_seconds of the trace must be seconds: got {_shortened(str(gap_s))}; {form}"
+        )
+    if not isinstance(counts, list) or not counts:
+        raise PlanError(f"data of the trace must be a list of numbers; {form}")
+    for number, count in enumerate(counts):
+        if not _is_number(count, _MOST_VMS) or count != int(count):
+            raise PlanError(
+                f"number {number} in data of the trace must be a number of VMs: got "
+                f"{_shortened(str(count))}; {form}"
+            )
+    return [
+        _Row(at_s=number * gap_s, count=int(count))
+        for number, count in enumerate((*counts, counts[-1]))
+    ]
+
+
+def _is_number(value: Any, most: float) -> TypeGuard[float]:
+    """Return whether a JSON value is a number from 0 to ``most``; NaN is not."""
+    plain = isinstance(value, int | float) and not isinstance(value, bool)
+    return plain and 0 <= value <= most
+
+
+def _shortened(text: str) -> str:
+    """Return the beginning of what a file holds, quoted, for an error's line."""
+    line = text.strip()
+    return repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,7 +199,7 @@ def _count(line: str) -> _Row | None:
         row = _Row(at_s=at.replace(tzinfo=UTC).timestamp(), count=int(count))
     except ValueError:
         return None
-    return row if row.count >= 0 else None
+    return row if 0 <= row.count <= _MOST_VMS else None
 
 
 def _put_in_order(rows: list[_Row]) -> tuple[list[_Row], tuple[str, ...]]:

@@ -1,9 +1,12 @@
-"""Reading traces: both formats, put in order, refused where they make no sense."""
+"""Reading traces: all formats, put in order, refused where they make no sense."""
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -15,6 +18,21 @@ from spottrain.morphing.replay.traces import VmInterval, parse_trace
 
 EVENTS = "1000,add,a\n1000,add,b\n4000,remove,a\n5000,add,c\n11000,remove,c\n"
 COUNTS = "2021-12-11, 00:00:00, 3\n2021-12-11, 00:00:10, 1\n2021-12-11, 00:01:00, 2\n"
+
+
+def samples(counts: Sequence[float], **metadata: Any) -> str:
+    """Return a trace as SkyPilot writes it, a look every ten seconds."""
+    return json.dumps({"metadata": {"gap_seconds": 10} | metadata, "data": counts})
+
+
+def test_numbers_at_even_times_are_read_as_their_rows_would_be() -> None:
+    rows = "\n".join(
+        f"2021-12-11, 00:{at // 60:02}:{at % 60:02}, {count}"
+        for at, count in zip(range(0, 80, 10), (3, 1, 1, 1, 1, 1, 2, 2), strict=True)
+    )
+    trace = parse_trace(samples([3, 1, 1, 1, 1, 1, 2]), seed=4)
+    assert trace == parse_trace(rows, seed=4)
+    assert trace.end_s == 70  # the last number holds for a gap, too
 
 
 def test_events_become_lives_from_the_first_row_on() -> None:
@@ -87,6 +105,24 @@ def test_a_name_may_be_used_again() -> None:
         (COUNTS + "2021-12-11, 00:02:00, -1\n", "row 4"),
         (COUNTS + "2021-13-11, 00:02:00, 1\n", "row 4"),
         ("at,what,who\n" + EVENTS, "row 1"),
+        (COUNTS + "2021-12-11, 00:02:00, 1000000000\n", "row 4"),
+        (
+            "{" + "x" * 9999,
+            r"cannot be read \(JSONDecodeError\): got '{x{59}\.\.\.'; write",
+        ),
+        ("x" * 9999, r"got 'x{60}\.\.\.'; write"),
+        ("{}", "cannot be read .KeyError"),
+        (samples([1, 0], gap_seconds="a minute"), "gap_seconds of the trace must be"),
+        (
+            samples([1, 0], gap_seconds=0),
+            "gap_seconds of the trace must be seconds: got '0'",
+        ),
+        (samples([]), "data of the trace must be a list"),
+        (samples([1, -1]), "number 1 in data of the trace .* got '-1'"),
+        (samples([1, 0.5]), "number 1 in data"),
+        (samples([True]), "number 0 in data"),
+        (samples([10**400]), "number 0 in data"),
+        (samples([math.nan]), "number 0 in data"),
     ],
 )
 def test_nonsense_is_refused(text: str, message: str) -> None:
