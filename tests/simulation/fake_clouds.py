@@ -32,8 +32,8 @@ class FakeCloud:
     name: str
     ask: Callable[..., Any]
     """Calls a method of the fake's world."""
-    connect: Callable[[Clock], CloudProvider]
-    """Makes one more client, as a new manager does."""
+    connect: Callable[..., CloudProvider]
+    """Makes one more client, as a new manager does, of a clock and settings."""
     restock: Callable[[random.Random], None]
     """Lets zones have other numbers of machines."""
     bill: Callable[[], list[Row]]
@@ -166,8 +166,8 @@ def gcp_cloud() -> Iterator[FakeCloud]:
         yield FakeCloud(
             name="gcp",
             ask=fake.ask,
-            connect=lambda clock: fake.provider(
-                clock, regions=("us-central1", "us-west1")
+            connect=lambda clock, **settings: fake.provider(
+                clock, regions=("us-central1", "us-west1"), **settings
             ),
             restock=restock,
             bill=lambda: [
