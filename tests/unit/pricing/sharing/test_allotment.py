@@ -30,7 +30,7 @@ from spottrain.pricing.sharing.claims import (
     elastic_options,
     hull,
 )
-from spottrain.pricing.sharing.filling import ContestProgram
+from spottrain.pricing.sharing.filling import LOOSE, SLACK, ContestProgram
 from spottrain.pricing.sharing.queues import fifo, priority, shortest_first
 
 CLOSE = 2e-5
@@ -218,7 +218,9 @@ def test_no_job_can_gain_unless_another_loses(contest: Contest, policy: str) -> 
     reached = np.array(found.examples_per_s) / contest.best
     program = ContestProgram(contest)
     value = program.rates / contest.best[program.job]
-    again = program.most(value, np.maximum(0, reached - 1e-6))
+    # What the others give up here is next to the solver's tolerance; where one of them holds a
+    # kind on which another is ten times as fast, that one gains a hundred times as much.
+    again = program.most(value, reached + SLACK - LOOSE)
     gained = np.array(again.examples_per_s) / contest.best - reached
     assert gained.sum() <= 1e-4
 
