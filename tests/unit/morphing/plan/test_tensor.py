@@ -138,5 +138,5 @@ def test_free_sums_leave_compute_divided() -> None:
     ):
         assert shared.backward_s == pytest.approx(section.backward_s / 2)
     choice = choose_plan(replace(after, schedule="varuna"))
-    assert choice.plan is not None
-    assert len(choice.plan.slots) <= 2
+    # Not every model that is drawn fits two GPUs.
+    assert choice.plan is None or len(choice.plan.slots) <= 2

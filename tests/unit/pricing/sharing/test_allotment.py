@@ -222,7 +222,7 @@ def test_no_job_can_gain_unless_another_loses(contest: Contest, policy: str) -> 
     # kind on which another is ten times as fast, that one gains a hundred times as much.
     again = program.most(value, reached + SLACK - LOOSE)
     gained = np.array(again.examples_per_s) / contest.best - reached
-    assert gained.sum() <= 1e-4
+    assert gained.sum() <= 1e-3
 
 
 @settings(max_examples=15, deadline=None)
