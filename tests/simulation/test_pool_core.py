@@ -214,7 +214,8 @@ class World:
         for limits, names in groups:
             assert sum(sum(held[n]) for n in names) <= limits.max_vms
             spent = sum(self.managers[n].spent for n in names)
-            assert spent <= limits.max_microusd
+            if settings.budget_per == "life":
+                assert spent <= limits.max_microusd
 
     def is_done(self) -> bool:
         return all(manager.is_over for manager in self.managers.values())
@@ -327,6 +328,24 @@ def test_a_pool_without_money_stops_at_its_cap(seed: int) -> None:
         world.tick()
     spent = sum(manager.spent for manager in world.managers.values())
     assert 8_000_000 < spent <= 9_000_000
+
+
+def test_a_monthly_budget_begins_anew_with_the_month() -> None:
+    february_s = 31 * 24 * 3600.0  # of 1970
+    monthly = PoolSettings(
+        limits=Limits(max_microusd=4_000_000), budget_per="month", grant_s=1200.0
+    )
+    world = World(1, monthly, (4,))
+    world.now_s = february_s - 7200
+    world.submit(request("j", examples=1e9))
+    spent = []
+    for _ in range(3):
+        for _ in range(360):  # two hours, of which the money lasts for one
+            world.tick()
+        spent.append(world.managers["j"].spent)
+    assert 3_900_000 < spent[0] <= 4_000_000
+    assert 7_800_000 < spent[1] <= 8_000_000
+    assert spent[2] == spent[1]
 
 
 def test_a_report_from_before_a_grant_frees_nothing() -> None:

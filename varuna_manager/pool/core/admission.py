@@ -78,7 +78,9 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
 
 def _too_dear(state: PoolState, job: PoolJob) -> str | None:
     """Return why a job's money is less than its work costs at today's lowest price."""
-    cap = min(job.request.limits.max_microusd, state.settings.limits.max_microusd)
+    cap = job.request.limits.max_microusd
+    if state.settings.budget_per == "life":
+        cap = min(cap, state.settings.limits.max_microusd)
     least = min(
         supply.microusd_per_hour * n / (rate * HOUR_S)
         for supply, table in zip(state.supplies, job.request.throughputs, strict=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.varuna_manager.pool.core.contests import contest_of
@@ -26,7 +27,11 @@ def with_time(state: PoolState, now_s: float) -> PoolState:
     if past_s <= 0:
         return state
     jobs = {}
+    is_monthly = state.settings.budget_per == "month"
+    renews = is_monthly and now_s >= _next_month_s(state.now_s)
     for name, job in state.jobs.items():
+        if renews:
+            job = replace(job, spent_before=job.spent)
         if job.phase is PoolJobPhase.ACTIVE:
             got = job.rate(job.granted) / job.best * past_s
             due = job.target_rate / job.best * past_s
@@ -119,7 +124,8 @@ def is_due(state: PoolState) -> bool:
 def next_s(state: PoolState) -> float:
     """Return when the core is to be woken; infinite for never."""
     later = [due_s for due_s in _moments(state) if due_s > state.now_s]
-    for job in state.jobs.values():
+    jobs = state.jobs.values()
+    for job in jobs:
         ends: list[float] = []
         if any(job.granted):
             later += [t for t in [renewal_s(state, job)] if t > state.now_s]
@@ -127,7 +133,16 @@ def next_s(state: PoolState) -> float:
         if any(job.may_hold):
             ends.append(job.may_until_s)
         later += [t + PAST_S for t in ends if t >= state.now_s]
+    if state.settings.budget_per == "month" and any(map(state.takes_part, jobs)):
+        later.append(_next_month_s(state.now_s))
     return min(later, default=math.inf)
+
+
+def _next_month_s(now_s: float) -> float:
+    """Return when the next calendar month begins, in UTC."""
+    at = datetime.fromtimestamp(now_s, UTC)
+    year, month = divmod(at.year * 12 + at.month, 12)
+    return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
 
 
 def renewal_s(state: PoolState, job: PoolJob) -> float:

@@ -69,7 +69,7 @@ def _within(state: PoolState, job: PoolJob) -> Vms:
     """
     vms = tuple(map(min, job.granted, job.target))
     room = list(zip(_room(state, job), job.may_hold, strict=True))
-    caps = list(_caps(state, job))
+    caps = [*_shared_caps(state, job), (job.request.limits, [])]
     for k, wanted in enumerate(job.target):
         free, may_hold = room[k]
         for n in range(wanted, vms[k], -1):
@@ -90,13 +90,14 @@ def _room(state: PoolState, job: PoolJob) -> list[int]:
     ]
 
 
-def _caps(state: PoolState, job: PoolJob) -> Iterator[tuple[Limits, list[PoolJob]]]:
-    """Yield the caps that bind a job, with the other jobs that they count."""
+def _shared_caps(
+    state: PoolState, job: PoolJob
+) -> Iterator[tuple[Limits, list[PoolJob]]]:
+    """Yield the caps of pool and team that bind a job, with the other jobs that they count."""
     others = [j for j in state.jobs.values() if j.request.name != job.request.name]
     yield state.settings.limits, others
     team = job.request.team
     yield state.team(job).limits, [j for j in others if j.request.team == team]
-    yield job.request.limits, []
 
 
 def _fits(
@@ -128,10 +129,11 @@ def _affordable(state: PoolState, job: PoolJob, vms: Vms) -> tuple[float, int] |
     renews = now_s >= renewal_s(state, job)
     if vms == job.granted and not renews:
         return None
-    left = math.inf
-    for limits, others in _caps(state, job):
+    left = job.request.limits.max_microusd
+    for limits, others in _shared_caps(state, job):
         if limits.max_microusd < math.inf:
-            left = min(left, limits.max_microusd - sum(j.committed for j in others))
+            by_others = sum(j.committed_now for j in others)
+            left = min(left, limits.max_microusd - by_others + job.spent_before)
     per_hour = state.microusd_per_hour(tuple(map(max, job.may_hold, vms)))
     for_s = settings.grant_s
     wanted = job.spent + math.ceil(per_hour * for_s / HOUR_S)
