@@ -4,9 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
-from spottrain.pricing.sharing.claims import Cap, Claim, Contest, elastic_options
-from spottrain.varuna_manager.pool.core.model import Limits, PoolJob, PoolState
+from spottrain.pricing.sharing.claims import (
+    Cap,
+    Claim,
+    Contest,
+    Option,
+    elastic_options,
+)
+from spottrain.varuna_manager.pool.core.model import (
+    Limits,
+    PoolJob,
+    PoolState,
+    Throughputs,
+)
 
 MICRO = 1e6
 _SOON_S = 1.0
@@ -20,7 +32,7 @@ def claim_of(state: PoolState, job: PoolJob) -> Claim:
     age_s = state.now_s - job.arrived_s
     return Claim(
         name=request.name,
-        options=elastic_options([dict(table) for table in request.throughputs]),
+        options=_options(request.throughputs),
         examples=left,
         weight=request.weight,
         arrived_s=job.arrived_s,
@@ -30,6 +42,11 @@ def claim_of(state: PoolState, job: PoolJob) -> Claim:
         isolated_age_s=min(age_s, job.due_s),
         running=any(job.granted),
     )
+
+
+@lru_cache(maxsize=4096)
+def _options(throughputs: Throughputs) -> tuple[Option, ...]:
+    return elastic_options([dict(table) for table in throughputs])
 
 
 def contest_of(

@@ -9,8 +9,10 @@ left goes where it trains most. Caps are kept at every step.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from heapq import heapify, heappop, heappush
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,32 +20,53 @@ from spottrain.pricing.sharing.claims import Allotment, Contest
 from spottrain.varuna_manager.pool.core.model import PoolJob, Vms
 
 
-@dataclass
 class Room:
-    """What the contest's VMs and caps leave, while sizes are given out."""
+    """What the contest's VMs and caps leave, while sizes are given out.
 
-    contest: Contest
-    sizes: list[Vms] = field(default_factory=list)
-    """By job."""
+    Args:
+        contest: The pool, and its jobs as claims.
+        sizes: By job.
+    """
+
+    def __init__(self, contest: Contest, sizes: Sequence[Vms]) -> None:
+        self.contest = contest
+        self.sizes = [(0,) * len(contest.vms)] * len(sizes)
+        self._free = list(contest.vms)
+        self._left = [cap.at_most for cap in contest.caps]
+        self._caps: list[list[int]] = [[] for _ in sizes]
+        """By job: the caps that count it."""
+        for i, cap in enumerate(contest.caps):
+            for m in cap.jobs:
+                self._caps[m].append(i)
+        for m, size in enumerate(sizes):
+            self._set(m, size)
 
     def fits(self, m: int, size: Vms) -> bool:
         """Return whether a job may have a size in place of its present one."""
-        more = [new - old for new, old in zip(size, self.sizes[m], strict=True)]
-        for k, vms in enumerate(self.contest.vms):
-            if more[k] > 0 and sum(held[k] for held in self.sizes) + more[k] > vms:
-                return False
-        for cap in self.contest.caps:
-            added = _counted(cap.per_vm, more) if m in cap.jobs else 0.0
-            used = sum(_counted(cap.per_vm, self.sizes[j]) for j in cap.jobs)
-            if added > 0 and used + added > cap.at_most + 1e-9:
+        more = self._more(m, size)
+        if any(n > 0 and n > free for n, free in zip(more, self._free, strict=True)):
+            return False
+        for i in self._caps[m]:
+            added = _counted(self.contest.caps[i].per_vm, more)
+            if added > 0 and added > self._left[i] + 1e-9:
                 return False
         return True
 
     def take(self, m: int, size: Vms) -> bool:
         """Give a job a size if it fits."""
         if fits := self.fits(m, size):
-            self.sizes[m] = size
+            self._set(m, size)
         return fits
+
+    def _set(self, m: int, size: Vms) -> None:
+        more = self._more(m, size)
+        self._free = [f - n for f, n in zip(self._free, more, strict=True)]
+        for i in self._caps[m]:
+            self._left[i] -= _counted(self.contest.caps[i].per_vm, more)
+        self.sizes[m] = size
+
+    def _more(self, m: int, size: Vms) -> list[int]:
+        return [new - old for new, old in zip(size, self.sizes[m], strict=True)]
 
 
 def whole_vms(
@@ -105,16 +128,18 @@ def grown(
     for m in order:
         if not any(room.sizes[m]):
             _anywhere(room, jobs, m)
-    while True:
-        steps = [
-            step
-            for m in range(len(jobs))
-            if any(room.sizes[m]) and (step := _next(room, jobs[m], m))
-        ]
-        if not steps:
-            return room.sizes
-        _, m, size = max(steps)
-        room.sizes[m] = size
+    # What a job cannot have now it cannot have later either: others only grow.
+    steps = [
+        step
+        for m in range(len(jobs))
+        if any(room.sizes[m]) and (step := _next(room, jobs[m], m))
+    ]
+    heapify(steps)
+    while steps:
+        _, m, size = heappop(steps)
+        if room.take(m, size) and (step := _next(room, jobs[m], m)):
+            heappush(steps, step)
+    return room.sizes
 
 
 def _ideal(
@@ -130,8 +155,8 @@ def _ideal(
     kind = int(np.argmax(trained * np.where(holds, 1.0 + 1e-3, 1.0)))
     corners = sorted(
         (option.vms[kind], option.examples_per_s)
-        for j, option in contest.columns
-        if j == m and option.vms[kind]
+        for option in contest.options_of[m]
+        if option.vms[kind]
     )
     sizes, rates = zip(*[(0, 0.0), *corners], strict=True)
     exact = float(np.interp(allotment.examples_per_s[m], rates, sizes))
@@ -150,15 +175,16 @@ def _anywhere(room: Room, jobs: Sequence[PoolJob], m: int) -> bool:
 
 
 def _next(room: Room, job: PoolJob, m: int) -> tuple[float, int, Vms] | None:
-    """Return the gain per VM, as a part of its best throughput, of a job's next size."""
+    """Return less the gain per VM, as a part of its best throughput, of a job's next size."""
     size = room.sizes[m]
     kind = max(range(len(size)), key=lambda k: size[k])
+    table = job.request.throughputs[kind]
+    after = bisect_right(table, size[kind], key=itemgetter(0))
     have = job.rate(size)
-    for n, rate in job.request.throughputs[kind]:
-        if n > size[kind] and rate > have:
-            larger = _on(size, kind, n)
+    for n, rate in table[after:]:
+        if rate > have:
             gain = (rate - have) / (n - size[kind]) / job.best
-            return (gain, m, larger) if room.fits(m, larger) else None
+            return -gain, m, _on(size, kind, n)
     return None
 
 
