@@ -20,10 +20,12 @@ from spottrain.varuna_manager.pool.core.model import (
 def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
     """Return the state with grants on their way to the targets, and what managers are told."""
     grants = []
-    names = sorted(state.jobs, key=lambda name: _grows(state.jobs[name]))
+    names = [name for name, job in state.jobs.items() if _is_open(state, job)]
+    names.sort(key=lambda name: _grows(state.jobs[name]))
+    free = _free(state)
     for name in names:
         job = state.jobs[name]
-        vms = _within(state, job)
+        vms = _within(state, job, free)
         wanted = _affordable(state, job, vms)
         if wanted is None:
             continue
@@ -31,6 +33,7 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
         if until_s <= state.now_s:
             vms = (0,) * len(vms)
         resized = vms != job.granted
+        before = _counts(job)
         job = replace(
             job,
             granted=vms,
@@ -44,6 +47,8 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
             resized_s=state.now_s if resized else job.resized_s,
         )
         state = state.with_job(job)
+        after = _counts(job)
+        free = [f + b - a for f, b, a in zip(free, before, after, strict=True)]
         grants.append(
             Grant(
                 job=name,
@@ -56,25 +61,30 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
     return state, tuple(grants)
 
 
+def _is_open(state: PoolState, job: PoolJob) -> bool:
+    """Return whether a job's grant could be another now."""
+    if job.target != job.granted or state.now_s >= renewal_s(state, job):
+        return any(job.target) or any(job.granted)
+    return job.rate(job.granted) <= 0 and any(job.granted)
+
+
 def _grows(job: PoolJob) -> tuple[bool, bool, float]:
     """Return the order of grants: who shrinks, who has nothing, who has waited longest."""
     more = any(t > g for t, g in zip(job.target, job.granted, strict=True))
     return (more, any(job.granted), -(job.due_s - job.got_s))
 
 
-def _within(state: PoolState, job: PoolJob) -> Vms:
+def _within(state: PoolState, job: PoolJob, free: list[int]) -> Vms:
     """Return as much of a job's target as what others may hold leaves room for.
 
     A size is granted whole or not at all if the job would train no more with a part of it.
     """
     vms = tuple(map(min, job.granted, job.target))
-    room = list(zip(_room(state, job), job.may_hold, strict=True))
     caps = [*_shared_caps(state, job), (job.request.limits, [])]
     for k, wanted in enumerate(job.target):
-        free, may_hold = room[k]
         for n in range(wanted, vms[k], -1):
             larger = (*vms[:k], n, *vms[k + 1 :])
-            if n > may_hold + free or not _fits(state, job, larger, caps):
+            if n > job.may_hold[k] + free[k] or not _fits(state, job, larger, caps):
                 continue
             if job.rate(larger) > job.rate(vms):
                 vms = larger
@@ -82,12 +92,17 @@ def _within(state: PoolState, job: PoolJob) -> Vms:
     return vms if job.rate(vms) > 0 else (0,) * len(vms)
 
 
-def _room(state: PoolState, job: PoolJob) -> list[int]:
+def _counts(job: PoolJob) -> Vms:
+    """Return the VMs of each supply that count as a job's: what it holds or may hold."""
+    return tuple(map(max, job.may_hold, job.held))
+
+
+def _free(state: PoolState) -> list[int]:
     """Return the VMs of each supply that nobody may hold."""
-    return [
-        supply.vms - sum(max(j.may_hold[k], j.held[k]) for j in state.jobs.values())
-        for k, supply in enumerate(state.supplies)
-    ]
+    free = [supply.vms for supply in state.supplies]
+    for job in state.jobs.values():
+        free = [f - n for f, n in zip(free, _counts(job), strict=True)]
+    return free
 
 
 def _shared_caps(
@@ -108,7 +123,7 @@ def _fits(
     for limits, others in caps:
         if limits == Limits():
             continue
-        held = [own, *(tuple(map(max, j.may_hold, j.held)) for j in others)]
+        held = [own, *map(_counts, others)]
         if sum(map(sum, held)) > limits.max_vms:
             return False
         rate = sum(state.microusd_per_hour(each) for each in held)
