@@ -14,6 +14,7 @@ from spottrain.pricing.sharing.claims import (
     elastic_options,
 )
 from spottrain.varuna_manager.pool.core.model import (
+    JobRequest,
     Limits,
     PoolJob,
     PoolState,
@@ -21,8 +22,18 @@ from spottrain.varuna_manager.pool.core.model import (
 )
 
 MICRO = 1e6
+RESERVE = 0.02
+RESERVED_MORPHS = 3
+"""A deadline is promised, and kept, with so much of its time and so many changes of size to
+spare: whole VMs and hand-overs are not in the programs."""
 _SOON_S = 1.0
 """What is left at least of a deadline that has passed: the policy does what it can."""
+
+
+def promised_s(state: PoolState, request: JobRequest) -> float:
+    """Return when a job is to end, from now: before its deadline by what changes may cost."""
+    left_s = request.deadline_s - state.now_s
+    return max(_SOON_S, left_s * (1 - RESERVE) - RESERVED_MORPHS * request.morph_s)
 
 
 def claim_of(state: PoolState, job: PoolJob) -> Claim:
@@ -36,7 +47,7 @@ def claim_of(state: PoolState, job: PoolJob) -> Claim:
         examples=left,
         weight=request.weight,
         arrived_s=job.arrived_s,
-        deadline_s=max(_SOON_S, request.deadline_s - state.now_s),
+        deadline_s=promised_s(state, request),
         team=request.team,
         age_s=age_s,
         isolated_age_s=min(age_s, job.due_s),

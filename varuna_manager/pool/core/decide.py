@@ -8,7 +8,8 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 from spottrain.pricing.sharing.allotment import POLICIES
-from spottrain.varuna_manager.pool.core.contests import contest_of
+from spottrain.pricing.sharing.claims import Contest
+from spottrain.varuna_manager.pool.core.contests import contest_of, promised_s
 from spottrain.varuna_manager.pool.core.model import (
     PoolJob,
     PoolJobPhase,
@@ -58,7 +59,7 @@ def decided(state: PoolState) -> PoolState:
     sizes = whole_vms(contest, allotment, jobs, keeps)
     if state.settings.policy != "cheapest":  # there what is idle is idle for its price
         sizes = grown(contest, sizes, jobs, order)
-    if not _is_worth_it(state, jobs, sizes):
+    if not _is_worth_it(state, contest, jobs, sizes):
         sizes = [job.target for job in jobs]
     changed = any(job.target != size for job, size in zip(jobs, sizes, strict=True))
     found = dict(state.jobs)
@@ -71,12 +72,12 @@ def decided(state: PoolState) -> PoolState:
 
 
 def _is_worth_it(
-    state: PoolState, jobs: Sequence[PoolJob], sizes: Sequence[Vms]
+    state: PoolState, contest: Contest, jobs: Sequence[PoolJob], sizes: Sequence[Vms]
 ) -> bool:
     """Return whether targets are to change.
 
     They are where a job begins that waited, where the present ones are not allowed any more,
-    and where no job loses by it. Else a stay has passed since the last change, and in another
+    where a deadline needs it, and where no job loses by it. Else a stay has passed since the last change, and in another
     one more is trained than the changes cost.
     """
     gains = [
@@ -86,7 +87,11 @@ def _is_worth_it(
     begins = any(
         any(size) and not any(job.target) for job, size in zip(jobs, sizes, strict=True)
     )
-    if begins or not _is_allowed(state, jobs) or min(gains) >= 0:
+    behind = any(
+        job.rate(job.target) < min(needed * (1 - 1e-9), job.rate(size))
+        for job, size, needed in zip(jobs, sizes, contest.needed, strict=True)
+    )
+    if begins or behind or not _is_allowed(state, jobs) or min(gains) >= 0:
         return True
     if state.now_s < state.decided_s + state.settings.min_stay_s:
         return False
@@ -150,6 +155,15 @@ def renewal_s(state: PoolState, job: PoolJob) -> float:
     return job.until_s - state.settings.grant_s / 4
 
 
+def _is_behind(state: PoolState, job: PoolJob) -> bool:
+    """Return whether a job's target is less than its deadline needs."""
+    if job.request.deadline_s == math.inf:
+        return False
+    left = job.request.examples - job.examples_done
+    needed = min(left / promised_s(state, job.request), job.best)
+    return job.rate(job.target) < needed * (1 - 1e-9)
+
+
 def _moments(state: PoolState) -> list[float]:
     """Return when sizes are to be decided anew, past or to come."""
     settings = state.settings
@@ -158,6 +172,8 @@ def _moments(state: PoolState) -> list[float]:
         if any(job.may_hold):
             moments.append(job.heard_s + settings.silent_s + PAST_S)
     parts = [job for job in state.jobs.values() if state.takes_part(job)]
+    if any(_is_behind(state, job) for job in parts):
+        moments.append(state.considered_s + settings.min_stay_s)
     if any(not any(job.target) for job in parts):
         moments += [j.resized_s + settings.round_s for j in parts if any(j.granted)]
     return moments

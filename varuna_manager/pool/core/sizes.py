@@ -1,6 +1,7 @@
 """Whole VMs from a policy's shares.
 
-A share of the time in several options becomes one size on one supply. Floors first, then
+Promised deadlines come first, the earliest before others: each the fewest whole VMs that are
+enough, so that what rounding takes from a share is never what a promise needs. A share of the time in several options becomes one size on one supply. Floors first, then
 the largest remainders (as seats are given to parties); a job whose share is below its
 smallest size has that size for part of the time, in rounds: those go first whose share so far
 is largest against what they got (Gavel's priority, section 5.5, in wall-clock time). What is
@@ -10,7 +11,7 @@ left goes where it trains most. Caps are kept at every step.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from operator import itemgetter
 
@@ -91,11 +92,12 @@ def whole_vms(
         got = jobs[m].got_s
         return (not keeps[m], -(jobs[m].due_s / got if got else np.inf), -jobs[m].due_s)
 
+    _keep_promises(room, jobs)
     order = sorted(range(len(jobs)), key=urgency)
     below = []
     for m in order:
         kind, exact, smallest = ideal[m]
-        if exact <= 0:
+        if exact <= 0 or any(room.sizes[m]):
             continue
         if exact < smallest or not room.take(m, _on(none, kind, int(exact + 1e-6))):
             below.append(m)
@@ -107,6 +109,13 @@ def whole_vms(
         kind, exact, _ = ideal[m]
         if any(room.sizes[m]) and room.sizes[m][kind] < exact - 1e-6:
             room.take(m, _on(none, kind, room.sizes[m][kind] + 1))
+    return room.sizes
+
+
+def promised_vms(contest: Contest, jobs: Sequence[PoolJob]) -> list[Vms]:
+    """Return what ``whole_vms`` sets apart for promised deadlines."""
+    room = Room(contest, [(0,) * len(contest.vms)] * len(jobs))
+    _keep_promises(room, jobs)
     return room.sizes
 
 
@@ -140,6 +149,33 @@ def grown(
         if room.take(m, size) and (step := _next(room, jobs[m], m)):
             heappush(steps, step)
     return room.sizes
+
+
+def _keep_promises(room: Room, jobs: Sequence[PoolJob]) -> None:
+    """Give jobs with deadlines what these need, or as much as there is."""
+    contest = room.contest
+    promised = [m for m in range(len(jobs)) if contest.needed[m] > 0]
+    for m in sorted(promised, key=lambda m: contest.claims[m].deadline_s):
+        needed = float(contest.needed[m]) * (1 - 1e-9)
+        sizes = list(_whole_sizes(room, jobs[m]))
+        enough = [each for each in sizes if each[1] >= needed]
+        less = [each for each in sizes if each[1] < needed]
+        enough.sort(key=lambda each: (each[0], -each[1]))
+        less.sort(key=lambda each: -each[1])
+        any(room.take(m, size) for _, _, size in enough + less)
+
+
+def _whole_sizes(
+    room: Room, job: PoolJob
+) -> Iterator[tuple[tuple[bool, float], float, Vms]]:
+    """Yield (order, throughput, size): those of the kind that it holds come first, then
+    those that take the smallest part of a kind."""
+    none = (0,) * len(room.contest.vms)
+    for kind, table in enumerate(job.request.throughputs):
+        for n, rate in table:
+            if n <= room.contest.vms[kind]:
+                part = n / room.contest.vms[kind]
+                yield (not job.granted[kind], part), rate, _on(none, kind, n)
 
 
 def _ideal(
