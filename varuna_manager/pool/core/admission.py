@@ -5,23 +5,16 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numpy as np
-
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.filling import ContestProgram
 from spottrain.units import HOUR_S
-from spottrain.varuna_manager.pool.core.contests import (
-    RESERVE,
-    RESERVED_MORPHS,
-    contest_of,
-    promised_s,
-)
+from spottrain.varuna_manager.pool.core.contests import contest_of
 from spottrain.varuna_manager.pool.core.model import JobRequest, PoolJob, PoolState
 from spottrain.varuna_manager.pool.core.sizes import promised_vms
 
 _TOLERANCE = 1e-6
-_STRETCHES = (1.05, 1.1, 1.25, 1.5, 2, 3, 5, 10)
-"""Of a deadline that is too early by whole VMs only, to find one that would do."""
+_WITHIN = 0.005
+"""How exactly the deadline is found that would do."""
+_LONGEST_S = 1e9
 _LOOKS = 64
 """Times that a promise is looked at again before the last deadline."""
 
@@ -67,52 +60,47 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
     request = job.request
     if request.deadline_s == math.inf:
         return None
-    others = [j for j in state.jobs.values() if state.takes_part(j)]
-    contest, promised = contest_of(state, others)
-    floor = ContestProgram(contest).floors() if promised else np.zeros(0)
-    contest, fitting = contest_of(state, [*promised, job])
-    program, m = ContestProgram(contest), len(fitting) - 1
-    floor = np.append(floor, 0.0)
-    slope = np.zeros(len(fitting))
-    slope[m] = 1.0
-    best, _ = program.highest(slope * 0, slope, floor)
-    needed_s = request.examples / max(best * contest.best[m], 1e-9)
+    promised = [
+        each
+        for each in state.jobs.values()
+        if state.takes_part(each) and each.request.deadline_s < math.inf
+    ]
+    _, promised = contest_of(state, promised)
+    late = _late(state, promised)  # by faults; that is no reason to refuse
     given_s = request.deadline_s - state.now_s
-    if promised_s(state, request) >= needed_s * (1 - _TOLERANCE):
-        if not _breaks(state, promised, job):
-            return None
-        stretched = (
-            replace(job, request=replace(request, deadline_s=state.now_s + given_s * f))
-            for f in _STRETCHES
-        )
-        enough = (j for j in stretched if not _breaks(state, promised, j))
-        if (longer := next(enough, None)) is None:
+
+    def breaks(after_s: float) -> bool:
+        later = replace(request, deadline_s=state.now_s + after_s)
+        return not late >= _late(state, [*promised, replace(job, request=later)])
+
+    if not breaks(given_s):
+        return None
+    low_s, high_s = given_s, max(given_s, request.examples / job.best)
+    while breaks(high_s):
+        low_s, high_s = high_s, 2 * high_s
+        if high_s > _LONGEST_S:
             return (
-                f"{request.name}: deadline: the pool's whole VMs are promised to others"
+                f"{request.name}: deadline: no time is enough beside the deadlines that "
+                "were promised; enlarge the pool, or leave it out"
             )
-        needed_s = longer.request.deadline_s - state.now_s
-    else:
-        needed_s = (needed_s + RESERVED_MORPHS * request.morph_s) / (1 - RESERVE)
+    while high_s - low_s > high_s * _WITHIN:
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (middle_s, high_s) if breaks(middle_s) else (low_s, middle_s)
     return (
         f"{request.name}: deadline: got {given_s / HOUR_S:.4g} h from now; beside the "
-        f"deadlines that were promised the pool needs {needed_s / HOUR_S:.4g} h; allow that, "
+        f"deadlines that were promised the pool needs {high_s / HOUR_S:.4g} h; allow that, "
         "or enlarge the pool"
     )
 
 
-def _breaks(state: PoolState, promised: list[PoolJob], job: PoolJob) -> bool:
-    """Return whether a job's deadline breaks a promise, its own included, on whole VMs."""
-    others = [each for each in promised if each.request.deadline_s < math.inf]
-    return _is_late(state, [*others, job]) and not _is_late(state, others)
-
-
-def _is_late(state: PoolState, jobs: list[PoolJob]) -> bool:
-    """Return whether one of the jobs would be late if each had only what promises need.
+def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
+    """Return which of the jobs would be late if each had only what promises need.
 
     The rule that gives out VMs is followed in time, without anybody else.
     """
     now_s = state.now_s
-    while jobs:
+    late: set[str] = set()
+    while jobs and now_s < math.inf:
         contest, jobs = contest_of(replace(state, now_s=now_s), jobs)
         sizes = promised_vms(contest, jobs)
         rates = [job.rate(size) for job, size in zip(jobs, sizes, strict=True)]
@@ -126,7 +114,7 @@ def _is_late(state: PoolState, jobs: list[PoolJob]) -> bool:
             else math.inf
             for job, rate, lost in zip(jobs, rates, lost_s, strict=True)
         )
-        last_s = max(job.request.deadline_s for job in jobs)
+        last_s = max(now_s, *(job.request.deadline_s for job in jobs))
         if any(r < n * (1 - 1e-9) for r, n in zip(rates, contest.needed, strict=True)):
             # Who is behind gets more once others are ahead.
             again_s = max(state.settings.min_stay_s, (last_s - now_s) / _LOOKS)
@@ -137,11 +125,11 @@ def _is_late(state: PoolState, jobs: list[PoolJob]) -> bool:
             done = job.examples_done + rate * max(0.0, lasts_s - lost)
             is_over = done >= job.request.examples * (1 - _TOLERANCE)
             if now_s > job.request.deadline_s:
-                return True
+                late.add(job.request.name)
             if not is_over:
                 going_on.append(replace(job, examples_done=done, granted=size))
         jobs = going_on
-    return False
+    return frozenset(late)
 
 
 def _too_dear(state: PoolState, job: PoolJob) -> str | None:

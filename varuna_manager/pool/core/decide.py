@@ -34,9 +34,12 @@ def with_time(state: PoolState, now_s: float) -> PoolState:
         if renews:
             job = replace(job, spent_before=job.spent)
         if job.phase is PoolJobPhase.ACTIVE:
-            got = job.rate(job.granted) / job.best * past_s
-            due = job.target_rate / job.best * past_s
-            job = replace(job, got_s=job.got_s + got, due_s=job.due_s + due)
+            rate, best = job.rate(job.granted), job.best
+            job = replace(
+                job,
+                got_s=job.got_s + rate / best * past_s,
+                due_s=job.due_s + job.target_rate / best * past_s,
+            )
         jobs[name] = job
     return replace(state, now_s=now_s, jobs=jobs)
 
@@ -175,5 +178,8 @@ def _moments(state: PoolState) -> list[float]:
     if any(_is_behind(state, job) for job in parts):
         moments.append(state.considered_s + settings.min_stay_s)
     if any(not any(job.target) for job in parts):
-        moments += [j.resized_s + settings.round_s for j in parts if any(j.granted)]
+        # Rounds end together, as far as a stay allows, and not each by itself.
+        step_s = max(settings.min_stay_s, PAST_S)
+        ends_s = (j.resized_s + settings.round_s for j in parts if any(j.granted))
+        moments += [math.ceil(end_s / step_s) * step_s for end_s in ends_s]
     return moments

@@ -150,7 +150,10 @@ class PoolJob:
         """
         best = 0.0
         for table, n in zip(self.request.throughputs, vms, strict=True):
-            best = max(best, max((rate for k, rate in table if k <= n), default=0.0))
+            if n:
+                best = max(
+                    best, max((rate for k, rate in table if k <= n), default=0.0)
+                )
         return best
 
     @property

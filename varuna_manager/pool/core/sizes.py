@@ -10,9 +10,11 @@ left goes where it trains most. Caps are kept at every step.
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Sequence
+from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from itertools import accumulate
 from operator import itemgetter
 
 import numpy as np
@@ -154,28 +156,33 @@ def grown(
 def _keep_promises(room: Room, jobs: Sequence[PoolJob]) -> None:
     """Give jobs with deadlines what these need, or as much as there is."""
     contest = room.contest
+    none = (0,) * len(contest.vms)
     promised = [m for m in range(len(jobs)) if contest.needed[m] > 0]
     for m in sorted(promised, key=lambda m: contest.claims[m].deadline_s):
         needed = float(contest.needed[m]) * (1 - 1e-9)
-        sizes = list(_whole_sizes(room, jobs[m]))
-        enough = [each for each in sizes if each[1] >= needed]
-        less = [each for each in sizes if each[1] < needed]
-        enough.sort(key=lambda each: (each[0], -each[1]))
-        less.sort(key=lambda each: -each[1])
-        any(room.take(m, size) for _, _, size in enough + less)
+        enough, less = [], []
+        for kind, table in enumerate(jobs[m].request.throughputs):
+            sizes, rates = _envelope(table)
+            at = bisect_left(rates, needed)
+            # The kind that it holds comes first, then what is the smallest part of a kind.
+            if at < len(sizes):
+                part = sizes[at] / max(1, contest.vms[kind])
+                enough.append((not jobs[m].granted[kind], part, kind, sizes[at]))
+            less += [
+                (-rate, kind, n) for n, rate in zip(sizes[:at], rates, strict=False)
+            ]
+        if any(room.take(m, _on(none, kind, n)) for _, _, kind, n in sorted(enough)):
+            continue
+        any(room.take(m, _on(none, kind, n)) for _, kind, n in sorted(less))
 
 
-def _whole_sizes(
-    room: Room, job: PoolJob
-) -> Iterator[tuple[tuple[bool, float], float, Vms]]:
-    """Yield (order, throughput, size): those of the kind that it holds come first, then
-    those that take the smallest part of a kind."""
-    none = (0,) * len(room.contest.vms)
-    for kind, table in enumerate(job.request.throughputs):
-        for n, rate in table:
-            if n <= room.contest.vms[kind]:
-                part = n / room.contest.vms[kind]
-                yield (not job.granted[kind], part), rate, _on(none, kind, n)
+@lru_cache(maxsize=4096)
+def _envelope(
+    table: tuple[tuple[int, float], ...],
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return sizes, and the most that a job trains on as many VMs or fewer."""
+    sizes = tuple(n for n, _ in table)
+    return sizes, tuple(accumulate((rate for _, rate in table), max))
 
 
 def _ideal(

@@ -32,6 +32,8 @@ from spottrain.varuna_manager.pool.simulation.outcome import JobOutcome, PoolOut
 from spottrain.varuna_manager.pool.simulation.workload import SimulatedJob, Table
 
 MICRO = 1e6
+UNCONCERNED = frozenset({"fair", "priority", "fifo", "hierarchical"})
+"""Policies to which it is all the same how much work is left."""
 ROUNDING_S = 1e-6
 """Jobs that would end so soon have ended."""
 
@@ -68,13 +70,12 @@ def simulate(
         if then_s == math.inf:
             break  # nothing will ever happen: no money is left
         world.advance(then_s)
+        world.report_all(then_s)
         if then_s == arrives_s:
             world.submit(coming.popleft(), elastic=elastic, morph_s=morph_s)
         elif then_s == ends_s:
             world.end(then_s)
         else:
-            for manager in list(world.managers.values()):
-                world.report(manager, then_s)
             world.tell(PoolTimerFired(at_s=then_s))
     outcomes = sorted(world.outcomes.values(), key=lambda one: one.job.arrived_s)
     return PoolOutcome(
@@ -181,10 +182,20 @@ class _World:
             examples_done=manager.done,
         )
 
-    def report(self, manager: _Manager, now_s: float) -> None:
-        """Let a running job's manager say how far it is."""
-        if any(manager.held):
-            self.tell(self._report_of(manager, now_s))
+    def report_all(self, now_s: float) -> None:
+        """Let managers say how far they are, where the next decision looks at it."""
+        settings = self.state.settings
+        has_deadlines = any(
+            manager.request.deadline_s < math.inf for manager in self.managers.values()
+        )
+        if (
+            has_deadlines
+            or settings.policy not in UNCONCERNED
+            or settings.limits.max_microusd < math.inf
+        ):
+            for manager in list(self.managers.values()):
+                if any(manager.held):
+                    self.tell(self._report_of(manager, now_s))
 
     def advance(self, then_s: float) -> None:
         """Let jobs train and spend until a point in time."""
