@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
+import random
 from typing import Any
 
 import pytest
 
+from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.varuna_manager.pool.core.model import PoolSettings, Supply
 from spottrain.varuna_manager.pool.simulation.outcome import PoolOutcome, measures
 from spottrain.varuna_manager.pool.simulation.product import simulate
@@ -64,3 +67,41 @@ def test_an_urgent_job_does_not_wait_for_the_others() -> None:
     assert [one.queueing_s for one in shared.jobs] == [0, 0, 0]
     assert shared.jobs[2].completion_s < queued.jobs[2].completion_s
     assert shared.makespan_s <= queued.makespan_s + 1e-6
+
+
+def hurried(seed: int) -> list[SimulatedJob]:
+    """Jobs of which most have a deadline, for four VMs."""
+    draw = random.Random(seed)
+    jobs, at_s = [], 0.0
+    for m in range(draw.randint(3, 8)):
+        largest = draw.randint(1, 6)
+        power = draw.choice([0.6, 0.9, 1.0])
+        table = {n: n**power for n in range(draw.choice([1, 1, 2]), largest + 1)}
+        work = draw.uniform(500, 8000)
+        table = table or {2: 2**power}
+        slack = draw.choice([1.2, 1.5, 2, 4, 10, math.inf])
+        jobs.append(
+            SimulatedJob(
+                name=f"j{m}",
+                arrived_s=at_s,
+                work=work,
+                size=min(table),
+                throughputs=(table,),
+                weight=draw.choice([1.0, 5.0]),
+                deadline_s=at_s + slack * work / max(table.values()),
+            )
+        )
+        at_s += draw.choice([0, draw.uniform(0, 1500)])
+    return jobs
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_deadline_that_was_promised_is_kept_on_whole_vms(policy: str) -> None:
+    promised = 0
+    for seed in range(4):
+        found = simulate(PoolSettings(policy=policy), FOUR, hurried(seed))
+        assert all("deadline: got" in reason for _, reason in found.refused)
+        kept, due = found.deadlines()
+        assert kept == due
+        promised += due
+    assert promised > 4
