@@ -154,6 +154,8 @@ class JobHistory:
                 self._add_milestone(
                     after.now_s, "limits", f"{_limits(limits)}, by {by}"
                 )
+            case e.GrantReceived() if after.last_news != before.last_news:
+                self._add_milestone(after.now_s, "limits", after.last_news)
             case e.StepsChanged() | e.CodeUpdated():
                 self._add_milestone(event.at_s, "change", after.last_news)
             case e.ClockSet(by_s=by_s):
