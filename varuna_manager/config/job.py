@@ -255,6 +255,10 @@ class MorphingConfig(Section):
     objective: Objective = "throughput"
     """How plans are compared: by `throughput` (examples per second) or by
     `examples_per_dollar`, which returns machines that are not worth their price."""
+    peer_copies: Literal[0, 1] = 0
+    """Copies of the weights and optimizer state of an earlier mini-batch that other VMs keep
+    in memory where a plan has one replica: 1, where their memory is enough, or 0. See
+    docs/checkpoints.md."""
 
     @property
     def asked_schedule(self) -> ScheduleKind | None:

@@ -217,6 +217,7 @@ def job_settings(
         microbatch_size=config.microbatch_size,
         schedule=config.morphing.asked_schedule,
         recompute=config.morphing.asked_recompute,
+        peer_copies=config.morphing.peer_copies,
         state=config.runtime.asked_state,
         objective=config.morphing.objective,
         stop_after_nonfinite=config.on_nonfinite.stop_after,

@@ -203,18 +203,41 @@ def copies(state: states.State) -> list[set[str]]:
     Before a generation trains, they are those of the plan before; after a loss, those
     that are left. Empty: no VM is known to hold it.
     """
-    generation = state.generation
-    begun = generation is not None and generation.started_at_s is not None
-    plan = generation.plan if generation and begun else state.previous_plan
-    newest = state.generations[-1] if state.generations else None
-    if plan is None or (not begun and newest and newest.from_step is None):
+    if (plan := _plan_in_memory(state)) is None:
         return []
-    depth = plan.pipeline_depth
-    there = {vm.vm_id for vm in state.vms.values() if vm.phase is records.VmPhase.READY}
+    depth, there = plan.pipeline_depth, _ready(state)
     return [
         {slot.vm_id for slot in plan.slots[stage::depth]} & there
         for stage in range(depth)
     ]
+
+
+def _plan_in_memory(state: states.State) -> Plan | None:
+    """Return the plan by which sections are in memory now, if it is known."""
+    generation = state.generation
+    begun = generation is not None and generation.started_at_s is not None
+    plan = generation.plan if generation and begun else state.previous_plan
+    newest = state.generations[-1] if state.generations else None
+    if not begun and newest and newest.from_step is None:
+        return None
+    return plan
+
+
+def _ready(state: states.State) -> set[str]:
+    return {vm.vm_id for vm in state.vms.values() if vm.phase is records.VmPhase.READY}
+
+
+def _copied_step(state: states.State) -> int | None:
+    """Return the newest mini-batch of which the loss of any one VM leaves all sections, in
+    copies; None: there is none."""
+    plan, there = _plan_in_memory(state), _ready(state)
+    if plan is None or not plan.copy_holders:
+        return None
+    holders = [
+        {slot.vm_id, plan.slots[holder].vm_id} & there
+        for slot, holder in zip(plan.slots, plan.copy_holders, strict=True)
+    ]
+    return state.progress.copied_step if min(map(len, holders)) > 1 else None
 
 
 def survives_any_worker(plan: Plan) -> bool:
@@ -287,6 +310,7 @@ def _safety(state: states.State) -> dict[str, Any]:
     A VM can be lost without losing progress if every stage has a copy elsewhere.
     """
     newest, held = state.newest_checkpoint, copies(state)
+    copied = _copied_step(state)
     every = state.job.spec.checkpoint_every_steps
     fewest = min(map(len, held), default=0)
     return {
@@ -300,6 +324,8 @@ def _safety(state: states.State) -> dict[str, Any]:
         "survives_any_worker": (
             survives_any_worker(state.generation.plan) if state.generation else False
         ),
+        "copied_step": copied,
+        "copy_lag_steps": None if copied is None else state.progress.step - copied,
         "checkpoint_step": newest.step if newest else None,
         "lag_steps": state.progress.step - newest.step if newest else None,
         "checkpoint_every_steps": every

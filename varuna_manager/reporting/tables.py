@@ -142,6 +142,11 @@ def safety_line(status: dict[str, Any]) -> str:
         lost += " or a killed worker"
     step = safety["checkpoint_step"]
     cost = f"losing {lost} may cost {safety['lag_steps']} steps, back to step {step}"
+    if (copied := safety["copied_step"]) is not None and copied > step:
+        cost = (
+            f"losing {lost} may cost {safety['copy_lag_steps']} steps, back to copies of "
+            f"step {copied}; several at once {safety['lag_steps']} steps, to step {step}"
+        )
     if not spared:
         return cost
     names = ", ".join(safety["vms_spared"]) if spared <= 3 else f"{spared} of the VMs"

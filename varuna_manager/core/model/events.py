@@ -360,6 +360,8 @@ class ProgressMade:
     """As in ``MinibatchCommitted``."""
     checkpoint_cost_s: float = 0.0
     """As in ``MinibatchCommitted``."""
+    copied_step: int | None = None
+    """As in ``MinibatchCommitted``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

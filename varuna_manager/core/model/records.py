@@ -450,6 +450,9 @@ class Progress:
     """Mini-batches between checkpoints, as chosen last; 0: none was chosen."""
     checkpoint_cost_s: float = 0.0
     """Training time that a checkpoint costs; 0: none was measured."""
+    copied_step: int | None = None
+    """The newest mini-batch of which other VMs have copies; None: the plan that runs, or ran
+    last, has made none."""
 
     @property
     def minibatches_lost(self) -> int:

@@ -82,6 +82,8 @@ class JobSettings:
     """Of every plan; None: the planner chooses."""
     state: StateHome | None = None
     """Where every plan keeps committed state; None: the planner chooses."""
+    peer_copies: int = 0
+    """As in ``PlanInputs``."""
     objective: Objective = "throughput"
     """What plans are compared by, see ``plan_objective``."""
     stop_after_nonfinite: int = 10
