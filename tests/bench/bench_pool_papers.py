@@ -280,7 +280,7 @@ def static(measured: Measured, _folder: Path) -> Iterator[Row]:
     found: dict[str, list[float]] = {}
     for seed in range(3):
         jobs = generate.gavel_jobs(seed, 100, measured=measured, kinds=KINDS)
-        for name, run in {
+        runs: dict[str, Callable[[list[SimulatedJob]], PoolOutcome]] = {
             "Gavel": lambda j: gavel.simulate(gavel.Gavel(policy="makespan"), pool, j),
             "first come first served, unaware of kinds": lambda j: gavel.simulate(
                 gavel.Gavel(policy="fifo", is_aware=False), pool, j
@@ -289,7 +289,8 @@ def static(measured: Measured, _folder: Path) -> Iterator[Row]:
                 PoolSettings(policy="makespan"), pool, j, elastic=False
             ),
             "product, elastic": lambda j: elastic("makespan", pool, j),
-        }.items():
+        }
+        for name, run in runs.items():
             hours = measures(run(jobs))["makespan_s"] / HOUR_S
             found.setdefault(name, []).append(hours)
     for name, each in found.items():
