@@ -57,7 +57,7 @@ PolicyOption = Annotated[
     str,
     typer.Option(
         help=f"{', '.join(POLICIES)}; {QUEUE}: by priority, nobody changes size or is "
-        "stopped; with --form gavel max_throughput and min_cost too."
+        "stopped; with --form gavel max_throughput, min_cost and isolated too."
     ),
 ]
 FormOption = Annotated[
