@@ -352,17 +352,7 @@ def continuous(
         )
         if policy == "finish_time_fairness":
             alone = gavel.simulate(gavel.Gavel(policy="isolated"), pool, jobs)
-            fairness = [
-                mean(
-                    one.completion_s / apart.completion_s
-                    for one, apart in zip(
-                        outcome.jobs[slice(*WINDOW)],
-                        alone.jobs[slice(*WINDOW)],
-                        strict=True,
-                    )
-                )
-                for outcome in outcomes
-            ]
+            fairness = [over(one, alone) for one in outcomes]
             yield Row(
                 source=source,
                 what="mean finish-time fairness, unaware over aware",
@@ -374,6 +364,12 @@ def continuous(
             )
 
     return rows
+
+
+def over(outcome: PoolOutcome, alone: PoolOutcome) -> float:
+    """Return the mean of jobs' times over those in another simulation."""
+    pairs = zip(outcome.jobs[slice(*WINDOW)], alone.jobs[slice(*WINDOW)], strict=True)
+    return mean(one.completion_s / apart.completion_s for one, apart in pairs)
 
 
 def costs(measured: Measured, _folder: Path) -> Iterator[Row]:
