@@ -250,8 +250,9 @@ def _publish(
     draft.replace(job_dir / "manager.json")
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the manager of the job in folder ``argv[0]``; see ``DURABLE_COPY``."""
+    argv = sys.argv[1:] if argv is None else argv
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -289,4 +290,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())
