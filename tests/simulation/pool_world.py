@@ -251,14 +251,13 @@ def jobs(chance: random.Random, count: int, kinds: int) -> list[JobRequest]:
     ]
 
 
-def settings(policy: str, **given: float) -> PoolSettings:
+def settings(policy: str) -> PoolSettings:
     teams = {"a": Team(weight=1), "b": Team(weight=2, limits=Limits(max_vms=5))}
     return PoolSettings(
         policy=policy,
         teams=teams,
         limits=Limits(max_vms=8, max_microusd=60_000_000_000),
         grant_s=1200.0,
-        **given,
     )
 
 

@@ -13,6 +13,7 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.pricing.sharing.rounds import ROUND_S
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.cli.simulate.files import read_text
@@ -56,7 +57,7 @@ PolicyOption = Annotated[
     str,
     typer.Option(
         help=f"{', '.join(POLICIES)}; {QUEUE}: by priority, nobody changes size or is "
-        "stopped; with --form gavel max_throughput and min_cost too."
+        "stopped; with --form gavel max_throughput, min_cost and isolated too."
     ),
 ]
 FormOption = Annotated[
@@ -102,7 +103,7 @@ def pool(
     throughputs: ThroughputsOption = None,
     usd_per_hour: UsdOption = "",
     morph_s: MorphOption = None,
-    round_s: RoundOption = gavel.ROUND_S,
+    round_s: RoundOption = ROUND_S,
     window: WindowOption = "",
     seed: SeedOption = 0,
     picture: PictureOption = None,
@@ -233,7 +234,7 @@ def _has_prices(supplies: list[Supply]) -> bool:
 def _document(
     outcome: PoolOutcome, window: tuple[int, int] | None, *, has_prices: bool
 ) -> dict[str, Any]:
-    document: dict[str, Any] = measures(outcome, window)
+    document: dict[str, Any] = {**measures(outcome, window)}
     if not has_prices:
         document["usd"] = None
     document["refusals"] = [

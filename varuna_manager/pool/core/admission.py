@@ -71,7 +71,10 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
 
     def breaks(after_s: float) -> bool:
         later = replace(request, deadline_s=state.now_s + after_s)
-        return not late >= _late(state, [*promised, replace(job, request=later)])
+        # Its own, with changes of size to spare: these have not been needed yet.
+        tight = replace(later, deadline_s=later.deadline_s - 2 * later.morph_s)
+        tried = [*promised, replace(job, request=tight)]
+        return not late >= _late(state, tried)
 
     if not breaks(given_s):
         return None

@@ -99,9 +99,13 @@ def whole_vms(
     below = []
     for m in order:
         kind, exact, smallest = ideal[m]
-        if exact <= 0 or any(room.sizes[m]):
+        if exact <= 0:
             continue
-        if exact < smallest or not room.take(m, _on(none, kind, int(exact + 1e-6))):
+        floor = _on(none, kind, int(exact + 1e-6)) if exact >= smallest else none
+        has_rate = jobs[m].rate(room.sizes[m])
+        if jobs[m].rate(floor) > has_rate and room.take(m, floor):
+            continue
+        if not has_rate:
             below.append(m)
     for m in below:
         _ = room.take(m, _on(none, ideal[m][0], ideal[m][2])) or _anywhere(
@@ -109,7 +113,7 @@ def whole_vms(
         )
     for m in sorted(order, key=lambda m: -(ideal[m][1] % 1)):
         kind, exact, _ = ideal[m]
-        if any(room.sizes[m]) and room.sizes[m][kind] < exact - 1e-6:
+        if 0 < room.sizes[m][kind] < exact - 1e-6:
             room.take(m, _on(none, kind, room.sizes[m][kind] + 1))
     return room.sizes
 

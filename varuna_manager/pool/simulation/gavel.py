@@ -25,8 +25,8 @@ from spottrain.varuna_manager.pool.simulation.outcome import (
 from spottrain.varuna_manager.pool.simulation.workload import SimulatedJob
 
 Shared = Callable[[Contest], Allotment]
-FRUGAL = frozenset({"cheapest", "min_cost"})
-"""Policies that leave VMs idle for their price."""
+FRUGAL = frozenset({"cheapest", "min_cost", "isolated"})
+"""Policies that leave VMs idle: for their price, or because they are somebody else's."""
 CHECKPOINT_S = 5.0
 """Loading and saving takes their models less than so long (section 5.5)."""
 
@@ -67,6 +67,23 @@ def max_throughput(contest: Contest) -> Allotment:
 def min_cost(contest: Contest) -> Allotment:
     """Return the shares of most steps per dollar, deadlines or not (section 6.4.1)."""
     return _of_kinds(contest, fixed_sizes.max_examples_per_usd, has_deadlines=False)
+
+
+def isolated(contest: Contest) -> Allotment:
+    """Return an equal part of every kind for each job, as if nobody shared anything."""
+    shares = []
+    for own in contest.options_of:
+        parts = [
+            contest.vms[int(np.argmax(option.vms))]
+            / (len(contest.claims) * sum(option.vms))
+            for option in own
+        ]
+        over = max(1.0, sum(parts))
+        shares.append(
+            tuple((o, part / over) for o, part in zip(own, parts, strict=True))
+        )
+    rates = [sum(o.examples_per_s * part for o, part in given) for given in shares]
+    return Allotment(tuple(shares), tuple(rates))
 
 
 def _of_kinds(
@@ -112,6 +129,7 @@ _SHARES: Mapping[str, Shared] = {
     "fair": lambda contest: fair(contest, against="equal"),
     "max_throughput": max_throughput,
     "min_cost": min_cost,
+    "isolated": isolated,
 }
 
 

@@ -144,7 +144,7 @@ def own_part_rate(job: SimulatedJob, vms: Vms, part: float) -> float:
 
 def measures(
     outcome: PoolOutcome, window: tuple[int, int] | None = None
-) -> dict[str, float | int | None]:
+) -> dict[str, float]:
     """Return the numbers of a simulation.
 
     Args:

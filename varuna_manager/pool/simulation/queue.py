@@ -30,8 +30,8 @@ def simulate(supplies: Sequence[Supply], jobs: Iterable[SimulatedJob]) -> PoolOu
         )
         for ended in [each for each in running if each[0] <= now_s]:
             running.remove(ended)
-            _, kind, one = ended
-            free[kind] += one.job.size
+            _, held_kind, one = ended
+            free[held_kind] += one.job.size
             one.ended_s = now_s
             one.holds(now_s, (0,) * len(vms))
         while coming and coming[-1].job.arrived_s <= now_s:

@@ -120,7 +120,7 @@ def read_gavel(
     Raises:
         ConfigError: another format, or a job that was measured on no kind; one line.
     """
-    jobs = []
+    jobs: list[SimulatedJob] = []
     for number, line in enumerate(text.splitlines(), 1):
         if not line.strip():
             continue

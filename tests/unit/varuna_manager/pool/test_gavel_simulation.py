@@ -64,7 +64,9 @@ def test_a_job_that_arrives_within_a_round_waits_for_the_next() -> None:
     assert found.jobs[0].ended_s == pytest.approx(360 + 180)
 
 
-@pytest.mark.parametrize("policy", ["max_throughput", "min_cost", "makespan", "fifo"])
+@pytest.mark.parametrize(
+    "policy", ["max_throughput", "min_cost", "makespan", "fifo", "isolated"]
+)
 def test_every_policy_ends_every_job(policy: str) -> None:
     jobs = [job(f"j{m}", 4 - m, 1, 2 + m, at_s=100.0 * m) for m in range(4)]
     found = gavel.simulate(gavel.Gavel(policy=policy), SUPPLIES, jobs)

@@ -98,10 +98,10 @@ def hurried(seed: int) -> list[SimulatedJob]:
 @pytest.mark.parametrize("policy", POLICIES)
 def test_a_deadline_that_was_promised_is_kept_on_whole_vms(policy: str) -> None:
     promised = 0
-    for seed in range(4):
+    for seed in range(3):
         found = simulate(PoolSettings(policy=policy), FOUR, hurried(seed))
         assert all("deadline: got" in reason for _, reason in found.refused)
         kept, due = found.deadlines()
         assert kept == due
         promised += due
-    assert promised > 4
+    assert promised > 3
