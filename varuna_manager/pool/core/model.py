@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Literal
 
 from spottrain.units import HOUR_S
 
@@ -256,6 +257,14 @@ class PoolJobPaused(PoolEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityChanged(PoolEvent):
+    """A person changed a job's weight."""
+
+    job: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SuppliesChanged(PoolEvent):
     """Prices or quotas are different; the names and their order stay."""
 
@@ -296,6 +305,10 @@ class ReturnVms:
     job: str
 
 
+RefusalKind = Literal["request", "limits", "capacity"]
+"""The request is wrong; deadline or budget cannot be kept; the pool is too small."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """Tell who submitted a job why it is not taken."""
@@ -303,6 +316,7 @@ class Refuse:
     job: str
     reason: str
     """One line: what, got what, what would do."""
+    kind: RefusalKind = "request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
