@@ -32,7 +32,7 @@ from spottrain.varuna_manager.pool.core.model import (
 from spottrain.varuna_manager.pool.report.document import read_pool
 from spottrain.varuna_manager.pool.report.document import status as read_status
 from spottrain.varuna_manager.pool.report.forecast import plan_document, plan_lines
-from spottrain.varuna_manager.pool.report.page import allocations, report_page
+from spottrain.varuna_manager.pool.report.page import divisions, report_page
 from spottrain.varuna_manager.pool.report.tables import parts
 from spottrain.varuna_manager.pool.store.client import ask_pool, start_daemon
 from spottrain.varuna_manager.pool.store.folder import (
@@ -252,7 +252,7 @@ def report(
     """Write a page on a pool: who had which VMs when, and what came of it."""
     pool = _the_pool(name)
     if output is Output.JSON:
-        changes = [change._asdict() for change in allocations(pool)]
+        changes = [change._asdict() for change in divisions(pool)]
         show_json({**read_status(pool), "allocations": changes})
         return
     file = html or pool.page

@@ -36,12 +36,7 @@ from spottrain.varuna_manager.pool.core.step import step
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 from spottrain.varuna_manager.pool.store.journal import PoolJournal
-from spottrain.varuna_manager.pool.store.settings import (
-    counted_from,
-    month_of,
-    settings_of,
-    vms_of,
-)
+from spottrain.varuna_manager.pool.store.settings import settings_of, vms_of
 
 logger = logging.getLogger(__name__)
 
@@ -78,7 +73,6 @@ class PoolLoop:
         self._wake = asyncio.Event()
         # One thread: SQLite's connections stay in the thread that opened them.
         self._reader = ThreadPoolExecutor(max_workers=1)
-        self._month = month_of(state.now_s)
 
     async def run(self) -> None:
         """Serve the pool until it is closed and nothing of it is held.
@@ -149,7 +143,6 @@ class PoolLoop:
         if self.state.timer_s <= self.now_s():
             self.feed(PoolTimerFired(at_s=self.now_s()))
         self._follow_prices()
-        self._follow_month()
         for name in tuple(self._grants):
             if name not in self._tasks:
                 self._begin(name, self._give(name))
@@ -194,33 +187,10 @@ class PoolLoop:
         if supplies != self.state.supplies:
             self.feed(SuppliesChanged(at_s=self.now_s(), supplies=supplies))
 
-    def _follow_month(self) -> None:
-        """Let the dollars of a month count anew."""
-        month = month_of(self.now_s())
-        if self._config.budget.per is None or month == self._month:
-            return
-        self._month = month
-        self._settings_changed(self._config, anew=True)
-
-    def _settings_changed(self, config: PoolConfig, *, anew: bool = False) -> None:
-        """Feed what the pool file says now.
-
-        Args:
-            config: The pool file.
-            anew: What is spent so far does not count any more.
-        """
-        jobs, teams, base = self.state.jobs.values(), dict[str, int](), 0
-        known = self.state.settings
-        if anew:
-            base = sum(job.spent for job in jobs)
-            for name in config.teams:
-                teams[name] = sum(j.spent for j in jobs if j.request.team == name)
-        else:
-            base = counted_from(known.limits, self._config.budget.max_usd)
-            for name, team in self._config.teams.items():
-                teams[name] = counted_from(known.teams[name].limits, team.max_usd)
+    def _settings_changed(self, config: PoolConfig) -> None:
+        """Feed what the pool file says now."""
         self._config = config
-        settings = settings_of(config, base, teams)
+        settings = settings_of(config)
         self.feed(PoolSettingsChanged(at_s=self.now_s(), settings=settings))
         supplies = tuple(
             replace(supply, vms=vms_of(config, supply.name))

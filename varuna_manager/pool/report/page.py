@@ -1,6 +1,6 @@
 """The report of a pool as an HTML page: who had which VMs when, and what came of it.
 
-The allocation over time is drawn as in VirtualFlow's Figure 11: the VMs of each job, stacked.
+The allocation over time is drawn as in VirtualFlow's Figure 11.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import spottrain
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
-from spottrain.varuna_manager.pool.core.model import PoolState
+from spottrain.varuna_manager.pool.core.model import Vms
 from spottrain.varuna_manager.pool.report.document import status
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 from spottrain.varuna_manager.pool.store.journal import PoolJournal
-from spottrain.varuna_manager.reporting.html import plot
+from spottrain.varuna_manager.reporting.html.allocations import Allocation, drawing
 from spottrain.varuna_manager.reporting.html.page import (
     figure,
     html_page,
@@ -25,39 +25,34 @@ from spottrain.varuna_manager.reporting.html.page import (
     table,
 )
 
-COLOURS = 6
 MAX_MOMENTS = 2000
 """Changes that are drawn; of more the last ones."""
 
 
-class Allocation(NamedTuple):
-    """What jobs held from a point in time on."""
+class Division(NamedTuple):
+    """How a pool's VMs were divided from a point in time on; VMs by supply, by job."""
 
     at_s: float
-    held: Mapping[str, int]
-    """VMs by job."""
-    due: Mapping[str, int]
+    held: Mapping[str, Vms]
+    due: Mapping[str, Vms]
     """What the policy had decided on."""
 
 
-def allocations(pool: PoolDir) -> list[Allocation]:
+def divisions(pool: PoolDir) -> list[Division]:
     """Return how a pool's VMs were divided, whenever that changed.
 
     Raises:
         PoolJournalError: The journal is missing or damaged.
     """
-    found: list[Allocation] = []
+    found: list[Division] = []
     with closing(PoolJournal(pool.journal, read_only=True)) as journal:
         for entry in journal.entries():
-            held, due = _vms(entry.state)
-            if not found or (found[-1].held, found[-1].due) != (held, due):
-                found.append(Allocation(entry.at_s, held, due))
+            jobs = entry.state.jobs.items()
+            held = {name: job.held for name, job in jobs}
+            due = {name: job.target for name, job in jobs}
+            if not found or found[-1][1:] != (held, due):
+                found.append(Division(entry.at_s, held, due))
     return found[-MAX_MOMENTS:]
-
-
-def _vms(state: PoolState) -> tuple[dict[str, int], dict[str, int]]:
-    held = {name: sum(job.held) for name, job in state.jobs.items()}
-    return held, {name: sum(job.target) for name, job in state.jobs.items()}
 
 
 def report_page(pool: PoolDir) -> str:
@@ -66,20 +61,13 @@ def report_page(pool: PoolDir) -> str:
     Raises:
         PoolJournalError: The journal is missing or damaged.
     """
-    document, changes = status(pool), allocations(pool)
-    names = [job["name"] for job in document["jobs"]]
+    document, changes = status(pool), divisions(pool)
     until_s = _end_s(document)
-    keys = [(f"box b{n % COLOURS}", name) for n, name in enumerate(names)]
-    total = int(max(document["max_vms"], 1))
     pictures = [
-        figure(
-            title,
-            _stacked(short, title, changes, names, which, total, until_s),
-            *keys,
-        )
-        for short, title, which in (
-            ("held", "VMs that each job held", "held"),
-            ("due", "VMs that the policy gave each job", "due"),
+        figure(title, _drawn(document, changes, which, until_s))
+        for title, which in (
+            ("VMs that each job held", "held"),
+            ("VMs that the policy gave each job", "due"),
         )
     ]
     columns = [
@@ -114,8 +102,8 @@ def _end_s(document: Mapping[str, Any]) -> float:
     return float(max(ends))
 
 
-def _row(job: Mapping[str, Any], changes: Sequence[Allocation]) -> Iterator[str]:
-    started = (c.at_s for c in changes if c.held.get(job["name"]))
+def _row(job: Mapping[str, Any], changes: Sequence[Division]) -> Iterator[str]:
+    started = (c.at_s for c in changes if any(c.held.get(job["name"], ())))
     first_s = next(started, None)
     is_over = job["state"] not in ("running", "starting", "queued", "paused")
     ended_s = job["finish_s"] if is_over else None
@@ -129,40 +117,24 @@ def _row(job: Mapping[str, Any], changes: Sequence[Allocation]) -> Iterator[str]
     yield job["why"]
 
 
-def _stacked(
-    short: str,
-    title: str,
-    changes: Sequence[Allocation],
-    names: Sequence[str],
+def _drawn(
+    document: Mapping[str, Any],
+    changes: Sequence[Division],
     which: str,
-    total: int,
     until_s: float,
 ) -> str:
-    """Return the VMs of all jobs on top of each other, over time."""
+    """Return the VMs of all jobs over time."""
     if not changes:
         return ""
     from_s = changes[0].at_s
-    frame = plot.Frame(
-        from_s=from_s, to_s=max(until_s, from_s + 1.0), top=total, height=190
-    )
-    step = max(1, total // 8)
-    parts = [plot.axes(frame, [(n, str(n)) for n in range(0, total + 1, step)])]
-    for number, name in enumerate(names):
-        boxes = ""
-        for change, end_s in _spans(changes, until_s):
-            sizes: Mapping[str, int] = getattr(change, which)
-            below = sum(sizes.get(other, 0) for other in names[:number])
-            if (size := sizes.get(name, 0)) and end_s > change.at_s:
-                left, right = frame.x(change.at_s), frame.x(end_s)
-                top, bottom = frame.y(below + size), frame.y(below)
-                boxes += f"M{left:.1f} {bottom:.1f}V{top:.1f}H{right:.1f}V{bottom:.1f}Z"
-        parts.append(plot.path(boxes, f"box b{number % COLOURS}", name))
-    what = f"{title}, from {moment(from_s)} on"
-    return plot.picture(frame, short, title, what, parts)
-
-
-def _spans(
-    changes: Sequence[Allocation], until_s: float
-) -> Iterator[tuple[Allocation, float]]:
-    ends = [change.at_s for change in changes[1:]]
-    yield from zip(changes, [*ends, until_s], strict=True)
+    kinds = [(kind["name"], kind["vms"]) for kind in document["kinds"]]
+    found = []
+    for name in dict.fromkeys(job["name"] for job in document["jobs"]):
+        for k, (kind, vms) in enumerate(kinds):
+            sizes = []
+            for change in changes:
+                of_job: Mapping[str, Vms] = getattr(change, which)
+                size = of_job[name][k] if name in of_job else 0
+                sizes.append((change.at_s - from_s, min(size, vms)))
+            found.append(Allocation(name, kind, tuple(sizes)))
+    return drawing(kinds, found, until_s - from_s)

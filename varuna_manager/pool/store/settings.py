@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
@@ -16,26 +14,16 @@ _SPARE = 1.1
 """What grants are longer than their shortest use."""
 
 
-def settings_of(
-    config: PoolConfig,
-    spent: int = 0,
-    spent_by_team: dict[str, int] | None = None,
-) -> PoolSettings:
-    """Return the core's settings.
-
-    Args:
-        config: The pool file.
-        spent: Micro-dollars that were spent before ``max_usd`` began to count.
-        spent_by_team: The same of each team.
-    """
-    before = spent_by_team or {}
+def settings_of(config: PoolConfig) -> PoolSettings:
+    """Return the core's settings."""
     # A manager rents only if its allowance pays for the reserve and some training.
     shortest_s = _SPARE * (reserve_s(config.lease_s) + WORTH_S)
     return PoolSettings(
         policy=config.policy,
+        budget_per=config.budget.per or "life",
         limits=Limits(
             max_vms=config.max_vms,
-            max_microusd=spent + microusd(config.budget.max_usd),
+            max_microusd=microusd(config.budget.max_usd),
             max_microusd_per_hour=microusd(config.budget.max_usd_per_hour),
         ),
         teams={
@@ -43,7 +31,7 @@ def settings_of(
                 weight=team.weight,
                 limits=Limits(
                     max_vms=float("inf") if team.max_vms is None else team.max_vms,
-                    max_microusd=before.get(name, 0) + microusd(team.max_usd),
+                    max_microusd=microusd(team.max_usd),
                     max_microusd_per_hour=microusd(team.max_usd_per_hour),
                 ),
             )
@@ -93,15 +81,3 @@ def vms_of(config: PoolConfig, kind: str) -> int:
         return most
     zones = [zone for zone in config.local.zones if zone.instance_type == instance_type]
     return min(most, sum(zone.capacity for zone in zones))
-
-
-def counted_from(limits: Limits, max_usd: float | None) -> int:
-    """Return the micro-dollars that were spent before a cap began to count."""
-    cap = microusd(max_usd)
-    return 0 if math.isinf(cap) else int(limits.max_microusd - cap)
-
-
-def month_of(at_s: float) -> tuple[int, int]:
-    """Return the calendar month of a point in time, in UTC."""
-    at = datetime.fromtimestamp(at_s, UTC)
-    return at.year, at.month

@@ -224,7 +224,7 @@ def figure(name: str, drawn: str, *keys: tuple[str, str]) -> str:
 def _swatch(css: str) -> str:
     if not css:
         return ""
-    filled = css in ("band", "held", "working") or css.startswith("box ")
+    filled = css in ("band", "held", "working")
     data = "M0 0H26V8H0Z" if filled else "M0 4H26"
     return (
         f'<svg viewBox="0 0 26 8" aria-hidden="true"><path class="{css}" d="{data}"/>'

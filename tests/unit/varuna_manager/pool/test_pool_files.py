@@ -21,7 +21,6 @@ from spottrain.varuna_manager.config.pool import (
     parse_pool,
 )
 from spottrain.varuna_manager.pool.store.settings import (
-    counted_from,
     settings_of,
     supplies_of,
 )
@@ -90,10 +89,10 @@ def test_unknown_kinds_are_refused_with_the_known_ones() -> None:
 
 def test_the_file_becomes_the_core_s_settings_to_the_micro_dollar() -> None:
     config = pool(budget={"max_usd": 0.3, "max_usd_per_hour": 12.1}, lease_s=60.0)
-    settings = settings_of(config, spent=1_000_000)
-    assert settings.limits.max_microusd == 1_300_000
+    settings = settings_of(config)
+    assert settings.limits.max_microusd == 300_000
     assert settings.limits.max_microusd_per_hour == 12_100_000
-    assert counted_from(settings.limits, config.budget.max_usd) == 1_000_000
+    assert settings.budget_per == "life"
     assert settings.teams["vision"].weight == 2
     assert math.isinf(settings.teams["vision"].limits.max_microusd)
     assert settings.grant_s / 4 >= settings.shortest_grant_s, "renewed in time"
