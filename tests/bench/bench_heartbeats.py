@@ -22,7 +22,7 @@ from pathlib import Path
 import uvloop
 from tests.bench.processes import cpu_s, status_bytes
 
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon.server import (
     ControlChannel,
     listen,
@@ -61,6 +61,9 @@ class Deaf:
     async def change_limits(
         self, *, by: str, limits: tuple[Limit, ...], sure: bool
     ) -> None:
+        raise NotImplementedError
+
+    async def receive_grant(self, grant: PoolGrant) -> None:
         raise NotImplementedError
 
     def metrics_text(self) -> bytes:

@@ -91,6 +91,20 @@ class ConfigTools(Commands):
     places: Mapping[str, str] = {"schema": "spottrain.varuna_manager.cli.show:schema"}
 
 
+class PoolTools(Commands):
+    """``spottrain pool``."""
+
+    places: Mapping[str, str] = {
+        "create": "spottrain.varuna_manager.cli.pool.commands:create",
+        "status": "spottrain.varuna_manager.cli.pool.commands:status",
+        "report": "spottrain.varuna_manager.cli.pool.commands:report",
+        "set": "spottrain.varuna_manager.cli.pool.commands:set_command",
+        "pause": "spottrain.varuna_manager.cli.pool.commands:pause",
+        "resume": "spottrain.varuna_manager.cli.pool.commands:resume",
+        "down": "spottrain.varuna_manager.cli.pool.commands:down",
+    }
+
+
 class Simulations(Commands):
     """``spottrain simulate FILE`` means ``spottrain simulate trace FILE``."""
 
@@ -128,6 +142,14 @@ app = typer.Typer(
 app.add_typer(
     typer.Typer(help="Tools for job files.", no_args_is_help=True, cls=ConfigTools),
     name="config",
+)
+app.add_typer(
+    typer.Typer(
+        help="Many jobs on one pool of VMs and one budget.",
+        no_args_is_help=True,
+        cls=PoolTools,
+    ),
+    name="pool",
 )
 app.add_typer(
     typer.Typer(

@@ -5,7 +5,7 @@ YAML or TOML, with one model for both. Unknown keys are refused with the nearest
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -523,17 +523,22 @@ class JobConfig(Section):
         return None if self.slo.deadline is None else self.slo.deadline.timestamp()
 
 
-def load_config(path: Path, now: datetime | None = None) -> JobConfig:
+def load_config(
+    path: Path,
+    now: datetime | None = None,
+    change: Callable[[Any], Any] = lambda data: data,
+) -> JobConfig:
     """Return the job file at ``path``, with its paths made absolute.
 
     Args:
         path: YAML (.yaml, .yml) or TOML (.toml).
         now: A deadline must be later; by default the present.
+        change: Returns the file's plain data as they are to be read.
 
     Raises:
         ConfigError: The file is missing, unreadable or wrong.
     """
-    config = parse_config(read_job_file(path), path.name)
+    config = parse_config(change(read_job_file(path)), path.name)
     deadline = config.slo.deadline
     if deadline is not None and deadline <= (now or datetime.now(UTC)):
         raise ConfigError(

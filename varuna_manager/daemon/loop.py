@@ -29,7 +29,7 @@ from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.daemon.clock import Clock
 from spottrain.varuna_manager.daemon.effects import EffectRunner
@@ -543,6 +543,10 @@ class ManagerLoop:
         if not sure:
             check_limits(self.state, event)
         await self.feed(event)
+
+    async def receive_grant(self, grant: PoolGrant) -> None:
+        """Record what the job's pool grants it."""
+        await self.feed(e.GrantReceived(at_s=self.now_s(), grant=grant))
 
     def metrics_text(self) -> bytes:
         """Return the job's metrics in Prometheus' text format."""

@@ -29,7 +29,7 @@ from spottrain.varuna_manager.core.model.events import (
     CheckpointsListed,
     JobSubmitted,
 )
-from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.settings import JobSettings, PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
@@ -38,7 +38,7 @@ from spottrain.varuna_manager.jobs.profiles import given_profile
 from spottrain.varuna_manager.launch import weights
 from spottrain.varuna_manager.launch.inspect import kept_layout
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
-from spottrain.wire.model import ModelFacts
+from spottrain.wire.model import ModelFacts, Profile
 
 MANAGER_ARGV = (
     sys.executable,
@@ -239,6 +239,9 @@ def submit(
     facts: ModelFacts,
     data_bytes: Mapping[str, float] | None = None,
     say: Callable[[str], None] = lambda line: None,
+    *,
+    pool: str = "",
+    profile: Profile | None = None,
 ) -> tuple[JobDir, int]:
     """Put a job on disk, ready for its manager: all of it or nothing.
 
@@ -249,6 +252,8 @@ def submit(
         facts: What the tracer found out about its model.
         data_bytes: What each VM fetches, by the cloud that holds it.
         say: Called with remarks on the weights that it begins with.
+        pool: The pool that it belongs to, which grants it nothing yet.
+        profile: Of the model on these machines, if the job file gives none.
 
     Returns:
         The job, and the size of its packed workdir in bytes.
@@ -271,6 +276,11 @@ def submit(
         at_s = time.time()
         journal = Journal(draft.journal)
         settings = job_settings(config, facts, job, at_s, data_bytes)
+        if pool:
+            grant = PoolGrant(pool=pool, serial=0)
+            settings = replace(
+                settings, grant=grant, profile=settings.profile or profile
+            )
         if first is None:
             journal.append(JobSubmitted(at_s=at_s, settings=settings))
         else:
@@ -322,8 +332,15 @@ def archive(job: JobDir) -> None:
     job.path.rename(free)
 
 
-def start_manager(job: JobDir) -> subprocess.Popen[bytes]:
-    """Start the manager of a job, detached from this terminal."""
+def start_manager(
+    job: JobDir, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the manager of a job, detached from this terminal.
+
+    Args:
+        job: A submitted job.
+        environment: Of its process; by default of this one.
+    """
     with open(job.log, "ab") as log:
         return subprocess.Popen(
             [*MANAGER_ARGV, str(job.path)],
@@ -331,5 +348,6 @@ def start_manager(job: JobDir) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd=job.path,
+            env=environment,
             start_new_session=True,
         )

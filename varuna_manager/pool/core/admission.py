@@ -8,7 +8,14 @@ from dataclasses import replace
 from spottrain.errors import ConfigError
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.pool.core.contests import contest_of
-from spottrain.varuna_manager.pool.core.model import JobRequest, PoolJob, PoolState
+from spottrain.varuna_manager.pool.core.model import (
+    JobRequest,
+    PoolJob,
+    PoolJobPhase,
+    PoolState,
+    RefusalKind,
+    Refuse,
+)
 from spottrain.varuna_manager.pool.core.sizes import promised_vms
 
 _TOLERANCE = 1e-6
@@ -19,20 +26,16 @@ _LOOKS = 64
 """Times that a promise is looked at again before the last deadline."""
 
 
-def objection(state: PoolState, request: JobRequest) -> str | None:
+def objection(state: PoolState, request: JobRequest) -> Refuse | None:
     """Return why a job cannot be taken; None if it can."""
-    if state.is_closed:
-        return f"{request.name}: the pool is being taken down; submit it to another"
-    if request.name in state.jobs:
-        return f"{request.name}: the pool has a job of that name; give it another name"
-    if request.team and request.team not in state.settings.teams:
-        known = ", ".join(state.settings.teams) or "none"
-        return f"{request.name}: team: got {request.team}; the pool has {known}"
-    if len(request.throughputs) != len(state.supplies):
-        return (
-            f"{request.name}: throughputs: got {len(request.throughputs)} for "
-            f"{len(state.supplies)} kinds of VM; give one for each"
-        )
+    reason, kind = _objection(state, request)
+    return Refuse(job=request.name, reason=reason, kind=kind) if reason else None
+
+
+def _objection(state: PoolState, request: JobRequest) -> tuple[str, RefusalKind]:
+    """Return why a job cannot be taken, empty if it can, and what is wrong."""
+    if reason := _wrong(state, request):
+        return reason, "request"
     none = (0,) * len(state.supplies)
     job = PoolJob(
         request=request,
@@ -46,13 +49,32 @@ def objection(state: PoolState, request: JobRequest) -> str | None:
     try:
         _, fitting = contest_of(state, [job])
     except ConfigError as error:
-        return str(error)
+        return str(error), "request"
     if not fitting:
-        return (
+        reason = (
             f"{request.name}: larger than the pool at its smallest size; give it a "
             "smaller one, or enlarge the pool"
         )
-    return _too_late(state, job) or _too_dear(state, job)
+        return reason, "capacity"
+    return _too_late(state, job) or _too_dear(state, job) or "", "limits"
+
+
+def _wrong(state: PoolState, request: JobRequest) -> str:
+    """Return what is wrong with a request whatever the pool has."""
+    known = state.jobs.get(request.name)
+    if state.is_closed:
+        return f"{request.name}: the pool is being taken down; submit it to another"
+    if known is not None and known.phase is not PoolJobPhase.ENDED:
+        return f"{request.name}: the pool has a job of that name; give it another name"
+    if request.team and request.team not in state.settings.teams:
+        teams = ", ".join(state.settings.teams) or "none"
+        return f"{request.name}: team: got {request.team}; the pool has {teams}"
+    if len(request.throughputs) != len(state.supplies):
+        return (
+            f"{request.name}: throughputs: got {len(request.throughputs)}; give one for "
+            f"each of the {len(state.supplies)} kinds of VM"
+        )
+    return ""
 
 
 def _too_late(state: PoolState, job: PoolJob) -> str | None:

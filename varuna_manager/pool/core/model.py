@@ -270,6 +270,14 @@ class PoolJobPaused(PoolEvent):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PriorityChanged(PoolEvent):
+    """A person changed a job's weight."""
+
+    job: str
+    weight: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SuppliesChanged(PoolEvent):
     """Prices or quotas are different; the names and their order stay."""
 
@@ -310,6 +318,10 @@ class ReturnVms:
     job: str
 
 
+RefusalKind = Literal["request", "limits", "capacity"]
+"""The request is wrong; deadline or budget cannot be kept; the pool is too small."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """Tell who submitted a job why it is not taken."""
@@ -317,6 +329,7 @@ class Refuse:
     job: str
     reason: str
     """One line: what, got what, what would do."""
+    kind: RefusalKind = "request"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ import json
 import socket
 import ssl
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -20,7 +20,7 @@ from spottrain.varuna_manager.agent.client import (
     RefusedError,
     VmFencedError,
 )
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon import server
 from spottrain.varuna_manager.daemon.server import PORTS, listen
 from spottrain.varuna_manager.jobs.identity import client_context, ensure_identity
@@ -83,6 +83,7 @@ def test_an_agent_of_another_version_is_to_wait_for_its_replacement(
         ("POST", "/v1/admin/stop"),
         ("POST", "/v1/admin/limits"),
         ("POST", "/v1/admin/profile"),
+        ("POST", "/v1/admin/grant"),
         ("POST", "/v1/traces"),
         ("GET", "/metrics"),
         ("GET", "/healthz"),
@@ -118,6 +119,19 @@ def test_a_vm_cannot_speak_for_another(manager: Manager) -> None:
     with pytest.raises(VmFencedError, match="another VM"):
         client.call("POST", "/v1/reports", encode(batch))
     assert manager.handler.reports == []
+
+
+def test_a_grant_reaches_the_manager_as_the_pool_has_made_it(
+    manager: Manager, tmp_path: Path
+) -> None:
+    grant = PoolGrant(
+        pool="lab", serial=3, vms=(("local/cpu", 2),), until_s=9.5, max_microusd=70
+    )
+    told = {**asdict(grant), "vms": [{"kind": "local/cpu", "number": 2}]}
+    manager.client(manager.identity.admin_token()).call(
+        "POST", "/v1/admin/grant", json.dumps(told)
+    )
+    assert manager.handler.grants == [grant]
 
 
 def test_a_vms_token_is_refused_by_admin_requests(manager: Manager) -> None:
