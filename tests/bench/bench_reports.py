@@ -164,9 +164,13 @@ class Agent:
 
     async def beat(self) -> None:
         links: list[tuple[asyncio.StreamReader, asyncio.StreamWriter]] = []
+        received = 0
         for sequence in range(10**9):
-            beat = messages.Heartbeat(vm_id=self._vm_id, sequence=sequence, received=0)
-            await self.post(links, "heartbeat", encode(beat))
+            beat = messages.Heartbeat(
+                vm_id=self._vm_id, sequence=sequence, received=received
+            )
+            text = await self.post(links, "heartbeat", encode(beat))
+            received += len(decode(messages.HeartbeatAnswer, text).commands)
 
     async def report(self, dies: asyncio.Event) -> float:
         """Report every mini-batch until a worker dies; return how long that took to be
