@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spottrain.morphing.plan.choose import Candidate
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.flops import ComputeUse
 from spottrain.varuna_manager.core.hangs import quiet_line
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.reporting import costs
-from spottrain.varuna_manager.reporting.deadline import deadline_view
 from spottrain.varuna_manager.reporting.devices import computes_on
-from spottrain.varuna_manager.reporting.history import JobHistory
-from spottrain.varuna_manager.reporting.timeline import timeline
 from spottrain.varuna_manager.reporting.utilisation import (
     plan_use,
     total_use,
     use_view,
 )
 from spottrain.wire.model import Plan
+
+if TYPE_CHECKING:
+    from spottrain.varuna_manager.reporting.history import JobHistory
 
 SCHEMA_VERSION = 1
 """Version of the documents that ``status`` and ``report`` return."""
@@ -88,7 +87,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         **use_view(_recent_use(state)),
         "time_left_s": _time_left_s(state),
         "deadline_s": job.deadline_s,
-        "promise": deadline_view(state, at_s),
+        "promise": _deadline(state, at_s),
         "usd_spent": states.spent_usd(state, at_s),
         "usd_budget": job.max_usd,
         "usd_kept_back": states.budget(state).reserve.usd,
@@ -103,6 +102,15 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
     }
 
 
+def _deadline(state: states.State, at_s: float) -> dict[str, Any] | None:
+    """Return ``deadline_view``, without its imports for a job that has no deadline."""
+    if state.deadline.decision is None:
+        return None
+    from spottrain.varuna_manager.reporting.deadline import deadline_view
+
+    return deadline_view(state, at_s)
+
+
 def report(
     state: states.State, history: JobHistory, managed: bool, at_s: float
 ) -> dict[str, Any]:
@@ -114,6 +122,10 @@ def report(
         managed: Whether a manager runs.
         at_s: Reports on a job that is over stop at its end.
     """
+    # Not above: ``status`` must answer at once.
+    from spottrain.varuna_manager.reporting import costs
+    from spottrain.varuna_manager.reporting.timeline import timeline
+
     job, progress = state.job, state.progress
     at_s = clock_of(state, at_s)
     ran = _measured_plans(state, history)
@@ -187,6 +199,8 @@ def cost(
 ) -> dict[str, Any]:
     """Return what a job cost until ``at_s``, as ``spottrain cost`` shows it; see
     ``report`` and ``costs.cost``."""
+    from spottrain.varuna_manager.reporting import costs
+
     at_s = clock_of(state, at_s)
     return {
         "schema_version": SCHEMA_VERSION,

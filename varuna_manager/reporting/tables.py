@@ -14,7 +14,6 @@ from rich.text import Text
 
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager import format as fmt
-from spottrain.varuna_manager.reporting.deadline import deadline_line
 from spottrain.varuna_manager.reporting.documents import fleet_line
 from spottrain.varuna_manager.reporting.measured import SKIPPED
 from spottrain.varuna_manager.reporting.sparkline import bars
@@ -59,6 +58,9 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_row("speed", speed + (f" · {compute}" if compute else ""))
     grid.add_row("cost", money_line(status))
     if (deadline := status["promise"]) is not None:
+        # Not above: few jobs have one, and ``status`` must answer at once.
+        from spottrain.varuna_manager.reporting.deadline import deadline_line
+
         grid.add_row("forecast", deadline_line(deadline, status["deadline_s"]))
     safety = safety_line(status)
     grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))

@@ -14,7 +14,7 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field
 
 from spottrain.cloud.port.provider import Offer, Vm, VmState
-from spottrain.morphing.plan.choose import Candidate
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.inputs import PlanQuestion
 from spottrain.pricing.ranking.cooldowns import Refusal
 from spottrain.pricing.ranking.order import OfferWorth
