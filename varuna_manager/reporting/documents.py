@@ -12,6 +12,7 @@ from spottrain.varuna_manager.core.hangs import quiet_line
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.jobs.vm_starts import start_view, steps_view
 from spottrain.varuna_manager.reporting import costs
 from spottrain.varuna_manager.reporting.deadline import deadline_view
 from spottrain.varuna_manager.reporting.devices import computes_on
@@ -154,6 +155,7 @@ def report(
         **use_view(total_use(job, ran)),
         "wall_s": at_s - state.submitted_at_s,
         "cost": costs.cost(state, history, at_s),
+        "starts": [start_view(one) for one in history.starts.by_vm.values()],
         "timeline": timeline(state, history, ran),
     }
 
@@ -325,6 +327,7 @@ def _vm(vm: records.VmRecord) -> dict[str, Any]:
         "device": vm.device,
         "gpus": [asdict(gpu) for gpu in vm.gpus],
         "throttled": vm.throttled,
+        "start": steps_view(vm.start),
     }
 
 

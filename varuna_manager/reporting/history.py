@@ -27,11 +27,13 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
+from spottrain.varuna_manager.jobs import vm_starts
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.replay import codec
 from spottrain.varuna_manager.jobs.replay.codec import from_data, to_data
 from spottrain.varuna_manager.jobs.replay.fold import Fold
+from spottrain.varuna_manager.jobs.vm_starts import VmStarts
 from spottrain.varuna_manager.reporting import series, time_split
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
 from spottrain.varuna_manager.reporting.time_split import Activity, Interval
@@ -94,6 +96,7 @@ class JobHistory:
     """(time, step) of saved checkpoints; downsampled."""
     step_s: dict[int, float] = field(default_factory=dict)
     """Median time of each generation's mini-batches, from the measurements."""
+    starts: VmStarts = field(default_factory=VmStarts)
     _stretches: list[Interval] = field(default_factory=list)
     _open: _CurrentInterval = field(default_factory=_nothing_yet)
     _mark_s: float = 0.0
@@ -115,6 +118,7 @@ class JobHistory:
             return
         report = event.report if isinstance(event, e.ReportReceived) else None
         self._follow_steps(before, after, event)
+        self.starts.note(before, event, after)
         if not isinstance(event, e.ProgressMade):
             self._follow_slots(after)
             self._follow_world(before, event, after)
@@ -317,7 +321,13 @@ def replay(journal: Journal) -> tuple[State, JobHistory]:
 def _version() -> str:
     """Return what changes with the code that folds: a history that other code has folded
     is folded again."""
-    files = (__file__, series.__file__, time_split.__file__, codec.__file__)
+    files = (
+        __file__,
+        series.__file__,
+        vm_starts.__file__,
+        time_split.__file__,
+        codec.__file__,
+    )
     return hashlib.sha256(b"".join(Path(one).read_bytes() for one in files)).hexdigest()
 
 
