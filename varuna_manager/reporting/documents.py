@@ -18,6 +18,7 @@ from spottrain.varuna_manager.reporting.utilisation import (
     total_use,
     use_view,
 )
+from spottrain.varuna_manager.watch.vm_starts import start_view, steps_view
 from spottrain.wire.model import Plan
 
 if TYPE_CHECKING:
@@ -166,6 +167,7 @@ def report(
         **use_view(total_use(job, ran)),
         "wall_s": at_s - state.submitted_at_s,
         "cost": costs.cost(state, history, at_s),
+        "starts": [start_view(one) for one in history.starts.by_vm.values()],
         "timeline": timeline(state, history, ran),
     }
 
@@ -365,6 +367,7 @@ def _vm(vm: records.VmRecord) -> dict[str, Any]:
         "device": vm.device,
         "gpus": [asdict(gpu) for gpu in vm.gpus],
         "throttled": vm.throttled,
+        "start": steps_view(vm.start),
     }
 
 

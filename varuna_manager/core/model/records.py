@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from spottrain.cloud.port.provider import Offer
+from spottrain.cloud.port.provider import Offer, StartStep
 from spottrain.morphing.plan.candidates import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.wire.messages import ShareMinibatch
@@ -119,6 +119,8 @@ class VmRecord:
     phase: VmPhase
     private_address: str
     token_sha256s: tuple[str, ...] = ()
+    start: tuple[StartStep, ...] = ()
+    """What it took from its launch until its agent was started."""
     agent_version: str = ""
     """Version of spottrain that its agent runs, once it has registered."""
     num_slots: int = 0
