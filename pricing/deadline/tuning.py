@@ -40,6 +40,12 @@ FALLBACK_RELEASE = 3.0
 MAX_PAUSED_SHARE = 0.5
 """Bound on the share of time that pauses after losses are expected to take."""
 
+# --- What attempts at spot VMs may waste: deadline.worst_case ---
+
+WASTE = 0.01
+"""Share by which a job may cost more than with on-demand VMs alone; or one attempt with the
+whole fleet, lost as it has joined, where that is more."""
+
 # --- What the market may do: deadline.outlook ---
 
 SAMPLE_S = 900.0

@@ -38,7 +38,8 @@ LEGEND = (
     "cost / bound: mean over jobs; late jobs pay until the work is done. of all: sum of "
     "costs over sum of bounds. per job in time: the same sum per job that met its "
     "deadline. same jobs: mean over the jobs that this rule finished in time, and that of "
-    "our cost-optimal policy on them. Other columns: shares of the cost"
+    "our cost-optimal policy on them. at most: the largest cost, over that of the whole "
+    "fleet on demand. Other columns: shares of the cost"
 )
 
 TracesOption = Annotated[
@@ -219,7 +220,7 @@ def _one_zone(cases: Sequence[evaluate.Case]) -> dict[str, Any] | None:
 def _parts(name: str, part: dict[str, Any]) -> list[Any]:
     table = Table(
         *("rule", "in time", "in budget", "late by", "cost / bound", "of all"),
-        *("per job in time", "same jobs", "on demand", "booting", "paused"),
+        *("per job in time", "same jobs", "at most", "on demand", "booting", "paused"),
         title=name,
     )
     for row in part["rules"]:
@@ -277,6 +278,7 @@ def _cells(title: str, row: dict[str, Any]) -> list[str]:
         f"{row['total_over_bound']:.3f}",
         f"{row['kept_over_bound']:.3f}",
         "" if same is None else f"{same:.3f}, ours {ours:.3f}",
+        f"{row['max_over_on_demand']:.3f}",
         f"{row['on_demand']:.1%}",
         f"{row['booting']:.1%}",
         f"{row['paused']:.1%}",
