@@ -185,23 +185,34 @@ def _document(cases: Sequence[evaluate.Case]) -> dict[str, Any]:
 def _coverage(
     cases: Sequence[evaluate.Case], market_of: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return how well the cost-optimal intervals hold, as they are and corrected."""
-    named = [
-        (market_of.get(case.scenario, case.scenario), one)
-        for case in cases
-        for one in case.forecasts
-    ]
+    """Return how well intervals hold, as they are and corrected."""
     found = []
-    for what, rows in zip(("finish", "cost"), evaluate.foretold(named), strict=True):
-        made = [("as forecast", rows, coverage.LEVEL)]
-        made += [
-            ("corrected by the other markets", coverage.corrected(rows, level), level)
-            for level in COVERAGES
+    for policy in ("cost-optimal", "time-optimal"):
+        named = [
+            (market_of.get(case.scenario, case.scenario), one)
+            for case in cases
+            for one in (
+                case.forecasts
+                if policy == "cost-optimal"
+                else case.time_optimal_forecasts
+            )
         ]
-        for how, intervals, level in made:
-            row = coverage.coverage(intervals, level)
-            if row is not None:
-                found.append({"of": what, "intervals": how} | asdict(row))
+        of = zip(("finish", "cost"), evaluate.foretold(named), strict=True)
+        for what, rows in of:
+            made = [("as forecast", rows, coverage.LEVEL)]
+            made += [
+                (
+                    "corrected by the other markets",
+                    coverage.corrected(rows, level),
+                    level,
+                )
+                for level in COVERAGES
+            ]
+            for how, intervals, level in made:
+                row = coverage.coverage(intervals, level)
+                if row is not None:
+                    about = {"policy": policy, "of": what, "intervals": how}
+                    found.append(about | asdict(row))
     return found
 
 
@@ -251,7 +262,7 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
 
 def _coverage_line(row: dict[str, Any]) -> str:
     return (
-        f"{row['of']}, {row['level']:.0%} intervals {row['intervals']}: {row['kept']:.1%} "
+        f"{row['policy']}, {row['of']}, {row['level']:.0%} intervals {row['intervals']}: {row['kept']:.1%} "
         f"of {row['forecasts']} hold ({row['kept_low']:.1%} to {row['kept_high']:.1%}); "
         f"interval score {row['score']:.3f}"
     )
