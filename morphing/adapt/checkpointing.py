@@ -134,9 +134,21 @@ class CheckpointInterval:
         losses_per_s: See ``interval_s``.
         step_s: What a mini-batch is predicted to take.
         cost_s: What earlier generations have measured; 0: nothing.
+        min_cost_s: Less is not believed.
+        cheap_share: Where checkpoints ask for no store: the share of training time that
+            they may take whatever losses are expected.
     """
 
-    def __init__(self, losses_per_s: float, step_s: float, cost_s: float = 0.0) -> None:
+    def __init__(
+        self,
+        losses_per_s: float,
+        step_s: float,
+        cost_s: float = 0.0,
+        *,
+        min_cost_s: float = MIN_COST_S,
+        cheap_share: float = 0.0,
+    ) -> None:
+        self._min_cost_s, self._cheap_share = min_cost_s, cheap_share
         self._losses_per_s = losses_per_s
         self._predicted_s = step_s
         self._known_s = cost_s
@@ -178,11 +190,13 @@ class CheckpointInterval:
         if self._saving or not self._beside_s or len(self._steps_s) < _FEWEST:
             return self._known_s
         longer_s = math.fsum(self._beside_s) - len(self._beside_s) * self.step_s
-        newest_s = max(self._stall_s + longer_s, MIN_COST_S)
+        newest_s = max(self._stall_s + longer_s, self._min_cost_s)
         return (newest_s + self._known_s) / 2 if self._known_s else newest_s
 
     @property
     def every_steps(self) -> int:
         """The mini-batches from one checkpoint to the next, at least 1."""
         best_s = interval_s(self.cost_s or PRIOR_COST_S, self._losses_per_s)
+        if self._cheap_share and self.cost_s:
+            best_s = min(best_s, self.cost_s / self._cheap_share)
         return max(1, round(best_s / self.step_s)) if self.step_s > 0 else 1

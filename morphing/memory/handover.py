@@ -6,6 +6,7 @@ import itertools
 from collections.abc import Iterable
 from functools import cache
 
+from spottrain.morphing.memory.copies import held_bytes, with_copies
 from spottrain.morphing.memory.memory import PAGE_BYTES
 from spottrain.morphing.memory.room import WorkerBytes
 from spottrain.morphing.simulate.compute import CPU, Compute, trained_bytes
@@ -24,8 +25,10 @@ def handover_bytes(
     While sections change their owners, a worker keeps those it had under ``previous``
     beside those it is to have, and an undo slot for the largest of both; where the
     plans keep state in different memories, each in its own. On top are ``loading``
-    bytes of its loader processes, in its VM's memory.
+    bytes of its loader processes, in its VM's memory, and the copies of one state that it
+    keeps under ``previous``.
     """
+    kept = held_bytes(facts, previous)
     old_depth = previous.pipeline_depth
     had = {slot: rank % old_depth for rank, slot in enumerate(previous.slots)}
     sizes = [
@@ -58,6 +61,10 @@ def handover_bytes(
         return WorkerBytes(homes["device"], homes["host"] + loading, locked_bytes)
 
     return tuple(
-        both(had.get(slot), rank % plan.pipeline_depth)
+        with_copies(
+            both(had.get(slot), rank % plan.pipeline_depth),
+            kept.get(slot, 0),
+            on_gpu=compute.on_gpu,
+        )
         for rank, slot in enumerate(plan.slots)
     )

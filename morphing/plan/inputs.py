@@ -58,6 +58,8 @@ class PlanInputs:
     """In which activations and their gradients travel between stages."""
     network: Network = "auto"
     """What sums gradients of GPUs; ``auto``: the faster one of those that were measured."""
+    peer_copies: int = 0
+    """As in ``Plan``: of plans without second copies, where VMs have memory for them."""
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -103,6 +105,7 @@ class PlanQuestion:
     pipeline_depth: int | None = None
     wire: WireType = "own"
     network: Network = "auto"
+    peer_copies: int = 0
 
 
 def question_of(inputs: PlanInputs) -> PlanQuestion:
@@ -124,6 +127,7 @@ def question_of(inputs: PlanInputs) -> PlanQuestion:
         pipeline_depth=inputs.pipeline_depth,
         wire=inputs.wire,
         network=inputs.network,
+        peer_copies=inputs.peer_copies,
     )
 
 

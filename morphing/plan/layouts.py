@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.shares import replica_speed, share_virtual_nodes
+from spottrain.morphing.memory.copies import copy_bytes, with_copies
 from spottrain.morphing.memory.handover import handover_bytes
 from spottrain.morphing.memory.memory import loader_bytes
 from spottrain.morphing.memory.room import (
@@ -144,6 +145,7 @@ class Layouts:
         if placed is None or bounds != even:
             placed = self._place(devices, draft, bounds)
         plan = self._plan(draft, bounds, replicas, placed)
+        plan, needed = self._with_copies(plan, needed, placed)
         refusal = self._handover(plan, placed)
         if refusal is not None:
             return refusal
@@ -159,6 +161,30 @@ class Layouts:
             room,
             math.fsum(fleet.vm_usd_per_hour[vm] for vm in vms),
         )
+
+    def _with_copies(
+        self, plan: Plan, needed: list[WorkerBytes], placed: Sequence[Device]
+    ) -> tuple[Plan, list[WorkerBytes]]:
+        """Add copies on other VMs to a plan with one replica, if all have room for them.
+
+        Returns:
+            The plan, and what its workers need.
+        """
+        if plan.data_parallel_width > 1 or not self.inputs.peer_copies:
+            return plan, needed
+        asked = replace(plan, peer_copies=self.inputs.peer_copies)
+        copies = copy_bytes(self.inputs.facts, asked, self.inputs.previous)
+        if not copies:
+            return plan, needed
+        on_gpu = self.cuts.compute.on_gpu
+        more = [
+            with_copies(one, num_bytes, on_gpu=on_gpu)
+            for one, num_bytes in zip(needed, copies, strict=True)
+        ]
+        rooms = (device.room for device in placed)
+        if all(one.beyond(room) <= 0 for one, room in zip(more, rooms, strict=True)):
+            return asked, more
+        return plan, needed
 
     def _handover(self, plan: Plan, placed: Sequence[Device]) -> Refusal | None:
         """Refuse a plan if its sections and those of the present one do not fit at once."""

@@ -9,7 +9,9 @@ import torch
 import torch.distributed as dist
 
 GATHER_TAG = 0
-"""Messages of pipeline links have the tags above it."""
+"""Messages of pipeline links have the tags above it, up to ``COPY_TAG``."""
+COPY_TAG = 16
+"""Of copies on their way to another VM."""
 
 
 def gather_json(value: Any) -> list[Any]:

@@ -23,12 +23,15 @@ What the runtime owes to this rule:
 2. A mark is taken back before the gradients under it change, and before a copy or a
    checkpoint is written over the section (version -1 while that lasts).
 3. Origin and version change together: the undo slot saves both, the version is last.
+
+A rank may also keep copies of earlier states (``is_copy``): they count like any other. Those
+of the newest state that is whole outlive a handover, until a newer one is whole.
 """
 
 from __future__ import annotations
 
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -89,6 +92,8 @@ class SectionRecord:
     prepared_step: int | None
     contribution: Contribution | None
     """The prepared contribution; kept with the mark, also after it was applied."""
+    is_copy: bool = False
+    """Kept beside what is trained, see ``pipeline.state.copies``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,7 @@ class RankRecord:
 
     rank: int
     sections: tuple[SectionRecord, ...]
+    """A section may be there several times, in different states."""
     decision: MinibatchDecision | None
 
 
@@ -235,6 +241,18 @@ def moves(
                 load[source] += 1
             result.append(Move(section, source, target))
     return tuple(result)
+
+
+def kept_state(
+    num_sections: int, records: Sequence[RankRecord]
+) -> tuple[int, int] | None:
+    """Return the newest (version, origin) of which there is a kept copy of every section."""
+    sections: defaultdict[tuple[int, int], set[int]] = defaultdict(set)
+    for copy in (copy for record in records for copy in record.sections):
+        if copy.is_copy and copy.version >= 0:
+            sections[copy.version, copy.origin].add(copy.section)
+    whole = (s for s, found in sections.items() if len(found) == num_sections)
+    return max(whole, default=None)
 
 
 def _lifts_from(copy: SectionRecord) -> tuple[int, int] | None:

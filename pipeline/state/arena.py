@@ -233,6 +233,8 @@ class SectionArena:
         specs: Its parameters; the same list always gives the same layout.
         device: Where the tensors are; ``None``: in the holder's memory. On a device a
             section begins and ends with this process.
+        room: Of a copy that is kept beside what is trained. Its gradients are never
+            written, so they take no memory.
     """
 
     _VERSION, _ORIGIN, _PREPARED_STEP, _PREPARED_GENERATION = range(4)
@@ -245,10 +247,12 @@ class SectionArena:
         section: int,
         specs: tuple[ParameterSpec, ...],
         device: Device | None = None,
+        room: int | None = None,
     ) -> None:
         layout = _lay_out(specs)
         on_host = HEADER_BYTES + layout.payload + (0 if device else layout.end)
-        piece = _Piece(None if device else holder, section_name(section), on_host)
+        name = section_name(section, room)
+        piece = _Piece(None if device else holder, name, on_host)
         memory = piece.after_header()
         if device is None:
             payload = memory[layout.payload :]
@@ -257,6 +261,7 @@ class SectionArena:
         self.payload = payload
         """All tensors as bytes."""
         self.section = section
+        self.is_copy = room is not None
         self.specs = specs
         self.device = device
         self.num_bytes = HEADER_BYTES + layout.payload + layout.end
@@ -371,6 +376,11 @@ class SectionArena:
         """Generation whose gradients led to this version, or that restored it."""
         return self._words[self._ORIGIN]
 
+    @property
+    def content(self) -> tuple[int, int]:
+        """The name of the contents: version and origin."""
+        return self.version, self.origin
+
     def synchronise(self) -> None:
         """Wait until the device has done what is queued, before a word says so."""
         if self.device is not None:
@@ -412,6 +422,7 @@ class SectionArena:
                 prepared_generation=None,
                 prepared_step=None,
                 contribution=None,
+                is_copy=self.is_copy,
             )
         return SectionRecord(
             section=self.section,
@@ -430,9 +441,9 @@ class SectionArena:
         )
 
 
-def section_name(section: int) -> str:
-    """Return the name under which a section's memory is held."""
-    return f"section-{section}"
+def section_name(section: int, room: int | None = None) -> str:
+    """Return the name under which a section's memory is held, or a copy's of it."""
+    return f"section-{section}" if room is None else f"copy-{room}-{section}"
 
 
 class UndoSlot:

@@ -21,12 +21,13 @@ from spottrain.pipeline.state.agreement import (
     RankRecord,
     agree,
     applies,
+    kept_state,
     moves,
 )
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.checkpoint import load_section, state_name
 from spottrain.pipeline.state.numbers import NAMES
-from spottrain.pipeline.state.slot import SlotMemory
+from spottrain.pipeline.state.slot import SlotMemory, copy_state
 from spottrain.storage.store import Store
 from spottrain.wire.codec import from_data
 from spottrain.wire.messages import RunGeneration
@@ -139,7 +140,12 @@ class _Handover:
         self._adopt(agreement, records[self._rank])
         owners = owners_of(self._command.plan)
         moving = moves(self._num_sections, records, agreement, owners)
+        kept = kept_state(self._num_sections, records)
+        self._memory.keep_copies(
+            lambda c: c.content in (kept, (agreement.step, agreement.origin))
+        )
         self._memory.hold(self._mine)
+        self._take_back(agreement)
         self._move([move for move in moving if move.source is not None], agreement)
         mine = [move for move in moving if move.target == self._rank]
         loads = [move.section for move in mine if move.source is None]
@@ -148,6 +154,8 @@ class _Handover:
         dist.barrier()
         # From here on every section is where it belongs: other copies may be released.
         self._memory.keep_only(self._mine)
+        lasts = kept if self._command.plan.peer_copies else None
+        self._memory.keep_copies(lambda c: c.content == lasts)
         return HandoverResult(agreement, len(mine) - len(loads), len(loads))
 
     def _exchange(self) -> list[RankRecord]:
@@ -165,11 +173,20 @@ class _Handover:
         self._memory.control.decision = agreement.decision
         self._memory.apply(agreement.decision, applies(mine, agreement), self._faults)
 
+    def _take_back(self, agreement: Agreement) -> None:
+        """Go back to the agreed state where only a copy on this VM has it."""
+        for section in self._mine:
+            found = self._memory.find(section, (agreement.step, agreement.origin))
+            if found is not None and found.is_copy:
+                copy_state(found, self._memory.arenas[section])
+
     def _move(self, moving: Sequence[Move], agreement: Agreement) -> None:
         sends = []
         for move in moving:
             if move.source == self._rank:
-                arena = self._memory.arenas[move.section]
+                state = agreement.step, agreement.origin
+                arena = self._memory.find(move.section, state)
+                assert arena is not None
                 for span in arena.movable:
                     if span.numel():
                         sends.append(dist.isend(_on_host(arena, span), move.target))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from spottrain import machine
 from spottrain.pipeline.base.faults import FaultScript
@@ -21,8 +21,19 @@ from spottrain.pipeline.state.arena import (
 from spottrain.pipeline.state.update import Updater
 from spottrain.wire.model import StateHome
 
+COPY_ROOMS = range(2)
+"""Places for copies of a section."""
 _UPDATE_BOUND_S = 5.0
 """How long the update of a section may hold up the end of a process."""
+
+
+def copy_state(source: SectionArena, target: SectionArena) -> None:
+    """Copy the state of a section and its version, but no gradients, to other memory."""
+    target.invalidate()
+    for theirs, ours in zip(source.movable, target.movable, strict=True):
+        ours.copy_(theirs)
+    target.synchronise()
+    target.set_version(*source.content)
 
 
 class SlotMemory:
@@ -58,9 +69,17 @@ class SlotMemory:
         self._locked_bytes: dict[int, int] = {}
         """Of sections whose pages are locked."""
         self.arenas: dict[int, SectionArena] = {}
+        self.copies: dict[tuple[int, int], SectionArena] = {}
+        """Copies of earlier states, by section and room; always in the holder's memory."""
         held = holder.names()
         self.control = ControlBlock(holder)
         self.hold(k for k in range(len(specs)) if section_name(k) in held)
+        for room in COPY_ROOMS:
+            held_copies = (
+                k for k in range(len(specs)) if section_name(k, room) in held
+            )
+            for section in held_copies:
+                self._hold_copy(section, room)
         self.undo_unfinished()
 
     @property
@@ -78,9 +97,10 @@ class SlotMemory:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of all sections held, and of the undo slot."""
+        """Bytes of all sections held, of their copies, and of the undo slot."""
         sizes = [arena.num_bytes for arena in self.arenas.values()]
-        return sum(sizes) + max(sizes, default=0)
+        kept = (span.numel() for copy in self.copies.values() for span in copy.movable)
+        return sum(sizes) + max(sizes, default=0) + sum(kept)
 
     def hold(self, sections: Iterable[int]) -> None:
         """Make room for sections that are not held yet."""
@@ -159,6 +179,33 @@ class SlotMemory:
             if self._home is None:
                 self._release(section, arena)
 
+    def hold_copies(self, sections: Iterable[int]) -> None:
+        """Make room for two states of each section: one that is whole, and the next."""
+        for section in sections:
+            for room in COPY_ROOMS:
+                if (section, room) not in self.copies:
+                    self._hold_copy(section, room)
+
+    def _hold_copy(self, section: int, room: int) -> None:
+        specs = self._specs[section]
+        copy = SectionArena(self._holder, section, specs, room=room)
+        self.copies[section, room] = copy
+
+    def keep_copies(self, wanted: Callable[[SectionArena], bool]) -> None:
+        """Release all copies but those that are ``wanted``."""
+        for (section, room), copy in tuple(self.copies.items()):
+            if not wanted(copy):
+                del self.copies[section, room]
+                self._holder.release(section_name(section, room))
+
+    def find(self, section: int, state: tuple[int, int]) -> SectionArena | None:
+        """Return the memory that holds a section in the state (version, origin)."""
+        copies = (self.copies.get((section, room)) for room in COPY_ROOMS)
+        for arena in (self.arenas.get(section), *copies):
+            if arena is not None and arena.content == state:
+                return arena
+        return None
+
     def undo_unfinished(self) -> None:
         """Undo an update that a death or an error has interrupted."""
         if (section := self.control.undo_section) is not None:
@@ -167,8 +214,10 @@ class SlotMemory:
             self.control.undo_section = None
 
     def records(self) -> tuple[SectionRecord, ...]:
-        """Return the records of all sections held."""
-        return tuple(self.arenas[k].record() for k in sorted(self.arenas))
+        """Return the records of all sections and copies held."""
+        held = [self.arenas[k] for k in sorted(self.arenas)]
+        held += [self.copies[key] for key in sorted(self.copies)]
+        return tuple(arena.record() for arena in held)
 
     def apply(
         self, decision: MinibatchDecision, sections: Sequence[int], faults: FaultScript

@@ -95,6 +95,10 @@ class ExchangeResult:
     """Number of the newest ``TraceMinibatches`` if all ranks know the same, else 0."""
     save: bool
     """True if a checkpoint is due after this mini-batch, by rank 0's word."""
+    copied_step: int
+    """Step of the newest copies that every rank has sent and received."""
+    copy: bool
+    """True if copies are due after this mini-batch, by rank 0's word."""
 
     @property
     def in_range(self) -> bool:
@@ -111,7 +115,7 @@ class Gatherer:
     """
 
     _FIELDS = 5
-    _EXTRAS = 5
+    _EXTRAS = 7
 
     def __init__(self, plan: Plan, num_metrics: int = 0) -> None:
         self._owners = [plan.stage_of(k) for k in range(plan.num_sections)]
@@ -128,6 +132,8 @@ class Gatherer:
         profile: int,
         *,
         save: bool,
+        copied: int = 0,
+        copy: bool = False,
     ) -> ExchangeResult:
         """Exchange this rank's values with those of all ranks.
 
@@ -138,6 +144,8 @@ class Gatherer:
             share: Number of the newest ``ShareMinibatch`` that it knows, or 0.
             profile: Number of the newest ``TraceMinibatches`` that it knows, or 0.
             save: True if it finds a checkpoint due after this mini-batch.
+            copied: Step of the newest copies that it has sent and received.
+            copy: True if it finds copies due after this mini-batch.
         """
         row = torch.zeros(self._length, dtype=torch.float64)
         for c in mine:
@@ -147,8 +155,22 @@ class Gatherer:
             if c.metrics:
                 metrics = torch.tensor(c.metrics, dtype=torch.float64)
                 row[self._metrics_at : self._extras_at] = metrics
-        row[-self._EXTRAS :] = torch.tensor([save, profile, share, stop, checkpoint])
+        extras = copy, copied, save, profile, share, stop, checkpoint
+        row[-self._EXTRAS :] = torch.tensor(extras)
         everything = gather_rows(row)
+        return ExchangeResult(
+            contributions=self._contributions(everything),
+            stop=int(everything[:, -2].max()),
+            settled_step=int(everything[:, -1].min()),
+            share=share if _all_equal(everything[:, -3], share) else 0,
+            profile=profile if _all_equal(everything[:, -4], profile) else 0,
+            save=bool(everything[0, -5]),
+            copied_step=int(everything[:, -6].min()),
+            copy=bool(everything[0, -7]),
+        )
+
+    def _contributions(self, everything: torch.Tensor) -> list[Contribution]:
+        """Return that of each section, from the rows of all ranks."""
         contributions = []
         for section, owner in enumerate(self._owners):
             at = section * self._FIELDS
@@ -167,14 +189,7 @@ class Gatherer:
             )
         last = everything[owner, self._metrics_at : self._extras_at]
         contributions[-1] = replace(contributions[-1], metrics=tuple(last.tolist()))
-        return ExchangeResult(
-            contributions=contributions,
-            stop=int(everything[:, -2].max()),
-            settled_step=int(everything[:, -1].min()),
-            share=share if _all_equal(everything[:, -3], share) else 0,
-            profile=profile if _all_equal(everything[:, -4], profile) else 0,
-            save=bool(everything[0, -5]),
-        )
+        return contributions
 
 
 def _all_equal(column: torch.Tensor, value: int) -> bool:

@@ -37,6 +37,7 @@ from spottrain.pipeline.state import update
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision, fold
 from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
+from spottrain.pipeline.state.copies import PeerCopies
 from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
@@ -293,6 +294,7 @@ class _Training:
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
         arenas = context.memory.arenas
         self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
+        self._copies = PeerCopies(context, command, rank, self._arenas)
         self._sections = self._make_sections()
         self._chunks = self._make_chunks()
         self._parameters = {
@@ -320,7 +322,7 @@ class _Training:
         )
         self._skipped: messages.SkipReason = ""
         """Why the newest mini-batch changed no parameter."""
-        self._owes_checkpoint = self._is_save_due = False
+        self._owes_checkpoint = self._is_save_due = self._is_copy_due = False
         self._updating: int | None = None
         """The section whose update is under way."""
         self._share = 0
@@ -426,6 +428,8 @@ class _Training:
         tune_for_activations(0)  # until the first mini-batch has shown their size
         self._evaluate_if_due()
         self._save_if_alone()
+        if self._step < spec.steps:
+            self._copies.start(self._step)
         stop, early = StopRequest.NONE, self._evaluation.stops_early()
         while self._step < spec.steps and stop == StopRequest.NONE and not early:
             self._profiler.follow(self._step)
@@ -433,6 +437,9 @@ class _Training:
             self._evaluate_if_due()
             early = self._evaluation.stops_early()
             self._save_if_due()
+            if self._is_copy_due and self._step < spec.steps:
+                self._copies.start(self._step)
+        self._copies.stop()
         self._profiler.finish(self._step)
         done = self._step >= spec.steps or bool(early)
         if done:
@@ -507,6 +514,7 @@ class _Training:
         self._profiler.close()
         self._links.close()
         self._saving.close()
+        self._copies.close()
         self._reduction.close()
 
     def _minibatch(self) -> int:
@@ -527,6 +535,7 @@ class _Training:
             tune_for_activations(self._tracker.largest_saved_bytes)
         step_s, interval = time.monotonic() - began, self._saving.interval
         interval.observe(step_s, saving=self._saving.is_pending)
+        self._copies.observe(step_s)
         chosen = (
             self._rank == 0 and not self._context.loaded.spec.checkpoint_every_steps
         )
@@ -546,6 +555,7 @@ class _Training:
                 skipped=self._skipped,
                 checkpoint_every_steps=interval.every_steps if chosen else 0,
                 checkpoint_cost_s=interval.cost_s if chosen else 0.0,
+                copied_step=self._copies.copied_step,
                 **_measured(self._context, decision, self._updater),
             )
         )
@@ -590,7 +600,13 @@ class _Training:
         settled, save = self._saving.settled_step(), self._saving.is_due(step + 1)
         with activity.waiting():
             all_ranks = self._gatherer.exchange(
-                mine, stop, settled, *numbers, save=save
+                mine,
+                stop,
+                settled,
+                *numbers,
+                save=save,
+                copied=self._copies.settled_step(),
+                copy=self._copies.is_due(step + 1),
             )
         faults.at(Hook.GATHERED)
         if not all_ranks.in_range:
@@ -600,22 +616,27 @@ class _Training:
         self._skipped = _skip_reason(self._context, decision)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
-        activity.note("update")
+        self._apply(decision)
+        self._step = step + 1
+        faults.at(Hook.APPLIED)
+        self._saving.settle(all_ranks.settled_step)
+        self._is_save_due = all_ranks.save
+        self._copies.settle(all_ranks.copied_step)
+        self._is_copy_due = all_ranks.copy
+        if share is not None and all_ranks.share > self._share:
+            self._follow_share(share)
+        if all_ranks.profile:
+            self._profiler.wanted = profile
+        return decision, all_ranks.stop
+
+    def _apply(self, decision: MinibatchDecision) -> None:
+        self._context.activity.note("update")
         self._saving.finish_copying()
         with self._tracker.watch():
             for section in self._arenas:
                 self._updating = section
                 self._updater.apply(decision, [section], self._refresh)
         self._updating = None
-        self._step = step + 1
-        faults.at(Hook.APPLIED)
-        self._saving.settle(all_ranks.settled_step)
-        self._is_save_due = all_ranks.save
-        if share is not None and all_ranks.share > self._share:
-            self._follow_share(share)
-        if all_ranks.profile:
-            self._profiler.wanted = profile
-        return decision, all_ranks.stop
 
     def _reduce(self, losses: list[list[float]]) -> list[Contribution]:
         """Sum gradients and losses; return what this rank's sections contribute."""

@@ -15,6 +15,11 @@ import numpy as np
 
 from spottrain.pricing.deadline import tuning
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
+from spottrain.pricing.deadline.markets import (
+    Markets,
+    markets,
+    spot_path,
+)
 from spottrain.pricing.deadline.model import (
     Fleet,
     Forecast,
@@ -25,12 +30,9 @@ from spottrain.pricing.deadline.model import (
 )
 from spottrain.pricing.deadline.outlook import (
     MarketOutlook,
-    Markets,
     Sample,
     SpotQuote,
-    markets,
     sample,
-    spot_path,
 )
 from spottrain.units import HOUR_S
 

@@ -3,7 +3,7 @@
 One pure decision, made again whenever something changes. After "Can't Be Late" (Wu et al.,
 NSDI 2024): spot VMs while there is slack, on-demand VMs when there is none. Added here:
 fleets that grow and shrink by single VMs, several places with moving prices, a budget, and
-the value of an example (``outlook.spot_path``) in place of a fixed pace.
+the value of an example (``markets.spot_path``) in place of a fixed pace.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from dataclasses import dataclass, replace
 
 from spottrain.pricing.deadline import model, tuning
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
+from spottrain.pricing.deadline.markets import (
+    markets,
+    spot_path,
+)
 from spottrain.pricing.deadline.outlook import (
     MarketOutlook,
-    markets,
     sample,
-    spot_path,
 )
 from spottrain.pricing.deadline.worst_case import WorstCase
 from spottrain.units import HOUR_S

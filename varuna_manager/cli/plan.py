@@ -20,6 +20,7 @@ from spottrain.varuna_manager.cli.console import (
     show,
     show_json,
 )
+from spottrain.varuna_manager.cli.pool import commands
 from spottrain.varuna_manager.cli.simulate.trace import read_workload, size_bytes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
 from spottrain.varuna_manager.launch import data, inspect, submit, weights
@@ -124,6 +125,10 @@ StateOption = Annotated[
     str | None,
     typer.Option(help="Home of workers' state, host or device; overrides the file."),
 ]
+PoolOption = Annotated[
+    str | None,
+    typer.Option(help="Show when it would start in this pool, and what others lose."),
+]
 
 
 def plan(
@@ -148,6 +153,7 @@ def plan(
     offline: OfflineOption = False,
     measured_on: MeasuredOnOption = None,
     top: TopOption = EXACT,
+    pool: PoolOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Show which machines and which plan a launch would start with; rents nothing.
@@ -160,6 +166,9 @@ def plan(
     serve. With a model and a profile as JSON, which need no machine, the best fleet of
     those clouds is planned, or --gpus of the profile's own GPUs.
     """
+    if pool is not None:
+        commands.launch(commands.SubmitOptions(file, pool), output, is_dry=True)
+        return
     scope = SearchScope(
         clouds=tuple(clouds.split(",")) if clouds else (),
         offline=offline,
@@ -170,11 +179,7 @@ def plan(
     changes = _changes(objective, schedule, recompute, state)
     if file.suffix != ".json":
         of_json = (gpus, steps, minibatch_size, facts, gpu_memory_gib, usd_per_hour)
-        if any((*of_json, depth, host_memory_gib, precision, gpus_per_vm)):
-            raise ConfigError(
-                "--gpus, --minibatch-size and the like need a profile as JSON: got "
-                f"{file.name}; remove them, the job file has these values"
-            )
+        _refuse(file, *of_json, depth, host_memory_gib, precision, gpus_per_vm)
         config = _changed(load_config(file), changes)
         preview(config, output, explain, scope, every=every)
         return
@@ -185,6 +190,15 @@ def plan(
     inputs = replace(inputs, **changes)
     document = _workload_document(file.name, workload, inputs, scope, steps)
     _show(document, output, explain, every)
+
+
+def _refuse(file: Path, *values: Any) -> None:
+    """Refuse options that a job file has no use for."""
+    if any(values):
+        raise ConfigError(
+            "--gpus, --minibatch-size and the like need a profile as JSON: got "
+            f"{file.name}; remove them, the job file has these values"
+        )
 
 
 def _workload_document(

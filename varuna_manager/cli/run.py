@@ -39,26 +39,50 @@ from spottrain.varuna_manager.launch.systemd import unit
 from spottrain.varuna_manager.reporting.deadline import deadline_line, deadline_view
 
 FileArgument = Annotated[Path, typer.Argument(help="Job file: YAML or TOML.")]
+DryOption = Annotated[
+    bool, typer.Option("--dry-run", help="Check and plan only, as 'plan' does.")
+]
+DetachOption = Annotated[
+    bool, typer.Option("--detach", "-d", help="Return once the job has started.")
+]
+VmOption = Annotated[
+    bool, typer.Option("--manager-vm", help="Run the manager on a VM of its own.")
+]
+PoolOption = Annotated[
+    str | None, typer.Option(help="Submit it to this pool, and return.")
+]
+PriorityOption = Annotated[
+    float | None, typer.Option(help="With --pool: its weight against other jobs.")
+]
+TeamOption = Annotated[
+    str | None, typer.Option(help="With --pool: the team that it belongs to.")
+]
 SCHEMA_VERSION = 1
 
 
 def launch(
     file: FileArgument,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Check and plan only, as 'plan' does.")
-    ] = False,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
-    ] = False,
-    with_vm: Annotated[
-        bool, typer.Option("--manager-vm", help="Run the manager on a VM of its own.")
-    ] = False,
+    dry_run: DryOption = False,
+    detach: DetachOption = False,
+    with_vm: VmOption = False,
+    pool: PoolOption = None,
+    priority: PriorityOption = None,
+    team: TeamOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Start a job and watch it. Ctrl-C stops the job; closing the terminal does not.
 
     With --manager-vm, Ctrl-C only stops watching.
     """
+    if pool is not None:
+        # Not above: it imports the planner, which other commands do not need.
+        from spottrain.varuna_manager.cli.pool import commands
+
+        asked = commands.SubmitOptions(file, pool, priority, team, with_vm)
+        commands.launch(asked, output, is_dry=dry_run)
+        return
+    if priority is not None or team is not None:
+        raise ConfigError("--priority and --team go with --pool; add it")
     config = load_config(file)
     if dry_run:
         # Not above: it imports the planner, which other commands do not need.
@@ -143,9 +167,7 @@ def resume(
         int | None,
         typer.Option(min=1, help="Train so many steps in all, fewer or more."),
     ] = None,
-    detach: Annotated[
-        bool, typer.Option("--detach", "-d", help="Return once the job has started.")
-    ] = False,
+    detach: DetachOption = False,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Continue a job that was stopped, failed or lost its manager, and watch it."""

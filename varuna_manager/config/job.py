@@ -5,7 +5,7 @@ YAML or TOML, with one model for both. Unknown keys are refused with the nearest
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self
@@ -255,6 +255,10 @@ class MorphingConfig(Section):
     objective: Objective = "throughput"
     """How plans are compared: by `throughput` (examples per second) or by
     `examples_per_dollar`, which returns machines that are not worth their price."""
+    peer_copies: Literal[0, 1] = 0
+    """Copies of the weights and optimizer state of an earlier mini-batch that other VMs keep
+    in memory where a plan has one replica: 1, where their memory is enough, or 0. See
+    docs/checkpoints.md."""
 
     @property
     def asked_schedule(self) -> ScheduleKind | None:
@@ -519,17 +523,22 @@ class JobConfig(Section):
         return None if self.slo.deadline is None else self.slo.deadline.timestamp()
 
 
-def load_config(path: Path, now: datetime | None = None) -> JobConfig:
+def load_config(
+    path: Path,
+    now: datetime | None = None,
+    change: Callable[[Any], Any] = lambda data: data,
+) -> JobConfig:
     """Return the job file at ``path``, with its paths made absolute.
 
     Args:
         path: YAML (.yaml, .yml) or TOML (.toml).
         now: A deadline must be later; by default the present.
+        change: Returns the file's plain data as they are to be read.
 
     Raises:
         ConfigError: The file is missing, unreadable or wrong.
     """
-    config = parse_config(read_job_file(path), path.name)
+    config = parse_config(change(read_job_file(path)), path.name)
     deadline = config.slo.deadline
     if deadline is not None and deadline <= (now or datetime.now(UTC)):
         raise ConfigError(

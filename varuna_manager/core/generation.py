@@ -135,6 +135,9 @@ def invite(transition: Transition, generation: Generation) -> None:
         checkpoint=generation.checkpoint,
         evaluate_first=heldout_missing and transition.state.progress.step == 0,
         checkpoint_losses_per_s=_state_losses_per_s(transition.state, generation.plan),
+        copy_losses_per_s=_state_losses_per_s(
+            transition.state, replace(generation.plan, peer_copies=0)
+        ),
         checkpoint_cost_s=transition.state.progress.checkpoint_cost_s,
         save_only=generation.save_only,
     )
@@ -150,6 +153,8 @@ def _state_losses_per_s(state: State, plan: Plan) -> float:
     """
     depth = plan.pipeline_depth
     stages = [{slot.vm_id for slot in plan.slots[k::depth]} for k in range(depth)]
+    for stage, holder in zip(stages, plan.copy_holders, strict=False):
+        stage.add(plan.slots[holder].vm_id)
     lost = [hit for hit in state.interruptions if hit.interruption in _UNNOTICED]
     forgotten = len(state.interruptions) == KEPT
     since_s = state.interruptions[0].at_s if forgotten else state.submitted_at_s

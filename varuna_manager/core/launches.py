@@ -67,7 +67,9 @@ def launch_intended(transition: Transition, event: e.LaunchIntended) -> None:
     """Rent, now that the intent is in the journal; a repeated intent is ignored."""
     transition.state = state = replace(transition.state, launch_pending=False)
     new = event.intent == allocation.next_intent(state)
-    active, room = state.phase is JobPhase.ACTIVE, allocation.room(state)
+    active = state.phase is JobPhase.ACTIVE
+    # A pool may have granted less in the meantime.
+    room = min(allocation.room(state), allocation.within_grant(state)(event.offer))
     if not new or not active or event.count > room:
         return
     intent = Intent(

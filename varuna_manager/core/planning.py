@@ -493,6 +493,7 @@ def plan_inputs(
         previous=previous,
         schedule=job.schedule,
         recompute=job.recompute,
+        peer_copies=job.peer_copies,
         objective=job.plan_objective,
         lag_share=lag_share,
         precision=job.spec.precision,

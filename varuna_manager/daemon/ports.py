@@ -6,7 +6,7 @@ import asyncio
 from typing import Protocol
 
 from spottrain.varuna_manager.core.model.events import Event
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.traces import TraceSet
 from spottrain.wire.messages import (
@@ -55,6 +55,9 @@ class ChannelHandler(Protocol):
         Raises:
             LimitsRefusedError: they would end the job, and the person has not confirmed.
         """
+
+    async def receive_grant(self, grant: PoolGrant) -> None:
+        """Record what the job's pool grants it."""
 
     def metrics_text(self) -> bytes:
         """Return the job's metrics in Prometheus' text format."""

@@ -9,6 +9,7 @@
     POST /v1/admin/stop   {"checkpoint": bool, "now": bool, "by": str} -> {}
     POST /v1/admin/limits {"limits": [Limit], "sure": bool, "by": str} -> {}
                                                           409 it would end the job
+    POST /v1/admin/grant  PoolGrant, its VMs as [{kind, number}] -> {}
     POST /v1/admin/profile {"minibatches": int} -> TraceSet    409 nothing trains now
     GET  /metrics         -> Prometheus' text format
     GET  /healthz         -> one line: 200, or 503 with what is wrong
@@ -45,7 +46,7 @@ from starlette.routing import Route
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from spottrain.errors import SpottrainError, WireError
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon.metrics import CONTENT_TYPE
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
@@ -101,6 +102,7 @@ class ControlChannel:
                 Route("/v1/workdir", self._workdir),
                 Route("/v1/admin/stop", self._stop, methods=["POST"]),
                 Route("/v1/admin/limits", self._limits, methods=["POST"]),
+                Route("/v1/admin/grant", self._grant, methods=["POST"]),
                 Route("/v1/traces", self._traces, methods=["POST"]),
                 Route("/v1/admin/profile", self._profile, methods=["POST"]),
                 Route("/metrics", self._metrics),
@@ -120,8 +122,9 @@ class ControlChannel:
         self, cls: Any, request: Request, max_bytes: int = _LARGEST_BODY_BYTES
     ) -> Any:
         """Return the body as ``cls``, sent by the VM that it names."""
-        vm_id = self._caller(request)
+        self._caller(request)  # before its body is read
         message = _decode(cls, await _body(request, max_bytes))
+        vm_id = self._caller(request)  # the VM may have been fenced meanwhile
         if message.vm_id != vm_id:
             raise HTTPException(403, f"token of {vm_id} cannot speak for another VM")
         return message
@@ -193,6 +196,19 @@ class ControlChannel:
             raise HTTPException(409, str(error)) from error
         return JSONResponse({})
 
+    async def _grant(self, request: Request) -> Response:
+        self._check_admin(request)
+        told = _decode(_GrantRequest, await _body(request))
+        grant = PoolGrant(
+            pool=told.pool,
+            serial=told.serial,
+            vms=tuple((one.kind, one.number) for one in told.vms),
+            until_s=told.until_s,
+            max_microusd=told.max_microusd,
+        )
+        await self.handler.receive_grant(grant)
+        return JSONResponse({})
+
     async def _traces(self, request: Request) -> Response:
         vm_id, sent = self._caller(request), request.query_params.get("trace", "")
         trace = _decode(TraceWritten, sent.encode())
@@ -216,6 +232,21 @@ class ControlChannel:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _ProfileRequest:
     minibatches: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GrantedVms:
+    kind: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _GrantRequest:
+    pool: str
+    serial: int
+    vms: tuple[_GrantedVms, ...]
+    until_s: float
+    max_microusd: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,7 +2,9 @@
 
 The copy runs in the background: no step waits for it. One segment is written at a time,
 and what is journalled meanwhile goes into the next: the copy is always a prefix of the
-journal. What was measured is copied beside it, less often (``blocks``). A store that is down is reported once and retried forever.
+journal. What was measured is copied beside it, less often (``blocks``), and the snapshots
+that the manager saves (``snapshots``). A store that is down is reported once and retried
+forever.
 
 Each manager begins a new epoch. One that finds a later epoch than its own has been
 replaced by a manager on another machine and stops at once.
@@ -17,9 +19,9 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from tenacity import (
     AsyncRetrying,
@@ -32,10 +34,17 @@ from spottrain.errors import SpottrainError
 from spottrain.storage.store import StorageError, is_url
 from spottrain.varuna_manager.core.model.events import JobSubmitted, ReportReceived
 from spottrain.varuna_manager.jobs.blocks import BlockCopy
-from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
+from spottrain.varuna_manager.jobs.bucket import (
+    FencedError,
+    Past,
+    StoredJob,
+    folder_mark,
+)
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import Journal, JournalRow
+from spottrain.varuna_manager.jobs.follow import ReplicationStatus, last_seq
+from spottrain.varuna_manager.jobs.journal import Absent, Journal, JournalRow
 from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
+from spottrain.varuna_manager.jobs.snapshots import Beginning, CopiedSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -51,8 +60,6 @@ FINISH_S = 60.0
 """How long a manager that ends waits for the last segment."""
 MAX_EVENTS = 5_000
 """In one segment."""
-BEHIND_S = 60.0
-"""A copy that lags for longer is reported to the user."""
 _MAX_PAUSE_S = 30.0
 _PATIENCE_S = 10.0
 
@@ -105,6 +112,30 @@ def begin_replication(
         return None
     epoch = stored.claim(folder_mark(job))
     return JournalReplication(job, stored, epoch, stored.held(), durable=durable)
+
+
+async def fill_in(
+    journal: Journal, copy: JournalReplication, pause_s: float = 0.0
+) -> bool:
+    """Fill in what a journal lacks since it was taken over; return whether it is whole.
+
+    Args:
+        journal: Open for writing.
+        copy: Where the rest is.
+        pause_s: Between two parts, for those who have other work in this thread.
+
+    Raises:
+        StorageError: The store cannot be read; what has come is kept.
+        JournalError: The disk refuses, or a part does not fit.
+    """
+    if (absent := journal.absent()) is None:
+        return True
+    async for part in copy.past(absent):
+        journal.fill(*part)
+        await asyncio.sleep(pause_s)
+    if (left := journal.absent()) is not None:
+        logger.warning("%s, and damaged there", left.text())
+    return left is None
 
 
 def check_here(job: JobDir) -> None:
@@ -165,12 +196,14 @@ class JournalReplication:
         self._epoch = epoch
         self._held = held
         self._blocks = BlockCopy(stored, epoch)
+        self._snapshot_seq = 0
+        """Newest event of the newest snapshot that was copied."""
         self._published = False
         self._failure = ""
         self._checked_at_s = -math.inf
         self._whole_at_s = time.time()
         self._one_at_a_time = threading.Lock()
-        self._threads = ThreadPoolExecutor(2, "copy")
+        self._threads = ThreadPoolExecutor(3, "copy")
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -276,6 +309,21 @@ class JournalReplication:
         """Cancel calls that have not begun and wait for the others."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
+    async def past(self, absent: Absent) -> AsyncIterator[Past]:
+        """Yield what a journal lacks that was taken over, in the order for ``Journal.fill``.
+
+        Args:
+            absent: What it lacks.
+
+        Raises:
+            StorageError: The store cannot be read.
+            StoredJobError: It changes all the time.
+        """
+        parts = iter(self._stored.past(absent, logger.warning))
+        loop = asyncio.get_running_loop()
+        while part := await loop.run_in_executor(self._threads, next, parts, None):
+            yield part
+
     # --- Copying --------------------------------------------------------------------------
 
     async def _persist(self) -> bool:
@@ -347,8 +395,19 @@ class JournalReplication:
                     segment = Segment(first, rows[-1].seq, self._epoch)
                     self._stored.put(segment, rows)
                     self._held.append(segment)
-                self._merge(journal)
+                if journal.absent() is None:  # else it lacks what would be merged
+                    self._merge(journal)
+                self._copy_snapshot(journal)
             return len(rows) == MAX_EVENTS
+
+    def _copy_snapshot(self, journal: Journal) -> None:
+        """Copy a new snapshot once the store has all events that are in it."""
+        snapshot = journal.stored_snapshot(self._snapshot_seq)
+        if snapshot is not None and snapshot.seq <= self.copied:
+            (first,) = journal.rows(1, 1)
+            copied = CopiedSnapshot(snapshot.seq, self._epoch)
+            self._stored.put_snapshot(copied, Beginning(first, snapshot))
+            self._snapshot_seq = snapshot.seq
 
     def _merge(self, journal: Journal) -> None:
         """Merge the newest segments where there are many."""
@@ -368,62 +427,3 @@ async def _wait(until: asyncio.Event, limit_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await until.wait()
-
-
-# --- For ``status`` -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicationStatus:
-    """Progress of the journal's copy; the manager keeps it in the job's folder."""
-
-    seq: int
-    """Number of the newest event in the store."""
-    at_s: float
-    """When the copy last held the whole journal, in seconds since the epoch."""
-    trouble: str = ""
-    """Why copying fails; empty if it works."""
-    elsewhere: str = ""
-    """Which machine has taken the job over; empty if none has."""
-
-    def line(self, last_seq: int, at_s: float) -> str:
-        """Return a line for people; empty unless the copy has lagged for a while.
-
-        Args:
-            last_seq: Number of the newest event here.
-            at_s: Now, in seconds since the epoch.
-        """
-        if self.elsewhere:
-            return self.elsewhere
-        behind = last_seq - self.seq
-        if behind <= 0 or at_s - self.at_s < BEHIND_S:
-            return ""
-        why = f": {self.trouble}" if self.trouble else ""
-        return f"journal copied up to event {self.seq}, {behind} events behind{why}"
-
-
-def lag_line(job: JobDir, at_s: float) -> str:
-    """Return a line for people if the copy of a job's journal lags; empty if not.
-
-    Args:
-        job: One with a journal.
-        at_s: Now, in seconds since the epoch.
-
-    Raises:
-        JournalError: The journal cannot be read.
-    """
-    try:
-        note = ReplicationStatus(**json.loads(job.copy_status.read_text()))
-    except FileNotFoundError:
-        return ""
-    return note.line(last_seq(job), at_s)
-
-
-def last_seq(job: JobDir) -> int:
-    """Return the number of the newest event in a job's journal.
-
-    Raises:
-        JournalError: The journal cannot be read.
-    """
-    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
-        return journal.last_seq()

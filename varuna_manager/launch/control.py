@@ -35,15 +35,17 @@ from spottrain.varuna_manager.config.data import data_requests
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.ssh import check_secrets, environment_of
 from spottrain.varuna_manager.core.model.events import (
+    GrantReceived,
     LimitsChanged,
     StopRequested,
     VmsListed,
 )
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.identity import client_context, load_identity
-from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.journal import Journal, JournalError
 from spottrain.varuna_manager.jobs.traces import TraceSet, TracesRefusedError
 from spottrain.varuna_manager.launch import data as job_data
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
@@ -246,6 +248,42 @@ def change_limits(job: JobDir, limits: tuple[Limit, ...], *, sure: bool) -> None
         journal.append(event)
 
 
+def give_grant(job: JobDir, grant: PoolGrant) -> None:
+    """Tell a job what its pool grants it, with or without a running manager.
+
+    Raises:
+        ManagerUnreachableError: The manager does not answer, or is still starting.
+        JournalError: The journal of a job without a manager cannot be written.
+    """
+    if job.is_managed():
+        vms = [{"kind": kind, "number": number} for kind, number in grant.vms]
+        _ask_manager(job, "grant", {**asdict(grant), "vms": vms})
+        return
+    with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
+        journal.append(GrantReceived(at_s=time.time(), grant=grant))
+
+
+def return_vms(job: JobDir) -> int:
+    """Return all VMs of a job without a manager; it can be resumed.
+
+    Returns:
+        VMs that still run: clouds have not ended them yet.
+
+    Raises:
+        CloudError: A cloud refuses, or does not answer.
+    """
+    with manager_lock(job):
+        provider, asked_at_s = open_provider(job), time.time()
+        provider.terminate([vm.vm_id for vm in live_vms(provider, job)])
+        vms = tuple(provider.list_vms(job.name))
+        with contextlib.closing(Journal(job.journal)) as journal:
+            listed = VmsListed(at_s=time.time(), asked_at_s=asked_at_s, vms=vms)
+            journal.append(listed)
+        if isinstance(provider, ForwardsCalls):
+            provider.close()
+    return sum(vm.state is not VmState.TERMINATED for vm in vms)
+
+
 def begin_traces(job: JobDir, minibatches: int) -> TraceSet:
     """Have the next mini-batches of a running job recorded; return before that is done.
 
@@ -316,12 +354,25 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
             f"job {job.name} has ended; see 'spottrain report {job.name}', and launch "
             "it again to start over"
         )
+    if pool := _pool_of(job):
+        raise ConfigError(
+            f"job {job.name} is in pool {pool}: 'spottrain pool resume {pool} {job.name}' "
+            "continues it"
+        )
     config = job.config()
     check_secrets(config.secrets)
     os.environ.update(config.env)
     if config.resources.provider == "local":
         job_data.ensure_data(config)
     return start_manager(job)
+
+
+def _pool_of(job: JobDir) -> str:
+    """Return the pool that a job is in; empty if it is in none, or nobody can tell."""
+    with contextlib.suppress(JournalError):
+        grant = read_state(job).job.grant
+        return "" if grant is None else grant.pool
+    return ""
 
 
 def end_job(job: JobDir) -> int:

@@ -18,8 +18,9 @@ from pathlib import Path
 import spottrain
 from spottrain import machine
 from spottrain.errors import ConfigError, SpottrainError, UserCodeError, WireError
-from spottrain.morphing.plan.profiles import is_noisy
+from spottrain.morphing.plan.profiles import is_noisy, knows_crowds
 from spottrain.varuna_manager.config.job import EvaluationConfig, JobConfig
+from spottrain.varuna_manager.core.calibration import MAX_SLOTS_PER_CORE
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.jobs.folder import home
 from spottrain.varuna_manager.launch import data
@@ -118,6 +119,7 @@ def calibrate(
     on_progress: OnProgress = lambda progress: None,
     *,
     again: bool = False,
+    num_slots: int = 0,
 ) -> Profile:
     """Return a profile of the user's model for this machine.
 
@@ -129,6 +131,8 @@ def calibrate(
         config: The job.
         on_progress: Called after each step of measuring.
         again: Measure although a profile is kept.
+        num_slots: CPU slots of this machine that may train at once; more than it has cores
+            share them, and what that costs is measured, too.
 
     Raises:
         ConfigError: The profile that the job file names does not fit; it cannot be kept.
@@ -137,15 +141,19 @@ def calibrate(
         MeasuringError: Measuring failed.
     """
     facts = inspect_model(config)
+    most = min(MAX_SLOTS_PER_CORE * machine.cores(), len(facts.sections))
+    num_slots = min(num_slots, most)
+    shares = num_slots > machine.cores()
     if not again:
         if (given := profiles.given_profile(config, facts)) is not None:
             return given
         here = devices_here(config).name, machine.software()
         known = profiles.find(facts, config.loader_spec, *here, config.microbatch_sizes)
-        if known is not None:
+        if known is not None and (not shares or knows_crowds(known.profile)):
             return known.profile
     data.ensure_data(config)
-    profile = measure_here(config, on_progress)
+    crowd = num_slots if shares else 0
+    profile = measure_here(config, on_progress, num_slots=crowd)
     if not is_noisy(profile):
         profiles.keep(profile)
     return profile
@@ -186,7 +194,7 @@ def run_tool(
         ToolError: It refuses, has crashed, or took longer than ``timeout_s``.
     """
     name = module.rpartition(".")[2]
-    command = [sys.executable, "-P", "-m", module]
+    command = [sys.executable, "-P", "-m", "spottrain.start", module]
     try:
         done = subprocess.run(
             [*command, config.entrypoint, workdir or config.workdir, *arguments],

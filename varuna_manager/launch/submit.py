@@ -29,7 +29,7 @@ from spottrain.varuna_manager.core.model.events import (
     CheckpointsListed,
     JobSubmitted,
 )
-from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.settings import JobSettings, PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import read_state
@@ -38,9 +38,15 @@ from spottrain.varuna_manager.jobs.profiles import given_profile
 from spottrain.varuna_manager.launch import weights
 from spottrain.varuna_manager.launch.inspect import kept_layout
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
-from spottrain.wire.model import ModelFacts
+from spottrain.wire.model import ModelFacts, Profile
 
-MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.daemon.main")
+MANAGER_ARGV = (
+    sys.executable,
+    "-P",
+    "-m",
+    "spottrain.start",
+    "spottrain.varuna_manager.daemon.main",
+)
 """Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
 MAX_VMS_HERE = 128
 """Largest number of rented VMs for a manager on the user's own machine."""
@@ -211,6 +217,7 @@ def job_settings(
         microbatch_size=config.microbatch_size,
         schedule=config.morphing.asked_schedule,
         recompute=config.morphing.asked_recompute,
+        peer_copies=config.morphing.peer_copies,
         state=config.runtime.asked_state,
         objective=config.morphing.objective,
         stop_after_nonfinite=config.on_nonfinite.stop_after,
@@ -232,6 +239,9 @@ def submit(
     facts: ModelFacts,
     data_bytes: Mapping[str, float] | None = None,
     say: Callable[[str], None] = lambda line: None,
+    *,
+    pool: str = "",
+    profile: Profile | None = None,
 ) -> tuple[JobDir, int]:
     """Put a job on disk, ready for its manager: all of it or nothing.
 
@@ -242,6 +252,8 @@ def submit(
         facts: What the tracer found out about its model.
         data_bytes: What each VM fetches, by the cloud that holds it.
         say: Called with remarks on the weights that it begins with.
+        pool: The pool that it belongs to, which grants it nothing yet.
+        profile: Of the model on these machines, if the job file gives none.
 
     Returns:
         The job, and the size of its packed workdir in bytes.
@@ -264,6 +276,11 @@ def submit(
         at_s = time.time()
         journal = Journal(draft.journal)
         settings = job_settings(config, facts, job, at_s, data_bytes)
+        if pool:
+            grant = PoolGrant(pool=pool, serial=0)
+            settings = replace(
+                settings, grant=grant, profile=settings.profile or profile
+            )
         if first is None:
             journal.append(JobSubmitted(at_s=at_s, settings=settings))
         else:
@@ -315,8 +332,15 @@ def archive(job: JobDir) -> None:
     job.path.rename(free)
 
 
-def start_manager(job: JobDir) -> subprocess.Popen[bytes]:
-    """Start the manager of a job, detached from this terminal."""
+def start_manager(
+    job: JobDir, environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
+    """Start the manager of a job, detached from this terminal.
+
+    Args:
+        job: A submitted job.
+        environment: Of its process; by default of this one.
+    """
     with open(job.log, "ab") as log:
         return subprocess.Popen(
             [*MANAGER_ARGV, str(job.path)],
@@ -324,5 +348,6 @@ def start_manager(job: JobDir) -> subprocess.Popen[bytes]:
             stdout=log,
             stderr=log,
             cwd=job.path,
+            env=environment,
             start_new_session=True,
         )

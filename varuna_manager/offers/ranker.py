@@ -20,13 +20,14 @@ from spottrain.pricing.ranking.gpu_speed import (
     seconds,
     work_of,
 )
+from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.order import FREE_USD, OfferWorth, in_order
 from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, rank
-from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
+from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.model.state import State, kind_of
 from spottrain.varuna_manager.core.planning import (
     MORPH_COST_S,
     newest_plan,
@@ -42,6 +43,9 @@ TRUSTED_STEPS = 5
 SMOOTHING_S = 60.0
 """Time constant of the exponential smoothing of corrections: decisions must not change with
 every hiccup."""
+
+ROOFLINE_SHARE = 0.4
+"""Assumed share of its roofline that a GPU reaches, until the model was measured."""
 
 Kind = tuple[str, str]
 """Cloud and instance type."""
@@ -172,6 +176,33 @@ class OfferRanker:
                 if one.offer.spot
             },
         )
+
+    def fleet_rates(
+        self, state: State, offers: Sequence[Offer], hazards: Hazards, max_vms: int
+    ) -> dict[str, list[float]]:
+        """Return examples per second of homogeneous fleets by size, from 0; by ``kind_of``.
+
+        As planned and corrected by what the job has measured; before it was measured, by the
+        rooflines of GPUs, as if fleets of any size trained alike.
+
+        Raises:
+            PlanError: No plan can be made from the profile, whatever the machines.
+        """
+        self.rank(state, offers, hazards)
+        profile, throughputs = self._profile, self._throughputs
+        terms, found = self._terms(state), dict[str, list[float]]()
+        for offer in offers:
+            if (kind := kind_of(offer)) in found:
+                continue
+            if profile is None or throughputs is None:
+                each = ROOFLINE_SHARE * (_peak_rate(offer, state) or 0.0)
+                found[kind] = [each * n for n in range(max_vms + 1)]
+                continue
+            priced = self._priced(offer, state, profile, hazards)
+            if priced.machine is not None:
+                share = terms.correction(priced.place)
+                found[kind] = _rates(throughputs, priced.machine, max_vms, share)
+        return found
 
     def _priced(
         self, offer: Offer, state: State, profile: Profile, hazards: Hazards

@@ -4,25 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spottrain.morphing.plan.choose import Candidate
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.flops import ComputeUse
 from spottrain.varuna_manager.core.hangs import quiet_line
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.reporting import costs
-from spottrain.varuna_manager.reporting.deadline import deadline_view
 from spottrain.varuna_manager.reporting.devices import computes_on
-from spottrain.varuna_manager.reporting.history import JobHistory
-from spottrain.varuna_manager.reporting.timeline import timeline
 from spottrain.varuna_manager.reporting.utilisation import (
     plan_use,
     total_use,
     use_view,
 )
 from spottrain.wire.model import Plan
+
+if TYPE_CHECKING:
+    from spottrain.varuna_manager.reporting.history import JobHistory
 
 SCHEMA_VERSION = 1
 """Version of the documents that ``status`` and ``report`` return."""
@@ -88,7 +87,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         **use_view(_recent_use(state)),
         "time_left_s": _time_left_s(state),
         "deadline_s": job.deadline_s,
-        "promise": deadline_view(state, at_s),
+        "promise": _deadline(state, at_s),
         "usd_spent": states.spent_usd(state, at_s),
         "usd_budget": job.max_usd,
         "usd_kept_back": states.budget(state).reserve.usd,
@@ -103,6 +102,15 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
     }
 
 
+def _deadline(state: states.State, at_s: float) -> dict[str, Any] | None:
+    """Return ``deadline_view``, without its imports for a job that has no deadline."""
+    if state.deadline.decision is None:
+        return None
+    from spottrain.varuna_manager.reporting.deadline import deadline_view
+
+    return deadline_view(state, at_s)
+
+
 def report(
     state: states.State, history: JobHistory, managed: bool, at_s: float
 ) -> dict[str, Any]:
@@ -114,6 +122,10 @@ def report(
         managed: Whether a manager runs.
         at_s: Reports on a job that is over stop at its end.
     """
+    # Not above: ``status`` must answer at once.
+    from spottrain.varuna_manager.reporting import costs
+    from spottrain.varuna_manager.reporting.timeline import timeline
+
     job, progress = state.job, state.progress
     at_s = clock_of(state, at_s)
     ran = _measured_plans(state, history)
@@ -187,6 +199,8 @@ def cost(
 ) -> dict[str, Any]:
     """Return what a job cost until ``at_s``, as ``spottrain cost`` shows it; see
     ``report`` and ``costs.cost``."""
+    from spottrain.varuna_manager.reporting import costs
+
     at_s = clock_of(state, at_s)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -203,18 +217,41 @@ def copies(state: states.State) -> list[set[str]]:
     Before a generation trains, they are those of the plan before; after a loss, those
     that are left. Empty: no VM is known to hold it.
     """
-    generation = state.generation
-    begun = generation is not None and generation.started_at_s is not None
-    plan = generation.plan if generation and begun else state.previous_plan
-    newest = state.generations[-1] if state.generations else None
-    if plan is None or (not begun and newest and newest.from_step is None):
+    if (plan := _plan_in_memory(state)) is None:
         return []
-    depth = plan.pipeline_depth
-    there = {vm.vm_id for vm in state.vms.values() if vm.phase is records.VmPhase.READY}
+    depth, there = plan.pipeline_depth, _ready(state)
     return [
         {slot.vm_id for slot in plan.slots[stage::depth]} & there
         for stage in range(depth)
     ]
+
+
+def _plan_in_memory(state: states.State) -> Plan | None:
+    """Return the plan by which sections are in memory now, if it is known."""
+    generation = state.generation
+    begun = generation is not None and generation.started_at_s is not None
+    plan = generation.plan if generation and begun else state.previous_plan
+    newest = state.generations[-1] if state.generations else None
+    if not begun and newest and newest.from_step is None:
+        return None
+    return plan
+
+
+def _ready(state: states.State) -> set[str]:
+    return {vm.vm_id for vm in state.vms.values() if vm.phase is records.VmPhase.READY}
+
+
+def _copied_step(state: states.State) -> int | None:
+    """Return the newest mini-batch of which the loss of any one VM leaves all sections, in
+    copies; None: there is none."""
+    plan, there = _plan_in_memory(state), _ready(state)
+    if plan is None or not plan.copy_holders:
+        return None
+    holders = [
+        {slot.vm_id, plan.slots[holder].vm_id} & there
+        for slot, holder in zip(plan.slots, plan.copy_holders, strict=True)
+    ]
+    return state.progress.copied_step if min(map(len, holders)) > 1 else None
 
 
 def survives_any_worker(plan: Plan) -> bool:
@@ -287,6 +324,7 @@ def _safety(state: states.State) -> dict[str, Any]:
     A VM can be lost without losing progress if every stage has a copy elsewhere.
     """
     newest, held = state.newest_checkpoint, copies(state)
+    copied = _copied_step(state)
     every = state.job.spec.checkpoint_every_steps
     fewest = min(map(len, held), default=0)
     return {
@@ -300,6 +338,8 @@ def _safety(state: states.State) -> dict[str, Any]:
         "survives_any_worker": (
             survives_any_worker(state.generation.plan) if state.generation else False
         ),
+        "copied_step": copied,
+        "copy_lag_steps": None if copied is None else state.progress.step - copied,
         "checkpoint_step": newest.step if newest else None,
         "lag_steps": state.progress.step - newest.step if newest else None,
         "checkpoint_every_steps": every

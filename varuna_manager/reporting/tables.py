@@ -14,7 +14,6 @@ from rich.text import Text
 
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager import format as fmt
-from spottrain.varuna_manager.reporting.deadline import deadline_line
 from spottrain.varuna_manager.reporting.documents import fleet_line
 from spottrain.varuna_manager.reporting.measured import SKIPPED
 from spottrain.varuna_manager.reporting.sparkline import bars
@@ -27,6 +26,7 @@ COLOURS = {
     "waiting": "yellow",
     "ending": "yellow",
     "stopped": "yellow",
+    "queued": "yellow",
 }
 KIND_NAMES = {
     "notice": "preempted with notice",
@@ -58,6 +58,9 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_row("speed", speed + (f" · {compute}" if compute else ""))
     grid.add_row("cost", money_line(status))
     if (deadline := status["promise"]) is not None:
+        # Not above: few jobs have one, and ``status`` must answer at once.
+        from spottrain.varuna_manager.reporting.deadline import deadline_line
+
         grid.add_row("forecast", deadline_line(deadline, status["deadline_s"]))
     safety = safety_line(status)
     grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
@@ -141,6 +144,11 @@ def safety_line(status: dict[str, Any]) -> str:
         lost += " or a killed worker"
     step = safety["checkpoint_step"]
     cost = f"losing {lost} may cost {safety['lag_steps']} steps, back to step {step}"
+    if (copied := safety["copied_step"]) is not None and copied > step:
+        cost = (
+            f"losing {lost} may cost {safety['copy_lag_steps']} steps, back to copies of "
+            f"step {copied}; several at once {safety['lag_steps']} steps, to step {step}"
+        )
     if not spared:
         return cost
     names = ", ".join(safety["vms_spared"]) if spared <= 3 else f"{spared} of the VMs"

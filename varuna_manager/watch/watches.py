@@ -205,6 +205,7 @@ class ProgressWatch:
         self._peak_bytes = 0
         self._every_steps, self._cost_s = 0, 0.0
         """Of checkpoints, as rank 0 says."""
+        self._copied_step: int | None = None
         self._loss = math.nan
         self._nonfinite = 0
         self._nonfinite_in_row = state.progress.nonfinite_in_row
@@ -214,6 +215,8 @@ class ProgressWatch:
     def observe(self, state: State, report: MinibatchCommitted, at_s: float) -> bool:
         """Take a rank's report; return whether it completes a mini-batch."""
         self._peak_bytes = max(self._peak_bytes, report.peak_bytes)
+        if report.copied_step is not None:
+            self._copied_step = max(report.copied_step, self._copied_step or 0)
         if report.checkpoint_every_steps:
             self._every_steps = report.checkpoint_every_steps
             self._cost_s = report.checkpoint_cost_s
@@ -261,6 +264,7 @@ class ProgressWatch:
             replica_bounds=self.replica_bounds,
             checkpoint_every_steps=self._every_steps,
             checkpoint_cost_s=self._cost_s,
+            copied_step=self._copied_step,
         )
         self.told_s, self.has_news = at_s, False
         self._nonfinite, self._nonfinite_last, self._skipped = 0, None, ""

@@ -143,6 +143,8 @@ class RunGeneration:
     """Rate of losses that would undo all since the newest checkpoint."""
     checkpoint_cost_s: float = 0.0
     """Training time that a checkpoint cost so far; 0: none was measured."""
+    copy_losses_per_s: float = 0.0
+    """Rate of losses that would undo all since the newest copies on other VMs."""
     save_only: bool = False
     """Write a checkpoint after the handover, then stop: no code of the user's runs."""
     kind: Literal["run_generation"] = "run_generation"
@@ -366,6 +368,8 @@ class MinibatchCommitted:
     """Mini-batches between checkpoints as they are chosen now; 0: the job file says."""
     checkpoint_cost_s: float = 0.0
     """Training time that a checkpoint costs; 0: not measured."""
+    copied_step: int | None = None
+    """The newest step of which another VM has a copy of every section; ``None``: none."""
     kind: Literal["minibatch_committed"] = "minibatch_committed"
 
 

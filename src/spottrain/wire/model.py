@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import bisect
 import itertools
+from collections import Counter
 from dataclasses import dataclass
 from typing import Literal
 
@@ -482,6 +483,9 @@ class Plan:
     """What sums gradients over replicas of workers on GPUs, where that was chosen."""
     segments: int = 1
     """In which each run of sections is recomputed, see ``segments_of``; 1: as a whole."""
+    peer_copies: int = 0
+    """Copies of each section that another VM keeps of an earlier mini-batch, 0 or 1; only
+    where no replica has one of the present."""
     schema_version: int = SCHEMA_VERSION
 
     def __post_init__(self) -> None:
@@ -501,6 +505,7 @@ class Plan:
             and self.replica_bounds[-1] == self.minibatch_size // self.microbatch_size
             and len(set(self.slots)) == len(self.slots) == depth * width
             and self.devices_per_stage_replica == 1
+            and (self.peer_copies == 0 or (self.peer_copies == width == 1))
         )
         if not good:
             raise WireError(f"plan does not add up: {self}")
@@ -540,6 +545,24 @@ class Plan:
     def sections_of(self, stage: int) -> tuple[int, ...]:
         """Return the sections of ``stage``."""
         return tuple(section for run in self.runs_of(stage) for section in run)
+
+    @property
+    def copy_holders(self) -> tuple[int, ...]:
+        """The rank that keeps the copies of each rank's sections; empty: there are none.
+
+        Always one of another VM: of those that keep the fewest, the next one.
+        """
+        if not self.peer_copies or len({slot.vm_id for slot in self.slots}) < 2:
+            return ()
+        kept, holders, size = Counter[int](), list[int](), len(self.slots)
+        for rank, slot in enumerate(self.slots):
+            holder = min(
+                (r for r, other in enumerate(self.slots) if other.vm_id != slot.vm_id),
+                key=lambda r: (kept[r], (r - rank) % size),
+            )
+            kept[holder] += 1
+            holders.append(holder)
+        return tuple(holders)
 
     def virtual_nodes_of(self, replica: int) -> range:
         """Return the virtual nodes that ``replica`` computes."""

@@ -14,7 +14,7 @@ import pytest
 import uvicorn
 
 from spottrain.varuna_manager.agent.client import ManagerClient
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon.server import ControlChannel, listen, make_server
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs.identity import (
@@ -51,6 +51,7 @@ class RecordingHandler:
         self.reports: list[messages.Report] = []
         self.stops: list[tuple[str, bool, bool]] = []
         self.limits: list[tuple[str, tuple[Limit, ...]]] = []
+        self.grants: list[PoolGrant] = []
         self.troubles: list[str] = []
         self.traces: list[tuple[str, messages.TraceWritten, bytes, int]] = []
         """With the number of reports received before."""
@@ -75,6 +76,9 @@ class RecordingHandler:
         if not sure:
             raise LimitsRefusedError("it would end the job; --yes")
         self.limits.append((by, limits))
+
+    async def receive_grant(self, grant: PoolGrant) -> None:
+        self.grants.append(grant)
 
     def metrics_text(self) -> bytes:
         return b"a_metric 1\n"

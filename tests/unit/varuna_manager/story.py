@@ -14,7 +14,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import Calibration, Generation
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.model.state import State, held_by_kind, kind_of
 from spottrain.varuna_manager.jobs.replay.codec import to_data
 from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.varuna_manager.watch.watches import EACH, Watches
@@ -160,6 +160,7 @@ class Story:
         before = self.state
         self.state, self.commands = core.step(before, event)
         check_invariants(self.state)
+        self._check_grant(event)
         step = Step(before, event, self.state, self.commands)
         replayed = Fold(before)
         replayed.put(step.decision())
@@ -170,6 +171,20 @@ class Story:
         assert same, "a journal would not lead here"
         self.steps.append(step)
         return self.commands
+
+    def _check_grant(self, event: e.Event) -> None:
+        """Nothing is rented that the job's pool does not grant."""
+        grant = None if self.state.settings is None else self.state.job.grant
+        if grant is None:
+            return
+        granted, held = dict(grant.vms), held_by_kind(self.state)
+        for command in self.commands:
+            if isinstance(command, c.IntendLaunch):
+                kind = kind_of(command.offer)
+                assert held[kind] + command.count <= granted.get(kind, 0)
+        if isinstance(event, e.LaunchIntended) and self.emitted(c.LaunchVms):
+            kind = kind_of(event.offer)
+            assert held[kind] <= granted.get(kind, 0)
 
     def report(self, vm_id: str, report: messages.Report) -> tuple[c.Command, ...]:
         """Let an agent report; return the commands that the core emits."""

@@ -121,6 +121,7 @@ def progress_made(transition: Transition, event: ProgressMade) -> None:
         progress,
         checkpoint_every_steps=event.checkpoint_every_steps,
         checkpoint_cost_s=event.checkpoint_cost_s or progress.checkpoint_cost_s,
+        copied_step=event.copied_step,
     )
     transition.state = replace(transition.state, progress=progress)
     reached(transition, step, event.committed_at_s, event.step_s)

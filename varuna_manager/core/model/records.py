@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.plan.choose import Candidate
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.wire.messages import ShareMinibatch
 from spottrain.wire.model import GpuFacts, Plan, Slot, WorkerState
@@ -413,6 +413,34 @@ class MorphChoice:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """An offer that was not rented, and why."""
+
+    instance_type: str
+    zone: str
+    spot: bool
+    usd_per_hour: float
+    examples_per_usd: float | None
+    """None: not ranked."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchChoice:
+    """What the newest launch was chosen from."""
+
+    intent: str
+    examples_per_usd: float | None
+    """Of the offer that is rented; None: not ranked."""
+    is_ranked: bool
+    """False: nothing was known of what offers are worth."""
+    passed_over: tuple[PassedOver, ...]
+    """The best others."""
+    others: int
+    """Number of all others."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Progress:
     """The progress of training."""
 
@@ -450,6 +478,9 @@ class Progress:
     """Mini-batches between checkpoints, as chosen last; 0: none was chosen."""
     checkpoint_cost_s: float = 0.0
     """Training time that a checkpoint costs; 0: none was measured."""
+    copied_step: int | None = None
+    """The newest mini-batch of which other VMs have copies; None: the plan that runs, or ran
+    last, has made none."""
 
     @property
     def minibatches_lost(self) -> int:

@@ -36,7 +36,7 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolStarted,
     PoolState,
     PoolTimerFired,
-    Refuse,
+    PriorityChanged,
     ReturnVms,
     SetPoolTimer,
     SuppliesChanged,
@@ -84,6 +84,8 @@ def _fold(
         case PoolJobPaused():
             phase = PoolJobPhase.PAUSED if event.is_paused else PoolJobPhase.ACTIVE
             return _with_phase(state, event.job, phase)
+        case PriorityChanged(job=name, weight=weight):
+            return _with_weight(state, name, weight), True, ()
         case SuppliesChanged():
             return replace(state, supplies=event.supplies), True, ()
         case PoolSettingsChanged():
@@ -98,8 +100,9 @@ def _requested(
     state: PoolState, event: JobRequested
 ) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
     request = event.request
-    if reason := objection(state, request):
-        return state, False, (Refuse(job=request.name, reason=reason),)
+    if refusal := objection(state, request):
+        return state, False, (refusal,)
+    state = _with_free_name(state, request.name)
     none = (0,) * len(state.supplies)
     job = PoolJob(
         request=request,
@@ -111,6 +114,19 @@ def _requested(
         held=none,
     )
     return state.with_job(job), True, ()
+
+
+def _with_free_name(state: PoolState, name: str) -> PoolState:
+    """Return the state with an ended job of a name under ``<name>.1``, …: its dollars count."""
+    if name not in state.jobs:
+        return state
+    number = 1
+    while (free := f"{name}.{number}") in state.jobs:
+        number += 1
+    former = state.jobs[name]
+    former = replace(former, request=replace(former.request, name=free))
+    others = {k: job for k, job in state.jobs.items() if k != name}
+    return replace(state, jobs={**others, free: former})
 
 
 def _reported(
@@ -137,7 +153,8 @@ def _reported(
     corrected = measured is not None and measured != job.request.throughputs
     if corrected and any(measured or ()):
         job = replace(job, request=replace(job.request, throughputs=measured or ()))
-    unexpected = loss and any(
+    # A manager that has not heard of the last grant has lost nothing of it.
+    unexpected = (follows and loss) and any(
         held < granted for held, granted in zip(job.held, job.granted, strict=True)
     )
     told = () if follows else (_last_grant(job),)  # it may have been lost
@@ -165,6 +182,13 @@ def _with_phase(
     if job is None or job.phase in (phase, PoolJobPhase.ENDED):
         return state, False, ()
     return state.with_job(replace(job, phase=phase)), True, ()
+
+
+def _with_weight(state: PoolState, name: str, weight: float) -> PoolState:
+    job = state.jobs.get(name)
+    if job is None:
+        return state
+    return state.with_job(replace(job, request=replace(job.request, weight=weight)))
 
 
 def _is_lost(state: PoolState, job: PoolJob) -> bool:

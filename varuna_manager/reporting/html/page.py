@@ -78,7 +78,7 @@ def page(
         from_s=state.submitted_at_s,
         to_s=at_s,
     )
-    return _html(
+    return html_page(
         report["name"],
         _head(report, state),
         _curves({report["name"]: curves}),
@@ -102,17 +102,18 @@ def comparison(jobs: Sequence[tuple[dict[str, Any], Curves]]) -> str:
         *("r:per million examples", "r:time", "r:examples/s"),
     ]
     rows = [text.comparison_row(report) for report, _ in jobs]
-    return _html(
+    return html_page(
         ", ".join(names),
         f"<header><h1>{escape(', '.join(names))}</h1></header><main>",
         _curves(dict(zip(names, (curves for _, curves in jobs), strict=True))),
-        f"<h2>Results</h2>{_table(columns, rows)}",
-        f"</main><footer>Made {_moment(time.time())} by spottrain "
+        f"<h2>Results</h2>{table(columns, rows)}",
+        f"</main><footer>Made {moment(time.time())} by spottrain "
         f"{escape(spottrain.__version__)} from the jobs' journals.</footer>",
     )
 
 
-def _html(title: str, *parts: str) -> str:
+def html_page(title: str, *parts: str) -> str:
+    """Return a whole page from parts that are HTML already."""
     head = (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">',
         '<meta name="viewport" content="width=device-width, initial-scale=1">',
@@ -125,7 +126,7 @@ def _html(title: str, *parts: str) -> str:
 
 def _curves(jobs: Mapping[str, Curves]) -> str:
     """Return the charts of what jobs have measured."""
-    drawn = "".join(_figure(one.title, one.svg, *one.legend) for one in figures(jobs))
+    drawn = "".join(figure(one.title, one.svg, *one.legend) for one in figures(jobs))
     return f"<h2>Training</h2>{drawn}" if drawn else ""
 
 
@@ -138,7 +139,7 @@ def _head(report: Mapping[str, Any], state: State) -> str:
     return (
         f"<header><h1>{escape(report['name'])}"
         f'<span class="state {looks}">{escape(word)}</span></h1>'
-        f'<p class="soft">submitted {_moment(state.submitted_at_s)}</p></header>'
+        f'<p class="soft">submitted {moment(state.submitted_at_s)}</p></header>'
         f"<main>{sentences}"
     )
 
@@ -183,7 +184,7 @@ def _spending(report: Mapping[str, Any]) -> str:
         "<h2>Where the rented time went</h2>"
         f'<div class="bar" role="presentation">{bar}</div>'
         f'<div class="wide"><table>{head}<tbody>{"".join(rows)}{total}</tbody></table>'
-        f"</div><h2>Money</h2>{_table(('what', 'r:USD', 'how'), text.money_rows(report))}"
+        f"</div><h2>Money</h2>{table(('what', 'r:USD', 'how'), text.money_rows(report))}"
     )
 
 
@@ -193,7 +194,7 @@ def _pictures(scene: pictures.Scene) -> str:
     money = ("line c0", "spent"), ("line c2", "on demand"), ("budget", "budget")
     shapes = "", "number of slots; colour: pipeline depth"
     figures = [
-        _figure(
+        figure(
             "Throughput",
             pictures.throughput(scene),
             ("line c0", "examples/s"),
@@ -201,18 +202,19 @@ def _pictures(scene: pictures.Scene) -> str:
             ("band", "slowest to fastest mini-batch"),
             ("hit", "interruption"),
         ),
-        _figure("Plan", pictures.shapes(scene), shapes),
-        _figure(
+        figure("Plan", pictures.shapes(scene), shapes),
+        figure(
             "VMs", pictures.fleet(scene), ("held", "rented"), ("working", "training")
         ),
-        _figure("Price per VM-hour", drawn, *prices),
-        _figure("Money", pictures.money(scene), *money),
-        _figure("Events", pictures.events(scene), ("", "hover for details")),
+        figure("Price per VM-hour", drawn, *prices),
+        figure("Money", pictures.money(scene), *money),
+        figure("Events", pictures.events(scene), ("", "hover for details")),
     ]
     return "<h2>Over time</h2>" + "".join(figures)
 
 
-def _figure(name: str, drawn: str, *keys: tuple[str, str]) -> str:
+def figure(name: str, drawn: str, *keys: tuple[str, str]) -> str:
+    """Return a chart with its name, and a legend of (CSS class, words)."""
     legend = "".join(
         f'<span class="key">{_swatch(css)}{escape(words)}</span>' for css, words in keys
     )
@@ -253,11 +255,11 @@ def _section(
     opened = " open" if is_open and len(rows) <= MAX_OPEN_ROWS else ""
     return (
         f"<details{opened}><summary>{title} ({len(rows)})</summary>"
-        f"{_table(names, rows) if rows else '<p>None.</p>'}</details>"
+        f"{table(names, rows) if rows else '<p>None.</p>'}</details>"
     )
 
 
-def _table(names: Sequence[str], rows: Sequence[text.Row]) -> str:
+def table(names: Sequence[str], rows: Sequence[text.Row]) -> str:
     """Return a table; names that begin with ``r:`` are columns of numbers."""
     css = [' class="r"' if name.startswith("r:") else "" for name in names]
     shown = rows
@@ -293,7 +295,7 @@ def _head_row(names: Iterable[str]) -> str:
 
 def _foot(state: State) -> str:
     return (
-        f"</main><footer>Made {_moment(time.time())} by spottrain "
+        f"</main><footer>Made {moment(time.time())} by spottrain "
         f"{escape(spottrain.__version__)} from the job's journal. Times are since the "
         f"submission; seed {state.job.spec.seed}, mini-batches of "
         f"{state.job.spec.minibatch_size} examples, {escape(state.job.spec.reduction)} "
@@ -301,5 +303,6 @@ def _foot(state: State) -> str:
     )
 
 
-def _moment(at_s: float) -> str:
+def moment(at_s: float) -> str:
+    """Return a point in time for people."""
     return f"{datetime.fromtimestamp(at_s, UTC):%Y-%m-%d %H:%M:%S} UTC"

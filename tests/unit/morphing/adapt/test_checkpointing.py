@@ -50,6 +50,17 @@ def test_it_grows_with_the_cost_and_falls_with_the_losses(
     assert interval_s(cheap_s, many) <= interval_s(cheap_s, few) * (1 + 1e-9)
 
 
+@pytest.mark.parametrize(("losses_per_s", "every_s"), [(0.0, 5.0), (10.0, 5.0)])
+def test_what_asks_for_no_store_may_take_a_share_of_the_time(
+    losses_per_s: float, every_s: float
+) -> None:
+    """With no losses known, too; with many, no more often than by that share."""
+    interval = CheckpointInterval(
+        losses_per_s, 0.1, 0.05, min_cost_s=0.01, cheap_share=0.01
+    )
+    assert interval.every_steps == round(every_s / 0.1)
+
+
 @given(st.floats(0.0, 1e9), st.floats(0.0, 1e9))
 def test_it_is_bounded_whatever_was_measured(
     cost_s: float, losses_per_s: float

@@ -18,6 +18,7 @@ from spottrain.pipeline.state.agreement import (
     agree,
     applies,
     fold,
+    kept_state,
     moves,
 )
 from spottrain.wire.codec import decode, encode
@@ -48,12 +49,40 @@ def decided(generation: int, step: int) -> MinibatchDecision:
     return MinibatchDecision(generation, step, 0.0, 0.0, 5.0, False, False)
 
 
+def kept(section: int, version: int, origin: int = 0) -> SectionRecord:
+    return dataclasses.replace(copy(section, version, origin), is_copy=True)
+
+
 # --- agree, case by case ------------------------------------------------------------------
 
 
 def test_nothing_in_the_air_stays_as_it_is() -> None:
     records = [rank(0, copy(0, 5)), rank(1, copy(1, 5))]
     assert agree(2, records, GENERATION, 3) == Agreement("same", 5, 0, None)
+
+
+def test_what_a_lost_rank_held_is_taken_from_copies_of_one_step() -> None:
+    """Rank 1 is lost with section 1; ranks 0 and 2 keep copies, and one has a newer one."""
+    records = [
+        rank(0, copy(0, 9), kept(0, 6), kept(2, 6), kept(0, 8)),
+        rank(1, copy(2, 9), kept(2, 6), kept(1, 6), kept(1, 4)),
+    ]
+    agreement = agree(3, records, GENERATION, 3)
+    assert agreement == Agreement("dropped", 6, 0, None)
+    assert kept_state(3, records) == (6, 0)
+    owners = {0: (0,), 1: (0,), 2: (1,)}
+    assert moves(3, records, agreement, owners) == (Move(1, 1, 0),)
+
+
+def test_copies_count_only_if_every_section_has_one_of_the_same_step() -> None:
+    records = [
+        rank(0, copy(0, 9), kept(0, 6)),
+        rank(1, kept(1, 4), kept(1, 6, origin=1)),
+    ]
+    assert agree(2, records, GENERATION, 3).outcome == "restored"
+    assert kept_state(2, records) is None
+    unusable = [rank(0, kept(0, -1)), rank(1, kept(1, -1))]
+    assert kept_state(2, unusable) is None
 
 
 def test_a_step_prepared_by_every_section_is_folded_again() -> None:

@@ -13,6 +13,9 @@ from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.deadline.fallback import feasible, on_demand_fallback
+from spottrain.pricing.deadline.markets import (
+    markets,
+)
 from spottrain.pricing.deadline.model import (
     Fleet,
     FleetDecision,
@@ -23,7 +26,6 @@ from spottrain.pricing.deadline.model import (
 from spottrain.pricing.deadline.outlook import (
     MarketOutlook,
     SpotQuote,
-    markets,
     observe,
     sample,
 )

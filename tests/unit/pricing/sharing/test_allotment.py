@@ -24,11 +24,14 @@ from spottrain.pricing.sharing.allotment import (
     makespan,
 )
 from spottrain.pricing.sharing.claims import (
+    THIN,
+    Cap,
     Claim,
     Contest,
     Option,
     elastic_options,
     hull,
+    thinned,
 )
 from spottrain.pricing.sharing.filling import LOOSE, SLACK, ContestProgram
 from spottrain.pricing.sharing.queues import fifo, priority, shortest_first
@@ -93,7 +96,12 @@ def test_finish_time_fairness() -> None:
 
 
 def test_first_come_first_served() -> None:
-    assert fifo(toy()).examples_per_s == (40, 4, 0)
+    found = fifo(toy()).examples_per_s
+    assert found == (40, 4, 0)
+    parts = [rate / best for rate, best in zip(found, (40, 12, 100), strict=True)]
+    # Section 5.4.2 weighs by rank; whether ranks begin at 0 or 1 is not said.
+    assert sum(part * (3 - m) for m, part in enumerate(parts)) == pytest.approx(11 / 3)
+    assert sum(part * (2 - m) for m, part in enumerate(parts)) == pytest.approx(7 / 3)
 
 
 def test_the_shortest_is_served_first() -> None:
@@ -202,6 +210,21 @@ def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
         assert trained == pytest.approx(rate)
 
 
+@pytest.mark.parametrize("policy", ["fair", "makespan", "cheapest", "hierarchical"])
+@settings(max_examples=15, deadline=None)
+@given(contests(), st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1.0, 3.0]))
+def test_sums_are_within_caps(
+    policy: str, contest: Contest, at_most: float, per_vm: float
+) -> None:
+    members = frozenset(range(0, len(contest.claims), 2))
+    prices = (per_vm,) * len(contest.kinds)
+    cap = Cap(jobs=members, per_vm=prices, at_most=at_most)
+    contest = replace(contest, caps=(cap,))
+    found = POLICIES[policy](contest)
+    held = sum(found.vms(m, len(contest.kinds)).sum() for m in members)
+    assert held * per_vm <= at_most * (1 + CLOSE)
+
+
 @settings(max_examples=40, deadline=None)
 @given(contests())
 def test_no_job_does_worse_than_in_its_own_part(contest: Contest) -> None:
@@ -283,6 +306,11 @@ def test_kinds_that_are_alike_share_as_one(contest: Contest, kinds: int) -> None
 )
 def test_hulls_are_concave_and_at_most_linear(table: dict[int, float]) -> None:
     corners = [(0, 0.0), *hull(table)]
+    if len(corners) > 1:
+        sizes, rates = zip(*corners[1:], strict=True)
+        fewer, lower = zip(*thinned(corners[1:]), strict=True)
+        assert set(fewer) <= set(sizes)
+        assert np.interp(sizes, fewer, lower) == pytest.approx(rates, rel=THIN)
     slopes = [(b[1] - a[1]) / (b[0] - a[0]) for a, b in itertools.pairwise(corners)]
     assert all(s >= 0 for s in slopes)
     assert all(a >= b - 1e-9 for a, b in itertools.pairwise(slopes))

@@ -13,7 +13,7 @@ from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase, State, spent_usd
 from spottrain.wire import messages
 
@@ -141,6 +141,18 @@ EVENTS: st.SearchStrategy[e.Event] = st.one_of(
         at_s=AT,
         by=st.just("x"),
         limits=st.lists(LIMITS, max_size=2).map(tuple),
+    ),
+    st.builds(
+        e.GrantReceived,
+        at_s=AT,
+        grant=st.builds(
+            PoolGrant,
+            pool=st.just("lab"),
+            serial=st.integers(1, 9),
+            vms=st.sampled_from([(), (("local/t", 1),), (("local/t", 3),)]),
+            until_s=st.sampled_from([0.0, 5e3, 1e12]),
+            max_microusd=st.sampled_from([0, 3_000_000, 10**12]),
+        ),
     ),
     st.builds(e.ClockSet, at_s=AT, by_s=st.sampled_from([-3600.0, 9000.0])),
     st.builds(

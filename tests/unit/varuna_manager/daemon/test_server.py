@@ -1,12 +1,13 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
 import socket
 import ssl
 import threading
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
@@ -19,7 +20,7 @@ from spottrain.varuna_manager.agent.client import (
     RefusedError,
     VmFencedError,
 )
-from spottrain.varuna_manager.core.model.settings import Limit
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon import server
 from spottrain.varuna_manager.daemon.server import PORTS, listen
 from spottrain.varuna_manager.jobs.identity import client_context, ensure_identity
@@ -82,6 +83,7 @@ def test_an_agent_of_another_version_is_to_wait_for_its_replacement(
         ("POST", "/v1/admin/stop"),
         ("POST", "/v1/admin/limits"),
         ("POST", "/v1/admin/profile"),
+        ("POST", "/v1/admin/grant"),
         ("POST", "/v1/traces"),
         ("GET", "/metrics"),
         ("GET", "/healthz"),
@@ -117,6 +119,19 @@ def test_a_vm_cannot_speak_for_another(manager: Manager) -> None:
     with pytest.raises(VmFencedError, match="another VM"):
         client.call("POST", "/v1/reports", encode(batch))
     assert manager.handler.reports == []
+
+
+def test_a_grant_reaches_the_manager_as_the_pool_has_made_it(
+    manager: Manager, tmp_path: Path
+) -> None:
+    grant = PoolGrant(
+        pool="lab", serial=3, vms=(("local/cpu", 2),), until_s=9.5, max_microusd=70
+    )
+    told = {**asdict(grant), "vms": [{"kind": "local/cpu", "number": 2}]}
+    manager.client(manager.identity.admin_token()).call(
+        "POST", "/v1/admin/grant", json.dumps(told)
+    )
+    assert manager.handler.grants == [grant]
 
 
 def test_a_vms_token_is_refused_by_admin_requests(manager: Manager) -> None:
@@ -336,6 +351,33 @@ def test_a_fenced_vm_is_refused_even_in_the_middle_of_a_poll(manager: Manager) -
     assert len(refused) == 1
     with pytest.raises(VmFencedError):
         beat(client, 2, 0)
+
+
+def test_a_vm_fenced_while_its_request_arrives_is_refused(manager: Manager) -> None:
+    token = manager.admit("vm-1")
+    body = encode(messages.Heartbeat(vm_id="vm-1", sequence=0, received=0))
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        manager.sessions.revoke("vm-1")
+        return {"type": "http.request", "body": body.encode(), "more_body": False}
+
+    async def send(event: Any) -> None:
+        if event["type"] == "http.response.start":
+            statuses.append(event["status"])
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/heartbeat",
+        "query_string": b"",
+        "headers": [
+            (b"authorization", f"Bearer {token}".encode()),
+            (b"content-length", str(len(body)).encode()),
+        ],
+    }
+    asyncio.run(manager.channel.app()(scope, receive, send))
+    assert statuses == [403]
 
 
 def test_a_client_that_trusts_another_authority_sees_no_manager(

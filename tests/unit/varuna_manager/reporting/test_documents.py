@@ -327,6 +327,8 @@ def test_the_safety_shows_what_a_loss_would_cost() -> None:
             "vms_at_once": 0,
             "vms_spared": [],
             "survives_any_worker": True,
+            "copied_step": None,
+            "copy_lag_steps": None,
             "checkpoint_step": 40,
             "lag_steps": 21,
             "checkpoint_every_steps": 10,
@@ -334,6 +336,23 @@ def test_the_safety_shows_what_a_loss_would_cost() -> None:
         },
         "losing a VM may cost 21 steps, back to step 40",
     )
+
+
+def test_copies_on_other_vms_limit_what_a_loss_costs() -> None:
+    plan = replace(plan_on("a", "b"), data_parallel_width=1, peer_copies=1)
+    state = replace(
+        RUNNING,
+        generation=generation_of(plan),
+        progress=replace(RUNNING.progress, copied_step=58),
+    )
+    safety, line = safety_of(state)
+    assert (safety["copied_step"], safety["copy_lag_steps"]) == (58, 3)
+    assert line.endswith(
+        "losing another VM may cost 3 steps, back to copies of step 58; several at once "
+        "21 steps, to step 40"
+    )
+    without = {name: vm for name, vm in state.vms.items() if name != "b"}
+    assert safety_of(replace(state, vms=without))[0]["copied_step"] is None
 
 
 def test_the_interval_of_checkpoints_is_told_once_it_is_chosen() -> None:

@@ -1,0 +1,98 @@
+"""Laws of a pool's decisions: whole VMs within every cap, for any jobs under any policy."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.varuna_manager.pool.core.model import (
+    JobRequest,
+    JobRequested,
+    Limits,
+    PoolSettings,
+    PoolState,
+    PoolTimerFired,
+    Supply,
+    Team,
+)
+from spottrain.varuna_manager.pool.core.step import step
+
+caps = st.builds(
+    Limits,
+    max_vms=st.sampled_from([2.0, 5.0, math.inf]),
+    max_microusd_per_hour=st.sampled_from([3e6, 8e6, math.inf]),
+)
+
+
+@st.composite
+def requests(draw: st.DrawFn, kinds: int) -> JobRequest:
+    smallest = draw(st.sampled_from([1, 1, 2]))
+    largest = smallest + draw(st.integers(0, 4))
+    power = draw(st.sampled_from([0.6, 1.0, 1.2]))
+    speeds = [draw(st.sampled_from([0.0, 1.0, 3.0])) for _ in range(kinds)]
+    speeds[0] = speeds[0] or 1.0
+    return JobRequest(
+        name="",
+        throughputs=tuple(
+            tuple((n, s * n**power) for n in range(smallest, largest + 1)) if s else ()
+            for s in speeds
+        ),
+        examples=draw(st.sampled_from([100.0, 5000.0])),
+        team=draw(st.sampled_from(["a", "b"])),
+        weight=draw(st.sampled_from([1.0, 5.0])),
+        deadline_s=draw(st.sampled_from([math.inf, math.inf, 3000.0, 20000.0])),
+        limits=draw(caps),
+    )
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[PoolState, list[JobRequest]]:
+    vms = draw(st.lists(st.integers(2, 5), min_size=1, max_size=3))
+    supplies = tuple(
+        Supply(name=f"k{k}", vms=n, microusd_per_hour=(k + 1) * 1_000_000)
+        for k, n in enumerate(vms)
+    )
+    teams = {
+        name: Team(weight=w, limits=draw(caps)) for name, w in (("a", 1), ("b", 2))
+    }
+    jobs = draw(st.lists(requests(len(vms)), min_size=1, max_size=6))
+    return PoolState(
+        settings=PoolSettings(limits=draw(caps), teams=teams, silent_s=math.inf),
+        supplies=supplies,
+    ), jobs
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+@settings(max_examples=12, deadline=None)
+@given(pools())
+def test_targets_and_grants_are_within_every_cap(
+    policy: str, pool: tuple[PoolState, list[JobRequest]]
+) -> None:
+    state, jobs = pool
+    settings_ = replace(state.settings, policy=policy)
+    state = replace(state, settings=settings_)
+    for m, request in enumerate(jobs):
+        named = replace(request, name=f"j{m}")
+        state, _ = step(state, JobRequested(at_s=100.0 * m, request=named))
+    state, _ = step(state, PoolTimerFired(at_s=100.0 * len(jobs)))
+    found = list(state.jobs.values())
+    for vms in ("target", "granted", "may_hold"):
+        for k, supply in enumerate(state.supplies):
+            assert sum(getattr(job, vms)[k] for job in found) <= supply.vms
+        groups = [(settings_.limits, found)]
+        for name, team in settings_.teams.items():
+            members = [job for job in found if job.request.team == name]
+            groups.append((team.limits, members))
+        groups += [(job.request.limits, [job]) for job in found]
+        for limits, members in groups:
+            held = [getattr(job, vms) for job in members]
+            assert sum(map(sum, held)) <= limits.max_vms
+            per_hour = sum(map(state.microusd_per_hour, held))
+            assert per_hour <= limits.max_microusd_per_hour
+    for job in found:
+        assert job.rate(job.target) > 0 or not any(job.target)

@@ -1,0 +1,174 @@
+"""A pool's journal leads where the pool was, and its report is made from it."""
+
+from __future__ import annotations
+
+import math
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from spottrain.varuna_manager.config.pool import parse_pool
+from spottrain.varuna_manager.pool.core.model import (
+    HoldingsReported,
+    JobRequest,
+    JobRequested,
+    Limits,
+    PoolEvent,
+    PoolJobEnded,
+    PoolJobPaused,
+    PoolSettings,
+    PoolStarted,
+    PoolState,
+    PriorityChanged,
+    Supply,
+    Team,
+)
+from spottrain.varuna_manager.pool.core.step import step
+from spottrain.varuna_manager.pool.report.document import document
+from spottrain.varuna_manager.pool.report.forecast import plan_document, plan_lines
+from spottrain.varuna_manager.pool.report.page import divisions, report_page
+from spottrain.varuna_manager.pool.report.tables import parts
+from spottrain.varuna_manager.pool.store import journal as journals
+from spottrain.varuna_manager.pool.store.folder import PoolDir, create_pool
+from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolJournalError
+
+BEGIN_S = 1_000_000.0
+FIRST = PoolState(
+    settings=PoolSettings(
+        policy="priority",
+        limits=Limits(max_vms=4, max_microusd=9_000_000),
+        teams={"vision": Team(weight=2.0)},
+    ),
+    supplies=(Supply(name="local/cpu", vms=4, microusd_per_hour=100_000),),
+    now_s=BEGIN_S,
+)
+
+
+def request(name: str, weight: float = 1.0, deadline_s: float = math.inf) -> JobRequest:
+    table = tuple((n, 10.0 * n) for n in range(1, 5))
+    return JobRequest(
+        name=name,
+        throughputs=(table,),
+        examples=90_000.0,
+        weight=weight,
+        deadline_s=deadline_s,
+    )
+
+
+def reported(state: PoolState, name: str, at_s: float, held: int) -> HoldingsReported:
+    return HoldingsReported(
+        at_s=at_s,
+        job=name,
+        serial=state.jobs[name].serial,
+        held=(held,),
+        spent=1000 * held,
+        examples_done=10.0,
+    )
+
+
+@pytest.fixture
+def pool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> PoolDir:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+    return create_pool(parse_pool({"name": "lab", "max_vms": 4}, "lab.yaml"))
+
+
+def play(pool: PoolDir) -> PoolState:
+    """Journal a story: an urgent job comes and goes, another one is paused."""
+    journal = PoolJournal(pool.journal)
+    journal.append(None, PoolStarted(at_s=BEGIN_S), FIRST)
+    state, at_s = FIRST, BEGIN_S
+
+    def tell(event: PoolEvent) -> None:
+        nonlocal state
+        before = state
+        state, _ = step(before, event)
+        journal.append(before, event, state)
+
+    tell(JobRequested(at_s=at_s, request=request("long", deadline_s=BEGIN_S + 9000.0)))
+    tell(reported(state, "long", at_s + 5, 4))
+    tell(JobRequested(at_s=at_s + 9, request=request("urgent", 9.0)))
+    for n in range(4, 0, -1):
+        at_s += 10
+        tell(reported(state, "long", at_s, n))
+        tell(reported(state, "urgent", at_s, 4 - n))
+    tell(PriorityChanged(at_s=at_s, job="urgent", weight=2.0))
+    tell(PoolJobPaused(at_s=at_s + 1, job="long", is_paused=True))
+    tell(reported(state, "urgent", at_s + 2, 0))
+    tell(PoolJobEnded(at_s=at_s + 3, job="urgent"))
+    tell(JobRequested(at_s=at_s + 4, request=request("urgent", 3.0)))
+    journal.close()
+    return state
+
+
+@pytest.mark.parametrize("base_events", [3, 200])
+def test_the_journal_leads_where_the_pool_was(
+    pool: PoolDir, base_events: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journals, "BASE_EVENTS", base_events)
+    state = play(pool)
+    again = PoolJournal(pool.journal, read_only=True)
+    assert again.replay() == state
+    entries = list(again.entries())
+    assert [entry.seq for entry in entries] == list(range(1, len(entries) + 1))
+    again.close()
+    assert set(state.jobs) == {"long", "urgent", "urgent.1"}, "its dollars still count"
+
+
+def test_a_journal_of_a_newer_version_or_a_damaged_one_is_one_line(
+    pool: PoolDir,
+) -> None:
+    play(pool)
+    db = sqlite3.connect(pool.journal)
+    db.execute("UPDATE events SET base = '{' WHERE base IS NOT NULL")
+    db.commit()
+    with pytest.raises(PoolJournalError, match="'spottrain down JOB'"):
+        PoolJournal(pool.journal, read_only=True).replay()
+    db.execute("PRAGMA user_version = 99")
+    db.commit()
+    db.close()
+    with pytest.raises(PoolJournalError, match="use the newer spottrain"):
+        PoolJournal(pool.journal)
+
+
+def test_status_and_report_say_who_has_what_and_why(pool: PoolDir) -> None:
+    state = play(pool)
+    told = document("lab", state, {}, state.now_s, is_served=True)
+    by_name = {job["name"]: job for job in told["jobs"]}
+    assert by_name["long"]["state"] == "paused"
+    assert by_name["long"]["deadline_kept"] is False
+    assert by_name["long"]["vms"] == {"local/cpu": 1}
+    assert "pool resume lab long" in by_name["long"]["why"]
+    assert by_name["urgent"]["share_due"] > 0
+    assert told["kinds"][0]["held"] == 1
+    assert parts(told)
+    for change in divisions(pool):
+        assert sum(sum(vms) for vms in change.held.values()) <= 4
+    page = report_page(pool)
+    assert page.count("<svg ") == 2
+    assert "urgent" in page
+
+
+def test_a_plan_says_what_others_lose(pool: PoolDir) -> None:
+    state = play(pool)
+    status = document("lab", state, {}, state.now_s, is_served=True)
+    planned = {
+        "kinds": ["local/cpu"],
+        "target": [1],
+        "examples_per_s": 10.0,
+        "others": {
+            "urgent": {
+                "before": [4],
+                "after": [3],
+                "examples_per_s_before": 40.0,
+                "examples_per_s_after": 30.0,
+            }
+        },
+    }
+    told = plan_document(request("new"), planned, status, state.now_s)
+    assert told["vms"] == {"local/cpu": 1}
+    starts, loses = plan_lines(told)
+    assert starts.startswith("new starts at once with 1 local/cpu: 10.0 examples/s")
+    assert loses == (
+        "urgent goes from 4 local/cpu to 3 local/cpu: 40.0 to 30.0 examples/s"
+    )

@@ -1,0 +1,1 @@
+"""Commands on pools: ``spottrain pool ...``, and ``spottrain launch --pool``."""

@@ -1,0 +1,368 @@
+"""``spottrain pool``: create a pool, watch it, change it, end it."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+
+from spottrain.errors import ConfigError, SpottrainError
+from spottrain.varuna_manager.cli.console import (
+    Output,
+    OutputOption,
+    console,
+    say,
+    show,
+    show_json,
+)
+from spottrain.varuna_manager.cli.pool.submit import plan, prepare, submit_job
+from spottrain.varuna_manager.config.files import read_value
+from spottrain.varuna_manager.config.pool import PoolConfig, load_pool
+from spottrain.varuna_manager.core.model.state import kind_of
+from spottrain.varuna_manager.pool.core.model import (
+    PoolJobPhase,
+    PoolStarted,
+    PoolState,
+)
+from spottrain.varuna_manager.pool.report.document import read_pool
+from spottrain.varuna_manager.pool.report.document import status as read_status
+from spottrain.varuna_manager.pool.report.forecast import plan_document, plan_lines
+from spottrain.varuna_manager.pool.report.page import divisions, report_page
+from spottrain.varuna_manager.pool.report.tables import parts
+from spottrain.varuna_manager.pool.store.client import ask_pool, start_daemon
+from spottrain.varuna_manager.pool.store.folder import (
+    PoolDir,
+    all_pools,
+    create_pool,
+    find_pool,
+)
+from spottrain.varuna_manager.pool.store.journal import PoolJournal
+from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
+from spottrain.varuna_manager.reporting.html.page import write_page
+
+REFRESH_S = 0.5
+PLAIN_S = 5.0
+"""Time between lines where there is no terminal."""
+NameArgument = Annotated[str, typer.Argument(help="Name of a pool.")]
+OptionalNameArgument = Annotated[
+    str | None,
+    typer.Argument(help="Name of a pool; may be left out if there is only one."),
+]
+
+
+def create(
+    file: Annotated[Path, typer.Argument(help="Pool file: YAML or TOML.")],
+    until_done: Annotated[
+        bool,
+        typer.Option(
+            "--until-done",
+            help="Watch until the jobs of the file have ended, then take the pool down.",
+        ),
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Create a pool and start its daemon; submit the jobs that its file names."""
+    config = load_pool(file)
+    supplies = supplies_of(config, _prices(config))
+    _warn_of_others(config)
+    pool = create_pool(config)
+    now_s = time.time()
+    state = PoolState(settings=settings_of(config), supplies=supplies, now_s=now_s)
+    journal = PoolJournal(pool.journal)
+    journal.append(None, PoolStarted(at_s=now_s), state)
+    journal.close()
+    pid = start_daemon(pool)
+    say(f"pool {pool.name} runs (pid {pid}): {config.max_vms} VMs, {config.policy}")
+    _submit_all(pool, config, time.monotonic())
+    if until_done:
+        _watch(pool, until_done=True)
+        take_down(pool)
+    document = read_status(pool)
+    if output is Output.JSON:
+        show_json(document)
+    elif until_done:
+        show(*parts(document))
+
+
+def _prices(config: PoolConfig) -> dict[str, float]:
+    """Return the highest price of each kind of VM that the pool may rent, USD per hour."""
+    found: dict[str, float] = {}
+    if config.clouds == "local":
+        for zone in config.local.zones:
+            prices = [zone.spot_usd_per_hour]
+            prices += [zone.on_demand_usd_per_hour] * config.allow_on_demand
+            kind = f"local/{zone.instance_type}"
+            found[kind] = max(found.get(kind, 0.0), *prices)
+        return found
+    # Not above: it imports the cloud adapters, which other commands do not need.
+    from spottrain.varuna_manager.launch import preflight
+
+    sections = [getattr(config, name) for name in config.providers]
+    offers, lines = preflight.before_launch(sections)
+    for line in lines:
+        say(line)
+    for offer in offers:
+        if offer.spot or config.allow_on_demand:
+            kind = kind_of(offer)
+            found[kind] = max(found.get(kind, 0.0), offer.usd_per_hour)
+    return found
+
+
+def _warn_of_others(config: PoolConfig) -> None:
+    """Warn of other pools that rent from the same quota."""
+    for pool in all_pools():
+        if pool.is_down or pool.name == config.name:
+            continue
+        if shared := sorted({*config.providers} & {*pool.config().providers}):
+            say(
+                f"warning: pool {pool.name} rents from {', '.join(shared)} too: two pools "
+                "on one quota do not know of each other's VMs"
+            )
+
+
+def _submit_all(pool: PoolDir, config: PoolConfig, began_s: float) -> None:
+    """Submit the jobs that the pool file names, each when it is due."""
+    prepared = [
+        prepare(pool, Path(job.file), job.priority, job.team, say)
+        for job in sorted(config.jobs, key=lambda job: job.after_s)
+    ]
+    if prepared:
+        began_s = time.monotonic()
+    for one, job in zip(
+        prepared, sorted(config.jobs, key=lambda job: job.after_s), strict=True
+    ):
+        time.sleep(max(0.0, began_s + job.after_s - time.monotonic()))
+        submit_job(pool, one, say)
+
+
+@dataclass(frozen=True, slots=True)
+class SubmitOptions:
+    """What ``launch --pool`` and ``plan --pool`` are given."""
+
+    file: Path
+    pool: str
+    priority: float | None = None
+    team: str | None = None
+    with_vm: bool = False
+
+
+def launch(asked: SubmitOptions, output: Output, *, is_dry: bool) -> None:
+    """Submit a job to a pool, or say what would come of it."""
+    if asked.with_vm:
+        raise ConfigError(
+            "--manager-vm: a pool starts the managers of its jobs; leave it out"
+        )
+    pool = find_pool(asked.pool)
+    if pool.is_down:
+        raise ConfigError(f"pool {pool.name} was taken down; create it again")
+    weight = 1.0 if asked.priority is None else asked.priority
+    prepared = prepare(pool, asked.file, weight, asked.team or "", say)
+    if not is_dry:
+        answer = submit_job(pool, prepared, say)
+        if output is Output.JSON:
+            show_json({"name": prepared.config.name, "pool": pool.name, **answer})
+        return
+    planned, now = plan(pool, prepared), read_status(pool)
+    document = plan_document(prepared.request, planned, now, time.time())
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*plan_lines(document))
+
+
+def status(
+    name: OptionalNameArgument = None,
+    watch: Annotated[
+        bool, typer.Option("--watch", "-w", help="Show it until it is taken down.")
+    ] = False,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Show a pool: its jobs, what each should have and has, and why."""
+    pool = _the_pool(name)
+    if watch and output is Output.TABLE:
+        _watch(pool)
+        return
+    document = read_status(pool)
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*parts(document))
+
+
+def _the_pool(name: str | None) -> PoolDir:
+    """Return a pool by its name, or the only one there is."""
+    if name is not None:
+        return find_pool(name)
+    pools = [pool for pool in all_pools() if not pool.is_down]
+    if len(pools) != 1:
+        known = ", ".join(pool.name for pool in pools) or "none"
+        raise ConfigError(f"name a pool: this machine has {known}")
+    return pools[0]
+
+
+def _watch(pool: PoolDir, *, until_done: bool = False) -> None:
+    """Show a pool until it is taken down, or its jobs have ended."""
+    screen, told_s = console(stderr=True), 0.0
+    with Live(console=screen, auto_refresh=False, transient=False) as live:
+        while True:
+            document = read_status(pool)
+            if screen.is_terminal:
+                live.update(Group(*parts(document)), refresh=True)
+            elif time.monotonic() - told_s > PLAIN_S:
+                told_s = time.monotonic()
+                say(_line(document))
+            if document["state"] in ("down", "unserved"):
+                break
+            if until_done and _are_over(read_pool(pool)):
+                break
+            time.sleep(REFRESH_S)
+    if document["state"] == "unserved":
+        raise SpottrainError(
+            f"pool {pool.name}: its daemon does not run; 'spottrain pool resume {pool.name}' "
+            "starts it again"
+        )
+
+
+def _are_over(state: PoolState) -> bool:
+    return all(job.phase is PoolJobPhase.ENDED for job in state.jobs.values())
+
+
+def _line(document: dict[str, Any]) -> str:
+    """Return a pool's status in a line."""
+    jobs = "; ".join(
+        f"{job['name']} {job['state']}, {sum(job['vms'].values())} VMs, step "
+        f"{job['steps_done']} of {job['steps']}"
+        for job in document["jobs"]
+    )
+    return f"pool {document['name']}: {jobs or 'no jobs'}"
+
+
+def report(
+    name: OptionalNameArgument = None,
+    html: Annotated[
+        Path | None, typer.Option(help="Write the page here; else into its folder.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Write a page on a pool: who had which VMs when, and what came of it."""
+    pool = _the_pool(name)
+    if output is Output.JSON:
+        changes = [change._asdict() for change in divisions(pool)]
+        show_json({**read_status(pool), "allocations": changes})
+        return
+    file = html or pool.page
+    write_page(file, report_page(pool))
+    show(str(file))
+
+
+def set_command(
+    name: NameArgument,
+    changes: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="KEY=VALUE...",
+            help="max_vms, policy, budget.max_usd, budget.max_usd_per_hour, "
+            "teams.NAME.weight, jobs.NAME.priority, ...; 'none' removes a limit.",
+        ),
+    ],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Change the policy, caps and weights of a pool, or the priority of a job."""
+    pool = find_pool(name)
+    wanted: dict[str, Any] = {}
+    for text in changes:
+        key, equals, value = text.partition("=")
+        if not equals or not value:
+            raise ConfigError(f"must be KEY=VALUE, such as max_vms=8: got {text!r}")
+        wanted[key] = None if value.lower() in ("none", "null") else read_value(value)
+    ask_pool(pool, "set", {"changes": wanted})
+    _show(pool, output)
+
+
+def _show(pool: PoolDir, output: Output) -> None:
+    document = read_status(pool)
+    if output is Output.JSON:
+        show_json(document)
+    else:
+        show(*parts(document))
+
+
+def pause(
+    name: NameArgument,
+    job: Annotated[str, typer.Argument(help="Name of a job of the pool.")],
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Pause a job: it saves a checkpoint, and others get its VMs."""
+    pool = find_pool(name)
+    ask_pool(pool, "pause", {"job": job, "is_paused": True})
+    _show(pool, output)
+
+
+def resume(
+    name: NameArgument,
+    job: Annotated[
+        str | None, typer.Argument(help="Name of a paused job of the pool.")
+    ] = None,
+    output: OutputOption = Output.TABLE,
+) -> None:
+    """Let a paused job go on; without a job, start the pool's daemon again."""
+    pool = find_pool(name)
+    if pool.is_down:
+        raise ConfigError(
+            f"pool {name} was taken down; see 'spottrain pool report {name}', or create "
+            "it again"
+        )
+    if not pool.is_served():
+        say(f"pool {name} runs again (pid {start_daemon(pool)})")
+    elif job is None:
+        raise ConfigError(
+            f"pool {name} is running; watch it with 'spottrain pool status {name} --watch'"
+        )
+    if job is not None:
+        ask_pool(pool, "pause", {"job": job, "is_paused": False})
+    _show(pool, output)
+
+
+def down(
+    name: NameArgument,
+    yes: Annotated[
+        bool, typer.Option("--yes", "-y", help="End the jobs that it has, too.")
+    ] = False,
+) -> None:
+    """End a pool for good: its jobs save checkpoints, return their VMs and end."""
+    pool = find_pool(name)
+    if pool.is_down:
+        raise ConfigError(f"pool {name} was taken down already")
+    left = [
+        job.request.name
+        for job in read_pool(pool).jobs.values()
+        if job.phase is not PoolJobPhase.ENDED
+    ]
+    if left and not yes:
+        raise ConfigError(
+            f"pool {name} has jobs that have not ended: {', '.join(left)}; --yes ends them "
+            "after a checkpoint"
+        )
+    if not pool.is_served():
+        start_daemon(pool)
+    take_down(pool)
+    say(f"pool {name} has ended; jobs ended with it: {len(left)}")
+
+
+def take_down(pool: PoolDir) -> None:
+    """End a pool; return once nothing of it is rented any more."""
+    ask_pool(pool, "down")
+    while not pool.is_down:
+        if not pool.is_served():
+            raise SpottrainError(
+                f"pool {pool.name}: its daemon ended before the pool; see {pool.log}, then "
+                f"run 'spottrain pool down {pool.name} --yes' again"
+            )
+        time.sleep(REFRESH_S / 5)
+    while pool.is_served():
+        time.sleep(REFRESH_S / 5)

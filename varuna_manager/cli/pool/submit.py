@@ -1,0 +1,148 @@
+"""Submits a job to a pool: all checks, then the job on disk, then the pool's answer."""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from spottrain.errors import ConfigError, SpottrainError
+from spottrain.varuna_manager.config.job import JobConfig, SloConfig
+from spottrain.varuna_manager.config.pool import load_job_of, microusd
+from spottrain.varuna_manager.config.ssh import check_secrets
+from spottrain.varuna_manager.jobs.replay.codec import to_data
+from spottrain.varuna_manager.launch import control, data, inspect, submit
+from spottrain.varuna_manager.offers.feasibility import check_memory, own_offers
+from spottrain.varuna_manager.offers.fleets import first_throughputs
+from spottrain.varuna_manager.pool.core.model import JobRequest, Limits
+from spottrain.varuna_manager.pool.report.document import read_pool
+from spottrain.varuna_manager.pool.store.client import PoolUnreachableError, ask_pool
+from spottrain.varuna_manager.pool.store.folder import PoolDir
+from spottrain.wire.model import ModelFacts, Profile
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class PreparedJob:
+    """A job that has passed all checks but those of its pool."""
+
+    config: JobConfig
+    facts: ModelFacts
+    profile: Profile | None
+    data_bytes: dict[str, float]
+    request: JobRequest
+
+
+def prepare(
+    pool: PoolDir, file: Path, priority: float, team: str, say: Say
+) -> PreparedJob:
+    """Check a job for a pool, and find out what it trains there.
+
+    Args:
+        pool: The pool.
+        file: The job file.
+        priority: Its weight against other jobs.
+        team: The team that it belongs to; empty: none.
+        say: Called with lines for people.
+
+    Raises:
+        SpottrainError: It cannot run there; says why, and what to do.
+    """
+    if not (0 < priority < math.inf):
+        raise ConfigError(f"--priority: must be a number above 0: got {priority:g}")
+    config = load_job_of(pool.config(), file)
+    if config.slo.min_examples_per_s is not None:
+        raise ConfigError(
+            f"{file.name}: slo.min_examples_per_s: a pool keeps deadlines only; remove it"
+        )
+    ask_pool(pool, "ping")
+    deadline_s = config.deadline_s(time.time())
+    config = config.model_copy(update={"slo": SloConfig()})
+    submit.check_name(config.name)
+    submit.check_budget(config)
+    check_secrets(config.secrets)
+    os.environ.update(config.env)
+    submit.check_checkpoint_path(config)
+    data_bytes = dict(data.prepare_data(config, say) or {})
+    lines, offers = control.check_machines(config)
+    for line in lines:
+        say(line)
+    say(f"inspecting {config.entrypoint}")
+    facts = inspect.inspect_model(config)
+    check_memory(config, facts, offers)
+    profile = None
+    if not config.clouds:
+        say(f"measuring {config.entrypoint} on this machine, unless it was before")
+        slots = max(zone.slots for zone in config.zones) * config.resources.max_vms
+        profile = inspect.calibrate(config, num_slots=slots)
+        offers = own_offers(config, time.time())
+    kinds = [supply.name for supply in read_pool(pool).supplies]
+    throughputs = first_throughputs(
+        config, facts, kinds, offers or (), profile, data_bytes
+    )
+    request = JobRequest(
+        name=config.name,
+        throughputs=throughputs,
+        examples=float(config.steps * config.minibatch_size),
+        team=team,
+        weight=priority,
+        deadline_s=math.inf if deadline_s is None else deadline_s,
+        limits=Limits(
+            max_vms=config.resources.max_vms,
+            max_microusd=microusd(config.budget.max_usd),
+            max_microusd_per_hour=microusd(config.budget.max_usd_per_hour),
+        ),
+    )
+    return PreparedJob(config, facts, profile, data_bytes, request)
+
+
+def plan(pool: PoolDir, prepared: PreparedJob) -> dict[str, Any]:
+    """Return what would come of a job; it is not submitted.
+
+    Raises:
+        SpottrainError: The pool would refuse it.
+    """
+    asked = {"request": to_data(prepared.request)}
+    answer: dict[str, Any] = ask_pool(pool, "plan", asked)
+    return answer
+
+
+def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]:
+    """Put a job on disk and submit it: all of it or nothing.
+
+    Raises:
+        SpottrainError: The pool refuses it, or its name is in use.
+    """
+    plan(pool, prepared)
+    config = prepared.config
+    job, _ = submit.submit(
+        config,
+        prepared.facts,
+        prepared.data_bytes,
+        say,
+        pool=pool.name,
+        profile=prepared.profile,
+    )
+    asked = {
+        "request": to_data(prepared.request),
+        "secrets": {name: os.environ[name] for name in config.secrets},
+    }
+    try:
+        answer: dict[str, Any] = ask_pool(pool, "submit", asked)
+    except PoolUnreachableError:
+        raise  # it may have taken the job
+    except SpottrainError:
+        shutil.rmtree(job.path, ignore_errors=True)
+        raise
+    when = "starts" if answer["starts"] else "is queued"
+    say(
+        f"job {config.name} {when} in pool {pool.name}; watch it with 'spottrain pool "
+        f"status {pool.name} --watch'"
+    )
+    return answer

@@ -1,0 +1,237 @@
+"""The pool file: what several jobs share, validated before anything starts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    BeforeValidator,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.config.base import JobName, Section
+from spottrain.varuna_manager.config.clouds import (
+    AwsConfig,
+    AzureConfig,
+    CloudName,
+    GcpConfig,
+    provider_of,
+)
+from spottrain.varuna_manager.config.files import explain, read_job_file, to_json
+from spottrain.varuna_manager.config.job import Dollars, JobConfig, load_config
+from spottrain.varuna_manager.config.local import LocalConfig
+
+Policy = Literal[
+    "fair",
+    "priority",
+    "makespan",
+    "finish_time_fairness",
+    "fifo",
+    "shortest_first",
+    "cheapest",
+    "hierarchical",
+]
+_PLACES = ("local", "aws", "azure", "gcp")
+_SHARED = ("seed", "zones", "return_after_s", "price_volatility")
+"""Keys of the pool's ``local`` section that its jobs take over; events are a job's own."""
+
+
+class PoolBudgetConfig(Section):
+    """What all jobs of the pool may spend together; by default without limit."""
+
+    max_usd: Dollars | None = None
+    """Dollars of the whole pool; with `per`, in each of these times."""
+    max_usd_per_hour: Dollars | None = None
+    """Dollars per hour for all VMs together."""
+    per: Literal["month"] | None = None
+    """`month`: `max_usd` counts anew with each calendar month (UTC)."""
+
+    @model_validator(mode="after")
+    def _of_something(self) -> Self:
+        if self.per is not None and self.max_usd is None:
+            raise ValueError("per needs max_usd: the dollars of a month")
+        return self
+
+
+class TeamConfig(Section):
+    """A team's part of the pool, and its own caps."""
+
+    weight: PositiveFloat = 1.0
+    """Its part, against those of the other teams; under the policy `hierarchical`."""
+    max_vms: PositiveInt | None = None
+    """VMs that its jobs hold at most, together."""
+    max_usd: Dollars | None = None
+    """Dollars that its jobs spend at most; with `budget.per`, in each of these times."""
+    max_usd_per_hour: Dollars | None = None
+    """Dollars per hour for the VMs of its jobs."""
+
+
+class PoolJobConfig(Section):
+    """A job that is submitted with the pool."""
+
+    file: str
+    """Its job file, relative to the pool file."""
+    priority: PositiveFloat = 1.0
+    """Its weight against other jobs."""
+    team: str = ""
+    """The team that it belongs to."""
+    after_s: NonNegativeFloat = 0.0
+    """Seconds after the pool was created."""
+
+
+class PoolConfig(Section):
+    """A whole pool file."""
+
+    name: JobName
+    """Name of the pool, unique on this machine."""
+    clouds: Annotated[
+        Literal["local"] | CloudName | tuple[CloudName, ...],
+        BeforeValidator(provider_of),
+    ] = "local"
+    """Where VMs come from: `local` simulates a spot market on this machine; else one
+    cloud, or several as a list."""
+    max_vms: PositiveInt
+    """VMs of all jobs together."""
+    kinds: dict[str, PositiveInt] = {}  # noqa: RUF012 - pydantic copies it
+    """VMs of an instance type at most, by its name; others as `max_vms` says. The types
+    are those of the cloud's section."""
+    budget: PoolBudgetConfig = PoolBudgetConfig()
+    policy: Policy = "fair"
+    """How the pool is divided; see docs/pool.md."""
+    teams: dict[str, TeamConfig] = {}  # noqa: RUF012 - pydantic copies it
+    """Teams by name."""
+    allow_on_demand: bool = False
+    """Jobs may also rent on demand, as `resources.allow_on_demand` says."""
+    lease_s: PositiveFloat = 600.0
+    """Largest `manager.lease_s` of a job: so long its VMs may cost without a manager."""
+    min_stay_s: PositiveFloat = 60.0
+    """Time between two changes of sizes that are only for more throughput."""
+    round_s: PositiveFloat = 360.0
+    """How long a job keeps VMs that others wait for, where not all fit together."""
+    jobs: tuple[PoolJobConfig, ...] = ()
+    """Jobs that are submitted with the pool."""
+    local: LocalConfig = LocalConfig()
+    aws: AwsConfig = AwsConfig()
+    azure: AzureConfig = AzureConfig()
+    gcp: GcpConfig = GcpConfig()
+
+    @property
+    def providers(self) -> tuple[str, ...]:
+        """Names of all providers; usually one."""
+        return (self.clouds,) if isinstance(self.clouds, str) else self.clouds
+
+    @model_validator(mode="after")
+    def _within(self) -> Self:
+        for name, team in self.teams.items():
+            for key, value, cap in (
+                ("max_vms", team.max_vms, self.max_vms),
+                ("max_usd", team.max_usd, self.budget.max_usd),
+                ("max_usd_per_hour", team.max_usd_per_hour, self.hourly_cap),
+            ):
+                if value is not None and cap is not None and value > cap:
+                    raise ValueError(
+                        f"teams.{name}.{key}: must be at most the pool's, {cap:g}: got "
+                        f"{value:g}"
+                    )
+        return self
+
+    @property
+    def hourly_cap(self) -> float | None:
+        """Dollars per hour for all VMs together."""
+        return self.budget.max_usd_per_hour
+
+
+def load_pool(path: Path) -> PoolConfig:
+    """Return the pool file at ``path``, with its paths made absolute.
+
+    Raises:
+        ConfigError: The file is missing, unreadable or wrong.
+    """
+    config = parse_pool(read_job_file(path), path.name)
+    base = path.resolve().parent
+    update: dict[str, Any] = {
+        name: getattr(config, name).absolute(base) for name in ("aws", "azure", "gcp")
+    }
+    update["jobs"] = tuple(
+        job.model_copy(update={"file": str((base / job.file).resolve())})
+        for job in config.jobs
+    )
+    return config.model_copy(update=update)
+
+
+def parse_pool(data: Any, source: str) -> PoolConfig:
+    """Return a pool's configuration from parsed data.
+
+    Raises:
+        ConfigError: In one line, the first error and the number of others.
+    """
+    try:
+        return PoolConfig.model_validate_json(to_json(data, source))
+    except ValidationError as error:
+        raise ConfigError(f"{source}: {explain(error, PoolConfig)}") from error
+
+
+def load_job_of(pool: PoolConfig, path: Path) -> JobConfig:
+    """Return a job file for a pool: where and how many VMs come from the pool.
+
+    Raises:
+        ConfigError: The file is wrong, or says something else than its pool.
+    """
+    config = load_config(path, change=lambda data: _in_pool(data, pool, path.name))
+    if config.manager.lease_s > pool.lease_s:
+        raise ConfigError(
+            f"{path.name}: manager.lease_s: must be at most the pool's lease_s, "
+            f"{pool.lease_s:g}: got {config.manager.lease_s:g}"
+        )
+    return config
+
+
+def _in_pool(data: Any, pool: PoolConfig, source: str) -> Any:
+    """Return a job file's plain data with what its pool says in place."""
+    if not isinstance(data, dict):
+        return data  # refused as any job file
+    for place in _PLACES[1:]:
+        if place in data:
+            raise ConfigError(
+                f"{source}: {place}: the pool {pool.name} says it; remove it"
+            )
+    own = data.get("resources") or {}
+    if not isinstance(own, Mapping):
+        return data
+    provider = pool.clouds if isinstance(pool.clouds, str) else list(pool.clouds)
+    if own.get("provider", provider) != provider:
+        raise ConfigError(
+            f"{source}: resources.provider: the pool {pool.name} rents from "
+            f"{', '.join(pool.providers)}: got {own['provider']}; remove it"
+        )
+    asked = own.get("max_vms", pool.max_vms)
+    most = min(asked, pool.max_vms) if isinstance(asked, int) else asked
+    resources = {
+        "allow_on_demand": pool.allow_on_demand,
+        **own,
+        "provider": provider,
+        "max_vms": most,
+    }
+    sections = {
+        name: getattr(pool, name).model_dump(mode="json", exclude_unset=True)
+        for name in pool.providers
+        if name != "local"
+    }
+    if pool.clouds == "local":
+        local = data.get("local") or {}
+        shared = pool.local.model_dump(mode="json")
+        sections["local"] = {**local, **{key: shared[key] for key in _SHARED}}
+    return {**data, "resources": resources, **sections}
+
+
+def microusd(usd: float | None) -> float:
+    """Return dollars as whole micro-dollars that may be spent; infinite for no limit."""
+    return math.inf if usd is None else math.floor(round(usd * 1e6, 3))

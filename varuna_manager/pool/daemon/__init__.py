@@ -1,0 +1,1 @@
+"""The pool's process: journals what happens, and tells jobs what they are granted."""

@@ -1,0 +1,343 @@
+"""A pool in real time: what happens is journalled with what was decided, then performed."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections.abc import Coroutine
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
+
+from spottrain.errors import BudgetError, CapacityError, ConfigError, SpottrainError
+from spottrain.varuna_manager.config.pool import PoolConfig, parse_pool
+from spottrain.varuna_manager.pool.core.model import (
+    Grant,
+    JobRequest,
+    JobRequested,
+    PoolClosed,
+    PoolCommand,
+    PoolEvent,
+    PoolJobPaused,
+    PoolJobPhase,
+    PoolSettingsChanged,
+    PoolStarted,
+    PoolState,
+    PoolTimerFired,
+    PriorityChanged,
+    Refuse,
+    ReturnVms,
+    SetPoolTimer,
+    SuppliesChanged,
+)
+from spottrain.varuna_manager.pool.core.step import step
+from spottrain.varuna_manager.pool.daemon.managers import JobManagers
+from spottrain.varuna_manager.pool.store.folder import PoolDir
+from spottrain.varuna_manager.pool.store.journal import PoolJournal
+from spottrain.varuna_manager.pool.store.settings import settings_of, vms_of
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.25
+"""Time between two looks at the jobs' journals."""
+RETRY_S = 0.5
+"""Pause before a manager that could not be told is told again."""
+REFUSALS: dict[str, type[SpottrainError]] = {
+    "request": ConfigError,
+    "limits": BudgetError,
+    "capacity": CapacityError,
+}
+
+
+class PoolLoop:
+    """One pool.
+
+    Args:
+        pool: Its folder.
+        journal: Open for writing; it has a first event.
+        state: The state that it leads to.
+    """
+
+    def __init__(self, pool: PoolDir, journal: PoolJournal, state: PoolState) -> None:
+        self._pool = pool
+        self._journal = journal
+        self._config = pool.config()
+        self.state = state
+        self._managers = JobManagers(pool.name, state.supplies)
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+        """What is being performed, by job: one thing at a time."""
+        self._grants: dict[str, Grant] = {}
+        """To be told, the newest of each job."""
+        self._wake = asyncio.Event()
+        # One thread: SQLite's connections stay in the thread that opened them.
+        self._reader = ThreadPoolExecutor(max_workers=1)
+
+    async def run(self) -> None:
+        """Serve the pool until it is closed and nothing of it is held.
+
+        Raises:
+            PoolJournalError: The journal cannot be written any more.
+        """
+        self.feed(PoolStarted(at_s=self.now_s()))
+        while not self._is_over():
+            await self._tick()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(TICK_S):
+                    await self._wake.wait()
+            self._wake.clear()
+        await asyncio.to_thread(self._end_jobs)
+        self._pool.mark_down()
+
+    def now_s(self) -> float:
+        """Seconds since the epoch; never less than before."""
+        return max(time.time(), self.state.now_s)
+
+    def feed(self, event: PoolEvent) -> list[Refuse]:
+        """Decide on an event, journal it, and have what follows performed.
+
+        Returns:
+            Refusals.
+        """
+        before = self.state
+        after, commands = step(before, event)
+        self._journal.append(before, event, after)
+        self.state = after
+        self._log(before, event)
+        return [found for one in commands if (found := self._take(one)) is not None]
+
+    def _take(self, command: PoolCommand) -> Refuse | None:
+        match command:
+            case Grant(job=name):
+                self._grants[name] = command
+                self._wake.set()
+            case ReturnVms(job=name):
+                self._begin(name, self._return_vms(name))
+            case Refuse():
+                return command
+            case SetPoolTimer():
+                pass  # a tick looks at ``state.timer_s``
+        return None
+
+    def _log(self, before: PoolState, event: PoolEvent) -> None:
+        for name, job in self.state.jobs.items():
+            old = before.jobs.get(name)
+            if old is None or old.granted != job.granted or old.phase is not job.phase:
+                logger.info(
+                    "%s: %s, %s of %s granted, after %s",
+                    *(name, job.phase.value, job.granted, job.target),
+                    type(event).__name__,
+                )
+
+    # --- Ticks ----------------------------------------------------------------------------
+
+    async def _tick(self) -> None:
+        now_s = self.now_s()
+        busy = frozenset(self._tasks)
+        looking = asyncio.get_running_loop()
+        for event in await looking.run_in_executor(
+            self._reader, self._managers.look, self.state, now_s, busy
+        ):
+            self.feed(replace(event, at_s=self.now_s()))
+        if self.state.timer_s <= self.now_s():
+            self.feed(PoolTimerFired(at_s=self.now_s()))
+        self._follow_prices()
+        for name in tuple(self._grants):
+            if name not in self._tasks:
+                self._begin(name, self._give(name))
+
+    def _begin(self, name: str, work: Coroutine[Any, Any, None]) -> None:
+        """Perform something for a job, unless something is under way: it is asked again."""
+        if name in self._tasks:
+            work.close()
+            return
+        task = self._tasks[name] = asyncio.create_task(work)
+        task.add_done_callback(lambda _: self._done(name, task))
+
+    def _done(self, name: str, task: asyncio.Task[None]) -> None:
+        self._tasks.pop(name, None)
+        self._wake.set()
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("%s: %s", name, error, exc_info=error)
+
+    async def _give(self, name: str) -> None:
+        grant = self._grants.pop(name)
+        if not await asyncio.to_thread(self._managers.give, grant):
+            await asyncio.sleep(RETRY_S)
+            self._grants.setdefault(name, grant)  # unless there is a newer one
+
+    async def _return_vms(self, name: str) -> None:
+        listed = await asyncio.to_thread(self._managers.return_vms, name)
+        if listed is not None:
+            self.feed(replace(listed, at_s=self.now_s()))
+        else:
+            await asyncio.sleep(5.0)
+
+    def _follow_prices(self) -> None:
+        """Take over the prices that running jobs see."""
+        prices = self._managers.prices
+        self._managers.prices = {}
+        supplies = tuple(
+            replace(s, microusd_per_hour=round(prices[s.name] * 1e6))
+            if s.name in prices
+            else s
+            for s in self.state.supplies
+        )
+        if supplies != self.state.supplies:
+            self.feed(SuppliesChanged(at_s=self.now_s(), supplies=supplies))
+
+    def _settings_changed(self, config: PoolConfig) -> None:
+        """Feed what the pool file says now."""
+        self._config = config
+        settings = settings_of(config)
+        self.feed(PoolSettingsChanged(at_s=self.now_s(), settings=settings))
+        supplies = tuple(
+            replace(supply, vms=vms_of(config, supply.name))
+            for supply in self.state.supplies
+        )
+        if supplies != self.state.supplies:
+            self.feed(SuppliesChanged(at_s=self.now_s(), supplies=supplies))
+
+    def _is_over(self) -> bool:
+        jobs = self.state.jobs.values()
+        held = any(any(job.may_hold) or any(job.held) for job in jobs)
+        return self.state.is_closed and not held and not self._tasks
+
+    def _end_jobs(self) -> None:
+        """End the jobs of a pool that is taken down: their checkpoints stay."""
+        for name, job in self.state.jobs.items():
+            if job.phase is PoolJobPhase.ENDED:
+                continue
+            try:
+                self._managers.end(name)
+            except SpottrainError as error:
+                logger.error("%s: %s", name, error)
+
+    # --- Requests -------------------------------------------------------------------------
+
+    def submit(self, request: JobRequest, secrets: dict[str, str]) -> dict[str, Any]:
+        """Take a job, or refuse it.
+
+        Raises:
+            SpottrainError: It is refused; says why, and what would do.
+        """
+        known = self.state.jobs.get(request.name)
+        if known is None or known.phase is PoolJobPhase.ENDED:
+            self._managers.forget(request.name)
+        refusals = self.feed(JobRequested(at_s=self.now_s(), request=request))
+        for refusal in refusals:
+            raise REFUSALS[refusal.kind](refusal.reason)
+        self._managers.of(request.name).secrets = secrets
+        self._wake.set()
+        return {
+            "job": request.name,
+            "starts": any(self.state.jobs[request.name].target),
+        }
+
+    def plan(self, request: JobRequest) -> dict[str, Any]:
+        """Return what would come of a job, without taking it.
+
+        Raises:
+            SpottrainError: It would be refused.
+        """
+        before = self.state
+        after, commands = step(before, JobRequested(at_s=self.now_s(), request=request))
+        for command in commands:
+            if isinstance(command, Refuse):
+                raise REFUSALS[command.kind](command.reason)
+        return {
+            "kinds": [supply.name for supply in after.supplies],
+            "target": list(after.jobs[request.name].target),
+            "examples_per_s": after.jobs[request.name].rate(
+                after.jobs[request.name].target
+            ),
+            "others": {
+                name: {
+                    "before": list(job.target),
+                    "after": list(after.jobs[name].target),
+                    "examples_per_s_before": job.rate(job.target),
+                    "examples_per_s_after": after.jobs[name].rate(
+                        after.jobs[name].target
+                    ),
+                }
+                for name, job in before.jobs.items()
+                if before.takes_part(job)
+            },
+        }
+
+    def set(self, changes: dict[str, Any]) -> None:
+        """Change keys of the pool file, or a job's priority (``jobs.NAME.priority``).
+
+        Raises:
+            ConfigError: A key or a value is wrong.
+        """
+        data = self._config.model_dump(mode="json", exclude_unset=True)
+        weights: list[tuple[str, float]] = []
+        for key, value in changes.items():
+            first, *rest = key.split(".")
+            if first == "jobs" and len(rest) == 2 and rest[1] == "priority":
+                weights.append((self._active(rest[0]), _weight(key, value)))
+            elif first in (
+                "max_vms",
+                "budget",
+                "policy",
+                "teams",
+                "min_stay_s",
+                "round_s",
+            ):
+                _put(data, key.split("."), value)
+            else:
+                raise ConfigError(
+                    f"{key}: cannot be changed; these can: max_vms, policy, budget.max_usd, "
+                    "budget.max_usd_per_hour, teams.NAME.weight and its caps, min_stay_s, "
+                    "round_s, jobs.NAME.priority"
+                )
+        config = parse_pool(data, "set")
+        for name, weight in weights:
+            self.feed(PriorityChanged(at_s=self.now_s(), job=name, weight=weight))
+        if config != self._config:
+            self._pool.write(config)
+            self._settings_changed(config)
+
+    def pause(self, name: str, *, is_paused: bool) -> None:
+        """Pause a job, or let it go on.
+
+        Raises:
+            ConfigError: The pool has no such job, or it has ended.
+        """
+        name = self._active(name)
+        self._managers.of(name).starts = 0
+        self.feed(PoolJobPaused(at_s=self.now_s(), job=name, is_paused=is_paused))
+
+    def _active(self, name: str) -> str:
+        job = self.state.jobs.get(name)
+        if job is None:
+            known = ", ".join(self.state.jobs) or "none"
+            raise ConfigError(
+                f"pool {self._pool.name} has no job {name}; its jobs: {known}"
+            )
+        if job.phase is PoolJobPhase.ENDED:
+            raise ConfigError(f"job {name} has ended; see 'spottrain report {name}'")
+        return name
+
+    def close(self) -> None:
+        """Take the pool down: jobs checkpoint, return their VMs, and end."""
+        self.feed(PoolClosed(at_s=self.now_s()))
+
+
+def _weight(key: str, value: Any) -> float:
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
+        raise ConfigError(f"{key}: must be a number above 0: got {value!r}")
+    return float(value)
+
+
+def _put(data: dict[str, Any], path: list[str], value: Any) -> None:
+    """Put a value where a path of keys leads."""
+    *way, last = path
+    place = data
+    for part in way:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise ConfigError(f"{'.'.join(path)}: unknown key")
+    place[last] = value

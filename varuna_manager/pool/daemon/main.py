@@ -1,0 +1,115 @@
+"""A pool's process: ``python -m spottrain.varuna_manager.pool.daemon.main <pool_dir>``.
+
+It holds ``daemon.lock`` while it runs, so that a pool never has two. SIGTERM ends it as a
+crash would: jobs go on within their grants, and the next daemon continues from the journal.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import fcntl
+import logging
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import uvloop
+
+from spottrain.errors import SpottrainError, causes
+from spottrain.logs import LOG_CHECK_S, rotate
+from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
+from spottrain.varuna_manager.pool.daemon.server import listen, make_server
+from spottrain.varuna_manager.pool.store.folder import PoolDir
+from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolJournalError
+
+logger = logging.getLogger(__name__)
+TERMINATED = 143
+
+
+@contextlib.contextmanager
+def only_daemon(pool: PoolDir) -> Iterator[None]:
+    """Hold the pool's lock, with this process's id in it.
+
+    Raises:
+        PoolJournalError: Another daemon of the pool runs.
+    """
+    with open(pool.lock, "ab") as lock:
+        give_up_at_s = time.monotonic() + 2.0
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                # A command that checks for a daemon holds the lock for a moment.
+                if time.monotonic() > give_up_at_s:
+                    raise PoolJournalError(
+                        f"pool {pool.name} already has a daemon: 'spottrain pool status "
+                        f"{pool.name}' shows what it does"
+                    ) from error
+            time.sleep(0.02)
+        lock.truncate(0)
+        lock.write(b"%d" % os.getpid())
+        lock.flush()
+        yield
+
+
+async def serve(pool: PoolDir) -> bool:
+    """Serve a pool to its end; return False if this process was told to exit.
+
+    Raises:
+        SpottrainError: Its journal cannot be used.
+    """
+    journal = PoolJournal(pool.journal)
+    state = journal.replay()
+    if state is None:
+        raise PoolJournalError(f"pool {pool.name}: its creation was not completed")
+    loop = PoolLoop(pool, journal, state)
+    listener, server = listen(pool), make_server(loop)
+    serving = asyncio.create_task(server.serve(sockets=[listener]))
+    running = asyncio.create_task(loop.run())
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, running.cancel)
+    try:
+        await running
+        return True
+    except asyncio.CancelledError:
+        logger.info("exiting on request: jobs go on within their grants")
+        return False
+    finally:
+        server.should_exit = True
+        await serving
+        listener.close()
+        pool.socket.unlink(missing_ok=True)
+        journal.close()
+
+
+def _rotate_log(pool: PoolDir) -> None:
+    while True:
+        rotate(pool.log)
+        time.sleep(LOG_CHECK_S)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run the daemon of the pool in folder ``argv[0]``."""
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
+    logging.getLogger("httpx").setLevel(logging.WARNING)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    pool = PoolDir(Path(argv[0]).absolute())
+    try:
+        with only_daemon(pool):
+            threading.Thread(target=_rotate_log, args=(pool,), daemon=True).start()
+            return 0 if uvloop.run(serve(pool)) else TERMINATED
+    except SpottrainError as error:
+        for line in (f"error: {error}", *causes(error)):
+            logger.error("%s", line)
+        return error.exit_code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,310 @@
+"""The managers of a pool's jobs, as the pool sees and reaches them.
+
+What a job holds, has spent and has trained is read from its journal: nothing is rented
+before it is there, so that the pool never believes less than there is. The grant that a
+journal names is the one that its manager follows.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import time
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
+
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.core.model.settings import PoolGrant
+from spottrain.varuna_manager.core.model.state import JobPhase, State, held_by_kind
+from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
+from spottrain.varuna_manager.jobs.follow import Follower, read_state
+from spottrain.varuna_manager.launch import control
+from spottrain.varuna_manager.launch.submit import start_manager
+from spottrain.varuna_manager.offers.fleets import JobThroughputs
+from spottrain.varuna_manager.pool.core.model import (
+    Grant,
+    HoldingsListed,
+    HoldingsReported,
+    PoolEvent,
+    PoolJob,
+    PoolJobEnded,
+    PoolJobPaused,
+    PoolJobPhase,
+    PoolState,
+    Supply,
+    Throughputs,
+)
+
+logger = logging.getLogger(__name__)
+
+REPORT_S = 15.0
+"""Time between reports of a job of which nothing but money and progress changes."""
+CORRECT_S = 10.0
+"""Time between two looks at what a job's measurements say of its throughputs."""
+START_PAUSES_S = (0.0, 2.0, 10.0, 30.0)
+"""Pauses before a job's manager is started again that has died; then the job is paused."""
+_FINAL = ("succeeded", "failed", "deadline", "budget", "capacity")
+
+
+@dataclass
+class WatchedJob:
+    """What the pool's process knows of a job beside the core's state."""
+
+    folder: JobDir
+    throughputs: JobThroughputs
+    follower: Follower | None = None
+    reported: HoldingsReported | None = None
+    corrected_s: float = 0.0
+    manager: subprocess.Popen[bytes] | None = None
+    is_alive: bool = False
+    """Whether its manager ran at the last look, or was started since."""
+    started_s: float = 0.0
+    starts: int = 0
+    """Starts of its manager since it last trained."""
+    secrets: Mapping[str, str] = field(default_factory=dict)
+
+    def state(self) -> State:
+        """Return the job's state.
+
+        Raises:
+            JournalError: The journal is missing or damaged.
+        """
+        if self.follower is None:
+            self.follower = Follower(self.folder, from_now=True)
+        for _ in self.follower.advance():
+            pass
+        return self.follower.state
+
+    @property
+    def gives_up(self) -> bool:
+        """Whether its manager was started in vain too often."""
+        return self.starts >= len(START_PAUSES_S)
+
+    def is_managed(self) -> bool:
+        """Return whether its manager runs."""
+        if self.manager is not None and self.manager.poll() is None:
+            return True
+        return self.folder.is_managed()
+
+
+class JobManagers:
+    """The managers of all jobs of a pool.
+
+    Args:
+        pool: Its name.
+        supplies: The pool's kinds of VM.
+    """
+
+    def __init__(self, pool: str, supplies: tuple[Supply, ...]) -> None:
+        self._pool = pool
+        self._kinds = [supply.name for supply in supplies]
+        self._watched: dict[str, WatchedJob] = {}
+        self.prices: dict[str, float] = {}
+        """The highest price that a running job sees of each kind, USD per hour."""
+
+    def of(self, name: str) -> WatchedJob:
+        """Return what is known of a job."""
+        if name not in self._watched:
+            throughputs = JobThroughputs(self._kinds)
+            self._watched[name] = WatchedJob(job_dir(name), throughputs)
+        return self._watched[name]
+
+    def forget(self, name: str) -> None:
+        """Forget a job: another one has taken its name."""
+        self._watched.pop(name, None)
+
+    # --- Looking --------------------------------------------------------------------------
+
+    def look(
+        self, state: PoolState, now_s: float, busy: Collection[str] = ()
+    ) -> list[PoolEvent]:
+        """Return what is new of the pool's jobs, and start managers that are missing.
+
+        Always in the same thread.
+
+        Args:
+            state: The pool's.
+            now_s: Seconds since the epoch.
+            busy: Jobs that are being told something; no manager of them is started.
+        """
+        found: list[PoolEvent] = []
+        for name, job in state.jobs.items():
+            runs = any(job.may_hold) or any(job.held)
+            if job.phase is PoolJobPhase.ENDED and not runs:
+                continue
+            try:
+                found += self._look_at(self.of(name), job, now_s)
+                if name not in busy:
+                    self._ensure(job, now_s)
+            except SpottrainError as error:
+                logger.warning("%s: %s", name, error)
+        return found
+
+    def _look_at(
+        self, watched: WatchedJob, job: PoolJob, now_s: float
+    ) -> Iterator[PoolEvent]:
+        is_alive = watched.is_managed()
+        was_alive, watched.is_alive = watched.is_alive, is_alive
+        state, name = watched.state(), job.request.name
+        held = held_by_kind(state)
+        if not is_alive and held and state.phase is not JobPhase.ENDED:
+            return  # its manager is dead, and may have rented more than it could say
+        ended = state.phase is JobPhase.ENDED
+        at_s = state.now_s if ended else max(now_s, state.now_s)
+        report = HoldingsReported(
+            at_s=now_s,
+            job=name,
+            serial=state.job.grant.serial if state.job.grant else 0,
+            held=tuple(held[kind] for kind in self._kinds),
+            spent=state.ledger.spent(at_s).microusd,
+            examples_done=float(state.progress.step * state.job.spec.minibatch_size),
+            throughputs=self._corrected(watched, state, job, now_s),
+        )
+        if _is_news(watched.reported, report):
+            watched.reported = report
+            yield report
+        if state.offers and is_alive:
+            self._note_prices(state)
+        if state.progress.step and is_alive and held:
+            watched.starts = 0
+        if job.phase is not PoolJobPhase.ENDED and not is_alive:
+            yield from self._after(watched, state, now_s, has_ended=was_alive)
+
+    def _after(
+        self, watched: WatchedJob, state: State, now_s: float, *, has_ended: bool
+    ) -> Iterator[PoolEvent]:
+        """Yield what the end of a manager means.
+
+        Args:
+            watched: The job.
+            state: Its state.
+            now_s: Seconds since the epoch.
+            has_ended: Whether its manager has ended just now.
+        """
+        name = watched.folder.name
+        outcome = state.outcome if state.phase is JobPhase.ENDED else None
+        kind = "" if outcome is None else outcome.kind
+        if watched.folder.is_down or kind in _FINAL:
+            yield PoolJobEnded(at_s=now_s, job=name)
+        elif (kind == "stopped" and has_ended) or watched.gives_up:
+            watched.starts = 0
+            yield PoolJobPaused(at_s=now_s, job=name, is_paused=True)
+
+    def _corrected(
+        self, watched: WatchedJob, state: State, job: PoolJob, now_s: float
+    ) -> Throughputs | None:
+        """Return throughputs that measurements have changed."""
+        if state.generation is None or now_s < watched.corrected_s + CORRECT_S:
+            return None
+        watched.corrected_s = now_s
+        found = watched.throughputs.of(state, state.offers)
+        if found is None or _about_equal(found, job.request.throughputs):
+            return None
+        return found
+
+    def _note_prices(self, state: State) -> None:
+        for offer in state.offers:
+            if offer.spot or state.job.allow_on_demand:
+                kind = f"{offer.cloud}/{offer.instance_type}"
+                self.prices[kind] = max(self.prices.get(kind, 0.0), offer.usd_per_hour)
+
+    # --- Performing -----------------------------------------------------------------------
+
+    def give(self, grant: Grant) -> bool:
+        """Tell a job what it is granted; return whether it knows."""
+        watched = self.of(grant.job)
+        told = PoolGrant(
+            pool=self._pool,
+            serial=grant.serial,
+            vms=tuple(zip(self._kinds, grant.vms, strict=True)),
+            until_s=grant.until_s,
+            max_microusd=grant.allowance,
+        )
+        try:
+            control.give_grant(watched.folder, told)
+        except SpottrainError as error:
+            logger.warning("%s: %s", grant.job, error)
+            return False
+        return True
+
+    def _ensure(self, job: PoolJob, now_s: float) -> None:
+        """Start the manager of a job that has or is granted VMs, if none runs."""
+        watched = self.of(job.request.name)
+        if watched.is_managed() or watched.gives_up:
+            return
+        if not any(job.held) and not (any(job.granted) and now_s < job.until_s):
+            return
+        if now_s < watched.started_s + START_PAUSES_S[watched.starts]:
+            return
+        try:
+            state = watched.state()
+            if not _has_to_run(state, now_s):
+                return
+            config = watched.folder.config()
+            environment = {**os.environ, **config.env, **watched.secrets}
+            watched.manager = start_manager(watched.folder, environment)
+        except (SpottrainError, OSError) as error:
+            logger.warning(
+                "%s: its manager cannot be started: %s", watched.folder.name, error
+            )
+        else:
+            watched.is_alive = True
+            logger.info("%s: its manager is started", watched.folder.name)
+        watched.started_s, watched.starts = now_s, watched.starts + 1
+
+    def return_vms(self, name: str) -> HoldingsListed | None:
+        """Return what a job holds whose manager is dead; say what it holds then."""
+        watched = self.of(name)
+        try:
+            control.return_vms(watched.folder)
+            state = read_state(watched.folder)
+        except SpottrainError as error:
+            logger.warning("%s: %s", name, error)  # it is asked for again
+            return None
+        held = held_by_kind(state)
+        return HoldingsListed(
+            at_s=time.time(),
+            job=name,
+            held=tuple(held[kind] for kind in self._kinds),
+            spent=state.ledger.spent(state.now_s).microusd,
+        )
+
+    def end(self, name: str) -> None:
+        """End a job for good; its report and its checkpoints stay.
+
+        Raises:
+            SpottrainError: Something of it may still be rented.
+        """
+        if not self.of(name).folder.is_down:
+            control.end_job(self.of(name).folder)
+
+
+def _has_to_run(state: State, now_s: float) -> bool:
+    """Return whether a job without a manager needs one: to train, or to return VMs."""
+    if state.phase is not JobPhase.ENDED and held_by_kind(state):
+        return True
+    grant, outcome = state.job.grant, state.outcome
+    over = state.phase is JobPhase.ENDED and outcome is not None
+    if grant is None or (over and outcome is not None and outcome.kind in _FINAL):
+        return False
+    return grant.total > 0 and now_s < grant.until_s
+
+
+def _is_news(before: HoldingsReported | None, now: HoldingsReported) -> bool:
+    if before is None or now.at_s >= before.at_s + REPORT_S:
+        return True
+    if now.throughputs is not None:
+        return True
+    return (before.serial, before.held) != (now.serial, now.held)
+
+
+def _about_equal(new: Throughputs, old: Throughputs) -> bool:
+    """Return whether throughputs differ by less than is worth a decision."""
+    for ours, theirs in zip(new, old, strict=True):
+        if [n for n, _ in ours] != [n for n, _ in theirs]:
+            return False
+        pairs = zip(ours, theirs, strict=True)
+        if any(abs(a - b) > 0.1 * max(a, b) for (_, a), (_, b) in pairs):
+            return False
+    return True

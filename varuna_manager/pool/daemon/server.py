@@ -1,0 +1,127 @@
+"""What commands ask of a pool: JSON over a socket that only its owner may open.
+
+    POST /v1/ping    {} -> {"pid": int}
+    POST /v1/submit  {"request": JobRequest, "secrets": {name: value}} -> {"job", "starts"}
+    POST /v1/plan    {"request": JobRequest} -> what would come of it
+    POST /v1/set     {"changes": {key: value}} -> {}
+    POST /v1/pause   {"job": str, "is_paused": bool} -> {}
+    POST /v1/down    {} -> {}
+    409 {"error": class, "reason": str}: refused
+
+One request is handled at a time, in the order in which they come: two people who submit at
+once get one answer after the other.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from spottrain.cloud.unix_http import address
+from spottrain.errors import ConfigError, SpottrainError
+from spottrain.varuna_manager.jobs.replay.codec import CodecError, from_data
+from spottrain.varuna_manager.pool.core.model import JobRequest
+from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
+from spottrain.varuna_manager.pool.store.folder import PoolDir
+
+
+def app(pool: PoolLoop) -> Starlette:
+    """Return the ASGI application."""
+
+    def submit(body: dict[str, Any]) -> Any:
+        return pool.submit(_request(body), body.get("secrets", {}))
+
+    def change(body: dict[str, Any]) -> Any:
+        pool.set(body["changes"])
+        return {}
+
+    def pause(body: dict[str, Any]) -> Any:
+        pool.pause(body["job"], is_paused=body["is_paused"])
+        return {}
+
+    def down(body: dict[str, Any]) -> Any:
+        pool.close()
+        return body
+
+    handlers: dict[str, Callable[[dict[str, Any]], Any]] = {
+        "ping": lambda body: {**body, "pid": os.getpid()},
+        "submit": submit,
+        "plan": lambda body: pool.plan(_request(body)),
+        "set": change,
+        "pause": pause,
+        "down": down,
+    }
+    return Starlette(
+        routes=[
+            Route(f"/v1/{name}", _answering(handler), methods=["POST"])
+            for name, handler in handlers.items()
+        ]
+    )
+
+
+def _answering(handler: Callable[[dict[str, Any]], Any]) -> Any:
+    async def answer(request: Request) -> Response:
+        try:
+            return JSONResponse(handler(await request.json()))
+        except SpottrainError as error:
+            told = {"error": type(error).__name__, "reason": str(error)}
+            return JSONResponse(told, status_code=409)
+
+    return answer
+
+
+def _request(body: dict[str, Any]) -> JobRequest:
+    try:
+        request: JobRequest = from_data(JobRequest, body["request"])
+    except (CodecError, KeyError) as error:
+        raise ConfigError(
+            f"not a request of this version: {error}; use the daemon's spottrain"
+        ) from error
+    return request
+
+
+class _PoolServer(uvicorn.Server):
+    """Leaves signals to the daemon."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+def make_server(pool: PoolLoop) -> uvicorn.Server:
+    """Return the server; ``serve(sockets=[...])`` runs it."""
+    return _PoolServer(
+        uvicorn.Config(
+            app(pool),
+            lifespan="off",
+            ws="none",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            timeout_graceful_shutdown=1,
+        )
+    )
+
+
+def listen(pool: PoolDir) -> socket.socket:
+    """Return a socket that listens where commands reach the pool; its owner's alone."""
+    pool.socket.unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    folder = os.open(pool.path, os.O_PATH | os.O_DIRECTORY)
+    before = os.umask(0o177)
+    try:
+        listener.bind(address(folder, str(pool.socket)))
+    finally:
+        os.umask(before)
+        os.close(folder)
+    listener.listen()
+    return listener

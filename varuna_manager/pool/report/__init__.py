@@ -1,0 +1,1 @@
+"""What a pool does and did, for people and programs."""

@@ -1,0 +1,1 @@
+"""One pool on disk: its folder, its journal, and how commands reach its daemon."""

@@ -1,0 +1,97 @@
+"""How commands reach a pool's daemon: HTTP over a socket that only its owner may open."""
+
+from __future__ import annotations
+
+import http
+import http.client
+import json
+import subprocess
+import sys
+import time
+from typing import Any
+
+from spottrain.cloud import unix_http
+from spottrain.errors import BudgetError, CapacityError, ConfigError, SpottrainError
+from spottrain.varuna_manager.pool.store.folder import PoolDir
+
+DAEMON_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.pool.daemon.main")
+"""Starts a pool's daemon; its folder is appended."""
+ANSWER_S = 60.0
+START_S = 30.0
+_POLL_S = 0.05
+
+
+class PoolUnreachableError(SpottrainError):
+    """The daemon of a pool does not run, or does not answer."""
+
+
+_REFUSALS: dict[str, type[SpottrainError]] = {
+    "ConfigError": ConfigError,
+    "BudgetError": BudgetError,
+    "CapacityError": CapacityError,
+}
+"""Refusals by the name under which the daemon tells them."""
+
+
+def ask_pool(pool: PoolDir, what: str, request: Any = None) -> Any:
+    """Return the daemon's answer to a request.
+
+    Args:
+        pool: Whose.
+        what: Such as ``status``.
+        request: JSON data.
+
+    Raises:
+        PoolUnreachableError: The daemon does not run, or does not answer.
+        SpottrainError: It refuses, with the reason in one line.
+    """
+    body = json.dumps(request or {}).encode()
+    try:
+        status, said = unix_http.request(
+            str(pool.socket), "POST", f"/v1/{what}", timeout_s=ANSWER_S, body=body
+        )
+        answer = json.loads(said)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise PoolUnreachableError(
+            f"pool {pool.name}: its daemon does not answer; 'spottrain pool resume "
+            f"{pool.name}' starts it again, its log is {pool.log}"
+        ) from error
+    if status == http.HTTPStatus.CONFLICT:
+        raise _REFUSALS.get(answer["error"], SpottrainError)(answer["reason"])
+    return answer
+
+
+def start_daemon(pool: PoolDir) -> int:
+    """Start a pool's daemon, detached; return its pid once it answers.
+
+    Raises:
+        PoolUnreachableError: It exited, or does not answer in time.
+    """
+    with open(pool.log, "ab") as log:
+        process = subprocess.Popen(
+            [*DAEMON_ARGV, str(pool.path)],
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            cwd=pool.path,
+            start_new_session=True,
+        )
+    give_up_at_s = time.monotonic() + START_S
+    while time.monotonic() < give_up_at_s:
+        try:
+            answer = ask_pool(pool, "ping")
+            if answer["pid"] == process.pid:
+                return process.pid
+        except PoolUnreachableError:
+            pass
+        if process.poll() is not None:
+            lines = pool.log.read_text(errors="replace").strip().splitlines()
+            last = lines[-1] if lines else "no message"
+            raise PoolUnreachableError(
+                f"pool {pool.name}: its daemon exited right after its start: {last}; see "
+                f"{pool.log}"
+            )
+        time.sleep(_POLL_S)
+    raise PoolUnreachableError(
+        f"pool {pool.name}: its daemon does not answer in {START_S:g} s; see {pool.log}"
+    )
