@@ -5,6 +5,7 @@ CloudError              unknown: never read as "no capacity"
 ├── QuotaExceededError  (region, family): ask for less or elsewhere
 ├── PriceTooHighError   the market price rose above the bid
 ├── AuthError           credentials are missing or refused: tell the user
+│   └── LoginExpiredError   read the login anew: a person may have renewed it
 ├── MisconfiguredError  a requested resource does not exist or fit: tell the user
 ├── ThrottledError      wait ``retry_after_s``
 └── VmNotFoundError     the VM is unknown or has ended
@@ -37,6 +38,10 @@ class PriceTooHighError(CloudError):
 
 class AuthError(CloudError):
     """Credentials are missing, expired or refused."""
+
+
+class LoginExpiredError(AuthError):
+    """The login has expired, and could not be renewed without a person."""
 
 
 class MisconfiguredError(CloudError):

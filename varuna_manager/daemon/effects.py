@@ -59,6 +59,7 @@ _REFUSALS: dict[type[CloudError], e.RefusalKind] = {
     errors.QuotaExceededError: "quota",
     errors.PriceTooHighError: "price",
     errors.AuthError: "auth",
+    errors.LoginExpiredError: "auth",
     errors.MisconfiguredError: "misconfigured",
     errors.ThrottledError: "throttled",
 }
