@@ -22,7 +22,13 @@ _log = logging.getLogger(__name__)
 
 AGENT_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.agent.main")
 """Command of an agent; the path of its ``agent.json`` is appended."""
-_IMAGE_ARGV = (sys.executable, "-P", "-m", "spottrain.pipeline.process.image")
+_IMAGE_ARGV = (
+    sys.executable,
+    "-P",
+    "-m",
+    "spottrain.start",
+    "spottrain.pipeline.process.image",
+)
 _BOOT_S = 10.0
 """How long a fork may take."""
 

@@ -61,7 +61,7 @@ from spottrain.wire.model import (
     TaskOverheads,
 )
 
-SECTIONS_BUDGET_S = 2.0
+SECTIONS_BUDGET_S = 1.5
 MIN_SECTIONS_BUDGET_S = 0.7
 """For the sections at all micro-batch sizes, unless steady before; the minimum for
 one."""

@@ -32,8 +32,8 @@ from spottrain.pipeline.state.agreement import fold
 from spottrain.pipeline.state.update import Gatherer, contribution
 from spottrain.wire.model import ModelFacts, Plan, Profile, Reduction, Slot
 
-BUDGET_S = 2.0
-"""About how long all mini-batches may take."""
+BUDGET_S = 1.2
+"""About how long all mini-batches of a plan may take."""
 MAX_S = 10.0
 """With fewer mini-batches than ``_MIN_MINIBATCHES`` nothing is measured: beyond that."""
 _MIN_MINIBATCHES, _MAX_MINIBATCHES = 4, 30

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import logging
 import os
 import signal
@@ -34,8 +33,6 @@ def main() -> None:
     torch.set_num_threads(1)
     requests = socket.socket(fileno=os.dup(sys.stdin.fileno()))
     signal.signal(signal.SIGCHLD, _reap)
-    gc.collect()
-    gc.freeze()  # else collecting garbage would copy all that is shared
     requests.sendall(b"\0")
     while (received := spawn.receive(requests)) is not None:
         # A child that ends at once is not reaped before its descriptor is open.

@@ -63,6 +63,11 @@ class Money:
         return cls(int(micro) * _GRAINS_PER_MICROUSD)
 
     @classmethod
+    def of_microusd(cls, microusd: int) -> Money:
+        """Return a number of micro-dollars."""
+        return cls(microusd * _GRAINS_PER_MICROUSD)
+
+    @classmethod
     def of_bytes(cls, usd_per_gb: float, num_bytes: int) -> Money:
         """Return the price of data, rounded up to a grain.
 

@@ -10,7 +10,8 @@ whole VMs of ``queues``.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Literal
+from functools import wraps
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -181,13 +182,41 @@ def hierarchical(
 
 Policy = Callable[[Contest], Allotment]
 
+
+def _remembered(policy: Policy) -> Policy:
+    """Return a policy that does not look at work or time, with its last result kept.
+
+    In a pool whose jobs take turns, rounds ask again and again for the same.
+    """
+    last: list[tuple[Any, Allotment]] = []
+
+    @wraps(policy)
+    def found(contest: Contest) -> Allotment:
+        if contest.needed.any():
+            return policy(contest)
+        asked = (
+            contest.vms,
+            contest.caps,
+            contest.teams,
+            [
+                (c.name, c.options, c.weight, c.team, c.arrived_s)
+                for c in contest.claims
+            ],
+        )
+        if not last or last[0][0] != asked:
+            last[:] = [(asked, policy(contest))]
+        return last[0][1]
+
+    return found
+
+
 POLICIES: Mapping[str, Policy] = {
-    "fair": fair,
+    "fair": _remembered(fair),
     "priority": queues.priority,
     "makespan": makespan,
     "finish_time_fairness": finish_time_fairness,
     "fifo": queues.fifo,
     "shortest_first": queues.shortest_first,
     "cheapest": cheapest,
-    "hierarchical": hierarchical,
+    "hierarchical": _remembered(hierarchical),
 }

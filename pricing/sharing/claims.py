@@ -20,6 +20,9 @@ from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.market import Floats
 from spottrain.units import HOUR_S
 
+THIN = 0.005
+"""What corners of a hull may be left out for: a column each in every linear program."""
+
 
 @dataclass(frozen=True, slots=True)
 class Option:
@@ -153,6 +156,14 @@ class Contest:
         ]
 
     @cached_property
+    def options_of(self) -> list[list[Option]]:
+        """By job: its options that fit the pool."""
+        found: list[list[Option]] = [[] for _ in self.claims]
+        for m, option in self.columns:
+            found[m].append(option)
+        return found
+
+    @cached_property
     def best(self) -> Floats:
         """[job]: the highest throughput that fits the pool, examples per second."""
         best = np.zeros(len(self.claims))
@@ -224,6 +235,29 @@ def hull(throughputs: Mapping[int, float]) -> list[tuple[int, float]]:
     return corners
 
 
+def thinned(
+    corners: Sequence[tuple[int, float]], within: float = THIN
+) -> list[tuple[int, float]]:
+    """Return as few of a hull's corners as leave no size more than a part ``within`` lower."""
+    if len(corners) < 3:
+        return list(corners)
+    sizes, rates = np.array(corners, dtype=float).T
+    kept = [0]
+    while kept[-1] < len(corners) - 1:
+        first, last = kept[-1], kept[-1] + 1
+        while last + 1 < len(corners):
+            chord = np.interp(
+                sizes[first : last + 1],
+                sizes[[first, last + 1]],
+                rates[[first, last + 1]],
+            )
+            if (chord < rates[first : last + 1] * (1 - within)).any():
+                break
+            last += 1
+        kept.append(last)
+    return [corners[i] for i in kept]
+
+
 def elastic_options(throughputs: Sequence[Mapping[int, float]]) -> tuple[Option, ...]:
     """Return the options of an elastic job.
 
@@ -233,7 +267,7 @@ def elastic_options(throughputs: Sequence[Mapping[int, float]]) -> tuple[Option,
     return tuple(
         Option(tuple(n if k == kind else 0 for k in range(len(throughputs))), rate)
         for kind, table in enumerate(throughputs)
-        for n, rate in hull(table)
+        for n, rate in thinned(hull(table))
     )
 
 

@@ -8,11 +8,12 @@ both exact and quick.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
 
-from spottrain.pricing.sharing.claims import Allotment, Claim, Contest, Option
+from spottrain.pricing.sharing.claims import Allotment, Contest, Option
 from spottrain.pricing.sharing.market import Floats
 
 
@@ -39,18 +40,18 @@ def priority(contest: Contest) -> Allotment:
     those of the lowest priority wait. Shares are of VMs of any kind; in order of priority
     each job has the kind on which that many train fastest.
     """
-    claims, capacity = contest.claims, sum(contest.vms)
+    claims, shares = contest.claims, _Shares(contest)
 
     def rank(m: int) -> tuple[float, float]:
         return (-claims[m].weight, claims[m].arrived_s)
 
     running = sorted((m for m in _indices(contest) if claims[m].running), key=rank)
     waiting = sorted((m for m in _indices(contest) if not claims[m].running), key=rank)
-    given = _fair_sizes(contest, running, capacity)
+    given = shares.of(running)
     for head in waiting:
         jobs = sorted([*running, head], key=rank)
-        sizes = _fair_sizes(contest, jobs, capacity)
-        higher = (m for m in running if claims[m].weight > claims[head].weight)
+        sizes = shares.of(jobs)
+        higher = [m for m in running if claims[m].weight > claims[head].weight]
         if not sizes.get(head) or any(
             sizes.get(m, 0) < given.get(m, 0) for m in higher
         ):
@@ -63,95 +64,130 @@ def _indices(contest: Contest) -> range:
     return range(len(contest.claims))
 
 
-def _fair_sizes(contest: Contest, jobs: Sequence[int], capacity: int) -> dict[int, int]:
-    """Return whole VMs by job, proportional to weights between smallest and largest sizes.
+class _Shares:
+    """Whole VMs by weight, between smallest and largest sizes.
 
     Args:
         contest: The pool.
-        jobs: In order of priority.
-        capacity: VMs of all kinds.
     """
-    fitting = [[sum(o.vms) for o in _fitting(contest, m)] for m in jobs]
-    smallest = np.array([min(sizes) for sizes in fitting], dtype=float)
-    kept = int(np.searchsorted(np.cumsum(smallest), capacity, side="right"))
-    if not kept:
-        return {}
-    low, weights = smallest[:kept], contest.weights[list(jobs[:kept])]
-    high = np.array([max(sizes) for sizes in fitting[:kept]], dtype=float)
-    below, above = 0.0, float((high / weights).max())
-    for _ in range(60):
-        level = (below + above) / 2
-        if np.clip(weights * level, low, high).sum() > capacity:
-            above = level
-        else:
-            below = level
-    exact = np.clip(weights * above, low, high)
-    sizes = np.floor(exact + 1e-9)
-    while (
-        sizes.sum() > capacity
-    ):  # all of them at their largest: above was never reached
-        sizes[int(np.argmax(sizes - low))] -= 1
-    left = int(min(capacity, round(exact.sum())) - sizes.sum())
-    for m in np.argsort(-(exact - sizes), kind="stable")[: max(0, left)]:
-        sizes[m] += sizes[m] < high[m]
-    return {m: int(size) for m, size in zip(jobs, sizes, strict=False)}
+
+    def __init__(self, contest: Contest) -> None:
+        sizes = [[sum(o.vms) for o in options] for options in contest.options_of]
+        self.low = np.array([min(each) for each in sizes], dtype=float)
+        self.high = np.array([max(each) for each in sizes], dtype=float)
+        self.weights = contest.weights
+        self.capacity = sum(contest.vms)
+
+    def of(self, jobs: Sequence[int]) -> dict[int, int]:
+        """Return VMs by job; of jobs, in order of priority, those that fit at their smallest."""
+        kept = int(
+            np.searchsorted(np.cumsum(self.low[list(jobs)]), self.capacity, "right")
+        )
+        if not kept:
+            return {}
+        chosen = np.array(jobs[:kept])
+        low, high = self.low[chosen], self.high[chosen]
+        weights = self.weights[chosen]
+        exact = np.clip(weights * self._level(low, high, weights), low, high)
+        sizes = np.floor(exact + 1e-9)
+        left = int(min(self.capacity, round(exact.sum())) - sizes.sum())
+        for m in np.argsort(-(exact - sizes), kind="stable")[: max(0, left)]:
+            sizes[m] += sizes[m] < high[m]
+        return dict(zip(chosen.tolist(), map(int, sizes), strict=True))
+
+    def _level(self, low: Floats, high: Floats, weights: Floats) -> float:
+        """Return VMs per weight at which all of the pool is given, or all that jobs can use."""
+        if high.sum() <= self.capacity:
+            return float((high / weights).max())
+        # What is given is linear between the levels at which jobs leave a bound.
+        levels = np.concatenate([low / weights, high / weights])
+        order = np.argsort(levels)
+        slopes = np.cumsum(np.concatenate([weights, -weights])[order])
+        levels = levels[order]
+        given = low.sum() + np.concatenate(
+            [[0.0], np.cumsum(slopes[:-1] * np.diff(levels))]
+        )
+        last = int(np.searchsorted(given, self.capacity, "right")) - 1
+        rest = self.capacity - given[last]
+        return float(levels[last] + (rest / slopes[last] if rest > 0 else 0.0))
 
 
-def _fitting(contest: Contest, m: int) -> list[Option]:
-    return [o for o in contest.claims[m].options if contest.fits(o)]
+class _Sizes:
+    """The whole numbers of VMs on which a job may run: between corners, on each kind."""
 
+    def __init__(self, options: Sequence[Option]) -> None:
+        self.mixed: list[Option] = []
+        self.corners: dict[int, list[tuple[int, float]]] = {}
+        for option in options:
+            kinds = [k for k, n in enumerate(option.vms) if n]
+            if len(kinds) == 1:
+                corner = (option.vms[kinds[0]], option.examples_per_s)
+                self.corners.setdefault(kinds[0], []).append(corner)
+            else:
+                self.mixed.append(option)
+        self.width = len(options[0].vms)
+        for corners in self.corners.values():
+            corners.sort()
 
-def whole_sizes(claim: Claim) -> list[Option]:
-    """Return the options of a job with the whole numbers of VMs between them on one kind."""
-    by_kind: dict[int, list[tuple[int, float]]] = {}
-    found = []
-    for option in claim.options:
-        kinds = [k for k, n in enumerate(option.vms) if n]
-        if len(kinds) == 1:
-            corner = (option.vms[kinds[0]], option.examples_per_s)
-            by_kind.setdefault(kinds[0], []).append(corner)
-        else:
-            found.append(option)
-    width = len(claim.options[0].vms)
-    for kind, corners in by_kind.items():
-        corners.sort()
-        sizes, rates = zip(*corners, strict=True)
-        for n in range(sizes[0], sizes[-1] + 1):
-            vms = tuple(n if k == kind else 0 for k in range(width))
-            found.append(Option(vms, float(np.interp(n, sizes, rates))))
-    return found
+    def fastest(self, free: Floats, at_most: int) -> Option | None:
+        """Return what trains most in VMs that are free, of these the fewest."""
+        found = self._fitting(free, at_most)
+        for kind, corners in self.corners.items():
+            n = min(int(free[kind]), at_most, corners[-1][0])
+            if n >= corners[0][0]:
+                found.append(self._on(kind, n))
+        return max(found, key=lambda o: (o.examples_per_s, -sum(o.vms)), default=None)
+
+    def enough(self, free: Floats, rate: float) -> Option | None:
+        """Return the fewest VMs that are free and train so much."""
+        rate *= 1 - 1e-9
+        found = [o for o in self._fitting(free) if o.examples_per_s >= rate]
+        for kind, corners in self.corners.items():
+            if corners[-1][1] < rate:
+                continue
+            sizes, rates = zip(*corners, strict=True)
+            n = math.ceil(float(np.interp(rate, rates, sizes)) - 1e-9)
+            if n <= free[kind]:
+                found.append(self._on(kind, n))
+        return min(found, key=lambda o: (sum(o.vms), -o.examples_per_s), default=None)
+
+    def _fitting(self, free: Floats, at_most: float = math.inf) -> list[Option]:
+        return [
+            option
+            for option in self.mixed
+            if sum(option.vms) <= at_most and (np.array(option.vms) <= free).all()
+        ]
+
+    def _on(self, kind: int, n: int) -> Option:
+        sizes, rates = zip(*self.corners[kind], strict=True)
+        vms = tuple(n if k == kind else 0 for k in range(self.width))
+        return Option(vms, float(np.interp(n, sizes, rates)))
 
 
 def _served(
-    contest: Contest, order: Iterable[int], sizes: dict[int, int] | None = None
+    contest: Contest, order: Iterable[int], most: dict[int, int] | None = None
 ) -> Allotment:
     """Return each job's fastest option in what is free, in order; deadlines come first.
 
     Args:
         contest: The pool.
         order: The jobs to serve.
-        sizes: The most VMs that each may have.
+        most: The most VMs that each may have.
     """
-    order = list(order)
     free = np.array(contest.vms)
     chosen: dict[int, Option] = {}
+    sizes = [_Sizes(options) for options in contest.options_of]
     urgent = [m for m in _indices(contest) if contest.needed[m] > 0]
     urgent.sort(key=lambda m: contest.claims[m].deadline_s)
     for m in urgent:
-        enough = [
-            option
-            for option in whole_sizes(contest.claims[m])
-            if option.examples_per_s >= contest.needed[m] * (1 - 1e-9)
-            and (np.array(option.vms) <= free).all()
-        ]
-        if enough:
-            chosen[m] = min(enough, key=lambda o: (sum(o.vms), -o.examples_per_s))
-            free -= chosen[m].vms
+        if enough := sizes[m].enough(free, float(contest.needed[m])):
+            chosen[m] = enough
+            free -= enough.vms
     for m in order:
-        at_most = sum(contest.vms) if sizes is None else sizes.get(m, 0)
+        at_most = sum(contest.vms) if most is None else most.get(m, 0)
         kept = chosen.get(m)
         within = free + (np.array(kept.vms) if kept else 0)
-        best = _fastest(contest.claims[m], within, at_most)
+        best = sizes[m].fastest(within, at_most)
         if best and (kept is None or best.examples_per_s > kept.examples_per_s):
             chosen[m] = best
             free = within - best.vms
@@ -162,12 +198,3 @@ def _served(
         chosen[m].examples_per_s if m in chosen else 0.0 for m in _indices(contest)
     ]
     return Allotment(shares, tuple(rates))
-
-
-def _fastest(claim: Claim, free: Floats, at_most: int) -> Option | None:
-    fitting = [
-        option
-        for option in whole_sizes(claim)
-        if sum(option.vms) <= at_most and (np.array(option.vms) <= free).all()
-    ]
-    return max(fitting, key=lambda o: (o.examples_per_s, -sum(o.vms)), default=None)

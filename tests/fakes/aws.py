@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -148,8 +149,8 @@ def running() -> Iterator[FakeAws]:
     assert process.stdin is not None
     try:
         fake = FakeAws(int(process.stdout.readline()))
-        yield fake
-        fake.close()
+        with contextlib.closing(fake):
+            yield fake
     finally:
         process.stdin.close()
         process.wait()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ipaddress
 import json
 import os
@@ -153,8 +154,8 @@ def running() -> Iterator[FakeAzure]:
         assert process.stdin is not None
         try:
             fake = FakeAzure(int(process.stdout.readline()), ca_file)
-            yield fake
-            fake.close()
+            with contextlib.closing(fake):
+                yield fake
         finally:
             process.stdin.close()
             process.wait()

@@ -62,12 +62,13 @@ def strings(tree: ast.AST) -> Iterator[str]:
 
 
 def run_modules(tree: ast.AST) -> Iterator[str]:
-    """Yield the modules that command lines in a file run by ``-m``."""
+    """Yield the modules that command lines in a file run by ``-m`` or ``start``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.List | ast.Tuple):
             values = [getattr(element, "value", None) for element in node.elts]
             for flag, module in pairwise(values):
-                if flag == "-m" and isinstance(module, str) and names_in(module):
+                runs = flag in ("-m", "spottrain.start")
+                if runs and isinstance(module, str) and names_in(module):
                     yield module
 
 

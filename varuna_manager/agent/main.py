@@ -499,7 +499,7 @@ def main(argv: Sequence[str]) -> int:
     supervisor, waiting = argv[1:], None
     child = os.environ.pop(spawn.VARIABLE, "")
     if not supervisor:
-        supervisor = [sys.executable, "-m", SUPERVISOR]
+        supervisor = [sys.executable, "-m", "spottrain.start", SUPERVISOR]
         if child:
             pid, _, fd = child.partition(":")
             waiting = int(pid), socket.socket(fileno=int(fd))

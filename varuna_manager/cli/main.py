@@ -58,6 +58,7 @@ SIMULATIONS: Mapping[str, str] = {
     "trace": "spottrain.varuna_manager.cli.simulate.trace:trace",
     "prices": "spottrain.varuna_manager.cli.simulate.prices:prices",
     "deadlines": "spottrain.varuna_manager.cli.simulate.deadlines:deadlines",
+    "pool": "spottrain.varuna_manager.cli.simulate.pool:pool",
 }
 FORMER_NAMES = {"promise": "deadlines"}
 """Of simulations."""
@@ -130,7 +131,7 @@ app.add_typer(
 )
 app.add_typer(
     typer.Typer(
-        help="Simulate steps, traces, prices and deadlines in virtual time.",
+        help="Simulate steps, traces, prices, deadlines and pools in virtual time.",
         no_args_is_help=True,
         cls=Simulations,
     ),

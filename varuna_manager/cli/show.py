@@ -198,6 +198,7 @@ def events(
     job = find(name)
     if output is Output.JSON and follow:
         raise typer.BadParameter("-o json prints a single document; leave --follow out")
+    _say_absent(job)
     entries = _entries(job, follow)
     if output is Output.JSON:
         show_json([_event(entry) for entry in entries])
@@ -207,6 +208,13 @@ def events(
         if entry.news:
             line = f"{clock(entry.event.at_s)} {entry.news}"
             out.print(line, markup=False, soft_wrap=True)
+
+
+def _say_absent(job: JobDir) -> None:
+    """Say what of a job's past is not here yet, if it was taken over a moment ago."""
+    with closing(Journal(job.journal, read_only=True)) as journal:
+        if (absent := journal.absent()) is not None:
+            say(f"{absent.text()}: they come while the job runs")
 
 
 def explain(

@@ -23,7 +23,13 @@ from spottrain.pricing.ranking.quotas import quota_left
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import IntendLaunch
 from spottrain.varuna_manager.core.model.records import VmRecord
-from spottrain.varuna_manager.core.model.state import State, budget, is_unfit
+from spottrain.varuna_manager.core.model.state import (
+    State,
+    budget,
+    held_by_kind,
+    is_unfit,
+    kind_of,
+)
 from spottrain.varuna_manager.core.model.transition import Transition
 
 OFFER_LAG_S = 10.0
@@ -47,13 +53,27 @@ def cheapest_usd_per_hour(state: State) -> float:
 
 
 def room(state: State) -> int:
-    """Return how many more VMs may be asked for; see ``VmRecord.counts``."""
+    """Return how many more VMs may be asked for; see ``VmRecord.counts``.
+
+    Against a pool's grant every VM counts that is billed: others may not hold it too.
+    """
     enough, limit = state.enough, state.most_vms
     if enough is not None:
         limit_usd_per_hour = (1 - CHEAPER) * enough.usd_per_hour
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
             limit = min(limit, enough.vms)
+    if state.job.grant is not None:
+        return limit - held_by_kind(state).total()
     return limit - _count(state)
+
+
+def within_grant(state: State) -> Callable[[Offer], int]:
+    """Return a function: how many more VMs of an offer's kind a pool's grant allows."""
+    grant, max_vms = state.job.grant, state.job.max_vms
+    if grant is None:
+        return lambda offer: max_vms
+    granted, held = dict(grant.vms), held_by_kind(state)
+    return lambda offer: granted.get(kind := kind_of(offer), 0) - held[kind]
 
 
 def _count(state: State) -> int:
@@ -99,9 +119,10 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
 
     Every rule is applied here, in this order:
 
-    1. Count (``room``): up to ``max_vms``, launches in flight included; while on-demand
-       VMs take over for a deadline, a few more. After VMs were returned that the plan
-       did not use, not before prices have fallen.
+    1. Count (``room``, ``within_grant``): up to ``max_vms``, launches in flight included;
+       while on-demand VMs take over for a deadline, a few more. Of each kind no more than
+       a pool grants. After VMs were returned that the plan did not use, not before prices
+       have fallen.
     2. Worth (``in_order``): the most examples per dollar first, as ``pricing.ranking``
        found; offers that the job cannot run on are left out.
     3. Availability (``available``): nothing on demand unless the job allows it, nothing
@@ -117,17 +138,20 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
         replacing: A VM that is to go once there is another one: the decision is about
             that one VM, whether or not the fleet is complete.
     """
-    wanted = room(state) if replacing is None else 1
+    bound = replacing is None or state.job.grant is not None
+    wanted = room(state) if bound else 1
+    wanted = wanted if replacing is None else min(1, wanted)
     done = state.generation is not None and state.generation.done
     if wanted <= 0 or (replacing is None and (done or not state.reconciled)):
         return NextLaunch()
     offers = in_order(state.offers, state.worths)
     affords, demand = affordable(state), wanted_by_deadline(state, replacing)
-    left = quota_left(state.offers, _rented(state))
+    left, granted = quota_left(state.offers, _rented(state)), within_grant(state)
     counts: dict[str, int] = {}
     candidates: list[Offer] = []
     for offer in offers:
         count = min(wanted, available(state, offer), affords(offer), demand(offer))
+        count = min(count, granted(offer))
         count = _within_quota(state, offer, count)
         count = int(min(count, left(offer)))
         if count > 0:

@@ -27,7 +27,7 @@ from spottrain.varuna_manager.core.model.state import (
     JobPhase,
     State,
     is_unfit,
-    unfit_scope,
+    kind_of,
 )
 from spottrain.varuna_manager.core.model.transition import Transition
 
@@ -288,7 +288,7 @@ def vm_unfit(transition: Transition, vm_id: str, reason: str) -> None:
     vm = transition.state.vms[vm_id]
     transition.log(f"{vm_id}: {reason}")
     return_vms(transition, (vm,), reason)
-    state, scope = transition.state, unfit_scope(vm.offer)
+    state, scope = transition.state, kind_of(vm.offer)
     count = state.unfit.get(scope, 0) + 1
     transition.state = replace(state, unfit={**state.unfit, scope: count})
     if _is_hopeless(transition.state):
@@ -297,9 +297,7 @@ def vm_unfit(transition: Transition, vm_id: str, reason: str) -> None:
 
 def vm_fit(transition: Transition, vm: VmRecord) -> None:
     """Forget unfit VMs of a type of which one has become ready."""
-    unfit = {
-        k: v for k, v in transition.state.unfit.items() if k != unfit_scope(vm.offer)
-    }
+    unfit = {k: v for k, v in transition.state.unfit.items() if k != kind_of(vm.offer)}
     transition.state = replace(transition.state, unfit=unfit)
 
 

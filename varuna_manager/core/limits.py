@@ -10,12 +10,13 @@ from spottrain.varuna_manager.core.fleet import return_vms
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import (
     CodeUpdated,
+    GrantReceived,
     LimitsChanged,
     StepsChanged,
 )
 from spottrain.varuna_manager.core.model.records import VmPhase, VmRecord
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
+from spottrain.varuna_manager.core.model.state import JobPhase, State, budget, kind_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import utc
 
@@ -54,6 +55,25 @@ def limits_changed(transition: Transition, event: LimitsChanged) -> None:
     """A person has changed limits; decisions follow from the new state."""
     transition.state = with_limits(transition.state, event)
     transition.log(f"{event.by}: {described(event)}")
+
+
+def with_grant(state: State, event: GrantReceived) -> State:
+    """Return the state with a pool's grant, unless a later one is known."""
+    known, grant = state.job.grant, event.grant
+    if known is not None and known.serial > grant.serial:
+        return state
+    return replace(state, settings=replace(state.job, grant=grant))
+
+
+def grant_received(transition: Transition, event: GrantReceived) -> None:
+    """The job's pool has given it another grant; decisions follow from the new state."""
+    known = transition.state.job.grant
+    transition.state = with_grant(transition.state, event)
+    grant = transition.state.job.grant
+    assert grant is not None
+    if known is None or known.vms != grant.vms:
+        some = ", ".join(f"{number} {kind}" for kind, number in grant.vms if number)
+        transition.log(f"pool {grant.pool}: may hold {some or 'no VM'}")
 
 
 def described(event: LimitsChanged) -> str:
@@ -96,7 +116,7 @@ def with_code(state: State, event: CodeUpdated) -> State:
 
 
 def advance(transition: Transition) -> None:
-    """Drain VMs until the fleet is within the hourly cap, the most expensive first."""
+    """Drain VMs until the fleet is within grant and hourly cap, the most expensive first."""
     state = transition.state
     if state.phase is not JobPhase.ACTIVE:
         return
@@ -104,6 +124,7 @@ def advance(transition: Transition) -> None:
         leaves_at_s = vm.leaves_at_s if vm.drain_reason else None
         if leaves_at_s is not None and transition.is_due(leaves_at_s):
             return_vms(transition, (vm,), vm.drain_reason)
+    _drain_to_grant(transition)
     if state.job.max_usd_per_hour is None:
         return
     money = budget(transition.state)
@@ -118,6 +139,22 @@ def advance(transition: Transition) -> None:
             return
         over -= _rate(transition.state, vm)
         drain(transition, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
+
+
+def _drain_to_grant(transition: Transition) -> None:
+    """Drain the VMs of each kind that a pool's grant does not allow any more."""
+    grant = transition.state.job.grant
+    if grant is None:
+        return
+    granted = dict(grant.vms)
+    by_kind: dict[str, list[VmRecord]] = {}
+    for vm in transition.state.vms.values():
+        if not _is_going(vm):
+            by_kind.setdefault(kind_of(vm.offer), []).append(vm)
+    for kind, vms in by_kind.items():
+        over = len(vms) - granted.get(kind, 0)
+        for vm in by_eviction_cost(transition.state, vms)[: max(0, over)]:
+            drain(transition, vm, f"pool {grant.pool} gives it to another job")
 
 
 def _is_going(vm: VmRecord) -> bool:

@@ -6,7 +6,7 @@ VMs are returned, and what they shared in the cloud is removed.
 
 from __future__ import annotations
 
-from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget
+from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget, reserve_s
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
 from spottrain.varuna_manager.core import generation, planning, spending
 from spottrain.varuna_manager.core.allocation import affordable
@@ -15,6 +15,7 @@ from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
 from spottrain.varuna_manager.core.model.events import CommandFailed, StopRequested
 from spottrain.varuna_manager.core.model.records import BudgetAlert, Release
+from spottrain.varuna_manager.core.model.settings import PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
 from spottrain.varuna_manager.core.model.transition import Transition
 
@@ -40,12 +41,32 @@ def watch_limits(transition: Transition) -> None:
     if state.phase is not JobPhase.ACTIVE:
         return
     job = state.job
+    if job.grant is not None and _watch_grant(transition, job.grant):
+        return
     if job.deadline_s is not None and transition.is_due(job.deadline_s):
         outcome = Outcome(kind="deadline", exit_code=4, reason="the deadline passed")
         transition.end(outcome, checkpoint=True)
     elif job.max_usd is not None:
         _watch_budget(transition, job.max_usd)
     _watch_capacity(transition)
+
+
+def _watch_grant(transition: Transition, grant: PoolGrant) -> bool:
+    """Begin to end a job whose pool gives it nothing, until it does; return whether."""
+    state = transition.state
+    ends_s = grant.until_s - reserve_s(state.job.spec.lease_s)
+    money = budget(state)
+    lasts_s = None if grant.is_own_budget(state.job.max_usd) else money.lasts_s
+    if not grant.total:
+        reason = f"pool {grant.pool} has no VM for it now"
+    elif transition.is_due(ends_s):
+        reason = f"the grant of pool {grant.pool} has not been renewed"
+    elif lasts_s is not None and transition.is_due(state.now_s + lasts_s):
+        reason = f"what pool {grant.pool} allows it to spend is used up"
+    else:
+        return False
+    transition.end(Outcome(kind="queued", exit_code=0, reason=reason), checkpoint=True)
+    return True
 
 
 def _watch_budget(transition: Transition, max_usd: float) -> None:

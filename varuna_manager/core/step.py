@@ -93,6 +93,8 @@ def _fold_after_end(state: State, event: e.Event) -> State:
     match event:
         case e.LimitsChanged():
             return limits.with_limits(state, event)
+        case e.GrantReceived():
+            return limits.with_grant(state, event)
         case e.StepsChanged():
             return limits.with_steps(state, event)
         case e.CodeUpdated():
@@ -122,6 +124,8 @@ def _fold(transition: Transition, event: e.Event) -> None:
             shutdown.stop_requested(transition, event)
         case e.LimitsChanged():
             limits.limits_changed(transition, event)
+        case e.GrantReceived():
+            limits.grant_received(transition, event)
         case e.StepsChanged():
             transition.state = limits.with_steps(transition.state, event)
         case e.CodeUpdated():

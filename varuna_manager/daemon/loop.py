@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TypeVar, assert_never
 
 from spottrain.cloud.port.provider import CloudProvider
+from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
@@ -40,12 +41,13 @@ from spottrain.varuna_manager.daemon.sessions import (
     OutOfStepError,
 )
 from spottrain.varuna_manager.daemon.tracking import Trackers
+from spottrain.varuna_manager.jobs.bucket import StoredJobError
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import Identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalWriteError
 from spottrain.varuna_manager.jobs.measurements import Sample
 from spottrain.varuna_manager.jobs.replay.fold import Step
-from spottrain.varuna_manager.jobs.replication import JournalReplication
+from spottrain.varuna_manager.jobs.replication import JournalReplication, fill_in
 from spottrain.varuna_manager.jobs.samples import Sampler
 from spottrain.varuna_manager.jobs.traces import (
     Traces,
@@ -71,6 +73,8 @@ JOURNAL_WAIT_S = 60.0
 """How long the journal may fail to be written before the manager gives up."""
 SNAPSHOT_EVENTS = 2000
 """Events between two snapshots: what readers fold in a fraction of a second."""
+FILL_PAUSE_S = 0.05
+"""Between two parts of the past that are filled in: the journal is written meanwhile."""
 MEASURED_S = 1.0
 """How long measurements may wait to be written together, unless an event is."""
 HEALTH_S = 5.0
@@ -190,6 +194,7 @@ class ManagerLoop:
             self._start(work)
         if self._copy is not None:
             self._start(self._copy.run())
+            self._start(self._fill_in(self._copy))
         if self._trackers is not None and self.state.progress.highest_step:
             self._trackers.wake()
         folding = asyncio.create_task(self._fold_all())
@@ -327,6 +332,16 @@ class ManagerLoop:
                     raise
                 logger.warning("%s; trying again", error)
                 await asyncio.sleep(1.0)
+
+    async def _fill_in(self, copy: JournalReplication) -> None:
+        """Fill in what a takeover has left out of the journal, little by little."""
+        while self._journal.absent() is not None:
+            try:
+                await fill_in(self._journal, copy, FILL_PAUSE_S)
+                return
+            except (StorageError, StoredJobError, JournalWriteError) as error:
+                logger.warning("%s; trying again to complete the journal", error)
+                await asyncio.sleep(JOURNAL_WAIT_S)
 
     def _save_snapshot(self) -> None:
         """Spare readers, and the next manager, what is journalled by now."""

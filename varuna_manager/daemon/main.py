@@ -43,9 +43,11 @@ from spottrain.varuna_manager.jobs.manager_location import own_vm
 from spottrain.varuna_manager.jobs.replication import (
     JournalReplication,
     begin_replication,
+    fill_in,
 )
 from spottrain.varuna_manager.launch.control import ShutsDown, open_provider
 from spottrain.varuna_manager.reporting.documents import report
+from spottrain.varuna_manager.reporting.history import can_begin_with_snapshot
 from spottrain.varuna_manager.reporting.html.curves import read_curves
 from spottrain.varuna_manager.reporting.html.page import PageError, page, write_page
 from spottrain.version import is_older, software_version
@@ -123,7 +125,7 @@ async def manage(
     listener = listen(job.path, address)
     url = f"https://{address}:{listener.getsockname()[1]}"
     identity = ensure_identity(job.path, (address, "localhost"))
-    journal = Journal(job.journal)
+    journal = await _open_journal(job, copy)
     manager_loop = ManagerLoop(
         journal, provider, identity, url, job.workdir, copy, trackers
     )
@@ -146,7 +148,7 @@ async def manage(
         outcome = await running
         write_s = FINISH_S
         if copy is not None:
-            await copy.finish()
+            await _complete(journal, copy)
         _leave_page(job, manager_loop, journal)
         return outcome
     except asyncio.CancelledError:
@@ -166,6 +168,24 @@ async def manage(
         listener.close()
         journal.close()
         (job.path / "manager.json").unlink(missing_ok=True)
+
+
+async def _open_journal(job: JobDir, copy: JournalReplication | None) -> Journal:
+    """Return the journal, made whole first if what was taken over is another version's."""
+    journal = Journal(job.journal)
+    if copy is not None and not can_begin_with_snapshot(journal):
+        await fill_in(journal, copy)
+    return journal
+
+
+async def _complete(journal: Journal, copy: JournalReplication) -> None:
+    """Copy the rest of a job that has ended, and fill in its past if that is soon done."""
+    await copy.finish()
+    try:
+        async with asyncio.timeout(FINISH_S):
+            await fill_in(journal, copy)
+    except (TimeoutError, SpottrainError) as error:
+        logger.warning("the journal here is not complete: %s", error)
 
 
 async def _run(manager_loop: ManagerLoop, notifier: Notifier | None) -> Outcome:
@@ -250,8 +270,9 @@ def _publish(
     draft.replace(job_dir / "manager.json")
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run the manager of the job in folder ``argv[0]``; see ``DURABLE_COPY``."""
+    argv = sys.argv[1:] if argv is None else argv
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
@@ -289,4 +310,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -124,8 +124,9 @@ class ControlChannel:
         self, cls: Any, request: Request, max_bytes: int = _LARGEST_BODY_BYTES
     ) -> Any:
         """Return the body as ``cls``, sent by the VM that it names."""
-        vm_id = self._caller(request)
+        self._caller(request)  # before its body is read
         message = _decode(cls, await _body(request, max_bytes))
+        vm_id = self._caller(request)  # the VM may have been fenced meanwhile
         if message.vm_id != vm_id:
             raise HTTPException(403, f"token of {vm_id} cannot speak for another VM")
         return message

@@ -15,7 +15,7 @@ import json
 import re
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple, Protocol
 
 from pydantic import TypeAdapter
@@ -136,14 +136,17 @@ class BlockCopy:
         self._cursor, self._due_s = cursor, time.monotonic() + PACE_S
 
 
-def restore(store: BlockStore, say: Callable[[str], None]) -> Iterator[list[Minibatch]]:
-    """Yield the rows of all blocks, those of a block of several epochs newest first.
+def rows_of(
+    store: BlockStore, found: Iterable[Block], say: Callable[[str], None]
+) -> Iterator[list[Minibatch]]:
+    """Yield the rows of blocks, those of a block of several epochs newest first.
 
     Args:
         store: Where they are.
+        found: Which ones.
         say: Called with a line about each block that is damaged.
     """
-    for block in sorted(store.blocks(), key=lambda one: (one.first, -one.epoch)):
+    for block in sorted(found, key=lambda one: (one.first, -one.epoch)):
         try:
             yield store.get_block(block)
         except BlockError as error:

@@ -4,6 +4,7 @@
     job/newest.json                          written after them: the job's name and uid
     job/<uid>/journal/<first>-<last>-<epoch>-<level>.jsonl.gz
     job/<uid>/measurements/<first step>-<epoch>.jsonl.gz
+    job/<uid>/snapshots/<event>-<epoch>.json.gz
     job/<uid>/manager/<epoch>.json           a claim of each manager that was started
     job/<uid>/down.json                      the job has been ended for good
 
@@ -32,10 +33,15 @@ from spottrain.errors import ConfigError, SpottrainError
 from spottrain.storage.open import open_store
 from spottrain.storage.store import PATIENCE_S, ExistsError, MissingError, Store
 from spottrain.varuna_manager.config.base import JobName
-from spottrain.varuna_manager.jobs import blocks
+from spottrain.varuna_manager.jobs import blocks, snapshots
 from spottrain.varuna_manager.jobs.blocks import Block, block_of
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import JournalError, JournalRow, event_of
+from spottrain.varuna_manager.jobs.journal import (
+    Absent,
+    JournalError,
+    JournalRow,
+    event_of,
+)
 from spottrain.varuna_manager.jobs.measurements import Minibatch
 from spottrain.varuna_manager.jobs.segments import (
     Segment,
@@ -47,6 +53,13 @@ from spottrain.varuna_manager.jobs.segments import (
     segment_of,
     unpack,
 )
+from spottrain.varuna_manager.jobs.snapshots import (
+    Beginning,
+    CopiedSnapshot,
+    SnapshotError,
+    snapshot_of,
+    that_count,
+)
 
 SCHEMA_VERSION = 1
 _FILES = ("config.json", "facts.json", "workdir.tar.gz")
@@ -55,6 +68,8 @@ _FOLDER = "/job"
 """Folder of a job in its store; a URL may end with it or not."""
 _DAMAGED = (SpottrainError, ValueError, OSError, EOFError, tarfile.TarError, zlib.error)
 """Errors that reading a damaged file raises."""
+_PART = 256
+"""Rows that are filled in at a time: a manager does nothing else meanwhile."""
 _READS = 3
 """Attempts to read a journal whose segments a manager merges meanwhile."""
 
@@ -90,6 +105,14 @@ class Newest:
 
 
 _Document = TypeVar("_Document", Claim, Newest)
+
+
+class Past(NamedTuple):
+    """A part of what a journal lacks that was taken over; see ``Journal.fill``."""
+
+    rows: list[JournalRow]
+    minibatches: list[Minibatch]
+    steps: int | None = None
 
 
 class Found(NamedTuple):
@@ -271,6 +294,64 @@ class StoredJob:
             f"{self.url}: the journal is changing while it is read; stop the manager that "
             "writes it, then try again"
         )
+
+    def snapshots(self) -> list[CopiedSnapshot]:
+        """Return the snapshots that count, the newest first."""
+        entries = self._store.list(f"{self._root}/snapshots")
+        found = (snapshot_of(entry.name.rpartition("/")[2]) for entry in entries)
+        return that_count([one for one in found if one is not None], self.segments())
+
+    def put_snapshot(self, copied: CopiedSnapshot, beginning: Beginning) -> None:
+        """Write a snapshot, and delete those that are not needed any more.
+
+        Args:
+            copied: Of an event that is in the store.
+            beginning: What is in it.
+        """
+        self._store.put(self._snapshot_name(copied), snapshots.pack(beginning))
+        if older := self.snapshots()[snapshots.KEPT :]:
+            self._store.delete([self._snapshot_name(one) for one in older])
+
+    def get_snapshot(self, copied: CopiedSnapshot) -> Beginning:
+        """Return what is in a snapshot.
+
+        Raises:
+            SnapshotError: It is damaged, or of another version.
+        """
+        try:
+            data = self._store.get(self._snapshot_name(copied))
+        except MissingError as error:
+            raise SnapshotError(f"snapshot {copied.name} is gone") from error
+        return snapshots.unpack(copied, data)
+
+    def _snapshot_name(self, copied: CopiedSnapshot) -> str:
+        return f"{self._root}/snapshots/{copied.name}"
+
+    def past(self, absent: Absent, say: Callable[[str], None]) -> Iterator[Past]:
+        """Yield what a journal lacks, in small parts: events, then the newest measurements.
+
+        Args:
+            absent: What it lacks.
+            say: Called with a line about what is damaged or missing.
+        """
+        if absent.first <= absent.last:
+            for rows in self.journal(say, absent.first):
+                needed = rows[: absent.last + 1 - rows[0].seq]
+                for at in range(0, len(needed), _PART):
+                    yield Past(needed[at : at + _PART], [])
+                if len(needed) < len(rows) or needed[-1].seq == absent.last:
+                    break
+        steps = absent.steps
+        earlier = [block for block in self.blocks() if block.first < steps]
+        for first in sorted({block.first for block in earlier}, reverse=True):
+            same = [block for block in earlier if block.first == first]
+            for minibatches in blocks.rows_of(self, same, say):
+                for at in range(0, len(minibatches), _PART):
+                    yield Past([], minibatches[at : at + _PART])
+            steps = max(0, first - 1)
+            yield Past([], [], steps)
+        if steps:
+            yield Past([], [], 0)  # what no block has is lost
 
     def blocks(self) -> list[Block]:
         """Return all blocks of measurements."""

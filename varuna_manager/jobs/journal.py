@@ -7,6 +7,10 @@ durable when ``append`` returns.
 
 Snapshots are a cache: they spare readers the rows before them, and can be left out. The
 measurements of the job lie in the same file (``measurements``).
+
+A journal that was taken over from a bucket may begin with a snapshot: the rows before it
+are ``Absent`` until the next manager has filled them in. Nothing that needs them is
+answered by guessing.
 """
 
 from __future__ import annotations
@@ -15,7 +19,7 @@ import dataclasses
 import functools
 import json
 import sqlite3
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -36,7 +40,11 @@ from spottrain.varuna_manager.core.model.recent import (
 )
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs import measurements
-from spottrain.varuna_manager.jobs.measurements import Measurements, Sample
+from spottrain.varuna_manager.jobs.measurements import (
+    Measurements,
+    Minibatch,
+    Sample,
+)
 from spottrain.varuna_manager.jobs.replay.fold import (
     BASE,
     DecisionError,
@@ -45,7 +53,7 @@ from spottrain.varuna_manager.jobs.replay.fold import (
     news_of,
     snapshot_of,
 )
-from spottrain.varuna_manager.jobs.samples import Sampler
+from spottrain.varuna_manager.jobs.samples import Sampler, told_by
 
 _IS_BASE = f"substr(decision, 1, {len(BASE)}) = '{BASE}'"
 """Of decisions that say the whole state."""
@@ -68,10 +76,17 @@ _MIGRATIONS = (
         history TEXT NOT NULL
     ) STRICT;
     """,
+    """
+    CREATE TABLE absent (
+        first INTEGER NOT NULL,
+        last INTEGER NOT NULL,
+        steps INTEGER NOT NULL
+    ) STRICT;
+    """,
 )
 """Entry n takes a file from ``user_version`` n to n + 1."""
 
-_WITH_MEASUREMENTS, _WITH_DECISIONS = 2, 3
+_WITH_MEASUREMENTS, _WITH_DECISIONS, _WITH_ABSENT = 2, 3, 4
 """``user_version`` from which on the file has them."""
 _PAGE = 1000
 _BUSY_S = 1.0
@@ -105,6 +120,33 @@ class Snapshot(NamedTuple):
     state: State
     history: str
     """As the one who saved it wrote it."""
+
+
+class StoredSnapshot(NamedTuple):
+    """A snapshot as it is kept."""
+
+    seq: int
+    state: str
+    history: str
+
+
+class Absent(NamedTuple):
+    """What a journal lacks that its copy has."""
+
+    first: int
+    """Number of the first event that is not here; above ``last``: all are."""
+    last: int
+    steps: int
+    """Mini-batches up to this one are not here, unless it is 0."""
+
+    def text(self) -> str:
+        """Return it in words."""
+        parts = []
+        if self.first <= self.last:
+            parts.append(f"events {self.first} to {self.last}")
+        if self.steps:
+            parts.append(f"measurements of the first {self.steps} mini-batches")
+        return f"{' and '.join(parts)} are still in the job's bucket"
 
 
 class Journal:
@@ -225,8 +267,9 @@ class Journal:
             after_seq: See ``read``.
 
         Raises:
-            JournalError: The file is damaged.
+            JournalError: The file is damaged, or lacks some of them.
         """
+        self._check_present(after_seq)
         for row in self._rows_after(after_seq):
             event = self._decode(row)
             with self._naming(row):
@@ -340,6 +383,108 @@ class Journal:
         with self._transaction():
             self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
 
+    def begin_with(
+        self, first: JournalRow, snapshot: StoredSnapshot, row: JournalRow, steps: int
+    ) -> None:
+        """Fill an empty journal with what a takeover needs of the past, all or none.
+
+        Args:
+            first: The job's first event.
+            snapshot: A snapshot of the job.
+            row: The newest event in it; what follows is for ``take_over``.
+            steps: Mini-batches up to this one are to be filled in.
+
+        Raises:
+            JournalError: The disk refused, or the journal is not empty.
+        """
+        with self._transaction():
+            self._db.executemany(
+                "INSERT INTO events VALUES (?, ?, ?, ?, ?)", {first, row}
+            )
+            self._db.execute("INSERT INTO snapshots VALUES (?, ?, ?)", snapshot)
+            self._db.execute("UPDATE measured SET seq = ?", (snapshot.seq,))
+            absent = Absent(first.seq + 1, snapshot.seq - 1, steps)
+            if steps or absent.first <= absent.last:
+                self._db.execute("INSERT INTO absent VALUES (?, ?, ?)", absent)
+
+    def absent(self) -> Absent | None:
+        """Return what is still to be filled in; None: nothing is.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
+        with self._translating_errors():
+            if self._version() < _WITH_ABSENT:
+                return None
+            found = self._db.execute("SELECT first, last, steps FROM absent").fetchone()
+            return None if found is None else Absent(*found)
+
+    def whole_after(self, seq: int) -> int | None:
+        """Return the first event above ``seq`` that says the whole state, if one does.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
+        with self._translating_errors():
+            found = self._db.execute(
+                f"SELECT min(seq) FROM events WHERE {_IS_BASE} AND seq > ?", (seq,)
+            ).fetchone()
+            return found[0] if found else None
+
+    def fill(
+        self,
+        rows: Sequence[JournalRow] = (),
+        minibatches: Sequence[Minibatch] = (),
+        steps: int | None = None,
+    ) -> None:
+        """Add something of what is absent, all or none.
+
+        Args:
+            rows: The next events, from ``Absent.first`` on.
+            minibatches: Of those that are absent.
+            steps: From now on only mini-batches up to this one are.
+
+        Raises:
+            JournalWriteError: The disk refused; nothing was added.
+            JournalError: These are not the next events.
+        """
+        told = [one for row in rows for one in told_by(self._decode(row))]
+        with self._transaction():
+            absent = self.absent()
+            if absent is None or (rows and rows[0].seq != absent.first):
+                raise JournalError(f"{self._path}: there is nothing to fill in")
+            rows = [row for row in rows if row.seq <= absent.last]
+            self._db.executemany("INSERT INTO events VALUES (?, ?, ?, ?, ?)", rows)
+            store = Measurements(self._db)
+            store.fill([*told, *minibatches])
+            left = Absent(
+                absent.first + len(rows),
+                absent.last,
+                absent.steps if steps is None else steps,
+            )
+            self._db.execute("DELETE FROM absent")
+            if left.steps or left.first <= left.last:
+                self._db.execute("INSERT INTO absent VALUES (?, ?, ?)", left)
+            else:
+                store.filled()
+
+    def _check_present(self, after_seq: int, last: int = _END) -> None:
+        """Check that no event from ``after_seq`` to ``last`` is absent.
+
+        Raises:
+            JournalError: One is.
+        """
+        absent = self.absent()
+        if (
+            absent
+            and absent.first <= min(absent.last, last)
+            and after_seq < absent.last
+        ):
+            raise JournalError(
+                f"{self._path}: {absent.text()}; the manager of the job copies them: try "
+                "again when it has, or start it with 'spottrain resume'"
+            )
+
     def recent(self) -> tuple[RecentEvent, ...]:
         """Return the newest events as a state keeps them, without what came of them.
 
@@ -366,7 +511,7 @@ class Journal:
         """Return the state that the events up to ``last`` lead to.
 
         Raises:
-            JournalError: The file is damaged.
+            JournalError: The file is damaged, or lacks events that are needed.
         """
         known = self.snapshot(last)
         base = self._row_that(f"{_IS_BASE} AND seq <= ?", last)
@@ -374,6 +519,7 @@ class Journal:
             fold, seq = Fold(known.state), known.seq
         else:
             fold, seq = Fold(), base.seq - 1 if base else 0
+        self._check_present(seq, last)
         while rows := self.rows(seq + 1, last, _PAGE):
             for row in rows:
                 with self._naming(row):
@@ -391,21 +537,30 @@ class Journal:
         Raises:
             JournalError: The file is damaged.
         """
+        found = self.stored_snapshot()
+        if found is None or found.seq > last:
+            return None
+        fold = Fold()
+        try:
+            fold.put(found.state)
+        except DecisionError:
+            return None  # another version's; the rows say the same
+        return Snapshot(found.seq, fold.state, found.history)
+
+    def stored_snapshot(self, after_seq: int = 0) -> StoredSnapshot | None:
+        """Return the newest snapshot as stored, of whatever version, if it goes beyond
+        event ``after_seq``.
+
+        Raises:
+            JournalError: The file is damaged.
+        """
         with self._translating_errors():
             if not self._has_decisions():
                 return None
             found = self._db.execute(
-                "SELECT seq, state, history FROM snapshots WHERE seq <= ?", (last,)
+                "SELECT seq, state, history FROM snapshots WHERE seq > ?", (after_seq,)
             ).fetchone()
-        if found is None:
-            return None
-        seq, state, history = found
-        fold = Fold()
-        try:
-            fold.put(state)
-        except DecisionError:
-            return None  # another version's; the rows say the same
-        return Snapshot(seq, fold.state, history)
+            return None if found is None else StoredSnapshot(*found)
 
     def save_snapshot(self, seq: int, state: State, history: str) -> None:
         """Spare readers the events up to ``seq``.
@@ -455,9 +610,8 @@ class Journal:
     def _measure_into(self, db: sqlite3.Connection, after_seq: int = 0) -> None:
         """Write what the events above ``after_seq`` measure."""
         store, sampler = Measurements(db), Sampler()
-        for seq, steps in self.steps(Fold()):
-            if seq > after_seq:
-                store.write(sampler.samples(steps[0].event, steps[-1].after))
+        for _, steps in self.steps(Fold(self.replay(after_seq)), after_seq):
+            store.write(sampler.samples(steps[0].event, steps[-1].after))
 
     def _check_version(self) -> None:
         version = self._db.execute("PRAGMA user_version").fetchone()[0]

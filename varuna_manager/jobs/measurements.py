@@ -186,6 +186,7 @@ class Measurements:
 
     def __init__(self, db: sqlite3.Connection) -> None:
         self._db = db
+        self._is_filling = False
 
     # --- Writing --------------------------------------------------------------------------
 
@@ -199,6 +200,29 @@ class Measurements:
                     self._add_minibatch(sample)
                 case Evaluation():
                     self._add_evaluation(sample)
+
+    def fill(self, samples: Sequence[Sample]) -> None:
+        """Add samples of the past, in whatever order; followers are told by ``filled``."""
+        self._is_filling = True
+        for sample in samples:
+            if isinstance(sample, GenerationBegan):
+                self._begin_earlier(sample)
+        self.write(samples)
+        self._is_filling = False
+
+    def filled(self) -> None:
+        """Tell followers to read everything again."""
+        self._rewrite(0)
+
+    def _begin_earlier(self, began: GenerationBegan) -> None:
+        """Correct where a generation began, as rows of it may have come before."""
+        corrected = self._db.execute(
+            "UPDATE generations SET step = ? WHERE number = ? AND step > ? "
+            "RETURNING committed",
+            (began.step, began.generation, began.step),
+        ).fetchone()
+        if corrected is not None and corrected[0]:
+            self._remove_superseded(began.generation, began.step)
 
     def _begin(self, began: GenerationBegan) -> None:
         top = self._top()
@@ -274,15 +298,18 @@ class Measurements:
         )
         if not committed.rowcount or start is None:
             return
-        removed = sum(
+        if self._remove_superseded(generation, start) and top > 2 * start + 1:
+            self._rewrite(min(2 * start + 1, self._top()) + 1)
+
+    def _remove_superseded(self, generation: int, start: int) -> int:
+        """Delete what a generation trained anew; return the number of rows."""
+        return sum(
             self._db.execute(
                 f"DELETE FROM {table} WHERE generation < ? AND step > ?",
                 (generation, start),
             ).rowcount
             for table in ("minibatches", "evaluations")
         )
-        if removed and top > 2 * start + 1:
-            self._rewrite(min(2 * start + 1, self._top()) + 1)
 
     def _start(self, generation: int) -> int | None:
         """Return the step from which a generation trains on, if it is known."""
@@ -297,6 +324,8 @@ class Measurements:
             self._rewrite(row.position)
 
     def _rewrite(self, position: int) -> None:
+        if self._is_filling:
+            return
         self._db.execute("INSERT INTO rewrites (position) VALUES (?)", (position,))
 
     def _cut(self) -> int:

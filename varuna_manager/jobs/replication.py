@@ -2,7 +2,9 @@
 
 The copy runs in the background: no step waits for it. One segment is written at a time,
 and what is journalled meanwhile goes into the next: the copy is always a prefix of the
-journal. What was measured is copied beside it, less often (``blocks``). A store that is down is reported once and retried forever.
+journal. What was measured is copied beside it, less often (``blocks``), and the snapshots
+that the manager saves (``snapshots``). A store that is down is reported once and retried
+forever.
 
 Each manager begins a new epoch. One that finds a later epoch than its own has been
 replaced by a manager on another machine and stops at once.
@@ -17,7 +19,7 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 
@@ -32,10 +34,16 @@ from spottrain.errors import SpottrainError
 from spottrain.storage.store import StorageError, is_url
 from spottrain.varuna_manager.core.model.events import JobSubmitted, ReportReceived
 from spottrain.varuna_manager.jobs.blocks import BlockCopy
-from spottrain.varuna_manager.jobs.bucket import FencedError, StoredJob, folder_mark
+from spottrain.varuna_manager.jobs.bucket import (
+    FencedError,
+    Past,
+    StoredJob,
+    folder_mark,
+)
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import Journal, JournalRow
+from spottrain.varuna_manager.jobs.journal import Absent, Journal, JournalRow
 from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
+from spottrain.varuna_manager.jobs.snapshots import Beginning, CopiedSnapshot
 
 logger = logging.getLogger(__name__)
 
@@ -107,6 +115,30 @@ def begin_replication(
     return JournalReplication(job, stored, epoch, stored.held(), durable=durable)
 
 
+async def fill_in(
+    journal: Journal, copy: JournalReplication, pause_s: float = 0.0
+) -> bool:
+    """Fill in what a journal lacks since it was taken over; return whether it is whole.
+
+    Args:
+        journal: Open for writing.
+        copy: Where the rest is.
+        pause_s: Between two parts, for those who have other work in this thread.
+
+    Raises:
+        StorageError: The store cannot be read; what has come is kept.
+        JournalError: The disk refuses, or a part does not fit.
+    """
+    if (absent := journal.absent()) is None:
+        return True
+    async for part in copy.past(absent):
+        journal.fill(*part)
+        await asyncio.sleep(pause_s)
+    if (left := journal.absent()) is not None:
+        logger.warning("%s, and damaged there", left.text())
+    return left is None
+
+
 def check_here(job: JobDir) -> None:
     """Check that no other machine has taken a job over, as far as the store answers.
 
@@ -165,12 +197,14 @@ class JournalReplication:
         self._epoch = epoch
         self._held = held
         self._blocks = BlockCopy(stored, epoch)
+        self._snapshot_seq = 0
+        """Newest event of the newest snapshot that was copied."""
         self._published = False
         self._failure = ""
         self._checked_at_s = -math.inf
         self._whole_at_s = time.time()
         self._one_at_a_time = threading.Lock()
-        self._threads = ThreadPoolExecutor(2, "copy")
+        self._threads = ThreadPoolExecutor(3, "copy")
         self._news = asyncio.Event()
         self._urgent = asyncio.Event()
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -276,6 +310,21 @@ class JournalReplication:
         """Cancel calls that have not begun and wait for the others."""
         self._threads.shutdown(wait=True, cancel_futures=True)
 
+    async def past(self, absent: Absent) -> AsyncIterator[Past]:
+        """Yield what a journal lacks that was taken over, in the order for ``Journal.fill``.
+
+        Args:
+            absent: What it lacks.
+
+        Raises:
+            StorageError: The store cannot be read.
+            StoredJobError: It changes all the time.
+        """
+        parts = iter(self._stored.past(absent, logger.warning))
+        loop = asyncio.get_running_loop()
+        while part := await loop.run_in_executor(self._threads, next, parts, None):
+            yield part
+
     # --- Copying --------------------------------------------------------------------------
 
     async def _persist(self) -> bool:
@@ -347,8 +396,19 @@ class JournalReplication:
                     segment = Segment(first, rows[-1].seq, self._epoch)
                     self._stored.put(segment, rows)
                     self._held.append(segment)
-                self._merge(journal)
+                if journal.absent() is None:  # else it lacks what would be merged
+                    self._merge(journal)
+                self._copy_snapshot(journal)
             return len(rows) == MAX_EVENTS
+
+    def _copy_snapshot(self, journal: Journal) -> None:
+        """Copy a new snapshot once the store has all events that are in it."""
+        snapshot = journal.stored_snapshot(self._snapshot_seq)
+        if snapshot is not None and snapshot.seq <= self.copied:
+            (first,) = journal.rows(1, 1)
+            copied = CopiedSnapshot(snapshot.seq, self._epoch)
+            self._stored.put_snapshot(copied, Beginning(first, snapshot))
+            self._snapshot_seq = snapshot.seq
 
     def _merge(self, journal: Journal) -> None:
         """Merge the newest segments where there are many."""

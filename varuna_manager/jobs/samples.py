@@ -32,16 +32,11 @@ class Sampler:
             event: Any event.
             after: The state that it leads to.
         """
-        match event.report if isinstance(event, ReportReceived) else None:
-            case messages.GenerationStarted(generation=number, step=step):
-                return [GenerationBegan(generation=number, step=step)]
-            case messages.Evaluated() as report:
-                return [_evaluation(report, event.at_s)]
-            case messages.MinibatchCommitted() | messages.MinibatchAdopted() as report:
-                # Earlier versions journalled them.
-                return self.measured(report, event.at_s, after)
-            case _:
-                return []
+        report = event.report if isinstance(event, ReportReceived) else None
+        if isinstance(report, messages.Measurement):
+            # Earlier versions journalled them.
+            return self.measured(report, event.at_s, after)
+        return told_by(event)
 
     def measured(
         self, report: messages.Measurement, at_s: float, state: State
@@ -74,6 +69,17 @@ class Sampler:
         if report.learning_rate is not None:
             self._rated_step = report.step
         return True
+
+
+def told_by(event: Event) -> list[Sample]:
+    """Return what an event measures by itself, without the state that it leads to."""
+    match event.report if isinstance(event, ReportReceived) else None:
+        case messages.GenerationStarted(generation=number, step=step):
+            return [GenerationBegan(generation=number, step=step)]
+        case messages.Evaluated() as report:
+            return [_evaluation(report, event.at_s)]
+        case _:
+            return []
 
 
 def _minibatch(

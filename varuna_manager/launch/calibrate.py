@@ -31,7 +31,13 @@ from spottrain.wire.model import Profile, Slot
 
 TIME_LIMIT_S = 600.0
 """Measuring is given up after this time."""
-SUPERVISOR = (sys.executable, "-P", "-m", "spottrain.pipeline.process.supervisor")
+SUPERVISOR = (
+    sys.executable,
+    "-P",
+    "-m",
+    "spottrain.start",
+    "spottrain.pipeline.process.supervisor",
+)
 _ADDRESS = "127.0.0.1"
 _ROUND = -1
 _MAX_SLOTS = 2

@@ -186,7 +186,7 @@ def run_tool(
         ToolError: It refuses, has crashed, or took longer than ``timeout_s``.
     """
     name = module.rpartition(".")[2]
-    command = [sys.executable, "-P", "-m", module]
+    command = [sys.executable, "-P", "-m", "spottrain.start", module]
     try:
         done = subprocess.run(
             [*command, config.entrypoint, workdir or config.workdir, *arguments],

@@ -40,7 +40,13 @@ from spottrain.varuna_manager.launch.inspect import kept_layout
 from spottrain.varuna_manager.launch.workdir import pack, packed_files
 from spottrain.wire.model import ModelFacts
 
-MANAGER_ARGV = (sys.executable, "-P", "-m", "spottrain.varuna_manager.daemon.main")
+MANAGER_ARGV = (
+    sys.executable,
+    "-P",
+    "-m",
+    "spottrain.start",
+    "spottrain.varuna_manager.daemon.main",
+)
 """Starts a manager; ``-P`` keeps the job's folder out of ``sys.path``."""
 MAX_VMS_HERE = 128
 """Largest number of rented VMs for a manager on the user's own machine."""

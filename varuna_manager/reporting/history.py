@@ -28,7 +28,7 @@ from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.journal import Journal
+from spottrain.varuna_manager.jobs.journal import Journal, Snapshot
 from spottrain.varuna_manager.jobs.replay import codec
 from spottrain.varuna_manager.jobs.replay.codec import from_data, to_data
 from spottrain.varuna_manager.jobs.replay.fold import Fold
@@ -154,6 +154,8 @@ class JobHistory:
                 self._add_milestone(
                     after.now_s, "limits", f"{_limits(limits)}, by {by}"
                 )
+            case e.GrantReceived() if after.last_news != before.last_news:
+                self._add_milestone(after.now_s, "limits", after.last_news)
             case e.StepsChanged() | e.CodeUpdated():
                 self._add_milestone(event.at_s, "change", after.last_news)
             case e.ClockSet(by_s=by_s):
@@ -298,19 +300,38 @@ def read_history(job: JobDir) -> tuple[State, JobHistory]:
 def replay(journal: Journal) -> tuple[State, JobHistory]:
     """Return the state that a journal's events lead to, and the job's history.
 
+    A journal that lacks its first events, and has no snapshot of this version, has a history
+    from the next event on that says the whole state.
+
     Raises:
-        JournalError: The journal is damaged.
+        JournalError: The journal is damaged, or lacks events that are needed.
     """
     fold, history, seq = Fold(), JobHistory(), 0
-    if (saved := journal.snapshot()) is not None:
-        version, data = json.loads(saved.history)
-        if version == _version():
-            history = from_data(JobHistory, data)
-            fold, seq = Fold(saved.state), saved.seq
+    if (saved := _snapshot(journal)) is not None:
+        history = from_data(JobHistory, json.loads(saved.history)[1])
+        fold, seq = Fold(saved.state), saved.seq
+    elif (absent := journal.absent()) is not None:
+        seq = (journal.whole_after(absent.last) or 1) - 1
     for _, steps in journal.steps(fold, seq):
         for step in steps:
             history.note(step.before, step.event, step.after)
     return fold.state, history
+
+
+def can_begin_with_snapshot(journal: Journal) -> bool:
+    """Return whether ``replay`` needs no event before the journal's snapshot.
+
+    Raises:
+        JournalError: The journal is damaged.
+    """
+    return _snapshot(journal) is not None
+
+
+def _snapshot(journal: Journal) -> Snapshot | None:
+    """Return the newest snapshot, if this version saved it."""
+    saved = journal.snapshot()
+    ours = saved is not None and json.loads(saved.history)[0] == _version()
+    return saved if ours else None
 
 
 @functools.cache

@@ -27,6 +27,7 @@ COLOURS = {
     "waiting": "yellow",
     "ending": "yellow",
     "stopped": "yellow",
+    "queued": "yellow",
 }
 KIND_NAMES = {
     "notice": "preempted with notice",

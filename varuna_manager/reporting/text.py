@@ -45,6 +45,7 @@ _ENDS = {
     "budget": "ran out of money after {wall}: {reason}",
     "deadline": "ran out of time after {wall}: {reason}",
     "capacity": "got no machines and ended after {wall}: {reason}",
+    "queued": "waits for VMs of its pool, {wall} after it was submitted: {reason}",
     "down": "was ended for good after {wall}: {reason}",
     "unmanaged": "has no manager; {wall} have passed so far: {reason}",
 }

@@ -106,7 +106,7 @@ class SetTimer:
 
 
 OutcomeKind = Literal[
-    "succeeded", "failed", "stopped", "budget", "deadline", "capacity"
+    "succeeded", "failed", "stopped", "budget", "deadline", "capacity", "queued"
 ]
 
 

@@ -19,7 +19,7 @@ from spottrain.morphing.plan.inputs import PlanQuestion
 from spottrain.pricing.ranking.cooldowns import Refusal
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
-from spottrain.varuna_manager.core.model.settings import JobSettings, Limit
+from spottrain.varuna_manager.core.model.settings import JobSettings, Limit, PoolGrant
 from spottrain.wire import messages
 from spottrain.wire.model import ModelFacts, Plan, Profile
 
@@ -88,6 +88,14 @@ class LimitsChanged:
     at_s: float
     by: str
     limits: tuple[Limit, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GrantReceived:
+    """The job's pool tells what the job may hold and spend from now on."""
+
+    at_s: float
+    grant: PoolGrant
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -455,6 +463,7 @@ Event = (
     | JobMoved
     | StopRequested
     | LimitsChanged
+    | GrantReceived
     | StepsChanged
     | CodeUpdated
     | ClockSet

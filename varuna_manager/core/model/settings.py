@@ -25,6 +25,30 @@ from spottrain.wire.model import ModelFacts, Profile, ScheduleKind, StateHome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class PoolGrant:
+    """What a job of a pool may hold and spend, until a time."""
+
+    pool: str
+    serial: int
+    """Later grants have larger ones, and take the place of earlier ones."""
+    vms: tuple[tuple[str, int], ...] = ()
+    """Kind (``kind_of``) and number; what is not named must not be rented."""
+    until_s: float = 0.0
+    """All VMs are to be returned by then. Seconds since the epoch."""
+    max_microusd: int = 0
+    """Micro-dollars over the job's life."""
+
+    @property
+    def total(self) -> int:
+        """VMs of all kinds."""
+        return sum(number for _, number in self.vms)
+
+    def is_own_budget(self, max_usd: float | None) -> bool:
+        """Return whether a job's own budget is no more than the pool allows it."""
+        return max_usd is not None and max_usd * 1e6 <= self.max_microusd
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class JobSettings:
     """All that the core must know of a job; fixed when it is submitted, except limits."""
 
@@ -85,6 +109,8 @@ class JobSettings:
     """Micro-batch sizes that a profile must contain; none: that of ``spec``."""
     profile: Profile | None = None
     """A profile given by the user: nothing is measured."""
+    grant: PoolGrant | None = None
+    """Of a job in a pool: it holds within its own limits and these."""
 
     @property
     def has_slo(self) -> bool:

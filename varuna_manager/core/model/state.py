@@ -77,7 +77,7 @@ class State:
     cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
     """What refused lately, by scope (``pricing.ranking.cooldowns``): it is not asked."""
     unfit: Mapping[str, int] = field(default_factory=dict)
-    """VMs that could not do what they were rented for, by ``unfit_scope``, since one of
+    """VMs that could not do what they were rented for, by ``kind_of``, since one of
     the type could."""
     arithmetic: str = ""
     """In exact mode: the GPU and the torch that the job's first VM has. Others would round
@@ -158,7 +158,9 @@ class State:
     @property
     def most_vms(self) -> int:
         """The maximum number of VMs at once. It exceeds the job's while VMs that the
-        deadline policy replaces train on."""
+        deadline policy replaces train on; never a pool's grant."""
+        if (grant := self.job.grant) is not None:
+            return min(self.job.max_vms, grant.total)
         decision = self.deadline.decision
         wanted = sum(count for _, count in decision.wanted) if decision else 0
         return max(self.job.max_vms, wanted)
@@ -176,14 +178,22 @@ def is_outdated(state: State, vm: records.VmRecord) -> bool:
     return runs and vm.agent_version != state.manager_version
 
 
-def unfit_scope(offer: Offer) -> str:
-    """Return the name of what an unfit VM speaks for: its type in its cloud."""
+def kind_of(offer: Offer) -> str:
+    """Return the name of an offer's kind of VM: its type in its cloud."""
     return f"{offer.cloud}/{offer.instance_type}"
+
+
+def held_by_kind(state: State) -> Counter[str]:
+    """Return all VMs that are billed or asked for, by kind; those that leave are, too."""
+    held = Counter(kind_of(vm.offer) for vm in state.vms.values())
+    for intent in state.intents.values():
+        held[kind_of(intent.offer)] += intent.missing
+    return held
 
 
 def is_unfit(state: State, offer: Offer) -> bool:
     """Return whether VMs of an offer's type were unfit too often to rent more."""
-    return state.unfit.get(unfit_scope(offer), 0) >= MAX_UNFIT
+    return state.unfit.get(kind_of(offer), 0) >= MAX_UNFIT
 
 
 def rate_usd_per_hour(state: State) -> float:
@@ -212,8 +222,11 @@ def budget(state: State) -> Budget:
         for intent in state.intents.values()
     )
     hourly = job.max_usd_per_hour
+    caps = [] if job.max_usd is None else [Money.allowed(job.max_usd)]
+    if job.grant is not None:
+        caps.append(Money.of_microusd(job.grant.max_microusd))
     return Budget(
-        cap=None if job.max_usd is None else Money.allowed(job.max_usd),
+        cap=min(caps, default=None),
         hourly_cap=None if hourly is None else Rate.allowed(hourly),
         spent=state.ledger.spent(state.now_s),
         rate=state.ledger.rate + coming,

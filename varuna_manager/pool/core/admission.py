@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
-
-import numpy as np
+from dataclasses import replace
 
 from spottrain.errors import ConfigError
-from spottrain.pricing.sharing.filling import ContestProgram
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.pool.core.contests import contest_of
 from spottrain.varuna_manager.pool.core.model import JobRequest, PoolJob, PoolState
+from spottrain.varuna_manager.pool.core.sizes import promised_vms
 
 _TOLERANCE = 1e-6
+_WITHIN = 0.005
+"""How exactly the deadline is found that would do."""
+_LONGEST_S = 1e9
+_LOOKS = 64
+"""Times that a promise is looked at again before the last deadline."""
 
 
 def objection(state: PoolState, request: JobRequest) -> str | None:
@@ -56,29 +60,83 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
     request = job.request
     if request.deadline_s == math.inf:
         return None
-    others = [j for j in state.jobs.values() if state.takes_part(j)]
-    contest, promised = contest_of(state, others)
-    floor = ContestProgram(contest).floors() if promised else np.zeros(0)
-    contest, fitting = contest_of(state, [*promised, job])
-    program, m = ContestProgram(contest), len(fitting) - 1
-    floor = np.append(floor, 0.0)
-    slope = np.zeros(len(fitting))
-    slope[m] = 1.0
-    best, _ = program.highest(slope * 0, slope, floor)
-    needed_s = request.examples / max(best * contest.best[m], 1e-9)
+    promised = [
+        each
+        for each in state.jobs.values()
+        if state.takes_part(each) and each.request.deadline_s < math.inf
+    ]
+    _, promised = contest_of(state, promised)
+    late = _late(state, promised)  # by faults; that is no reason to refuse
     given_s = request.deadline_s - state.now_s
-    if given_s >= needed_s * (1 - _TOLERANCE):
+
+    def breaks(after_s: float) -> bool:
+        later = replace(request, deadline_s=state.now_s + after_s)
+        return not late >= _late(state, [*promised, replace(job, request=later)])
+
+    if not breaks(given_s):
         return None
+    low_s, high_s = given_s, max(given_s, request.examples / job.best)
+    while breaks(high_s):
+        low_s, high_s = high_s, 2 * high_s
+        if high_s > _LONGEST_S:
+            return (
+                f"{request.name}: deadline: no time is enough beside the deadlines that "
+                "were promised; enlarge the pool, or leave it out"
+            )
+    while high_s - low_s > high_s * _WITHIN:
+        middle_s = (low_s + high_s) / 2
+        low_s, high_s = (middle_s, high_s) if breaks(middle_s) else (low_s, middle_s)
     return (
         f"{request.name}: deadline: got {given_s / HOUR_S:.4g} h from now; beside the "
-        f"deadlines that were promised the pool needs {needed_s / HOUR_S:.4g} h; allow that, "
+        f"deadlines that were promised the pool needs {high_s / HOUR_S:.4g} h; allow that, "
         "or enlarge the pool"
     )
 
 
+def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
+    """Return which of the jobs would be late if each had only what promises need.
+
+    The rule that gives out VMs is followed in time, without anybody else.
+    """
+    now_s = state.now_s
+    late: set[str] = set()
+    while jobs and now_s < math.inf:
+        contest, jobs = contest_of(replace(state, now_s=now_s), jobs)
+        sizes = promised_vms(contest, jobs)
+        rates = [job.rate(size) for job, size in zip(jobs, sizes, strict=True)]
+        lost_s = [
+            job.request.morph_s if any(job.granted) and job.granted != size else 0.0
+            for job, size in zip(jobs, sizes, strict=True)
+        ]
+        lasts_s = min(
+            lost + (job.request.examples - job.examples_done) / rate
+            if rate
+            else math.inf
+            for job, rate, lost in zip(jobs, rates, lost_s, strict=True)
+        )
+        last_s = max(now_s, *(job.request.deadline_s for job in jobs))
+        if any(r < n * (1 - 1e-9) for r, n in zip(rates, contest.needed, strict=True)):
+            # Who is behind gets more once others are ahead.
+            again_s = max(state.settings.min_stay_s, (last_s - now_s) / _LOOKS)
+            lasts_s = min(lasts_s, again_s)
+        now_s += lasts_s
+        going_on = []
+        for job, size, rate, lost in zip(jobs, sizes, rates, lost_s, strict=True):
+            done = job.examples_done + rate * max(0.0, lasts_s - lost)
+            is_over = done >= job.request.examples * (1 - _TOLERANCE)
+            if now_s > job.request.deadline_s:
+                late.add(job.request.name)
+            if not is_over:
+                going_on.append(replace(job, examples_done=done, granted=size))
+        jobs = going_on
+    return frozenset(late)
+
+
 def _too_dear(state: PoolState, job: PoolJob) -> str | None:
     """Return why a job's money is less than its work costs at today's lowest price."""
-    cap = min(job.request.limits.max_microusd, state.settings.limits.max_microusd)
+    cap = job.request.limits.max_microusd
+    if state.settings.budget_per == "life":
+        cap = min(cap, state.settings.limits.max_microusd)
     least = min(
         supply.microusd_per_hour * n / (rate * HOUR_S)
         for supply, table in zip(state.supplies, job.request.throughputs, strict=True)

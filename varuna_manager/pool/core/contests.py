@@ -4,13 +4,36 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from functools import lru_cache
 
-from spottrain.pricing.sharing.claims import Cap, Claim, Contest, elastic_options
-from spottrain.varuna_manager.pool.core.model import Limits, PoolJob, PoolState
+from spottrain.pricing.sharing.claims import (
+    Cap,
+    Claim,
+    Contest,
+    Option,
+    elastic_options,
+)
+from spottrain.varuna_manager.pool.core.model import (
+    JobRequest,
+    Limits,
+    PoolJob,
+    PoolState,
+    Throughputs,
+)
 
 MICRO = 1e6
+RESERVE = 0.02
+RESERVED_MORPHS = 3
+"""A deadline is promised, and kept, with so much of its time and so many changes of size to
+spare: whole VMs and hand-overs are not in the programs."""
 _SOON_S = 1.0
 """What is left at least of a deadline that has passed: the policy does what it can."""
+
+
+def promised_s(state: PoolState, request: JobRequest) -> float:
+    """Return when a job is to end, from now: before its deadline by what changes may cost."""
+    left_s = request.deadline_s - state.now_s
+    return max(_SOON_S, left_s * (1 - RESERVE) - RESERVED_MORPHS * request.morph_s)
 
 
 def claim_of(state: PoolState, job: PoolJob) -> Claim:
@@ -20,16 +43,21 @@ def claim_of(state: PoolState, job: PoolJob) -> Claim:
     age_s = state.now_s - job.arrived_s
     return Claim(
         name=request.name,
-        options=elastic_options([dict(table) for table in request.throughputs]),
+        options=_options(request.throughputs),
         examples=left,
         weight=request.weight,
         arrived_s=job.arrived_s,
-        deadline_s=max(_SOON_S, request.deadline_s - state.now_s),
+        deadline_s=promised_s(state, request),
         team=request.team,
         age_s=age_s,
         isolated_age_s=min(age_s, job.due_s),
         running=any(job.granted),
     )
+
+
+@lru_cache(maxsize=4096)
+def _options(throughputs: Throughputs) -> tuple[Option, ...]:
+    return elastic_options([dict(table) for table in throughputs])
 
 
 def contest_of(

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from datetime import UTC, datetime
 
 from spottrain.pricing.sharing.allotment import POLICIES
-from spottrain.varuna_manager.pool.core.contests import contest_of
+from spottrain.pricing.sharing.claims import Contest
+from spottrain.varuna_manager.pool.core.contests import contest_of, promised_s
 from spottrain.varuna_manager.pool.core.model import (
     PoolJob,
     PoolJobPhase,
@@ -26,11 +28,18 @@ def with_time(state: PoolState, now_s: float) -> PoolState:
     if past_s <= 0:
         return state
     jobs = {}
+    is_monthly = state.settings.budget_per == "month"
+    renews = is_monthly and now_s >= _next_month_s(state.now_s)
     for name, job in state.jobs.items():
+        if renews:
+            job = replace(job, spent_before=job.spent)
         if job.phase is PoolJobPhase.ACTIVE:
-            got = job.rate(job.granted) / job.best * past_s
-            due = job.target_rate / job.best * past_s
-            job = replace(job, got_s=job.got_s + got, due_s=job.due_s + due)
+            rate, best = job.rate(job.granted), job.best
+            job = replace(
+                job,
+                got_s=job.got_s + rate / best * past_s,
+                due_s=job.due_s + job.target_rate / best * past_s,
+            )
         jobs[name] = job
     return replace(state, now_s=now_s, jobs=jobs)
 
@@ -53,7 +62,7 @@ def decided(state: PoolState) -> PoolState:
     sizes = whole_vms(contest, allotment, jobs, keeps)
     if state.settings.policy != "cheapest":  # there what is idle is idle for its price
         sizes = grown(contest, sizes, jobs, order)
-    if not _is_worth_it(state, jobs, sizes):
+    if not _is_worth_it(state, contest, jobs, sizes):
         sizes = [job.target for job in jobs]
     changed = any(job.target != size for job, size in zip(jobs, sizes, strict=True))
     found = dict(state.jobs)
@@ -66,12 +75,12 @@ def decided(state: PoolState) -> PoolState:
 
 
 def _is_worth_it(
-    state: PoolState, jobs: Sequence[PoolJob], sizes: Sequence[Vms]
+    state: PoolState, contest: Contest, jobs: Sequence[PoolJob], sizes: Sequence[Vms]
 ) -> bool:
     """Return whether targets are to change.
 
     They are where a job begins that waited, where the present ones are not allowed any more,
-    and where no job loses by it. Else a stay has passed since the last change, and in another
+    where a deadline needs it, and where no job loses by it. Else a stay has passed since the last change, and in another
     one more is trained than the changes cost.
     """
     gains = [
@@ -81,7 +90,11 @@ def _is_worth_it(
     begins = any(
         any(size) and not any(job.target) for job, size in zip(jobs, sizes, strict=True)
     )
-    if begins or not _is_allowed(state, jobs) or min(gains) >= 0:
+    behind = any(
+        job.rate(job.target) < min(needed * (1 - 1e-9), job.rate(size))
+        for job, size, needed in zip(jobs, sizes, contest.needed, strict=True)
+    )
+    if begins or behind or not _is_allowed(state, jobs) or min(gains) >= 0:
         return True
     if state.now_s < state.decided_s + state.settings.min_stay_s:
         return False
@@ -119,7 +132,8 @@ def is_due(state: PoolState) -> bool:
 def next_s(state: PoolState) -> float:
     """Return when the core is to be woken; infinite for never."""
     later = [due_s for due_s in _moments(state) if due_s > state.now_s]
-    for job in state.jobs.values():
+    jobs = state.jobs.values()
+    for job in jobs:
         ends: list[float] = []
         if any(job.granted):
             later += [t for t in [renewal_s(state, job)] if t > state.now_s]
@@ -127,12 +141,30 @@ def next_s(state: PoolState) -> float:
         if any(job.may_hold):
             ends.append(job.may_until_s)
         later += [t + PAST_S for t in ends if t >= state.now_s]
+    if state.settings.budget_per == "month" and any(map(state.takes_part, jobs)):
+        later.append(_next_month_s(state.now_s))
     return min(later, default=math.inf)
+
+
+def _next_month_s(now_s: float) -> float:
+    """Return when the next calendar month begins, in UTC."""
+    at = datetime.fromtimestamp(now_s, UTC)
+    year, month = divmod(at.year * 12 + at.month, 12)
+    return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
 
 
 def renewal_s(state: PoolState, job: PoolJob) -> float:
     """Return when a job's grant is renewed."""
     return job.until_s - state.settings.grant_s / 4
+
+
+def _is_behind(state: PoolState, job: PoolJob) -> bool:
+    """Return whether a job's target is less than its deadline needs."""
+    if job.request.deadline_s == math.inf:
+        return False
+    left = job.request.examples - job.examples_done
+    needed = min(left / promised_s(state, job.request), job.best)
+    return job.rate(job.target) < needed * (1 - 1e-9)
 
 
 def _moments(state: PoolState) -> list[float]:
@@ -143,6 +175,11 @@ def _moments(state: PoolState) -> list[float]:
         if any(job.may_hold):
             moments.append(job.heard_s + settings.silent_s + PAST_S)
     parts = [job for job in state.jobs.values() if state.takes_part(job)]
+    if any(_is_behind(state, job) for job in parts):
+        moments.append(state.considered_s + settings.min_stay_s)
     if any(not any(job.target) for job in parts):
-        moments += [j.resized_s + settings.round_s for j in parts if any(j.granted)]
+        # Rounds end together, as far as a stay allows, and not each by itself.
+        step_s = max(settings.min_stay_s, PAST_S)
+        ends_s = (j.resized_s + settings.round_s for j in parts if any(j.granted))
+        moments += [math.ceil(end_s / step_s) * step_s for end_s in ends_s]
     return moments

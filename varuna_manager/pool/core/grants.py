@@ -20,10 +20,12 @@ from spottrain.varuna_manager.pool.core.model import (
 def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
     """Return the state with grants on their way to the targets, and what managers are told."""
     grants = []
-    names = sorted(state.jobs, key=lambda name: _grows(state.jobs[name]))
+    names = [name for name, job in state.jobs.items() if _is_open(state, job)]
+    names.sort(key=lambda name: _grows(state.jobs[name]))
+    free = _free(state)
     for name in names:
         job = state.jobs[name]
-        vms = _within(state, job)
+        vms = _within(state, job, free)
         wanted = _affordable(state, job, vms)
         if wanted is None:
             continue
@@ -31,6 +33,7 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
         if until_s <= state.now_s:
             vms = (0,) * len(vms)
         resized = vms != job.granted
+        before = _counts(job)
         job = replace(
             job,
             granted=vms,
@@ -44,6 +47,8 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
             resized_s=state.now_s if resized else job.resized_s,
         )
         state = state.with_job(job)
+        after = _counts(job)
+        free = [f + b - a for f, b, a in zip(free, before, after, strict=True)]
         grants.append(
             Grant(
                 job=name,
@@ -56,25 +61,30 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
     return state, tuple(grants)
 
 
+def _is_open(state: PoolState, job: PoolJob) -> bool:
+    """Return whether a job's grant could be another now."""
+    if job.target != job.granted or state.now_s >= renewal_s(state, job):
+        return any(job.target) or any(job.granted)
+    return job.rate(job.granted) <= 0 and any(job.granted)
+
+
 def _grows(job: PoolJob) -> tuple[bool, bool, float]:
     """Return the order of grants: who shrinks, who has nothing, who has waited longest."""
     more = any(t > g for t, g in zip(job.target, job.granted, strict=True))
     return (more, any(job.granted), -(job.due_s - job.got_s))
 
 
-def _within(state: PoolState, job: PoolJob) -> Vms:
+def _within(state: PoolState, job: PoolJob, free: list[int]) -> Vms:
     """Return as much of a job's target as what others may hold leaves room for.
 
     A size is granted whole or not at all if the job would train no more with a part of it.
     """
     vms = tuple(map(min, job.granted, job.target))
-    room = list(zip(_room(state, job), job.may_hold, strict=True))
-    caps = list(_caps(state, job))
+    caps = [*_shared_caps(state, job), (job.request.limits, [])]
     for k, wanted in enumerate(job.target):
-        free, may_hold = room[k]
         for n in range(wanted, vms[k], -1):
             larger = (*vms[:k], n, *vms[k + 1 :])
-            if n > may_hold + free or not _fits(state, job, larger, caps):
+            if n > job.may_hold[k] + free[k] or not _fits(state, job, larger, caps):
                 continue
             if job.rate(larger) > job.rate(vms):
                 vms = larger
@@ -82,21 +92,27 @@ def _within(state: PoolState, job: PoolJob) -> Vms:
     return vms if job.rate(vms) > 0 else (0,) * len(vms)
 
 
-def _room(state: PoolState, job: PoolJob) -> list[int]:
+def _counts(job: PoolJob) -> Vms:
+    """Return the VMs of each supply that count as a job's: what it holds or may hold."""
+    return tuple(map(max, job.may_hold, job.held))
+
+
+def _free(state: PoolState) -> list[int]:
     """Return the VMs of each supply that nobody may hold."""
-    return [
-        supply.vms - sum(max(j.may_hold[k], j.held[k]) for j in state.jobs.values())
-        for k, supply in enumerate(state.supplies)
-    ]
+    free = [supply.vms for supply in state.supplies]
+    for job in state.jobs.values():
+        free = [f - n for f, n in zip(free, _counts(job), strict=True)]
+    return free
 
 
-def _caps(state: PoolState, job: PoolJob) -> Iterator[tuple[Limits, list[PoolJob]]]:
-    """Yield the caps that bind a job, with the other jobs that they count."""
+def _shared_caps(
+    state: PoolState, job: PoolJob
+) -> Iterator[tuple[Limits, list[PoolJob]]]:
+    """Yield the caps of pool and team that bind a job, with the other jobs that they count."""
     others = [j for j in state.jobs.values() if j.request.name != job.request.name]
     yield state.settings.limits, others
     team = job.request.team
     yield state.team(job).limits, [j for j in others if j.request.team == team]
-    yield job.request.limits, []
 
 
 def _fits(
@@ -107,7 +123,7 @@ def _fits(
     for limits, others in caps:
         if limits == Limits():
             continue
-        held = [own, *(tuple(map(max, j.may_hold, j.held)) for j in others)]
+        held = [own, *map(_counts, others)]
         if sum(map(sum, held)) > limits.max_vms:
             return False
         rate = sum(state.microusd_per_hour(each) for each in held)
@@ -128,10 +144,11 @@ def _affordable(state: PoolState, job: PoolJob, vms: Vms) -> tuple[float, int] |
     renews = now_s >= renewal_s(state, job)
     if vms == job.granted and not renews:
         return None
-    left = math.inf
-    for limits, others in _caps(state, job):
+    left = job.request.limits.max_microusd
+    for limits, others in _shared_caps(state, job):
         if limits.max_microusd < math.inf:
-            left = min(left, limits.max_microusd - sum(j.committed for j in others))
+            by_others = sum(j.committed_now for j in others)
+            left = min(left, limits.max_microusd - by_others + job.spent_before)
     per_hour = state.microusd_per_hour(tuple(map(max, job.may_hold, vms)))
     for_s = settings.grant_s
     wanted = job.spent + math.ceil(per_hour * for_s / HOUR_S)

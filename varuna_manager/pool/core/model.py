@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from typing import Literal
 
 from spottrain.units import HOUR_S
 
@@ -50,6 +51,9 @@ class PoolSettings:
 
     policy: str = "fair"
     limits: Limits = Limits()
+    budget_per: Literal["life", "month"] = "life"
+    """What the pool's and the teams' dollars are for: everything, or each calendar month in
+    UTC. A job's own are always for its life. Points in time are then since the Unix epoch."""
     teams: Mapping[str, Team] = field(default_factory=dict)
     """By name. A job of no team, or of one that is not named, has weight 1 and no caps."""
     grant_s: float = HOUR_S
@@ -121,6 +125,8 @@ class PoolJob:
     """Micro-dollars over its life, by the last grant."""
     spent: int = 0
     """Micro-dollars, as last reported."""
+    spent_before: int = 0
+    """Of these, what does not count against this month's budget."""
     due_s: float = 0.0
     """What the policy has given it so far, in seconds at its best throughput."""
     got_s: float = 0.0
@@ -132,6 +138,11 @@ class PoolJob:
         """Micro-dollars that are spent or may be."""
         return max(self.spent, self.may_spend)
 
+    @property
+    def committed_now(self) -> int:
+        """Micro-dollars that count against the present budget of pool and team."""
+        return self.committed - self.spent_before
+
     def rate(self, vms: Vms) -> float:
         """Return what it trains on VMs of one supply, 0 below its smallest size there.
 
@@ -139,7 +150,10 @@ class PoolJob:
         """
         best = 0.0
         for table, n in zip(self.request.throughputs, vms, strict=True):
-            best = max(best, max((rate for k, rate in table if k <= n), default=0.0))
+            if n:
+                best = max(
+                    best, max((rate for k, rate in table if k <= n), default=0.0)
+                )
         return best
 
     @property

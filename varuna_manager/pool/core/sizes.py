@@ -1,6 +1,7 @@
 """Whole VMs from a policy's shares.
 
-A share of the time in several options becomes one size on one supply. Floors first, then
+Promised deadlines come first, the earliest before others: each the fewest whole VMs that are
+enough, so that what rounding takes from a share is never what a promise needs. A share of the time in several options becomes one size on one supply. Floors first, then
 the largest remainders (as seats are given to parties); a job whose share is below its
 smallest size has that size for part of the time, in rounds: those go first whose share so far
 is largest against what they got (Gavel's priority, section 5.5, in wall-clock time). What is
@@ -9,8 +10,12 @@ left goes where it trains most. Caps are kept at every step.
 
 from __future__ import annotations
 
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from functools import lru_cache
+from heapq import heapify, heappop, heappush
+from itertools import accumulate
+from operator import itemgetter
 
 import numpy as np
 
@@ -18,32 +23,53 @@ from spottrain.pricing.sharing.claims import Allotment, Contest
 from spottrain.varuna_manager.pool.core.model import PoolJob, Vms
 
 
-@dataclass
 class Room:
-    """What the contest's VMs and caps leave, while sizes are given out."""
+    """What the contest's VMs and caps leave, while sizes are given out.
 
-    contest: Contest
-    sizes: list[Vms] = field(default_factory=list)
-    """By job."""
+    Args:
+        contest: The pool, and its jobs as claims.
+        sizes: By job.
+    """
+
+    def __init__(self, contest: Contest, sizes: Sequence[Vms]) -> None:
+        self.contest = contest
+        self.sizes = [(0,) * len(contest.vms)] * len(sizes)
+        self._free = list(contest.vms)
+        self._left = [cap.at_most for cap in contest.caps]
+        self._caps: list[list[int]] = [[] for _ in sizes]
+        """By job: the caps that count it."""
+        for i, cap in enumerate(contest.caps):
+            for m in cap.jobs:
+                self._caps[m].append(i)
+        for m, size in enumerate(sizes):
+            self._set(m, size)
 
     def fits(self, m: int, size: Vms) -> bool:
         """Return whether a job may have a size in place of its present one."""
-        more = [new - old for new, old in zip(size, self.sizes[m], strict=True)]
-        for k, vms in enumerate(self.contest.vms):
-            if more[k] > 0 and sum(held[k] for held in self.sizes) + more[k] > vms:
-                return False
-        for cap in self.contest.caps:
-            added = _counted(cap.per_vm, more) if m in cap.jobs else 0.0
-            used = sum(_counted(cap.per_vm, self.sizes[j]) for j in cap.jobs)
-            if added > 0 and used + added > cap.at_most + 1e-9:
+        more = self._more(m, size)
+        if any(n > 0 and n > free for n, free in zip(more, self._free, strict=True)):
+            return False
+        for i in self._caps[m]:
+            added = _counted(self.contest.caps[i].per_vm, more)
+            if added > 0 and added > self._left[i] + 1e-9:
                 return False
         return True
 
     def take(self, m: int, size: Vms) -> bool:
         """Give a job a size if it fits."""
         if fits := self.fits(m, size):
-            self.sizes[m] = size
+            self._set(m, size)
         return fits
+
+    def _set(self, m: int, size: Vms) -> None:
+        more = self._more(m, size)
+        self._free = [f - n for f, n in zip(self._free, more, strict=True)]
+        for i in self._caps[m]:
+            self._left[i] -= _counted(self.contest.caps[i].per_vm, more)
+        self.sizes[m] = size
+
+    def _more(self, m: int, size: Vms) -> list[int]:
+        return [new - old for new, old in zip(size, self.sizes[m], strict=True)]
 
 
 def whole_vms(
@@ -68,11 +94,12 @@ def whole_vms(
         got = jobs[m].got_s
         return (not keeps[m], -(jobs[m].due_s / got if got else np.inf), -jobs[m].due_s)
 
+    _keep_promises(room, jobs)
     order = sorted(range(len(jobs)), key=urgency)
     below = []
     for m in order:
         kind, exact, smallest = ideal[m]
-        if exact <= 0:
+        if exact <= 0 or any(room.sizes[m]):
             continue
         if exact < smallest or not room.take(m, _on(none, kind, int(exact + 1e-6))):
             below.append(m)
@@ -84,6 +111,13 @@ def whole_vms(
         kind, exact, _ = ideal[m]
         if any(room.sizes[m]) and room.sizes[m][kind] < exact - 1e-6:
             room.take(m, _on(none, kind, room.sizes[m][kind] + 1))
+    return room.sizes
+
+
+def promised_vms(contest: Contest, jobs: Sequence[PoolJob]) -> list[Vms]:
+    """Return what ``whole_vms`` sets apart for promised deadlines."""
+    room = Room(contest, [(0,) * len(contest.vms)] * len(jobs))
+    _keep_promises(room, jobs)
     return room.sizes
 
 
@@ -105,16 +139,50 @@ def grown(
     for m in order:
         if not any(room.sizes[m]):
             _anywhere(room, jobs, m)
-    while True:
-        steps = [
-            step
-            for m in range(len(jobs))
-            if any(room.sizes[m]) and (step := _next(room, jobs[m], m))
-        ]
-        if not steps:
-            return room.sizes
-        _, m, size = max(steps)
-        room.sizes[m] = size
+    # What a job cannot have now it cannot have later either: others only grow.
+    steps = [
+        step
+        for m in range(len(jobs))
+        if any(room.sizes[m]) and (step := _next(room, jobs[m], m))
+    ]
+    heapify(steps)
+    while steps:
+        _, m, size = heappop(steps)
+        if room.take(m, size) and (step := _next(room, jobs[m], m)):
+            heappush(steps, step)
+    return room.sizes
+
+
+def _keep_promises(room: Room, jobs: Sequence[PoolJob]) -> None:
+    """Give jobs with deadlines what these need, or as much as there is."""
+    contest = room.contest
+    none = (0,) * len(contest.vms)
+    promised = [m for m in range(len(jobs)) if contest.needed[m] > 0]
+    for m in sorted(promised, key=lambda m: contest.claims[m].deadline_s):
+        needed = float(contest.needed[m]) * (1 - 1e-9)
+        enough, less = [], []
+        for kind, table in enumerate(jobs[m].request.throughputs):
+            sizes, rates = _envelope(table)
+            at = bisect_left(rates, needed)
+            # The kind that it holds comes first, then what is the smallest part of a kind.
+            if at < len(sizes):
+                part = sizes[at] / max(1, contest.vms[kind])
+                enough.append((not jobs[m].granted[kind], part, kind, sizes[at]))
+            less += [
+                (-rate, kind, n) for n, rate in zip(sizes[:at], rates, strict=False)
+            ]
+        if any(room.take(m, _on(none, kind, n)) for _, _, kind, n in sorted(enough)):
+            continue
+        any(room.take(m, _on(none, kind, n)) for _, kind, n in sorted(less))
+
+
+@lru_cache(maxsize=4096)
+def _envelope(
+    table: tuple[tuple[int, float], ...],
+) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return sizes, and the most that a job trains on as many VMs or fewer."""
+    sizes = tuple(n for n, _ in table)
+    return sizes, tuple(accumulate((rate for _, rate in table), max))
 
 
 def _ideal(
@@ -130,8 +198,8 @@ def _ideal(
     kind = int(np.argmax(trained * np.where(holds, 1.0 + 1e-3, 1.0)))
     corners = sorted(
         (option.vms[kind], option.examples_per_s)
-        for j, option in contest.columns
-        if j == m and option.vms[kind]
+        for option in contest.options_of[m]
+        if option.vms[kind]
     )
     sizes, rates = zip(*[(0, 0.0), *corners], strict=True)
     exact = float(np.interp(allotment.examples_per_s[m], rates, sizes))
@@ -150,15 +218,16 @@ def _anywhere(room: Room, jobs: Sequence[PoolJob], m: int) -> bool:
 
 
 def _next(room: Room, job: PoolJob, m: int) -> tuple[float, int, Vms] | None:
-    """Return the gain per VM, as a part of its best throughput, of a job's next size."""
+    """Return less the gain per VM, as a part of its best throughput, of a job's next size."""
     size = room.sizes[m]
     kind = max(range(len(size)), key=lambda k: size[k])
+    table = job.request.throughputs[kind]
+    after = bisect_right(table, size[kind], key=itemgetter(0))
     have = job.rate(size)
-    for n, rate in job.request.throughputs[kind]:
-        if n > size[kind] and rate > have:
-            larger = _on(size, kind, n)
+    for n, rate in table[after:]:
+        if rate > have:
             gain = (rate - have) / (n - size[kind]) / job.best
-            return (gain, m, larger) if room.fits(m, larger) else None
+            return -gain, m, _on(size, kind, n)
     return None
 
 

@@ -137,7 +137,8 @@ def _reported(
     corrected = measured is not None and measured != job.request.throughputs
     if corrected and any(measured or ()):
         job = replace(job, request=replace(job.request, throughputs=measured or ()))
-    unexpected = loss and any(
+    # A manager that has not heard of the last grant has lost nothing of it.
+    unexpected = (follows and loss) and any(
         held < granted for held, granted in zip(job.held, job.granted, strict=True)
     )
     told = () if follows else (_last_grant(job),)  # it may have been lost

@@ -37,6 +37,8 @@ def happened(event: e.Event) -> str:
             return f"{by} asked the job to stop"
         case e.LimitsChanged(by=by, limits=limits):
             return f"{by} changed limits: {', '.join(one.name for one in limits)}"
+        case e.GrantReceived(grant=grant):
+            return f"pool {grant.pool} granted {grant.total} VMs"
         case e.TimerFired():
             return "the moment came that an earlier decision waited for"
         case e.OffersSeen(offers=offers):

@@ -27,8 +27,8 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.machines import MACHINES, Machine
 from spottrain.varuna_manager.core.model.records import RankPhase
-from spottrain.varuna_manager.core.model.settings import Limit
-from spottrain.varuna_manager.core.model.state import MAX_UNFIT, JobPhase, unfit_scope
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
+from spottrain.varuna_manager.core.model.state import MAX_UNFIT, JobPhase, kind_of
 from spottrain.wire import messages
 from spottrain.wire.model import WorkerState
 
@@ -85,7 +85,7 @@ def bases() -> Iterator[Watched]:
     exact = replace(other.state.job, spec=replace(SPEC, reduction="exact"))
     other.state = replace(other.state, settings=exact, arithmetic="another GPU")
     yield other
-    unfit = {unfit_scope(OFFER): MAX_UNFIT - 1}
+    unfit = {kind_of(OFFER): MAX_UNFIT - 1}
     booting.state = replace(booting.state, unfit=unfit)
     yield booting
     story.boot("a", "b", "c", "d")
@@ -192,6 +192,9 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.StopRequested, by="me")
     yield told(e.StopRequested, by="me", now=True)
     yield told(e.LimitsChanged, by="me", limits=())
+    grant = PoolGrant(pool="lab", serial=1, vms=(("local/t", 4),), until_s=9e9)
+    yield told(e.GrantReceived, grant=replace(grant, max_microusd=10**9))
+    yield told(e.GrantReceived, grant=replace(grant, vms=()))
     yield told(e.StepsChanged, by="me", steps=200)
     yield told(e.CodeUpdated, by="me", sha256="ab", facts=FACTS)
     yield told(e.ClockSet, by_s=60.0)

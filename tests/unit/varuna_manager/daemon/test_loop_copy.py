@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from contextlib import closing
 from pathlib import Path
 
 import pytest
-from tests.unit.varuna_manager.stored_jobs import copied, events, stored, submit
+from tests.unit.varuna_manager.stored_jobs import append, copied, events, stored, submit
 from tests.unit.varuna_manager.story import OFFER
 
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Offer, Vm
@@ -25,6 +26,8 @@ from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.replication import begin_replication
+from spottrain.varuna_manager.launch.takeover import take_over
+from spottrain.varuna_manager.reporting.history import replay
 from spottrain.wire import messages
 
 LONG_S = 30.0
@@ -139,3 +142,33 @@ def test_a_manager_that_was_replaced_sends_the_cloud_nothing(job: JobDir) -> Non
         asyncio.run(run(job, cloud, replaced=True))
     assert cloud.journalled == 0
     assert not any(isinstance(event, LaunchRefused) for event in events(job))
+
+
+def test_a_manager_fills_in_what_a_takeover_has_left_out(
+    job: JobDir, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    append(job, 9)
+    with closing(Journal(job.journal)) as journal:
+        state, past = replay(journal)
+        journal.save_snapshot(journal.last_seq(), state, past.snapshot())
+        rows = journal.rows(1, 10)
+    end_of_copy = begin_replication(job)
+    assert end_of_copy is not None
+    assert asyncio.run(end_of_copy.finish())
+    end_of_copy.close()
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "other"))
+    found = take_over(f"file://{tmp_path}/store", lambda _: None)
+
+    async def story(shell: ManagerLoop) -> None:
+        async with asyncio.timeout(LONG_S):
+            while absent():
+                await shell.feed(TimerFired(at_s=shell.now_s()))
+
+    def absent() -> bool:
+        with closing(Journal(found.journal, read_only=True)) as journal:
+            return journal.absent() is not None
+
+    assert absent()
+    asyncio.run(run(found, Cloud(found), story=story))
+    with closing(Journal(found.journal, read_only=True)) as journal:
+        assert journal.rows(1, 10) == rows

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import http.client
 import json
@@ -337,6 +338,33 @@ def test_a_fenced_vm_is_refused_even_in_the_middle_of_a_poll(manager: Manager) -
     assert len(refused) == 1
     with pytest.raises(VmFencedError):
         beat(client, 2, 0)
+
+
+def test_a_vm_fenced_while_its_request_arrives_is_refused(manager: Manager) -> None:
+    token = manager.admit("vm-1")
+    body = encode(messages.Heartbeat(vm_id="vm-1", sequence=0, received=0))
+    statuses: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        manager.sessions.revoke("vm-1")
+        return {"type": "http.request", "body": body.encode(), "more_body": False}
+
+    async def send(event: Any) -> None:
+        if event["type"] == "http.response.start":
+            statuses.append(event["status"])
+
+    scope = {
+        "type": "http",
+        "method": "POST",
+        "path": "/v1/heartbeat",
+        "query_string": b"",
+        "headers": [
+            (b"authorization", f"Bearer {token}".encode()),
+            (b"content-length", str(len(body)).encode()),
+        ],
+    }
+    asyncio.run(manager.channel.app()(scope, receive, send))
+    assert statuses == [403]
 
 
 def test_a_client_that_trusts_another_authority_sees_no_manager(

@@ -7,7 +7,7 @@ import random
 import sqlite3
 from pathlib import Path
 
-from spottrain.varuna_manager.jobs.blocks import STEPS, Block, BlockCopy, restore
+from spottrain.varuna_manager.jobs.blocks import STEPS, Block, BlockCopy, rows_of
 from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.measurements import (
     SCHEMA,
@@ -47,7 +47,7 @@ def come_back(store: StoredJob, generations: dict[int, int]) -> list[str]:
     """Return the rows that a machine makes of a store and of the journal's generations."""
     found = empty()
     found.write(GenerationBegan(generation=g, step=s) for g, s in generations.items())
-    for rows in restore(store, lambda _: None):
+    for rows in rows_of(store, store.blocks(), lambda _: None):
         found.write(rows)
     return list(map(repr, found.minibatches()))
 
@@ -99,7 +99,7 @@ def test_a_damaged_block_is_told_of_and_the_others_are_read(tmp_path: Path) -> N
     first = tmp_path / "job/0-0/measurements" / Block(0, 1).name
     first.write_bytes(first.read_bytes()[:-9])
     told: list[str] = []
-    (rows,) = restore(store, told.append)
+    (rows,) = rows_of(store, store.blocks(), told.append)
     assert [one.step for one in rows] == list(range(STEPS, STEPS + 11))
     assert len(told) == 1
     assert f"{Block(0, 1).name} are damaged" in told[0]

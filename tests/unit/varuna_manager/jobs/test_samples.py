@@ -71,7 +71,7 @@ def test_a_journal_without_measurements_has_those_of_its_events(
         journal.append(*story.events)
     with closing(sqlite3.connect(path)) as db:
         tables = ["minibatches", "evaluations", "generations", "rewrites", "measured"]
-        tables.append("snapshots")
+        tables += ["snapshots", "absent"]
         db.executescript("DROP INDEX bases; ALTER TABLE events DROP COLUMN decision;")
         db.executescript("".join(f"DROP TABLE {table};" for table in tables))
         db.executescript("PRAGMA user_version = 1")

@@ -218,7 +218,8 @@ def test_a_journal_from_before_decisions_is_read_and_continued(
         journal.append(*story.events, samples=[measured])
     with closing(sqlite3.connect(path)) as db, db:
         db.executescript(
-            "DROP INDEX bases; DROP TABLE snapshots; PRAGMA user_version = 2;"
+            "DROP INDEX bases; DROP TABLE snapshots; DROP TABLE absent;"
+            "PRAGMA user_version = 2;"
             "ALTER TABLE events DROP COLUMN decision;"
         )
     for read_only in (True, False):

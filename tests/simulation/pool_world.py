@@ -1,0 +1,330 @@
+"""A pool's core, and managers that lose messages, die and are slow, in virtual time.
+
+``python -m tests.simulation.pool_world [SEEDS [FIRST]]`` runs so many stories under each policy.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+
+from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.varuna_manager.pool.core.model import (
+    Grant,
+    HoldingsListed,
+    HoldingsReported,
+    JobRequest,
+    JobRequested,
+    Limits,
+    PoolEvent,
+    PoolJob,
+    PoolJobEnded,
+    PoolJobPaused,
+    PoolSettings,
+    PoolStarted,
+    PoolState,
+    PoolTimerFired,
+    Refuse,
+    ReturnVms,
+    SuppliesChanged,
+    Supply,
+    Team,
+    Throughputs,
+    Vms,
+)
+from spottrain.varuna_manager.pool.core.step import step
+
+TICK_S = 20.0
+FAIR = frozenset({"fair", "hierarchical"})
+"""Policies whose shares are promised; those of others are aims, of queues before caps."""
+BELOW_S = 360.0 + 300.0
+"""Of a job at most, with nothing failing: a round, and the silence after which a manager is dead."""
+LEAD_TICKS = 600
+"""Faults happen until then; every job has to end afterwards."""
+
+
+@dataclass
+class SimulatedManager:
+    """A job's manager: rents within the last grant that reached it, and trains."""
+
+    request: JobRequest
+    grant: Grant | None = None
+    held: list[int] = field(default_factory=list)
+    spent: float = 0.0
+    """Micro-dollars."""
+    done: float = 0.0
+    is_alive: bool = True
+    is_over: bool = False
+
+    def obey(self, grant: Grant) -> None:
+        """Follow a grant, unless it is an old one."""
+        if self.grant is None or grant.serial >= self.grant.serial:
+            self.grant, self.is_alive = grant, True
+            self.held = list(map(min, self.held, grant.vms))
+
+    def rents_one(self, chance: random.Random) -> None:
+        """Rent one VM more, as clouds have them."""
+        if self.grant is None or not self.is_alive or self.is_over:
+            return
+        for k, n in enumerate(self.grant.vms):
+            if self.held[k] < n and chance.random() < 0.8:
+                self.held[k] += 1
+
+    def train(self, now_s: float, prices: list[int]) -> None:
+        """Spend and train for a tick; VMs end by themselves with the grant."""
+        cost = (
+            sum(p * n for p, n in zip(prices, self.held, strict=True)) * TICK_S / 3600
+        )
+        grant = self.grant
+        if (
+            grant is None
+            or now_s >= grant.until_s
+            or self.spent + cost > grant.allowance
+        ):
+            self.held = [0] * len(self.held)
+            return
+        self.spent += cost
+        if self.is_alive:
+            rate = 0.0
+            for table, n in zip(self.request.throughputs, self.held, strict=True):
+                rate = max(rate, max((r for k, r in table if k <= n), default=0.0))
+            self.done += rate * TICK_S
+
+
+class World:
+    """A pool, its jobs' managers and clouds."""
+
+    def __init__(self, seed: int, settings: PoolSettings, vms: Vms) -> None:
+        self.chance = random.Random(seed)
+        self.supplies = tuple(
+            Supply(name=f"k{k}", vms=n, microusd_per_hour=(k + 1) * 1_000_000)
+            for k, n in enumerate(vms)
+        )
+        self.state = PoolState(settings=settings, supplies=self.supplies)
+        self.managers: dict[str, SimulatedManager] = {}
+        self.refused: list[str] = []
+        self.lost = 0.0
+        self.is_up = True
+        self.now_s = 0.0
+        self.under_way: list[Grant] = []
+
+    def tell(self, event: PoolEvent) -> None:
+        """Give the pool an event; what it commands happens now, late, or never."""
+        if not self.is_up:
+            return
+        self.state, commands = step(self.state, event)
+        for command in commands:
+            match command:
+                case Grant() if self.chance.random() >= self.lost:
+                    self.under_way.append(command)
+                case ReturnVms(job=name):
+                    manager = self.managers[name]
+                    manager.held = [0] * len(self.supplies)
+                    manager.is_alive = False
+                    listed = HoldingsListed(
+                        at_s=self.now_s,
+                        job=name,
+                        held=tuple(manager.held),
+                        spent=round(manager.spent),
+                    )
+                    self.tell(listed)
+                case Refuse(job=name):
+                    self.refused.append(name)
+        self.check()
+
+    def submit(self, request: JobRequest) -> None:
+        self.managers.setdefault(
+            request.name, SimulatedManager(request, held=[0] * len(self.supplies))
+        )
+        self.tell(JobRequested(at_s=self.now_s, request=request))
+
+    def report(self, manager: SimulatedManager) -> None:
+        if not manager.is_alive or manager.grant is None:
+            return
+        self.tell(
+            HoldingsReported(
+                at_s=self.now_s,
+                job=manager.request.name,
+                serial=manager.grant.serial,
+                held=tuple(manager.held),
+                spent=round(manager.spent),
+                examples_done=manager.done,
+            )
+        )
+        if manager.done >= manager.request.examples and not manager.is_over:
+            manager.is_over = self.is_up
+            manager.held = [0] * len(self.supplies)
+            self.tell(PoolJobEnded(at_s=self.now_s, job=manager.request.name))
+
+    def tick(self) -> None:
+        """Let a tick pass."""
+        self.now_s += TICK_S
+        grants, self.under_way = self.under_way, []
+        for grant in grants:
+            manager = self.managers[grant.job]
+            if grant.vms == (0,) * len(grant.vms) and not manager.is_alive:
+                continue  # nobody is started to do nothing
+            manager.obey(grant)
+        prices = [supply.microusd_per_hour for supply in self.state.supplies]
+        for manager in self.managers.values():
+            manager.train(self.now_s, prices)
+            manager.rents_one(self.chance)
+            self.check()
+            if self.chance.random() >= self.lost:
+                self.report(manager)
+        if self.state.timer_s <= self.now_s:
+            self.tell(PoolTimerFired(at_s=self.now_s))
+
+    def fault(self) -> None:
+        """Let something go wrong, or change, now and then."""
+        draw = self.chance.random()
+        manager = self.chance.choice(list(self.managers.values()))
+        if draw < 0.01:
+            manager.is_alive = False
+        elif draw < 0.03:
+            self.is_up = False
+        elif draw < 0.05:
+            manager.held = [max(0, n - 1) for n in manager.held]
+        elif draw < 0.07:
+            dearer = tuple(
+                replace(s, microusd_per_hour=self.chance.randint(500_000, 4_000_000))
+                for s in self.state.supplies
+            )
+            self.tell(SuppliesChanged(at_s=self.now_s, supplies=dearer))
+        elif draw < 0.08:
+            self.pause(manager, self.chance.random() < 0.3)
+        if not self.is_up and self.chance.random() < 0.1:
+            self.start()
+
+    def pause(self, manager: SimulatedManager, is_paused: bool) -> None:
+        name = manager.request.name
+        self.tell(PoolJobPaused(at_s=self.now_s, job=name, is_paused=is_paused))
+
+    def start(self) -> None:
+        self.is_up = True
+        self.tell(PoolStarted(at_s=self.now_s))
+
+    def check(self) -> None:
+        """What is held and spent is within every cap, whatever the pool believes."""
+        settings = self.state.settings
+        held = {name: manager.held for name, manager in self.managers.items()}
+        for k, supply in enumerate(self.supplies):
+            assert sum(vms[k] for vms in held.values()) <= supply.vms
+        groups = [(settings.limits, list(held))]
+        for team, given in settings.teams.items():
+            members = [n for n in held if self.managers[n].request.team == team]
+            groups.append((given.limits, members))
+        groups += [(self.managers[n].request.limits, [n]) for n in held]
+        for limits, names in groups:
+            assert sum(sum(held[n]) for n in names) <= limits.max_vms
+            spent = sum(self.managers[n].spent for n in names)
+            if settings.budget_per == "life":
+                assert spent <= limits.max_microusd
+
+    def is_done(self) -> bool:
+        return all(manager.is_over for manager in self.managers.values())
+
+
+def throughputs(chance: random.Random, kinds: int) -> Throughputs:
+    smallest, largest = chance.choice([1, 1, 2]), chance.randint(2, 6)
+    power = chance.choice([0.6, 0.9, 1.0])
+    return tuple(
+        tuple((n, (kinds - k) * n**power) for n in range(smallest, largest + 1))
+        for k in range(kinds)
+    )
+
+
+def jobs(chance: random.Random, count: int, kinds: int) -> list[JobRequest]:
+    return [
+        JobRequest(
+            name=f"j{m}",
+            throughputs=throughputs(chance, kinds),
+            examples=chance.uniform(500, 6000),
+            team=chance.choice(["a", "b"]),
+            weight=chance.choice([1.0, 5.0, 10.0]),
+            limits=Limits(max_vms=chance.choice([3, 100])),
+        )
+        for m in range(count)
+    ]
+
+
+def settings(policy: str, **given: float) -> PoolSettings:
+    teams = {"a": Team(weight=1), "b": Team(weight=2, limits=Limits(max_vms=5))}
+    return PoolSettings(
+        policy=policy,
+        teams=teams,
+        limits=Limits(max_vms=8, max_microusd=60_000_000_000),
+        grant_s=1200.0,
+        **given,
+    )
+
+
+def story(policy: str, seed: int) -> float:
+    """Let jobs arrive, let everything fail, and see every job end.
+
+    Returns:
+        For how long a job was below its share at most once nothing failed any more, seconds.
+
+    Raises:
+        AssertionError: a cap is broken, a job does not end, or one is below a fair share for
+            longer than ``BELOW_S``.
+    """
+    chance = random.Random(seed)
+    world = World(seed, settings(policy), (6, 4))
+    *early, a, b, c, d = jobs(chance, 9, 2)
+    for request in early:
+        world.submit(request)
+        for _ in range(chance.randint(0, 6)):
+            world.tick()
+    world.lost = 0.1
+    for _ in range(150):
+        world.fault()
+        world.tick()
+    world.lost = 0.0
+    world.start()
+    for manager in world.managers.values():
+        world.pause(manager, False)
+    for request in (a, b, c, d):
+        world.submit(request)
+    since_s = dict.fromkeys(world.managers, world.now_s)
+    most_s = 0.0
+    for _ in range(LEAD_TICKS):
+        if world.is_done():
+            return most_s
+        world.tick()
+        for name, job in world.state.jobs.items():
+            if world.managers[name].is_over or not is_below(job):
+                since_s[name] = world.now_s
+            most_s = max(most_s, world.now_s - since_s[name])
+            assert most_s <= BELOW_S or policy not in FAIR, (
+                f"{policy}, seed {seed}: {name}"
+            )
+    left = [n for n, m in world.managers.items() if not m.is_over]
+    raise AssertionError(f"{policy}, seed {seed}: {left} did not end: {world.state}")
+
+
+def is_below(job: PoolJob) -> bool:
+    """Return whether a job has less than its share by more than a whole VM, now and so far."""
+    a_vm = max(table[0][1] / table[0][0] for table in job.request.throughputs)
+    has_less = job.rate(job.granted) < job.target_rate - a_vm
+    return has_less and job.got_s < job.due_s
+
+
+def main(arguments: Sequence[str]) -> None:
+    seeds = int(arguments[0]) if arguments else 1000
+    first = int(arguments[1]) if len(arguments) > 1 else 0
+    for policy in POLICIES:
+        begun_s = time.process_time()
+        most_s = max(story(policy, seed) for seed in range(first, first + seeds))
+        print(
+            f"{policy:<22} {seeds} stories: caps held, every job ended, at most "
+            f"{most_s:4.0f} s below its share, {time.process_time() - begun_s:.0f} s",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

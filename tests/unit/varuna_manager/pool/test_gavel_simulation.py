@@ -1,0 +1,153 @@
+"""Gavel's form and the queue, on pools whose outcome is known; and the formats of workloads."""
+
+from __future__ import annotations
+
+import json
+import math
+
+import pytest
+
+from spottrain.errors import ConfigError
+from spottrain.varuna_manager.pool.core.model import Supply
+from spottrain.varuna_manager.pool.simulation import gavel, generate, queue
+from spottrain.varuna_manager.pool.simulation.outcome import measures
+from spottrain.varuna_manager.pool.simulation.workload import (
+    SimulatedJob,
+    read_gavel,
+    read_jobs,
+    read_throughputs,
+)
+
+KINDS = ("fast", "slow")
+SUPPLIES = [
+    Supply(name=kind, vms=1, microusd_per_hour=3_600_000 // (k + 1))
+    for k, kind in enumerate(KINDS)
+]
+CSV = """worker_type,job_type,scale_factor,steps_per_s
+fast,LM (batch size 8),1,4.0
+fast,LM (batch size 8),2,9.0
+fast,LM (batch size 4),2,12.0
+slow,LM (batch size 8),1,1.0
+slow,A3C,1,2.0
+fast,A3C,1,2.0
+"""
+ROW = "LM (batch size 8)\tpython3 main.py\tlm\t-n\t1\t4000\t2\t5\t-1.000000\t60"
+
+
+def job(
+    name: str, fast: float, slow: float, rounds: float, at_s: float = 0.0
+) -> SimulatedJob:
+    """A job of one VM with work for so many rounds on the fast kind."""
+    return SimulatedJob(
+        name=name,
+        arrived_s=at_s,
+        work=rounds * 360 * fast,
+        size=1,
+        throughputs=({1: fast}, {1: slow}),
+    )
+
+
+def test_awareness_gives_each_kind_to_whom_it_helps() -> None:
+    jobs = [job("helped", 10, 1, 10), job("alike", 1, 1, 10)]
+    plain = gavel.Gavel(morph_s=0.0)
+    aware = gavel.simulate(plain, SUPPLIES, jobs)
+    unaware = gavel.simulate(gavel.Gavel(is_aware=False, morph_s=0.0), SUPPLIES, jobs)
+    # Level by level both train as much more than on half of each: 10/5.5, 1/1.
+    assert [one.completion_s for one in aware.jobs] == pytest.approx([3600, 3600])
+    assert unaware.jobs[0].completion_s > 1.5 * 3600
+    assert aware.usd == pytest.approx(3.6 + 1.8)
+
+
+def test_a_job_that_arrives_within_a_round_waits_for_the_next() -> None:
+    found = gavel.simulate(gavel.Gavel(), SUPPLIES, [job("late", 2, 1, 0.5, at_s=10)])
+    assert found.jobs[0].queueing_s == pytest.approx(350)
+    assert found.jobs[0].ended_s == pytest.approx(360 + 180)
+
+
+@pytest.mark.parametrize("policy", ["max_throughput", "min_cost", "makespan", "fifo"])
+def test_every_policy_ends_every_job(policy: str) -> None:
+    jobs = [job(f"j{m}", 4 - m, 1, 2 + m, at_s=100.0 * m) for m in range(4)]
+    found = gavel.simulate(gavel.Gavel(policy=policy), SUPPLIES, jobs)
+    assert measures(found)["ended"] == 4
+
+
+def test_a_queue_does_not_overtake() -> None:
+    four = [Supply(name="gpu", vms=4, microusd_per_hour=0)]
+    jobs = [
+        SimulatedJob(
+            name=name,
+            arrived_s=at_s,
+            work=100.0 * size,
+            size=size,
+            throughputs=({size: float(size)},),
+            weight=weight,
+        )
+        for name, at_s, size, weight in (
+            ("first", 0.0, 2, 1.0),
+            ("large", 1.0, 4, 10.0),
+            ("small", 2.0, 1, 5.0),
+        )
+    ]
+    found = queue.simulate(four, jobs)
+    assert [one.started_s for one in found.jobs] == [0, 100, 200]
+
+
+def test_a_trace_is_read_with_throughputs_at_a_constant_batch() -> None:
+    [one] = read_gavel(ROW, read_throughputs(CSV), KINDS)
+    assert (one.work, one.size, one.weight, one.arrived_s) == (4000, 2, 5, 60)
+    assert one.deadline_s == math.inf
+    assert one.throughputs == ({1: 4.0, 2: 9.0}, {1: 1.0})
+    # Two VMs are credited twice one: 9 is more than linear.
+    assert one.elastic() == ({1: 4.0, 2: 8.0}, {1: 1.0})
+    assert one.fixed() == ({2: 9.0}, {})
+    [small] = read_gavel(ROW.replace("\t2\t5", "\t1\t5"), read_throughputs(CSV), KINDS)
+    # Half the batch on each of two: 12 steps of 4 examples are 6 of 8.
+    assert small.throughputs[0] == {1: 4.0, 2: 6.0}
+
+
+def test_throughputs_are_read_from_gavels_json() -> None:
+    document = {"fast": {"('A3C', 1)": {"null": 2.5, "('A3C', 1)": [1.0, 1.0]}}}
+    assert read_throughputs(json.dumps(document)) == {("fast", "A3C", 1): 2.5}
+
+
+def test_deadlines_are_multiples_of_the_time_on_the_fastest_kind() -> None:
+    row = ROW.replace("-1.000000", "1.5")
+    [one] = read_gavel(row, read_throughputs(CSV), KINDS)
+    assert one.deadline_s == pytest.approx(60 + 1.5 * 4000 / 9)
+
+
+@pytest.mark.parametrize(
+    ("text", "wanted"),
+    [
+        ("one\ttwo", "line 1: got 2 columns; give 10"),
+        (ROW.replace("4000", "many"), "line 1: could not convert"),
+        (ROW.replace("LM", "XX"), "no throughput of XX"),
+    ],
+)
+def test_other_traces_are_refused(text: str, wanted: str) -> None:
+    with pytest.raises(ConfigError, match=wanted):
+        read_gavel(text, read_throughputs(CSV), KINDS)
+
+
+def test_jobs_of_our_own_format_are_read() -> None:
+    one = {"name": "a", "work": 10, "size": 2, "throughputs": {"fast": {"2": 3}}}
+    [found] = read_jobs(json.dumps({"jobs": [one]}), KINDS)
+    assert found.throughputs == ({2: 3.0}, {})
+    with pytest.raises(ConfigError, match="two jobs of one name"):
+        read_jobs(json.dumps({"jobs": [one, one]}), KINDS)
+    with pytest.raises(ConfigError, match="KeyError: 'work'"):
+        read_jobs('{"jobs": [{"name": "a"}]}', KINDS)
+
+
+def test_drawn_workloads_are_those_of_their_papers() -> None:
+    assert [j.size for j in generate.virtualflow_three(3)] == [4, 2, 4]
+    twenty = generate.virtualflow_twenty(3)
+    assert len(twenty) == 20
+    assert all(1 <= j.size <= 16 for j in twenty)
+    jobs = generate.gavel_jobs(
+        1, 200, measured=read_throughputs(CSV), kinds=KINDS, has_several=False
+    )
+    minutes = [j.work / j.throughputs[0][1] / 60 for j in jobs]
+    assert min(minutes) >= 10**1.5 - 1e-6
+    assert max(minutes) <= 10**4 + 1e-6
+    assert 0.7 < sum(m <= 1000 for m in minutes) / 200 < 0.9

@@ -1,0 +1,107 @@
+"""Simulated pools whose outcome is known in closed form: the product's form."""
+
+from __future__ import annotations
+
+import math
+import random
+from typing import Any
+
+import pytest
+
+from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.varuna_manager.pool.core.model import PoolSettings, Supply
+from spottrain.varuna_manager.pool.simulation.outcome import PoolOutcome, measures
+from spottrain.varuna_manager.pool.simulation.product import simulate
+from spottrain.varuna_manager.pool.simulation.workload import SimulatedJob
+
+FOUR = [Supply(name="gpu", vms=4, microusd_per_hour=3_600_000)]
+
+
+def job(name: str, work: float, at_s: float = 0.0, **given: Any) -> SimulatedJob:
+    most = given.pop("most", 4)
+    table = {n: float(n) for n in range(1, most + 1)}
+    return SimulatedJob(
+        name=name,
+        arrived_s=at_s,
+        work=work,
+        size=most,
+        throughputs=(table,),
+        **given,
+    )
+
+
+def run(policy: str, *jobs: SimulatedJob, elastic: bool = True) -> PoolOutcome:
+    settings = PoolSettings(policy=policy)
+    return simulate(settings, FOUR, jobs, elastic=elastic, morph_s=0.0)
+
+
+def test_two_jobs_share_until_one_ends() -> None:
+    found = run("fair", job("a", 400), job("b", 800))
+    assert [one.completion_s for one in found.jobs] == pytest.approx([200, 300])
+    assert found.utilisation == pytest.approx(1)
+    assert found.usd == pytest.approx(1200 * 1e-3)
+    # Alone on half of the pool a would have taken as long; b had it to itself in the end.
+    assert found.finish_time_fairness() == pytest.approx([1, 1])
+
+
+def test_first_come_first_served_queues() -> None:
+    found = run("fifo", job("a", 400), job("b", 800))
+    assert [one.completion_s for one in found.jobs] == pytest.approx([100, 300])
+    assert [one.queueing_s for one in found.jobs] == pytest.approx([0, 100])
+
+
+def test_sizes_that_are_fixed_are_held_whole_or_not_at_all() -> None:
+    found = run("fair", job("a", 400), job("b", 800, most=2), elastic=False)
+    for one in found.jobs:
+        assert {sum(vms) for _, vms in one.sizes} <= {0, one.job.size}
+    assert measures(found)["ended"] == 2
+
+
+def test_an_urgent_job_does_not_wait_for_the_others() -> None:
+    jobs = [
+        job("first", 400),
+        job("second", 200, 10.0, weight=5.0, most=2),
+        job("urgent", 400, 20.0, weight=10.0),
+    ]
+    queued, shared = run("fifo", *jobs), run("priority", *jobs)
+    assert [one.queueing_s for one in shared.jobs] == [0, 0, 0]
+    assert shared.jobs[2].completion_s < queued.jobs[2].completion_s
+    assert shared.makespan_s <= queued.makespan_s + 1e-6
+
+
+def hurried(seed: int) -> list[SimulatedJob]:
+    """Jobs of which most have a deadline, for four VMs."""
+    draw = random.Random(seed)
+    jobs, at_s = [], 0.0
+    for m in range(draw.randint(3, 8)):
+        largest = draw.randint(1, 6)
+        power = draw.choice([0.6, 0.9, 1.0])
+        table = {n: n**power for n in range(draw.choice([1, 1, 2]), largest + 1)}
+        work = draw.uniform(500, 8000)
+        table = table or {2: 2**power}
+        slack = draw.choice([1.2, 1.5, 2, 4, 10, math.inf])
+        jobs.append(
+            SimulatedJob(
+                name=f"j{m}",
+                arrived_s=at_s,
+                work=work,
+                size=min(table),
+                throughputs=(table,),
+                weight=draw.choice([1.0, 5.0]),
+                deadline_s=at_s + slack * work / max(table.values()),
+            )
+        )
+        at_s += draw.choice([0, draw.uniform(0, 1500)])
+    return jobs
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_a_deadline_that_was_promised_is_kept_on_whole_vms(policy: str) -> None:
+    promised = 0
+    for seed in range(4):
+        found = simulate(PoolSettings(policy=policy), FOUR, hurried(seed))
+        assert all("deadline: got" in reason for _, reason in found.refused)
+        kept, due = found.deadlines()
+        assert kept == due
+        promised += due
+    assert promised > 4

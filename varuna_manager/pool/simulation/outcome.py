@@ -1,0 +1,178 @@
+"""What comes of a simulated pool: times, utilisation, fairness, deadlines and dollars."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from spottrain.varuna_manager.pool.core.model import Vms
+from spottrain.varuna_manager.pool.simulation.workload import SimulatedJob
+
+
+@dataclass
+class JobOutcome:
+    """What became of one job; points in time are seconds since the workload's start."""
+
+    job: SimulatedJob
+    started_s: float = math.inf
+    ended_s: float = math.inf
+    """Infinite for a job that could not end."""
+    usd: float = 0.0
+    sizes: list[tuple[float, Vms]] = field(default_factory=list)
+    """(since, VMs by kind), as they changed."""
+
+    @property
+    def completion_s(self) -> float:
+        """Time from arrival to end."""
+        return self.ended_s - self.job.arrived_s
+
+    @property
+    def queueing_s(self) -> float:
+        """Time from arrival to the first VM."""
+        return self.started_s - self.job.arrived_s
+
+    def holds(self, since_s: float, vms: Vms) -> None:
+        """Note what it holds from now on."""
+        if self.sizes and self.sizes[-1][1] == vms:
+            return
+        if self.sizes and self.sizes[-1][0] == since_s:
+            self.sizes.pop()
+        self.sizes.append((since_s, vms))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolOutcome:
+    """What came of a simulation."""
+
+    kinds: tuple[str, ...]
+    vms: Vms
+    jobs: tuple[JobOutcome, ...]
+    """In order of arrival, without those that were refused."""
+    refused: tuple[tuple[str, str], ...] = ()
+    """Name and reason."""
+    decision_s: float = 0.0
+    """Seconds of CPU of the slowest decision."""
+
+    @property
+    def makespan_s(self) -> float:
+        """Time from the first arrival to the last end."""
+        first_s = min(one.job.arrived_s for one in self.jobs)
+        return max(one.ended_s for one in self.jobs) - first_s
+
+    @property
+    def utilisation(self) -> float:
+        """VM time held as a part of the pool's during the makespan."""
+        held = sum(self._vm_s(one) for one in self.jobs)
+        return held / (sum(self.vms) * self.makespan_s)
+
+    def _vm_s(self, one: JobOutcome) -> float:
+        ends = [since_s for since_s, _ in one.sizes[1:]] + [one.ended_s]
+        return sum(
+            sum(vms) * (until_s - since_s)
+            for (since_s, vms), until_s in zip(one.sizes, ends, strict=True)
+            if any(vms)
+        )
+
+    def finish_time_fairness(self) -> list[float]:
+        """Return, by job, its time over what it would have taken on its own part of the pool.
+
+        That part is one over the number of jobs that are there, of every kind, at the job's own
+        size, by the mean over the job's life of what it trains there.
+        """
+        moments = sorted(
+            [(one.job.arrived_s, 1) for one in self.jobs]
+            + [(one.ended_s, -1) for one in self.jobs if one.ended_s < math.inf]
+        )
+        times = np.array([at_s for at_s, _ in moments])
+        present = np.cumsum([change for _, change in moments])
+        found = []
+        for one in self.jobs:
+            if one.ended_s == math.inf:
+                found.append(math.inf)
+                continue
+            own = slice(
+                int(np.searchsorted(times, one.job.arrived_s)),
+                int(np.searchsorted(times, one.ended_s)),
+            )
+            counts, at = np.maximum(1, present[own]), np.append(times[own], one.ended_s)
+            rates = {
+                n: own_part_rate(one.job, self.vms, 1.0 / n)
+                for n in set(counts.tolist())
+            }
+            alone = sum(
+                rates[n] * lasts_s
+                for n, lasts_s in zip(counts.tolist(), np.diff(at), strict=True)
+            )
+            found.append(one.job.work / alone if alone > 0 else math.inf)
+        return found
+
+    def deadlines(self) -> tuple[int, int]:
+        """Return how many deadlines were kept, of how many."""
+        due = [one for one in self.jobs if one.job.deadline_s < math.inf]
+        # A millisecond for the sums of many intervals.
+        return sum(one.ended_s <= one.job.deadline_s + 1e-3 for one in due), len(due)
+
+    @property
+    def usd(self) -> float:
+        """Dollars of all VMs."""
+        return sum(one.usd for one in self.jobs)
+
+
+def own_part_rate(job: SimulatedJob, vms: Vms, part: float) -> float:
+    """Return what a job trains at its own size on a part of every kind.
+
+    The kinds in order of its throughput there, each for as much of the time as the part has.
+    """
+    rates = sorted(
+        (
+            (table[job.size], part * held / job.size)
+            for table, held in zip(job.throughputs, vms, strict=True)
+            if table.get(job.size) and held >= job.size
+        ),
+        reverse=True,
+    )
+    trained, left = 0.0, 1.0
+    for rate, share in rates:
+        used = min(left, share)
+        trained += rate * used
+        left -= used
+    return trained
+
+
+def measures(
+    outcome: PoolOutcome, window: tuple[int, int] | None = None
+) -> dict[str, float | int | None]:
+    """Return the numbers of a simulation.
+
+    Args:
+        outcome: Of the simulation.
+        window: The first and the last but one of the jobs, by arrival, whose times are
+            measured; all if not given. Makespan, utilisation and dollars are of all jobs.
+    """
+    chosen = slice(*window) if window else slice(None)
+    jobs: Sequence[JobOutcome] = outcome.jobs[chosen]
+    completion = np.array([one.completion_s for one in jobs])
+    queueing = np.array([one.queueing_s for one in jobs])
+    fairness = np.array(outcome.finish_time_fairness()[chosen])
+    kept, due = outcome.deadlines()
+    return {
+        "jobs": len(jobs),
+        "refused": len(outcome.refused),
+        "ended": int(np.isfinite(completion).sum()),
+        "mean_completion_s": float(completion.mean()),
+        "median_completion_s": float(np.median(completion)),
+        "p90_completion_s": float(np.percentile(completion, 90, method="higher")),
+        "makespan_s": outcome.makespan_s,
+        "mean_queueing_s": float(queueing.mean()),
+        "median_queueing_s": float(np.median(queueing)),
+        "utilisation": outcome.utilisation,
+        "mean_finish_time_fairness": float(fairness.mean()),
+        "worst_finish_time_fairness": float(fairness.max()),
+        "deadlines": due,
+        "deadlines_kept": kept,
+        "usd": outcome.usd,
+        "slowest_decision_s": outcome.decision_s,
+    }
