@@ -27,6 +27,7 @@ _CODES: dict[str, type[errors.CloudError]] = {
     "Unsupported": errors.NoCapacityError,  # the zone has no machines of this type
     "MaxSpotInstanceCountExceeded": errors.QuotaExceededError,
     "MaxFleetCountExceeded": errors.QuotaExceededError,
+    "VolumeLimitExceeded": errors.RegionQuotaError,
     "SpotMaxPriceTooLow": errors.PriceTooHighError,
     "AuthFailure": errors.AuthError,
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": errors.AuthError,
@@ -82,6 +83,7 @@ _POLICY_ADVICE = (
 _ADVICE: dict[type[errors.CloudError], str] = {
     errors.NoCapacityError: "another zone or type may have some",
     errors.QuotaExceededError: "ask AWS for a higher quota or rent elsewhere",
+    errors.RegionQuotaError: "ask AWS for a higher quota, or set a smaller aws.disk_gib",
     errors.PriceTooHighError: "wait, or rent elsewhere",
     errors.LoginExpiredError: (
         "check the credentials: log in again ('aws sso login', or new keys in the "

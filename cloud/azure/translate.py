@@ -31,6 +31,8 @@ _CODES: dict[str, type[errors.CloudError]] = {
     "AzureSpotIsNotSupportedForThisVMSize": errors.NoCapacityError,
     "SubnetIsFull": errors.NoCapacityError,
     "QuotaExceeded": errors.QuotaExceededError,
+    "PublicIPCountLimitReached": errors.RegionQuotaError,
+    "StaticPublicIPCountLimitReached": errors.RegionQuotaError,
     "ResourceGroupQuotaExceeded": errors.QuotaExceededError,
     "SpotPriceGreaterThanProvidedMaxPrice": errors.PriceTooHighError,
     "AuthenticationFailed": errors.AuthError,
@@ -71,6 +73,7 @@ _QUOTAS = ("LimitExceeded", "LimitReached")
 _ADVICE: dict[type[errors.CloudError], str] = {
     errors.NoCapacityError: "another zone or type may have some",
     errors.QuotaExceededError: "ask Azure for a higher quota or rent elsewhere",
+    errors.RegionQuotaError: "ask Azure for a higher quota, or do without addresses",
     errors.PriceTooHighError: "wait, or rent elsewhere",
     errors.LoginExpiredError: (
         "run 'az login', which the running manager finds, or set this machine's clock"

@@ -14,6 +14,7 @@ from spottrain.cloud.port.errors import (
     MisconfiguredError,
     NoCapacityError,
     QuotaExceededError,
+    RegionQuotaError,
     ThrottledError,
     VmNotFoundError,
 )
@@ -69,6 +70,8 @@ _CODES: dict[str, type[CloudError]] = {
     "RESOURCE_OPERATION_RATE_EXCEEDED": ThrottledError,
     "operationRateExceeded": ThrottledError,
 }
+_SHARED_QUOTA = re.compile(r"'(\w*_TOTAL_GB|IN_USE_ADDRESSES)'")
+"""Quotas that all machines of a region count against."""
 _POLICY = re.compile(r"constraints/[\w.]+")
 _POLICIES = {
     "constraints/compute.vmExternalIpAccess": (
@@ -96,6 +99,7 @@ _UNSETTLED = ("resourceNotReady", "resourceInUseByAnotherResource")
 _ADVICE: dict[type[CloudError], str] = {
     NoCapacityError: "another zone or type may have some",
     QuotaExceededError: "ask Google for a higher quota or rent elsewhere",
+    RegionQuotaError: "ask Google for a higher quota, or set a smaller gcp.disk_gib",
     LoginExpiredError: (
         "run 'gcloud auth application-default login', which the running manager finds, or "
         "set this machine's clock"
@@ -205,6 +209,8 @@ def _made(
         return ThrottledError(
             f"GCP, {doing}: {code}: slow down for {retry_after_s:g} s", retry_after_s
         )
+    if kind is QuotaExceededError and _SHARED_QUOTA.search(message):
+        kind = RegionQuotaError
     advice = _policy_advice(message) or _ADVICE.get(kind)
     text = f"GCP, {doing}: {code}: {_one_line(message)}"
     return kind(text + (f"; {advice}" if advice else ""))

@@ -3,6 +3,7 @@
 CloudError              unknown: never read as "no capacity"
 ├── NoCapacityError     (zone, instance type) is sold out: cool down, try another offer
 ├── QuotaExceededError  (region, family): ask for less or elsewhere
+│   └── RegionQuotaError    (region), of disks or addresses: whatever the type
 ├── PriceTooHighError   the market price rose above the bid
 ├── AuthError           credentials are missing or refused: tell the user
 │   └── LoginExpiredError   read the login anew: a person may have renewed it
@@ -30,6 +31,10 @@ class NoCapacityError(CloudError):
 
 class QuotaExceededError(CloudError):
     """The account may not rent more of this family in this region."""
+
+
+class RegionQuotaError(QuotaExceededError):
+    """The account may not have more disks or addresses in this region."""
 
 
 class PriceTooHighError(CloudError):

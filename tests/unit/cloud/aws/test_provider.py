@@ -19,6 +19,7 @@ from spottrain.cloud.port.errors import (
     MisconfiguredError,
     NoCapacityError,
     QuotaExceededError,
+    RegionQuotaError,
     ThrottledError,
     VmNotFoundError,
 )
@@ -138,7 +139,7 @@ def test_a_quota_refuses_a_call_as_a_whole(aws: FakeAws) -> None:
     assert len(rent(provider, 3, intent="intent-2")) == 3
     aws.ask("quota", code="L-3819A6DF", vcpus=1000)
     aws.ask("quota", code="L-7A658B76", vcpus=1)
-    with pytest.raises(QuotaExceededError, match="gp3 storage limit of 1 TiB"):
+    with pytest.raises(RegionQuotaError, match="gp3 storage limit of 1 TiB"):
         rent(provider, 3, intent="intent-3")
     assert alive(aws) == 3
 

@@ -20,7 +20,7 @@ from spottrain.cloud.azure.market import eviction_query
 from spottrain.cloud.port.errors import (
     CloudError,
     MisconfiguredError,
-    QuotaExceededError,
+    RegionQuotaError,
 )
 from spottrain.cloud.port.provider import ANY_FAMILY
 
@@ -109,7 +109,7 @@ def test_public_addresses_are_a_quota_too(azure: FakeAzure) -> None:
     rent(provider)
     shared = [(q.limit, q.used) for q in provider.quotas() if q.family == ANY_FAMILY]
     assert shared == [(1.0, 1.0)]
-    with pytest.raises(QuotaExceededError, match="more than 1 public IP addresses"):
+    with pytest.raises(RegionQuotaError, match="more than 1 public IP addresses"):
         rent(provider, intent="intent-2")
 
 

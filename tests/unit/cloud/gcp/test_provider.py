@@ -29,7 +29,7 @@ from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port.errors import (
     CloudError,
     MisconfiguredError,
-    QuotaExceededError,
+    RegionQuotaError,
     VmNotFoundError,
 )
 from spottrain.cloud.port.provider import (
@@ -208,7 +208,7 @@ def test_a_quota_refuses_a_call_as_a_whole(gcp: FakeGcp) -> None:
     gcp.ask("stock", zone=ZONE, kind=KIND, count=9)
     gcp.ask("quota", metric="SSD_TOTAL_GB", limit=500)
     provider = gcp.provider(disk_gib=200)
-    with pytest.raises(QuotaExceededError, match="Quota 'SSD_TOTAL_GB' exceeded"):
+    with pytest.raises(RegionQuotaError, match="Quota 'SSD_TOTAL_GB' exceeded"):
         rent(provider, 3)
     assert len(rent(provider, 2, intent="intent-2")) == 2
 
