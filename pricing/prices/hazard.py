@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from spottrain.cloud.port.provider import SpotPool
@@ -98,7 +98,11 @@ class Hazards:
         pools: Iterable[SpotPool] = (),
     ) -> None:
         self._bands = bands
-        self._pools = {(p.cloud, p.zone, p.instance_type): p for p in pools}
+        known = tuple(pools)
+        self._pools = {
+            (pool.cloud, pool.zone, pool.instance_type): pool
+            for pool in (*_whole_regions(known), *known)
+        }
         self._zones: dict[Place, tuple[float, int]] = {}
         self._regions: dict[tuple[str, str, str], tuple[float, int]] = {}
         for seen in exposures:
@@ -145,6 +149,28 @@ class Hazards:
                 return pool.losses_per_hour
         band = self._bands.get(_region(place))
         return None if band is None else band_per_hour(band)
+
+
+def _whole_regions(pools: Sequence[SpotPool]) -> list[SpotPool]:
+    """Return the means of zones: where a cloud's prices are those of a region, plans are."""
+    regions: dict[tuple[str, str, str], list[SpotPool]] = {}
+    for pool in pools:
+        at = pool.cloud, pool.region, pool.instance_type
+        regions.setdefault(at, []).append(pool)
+    return [
+        replace(
+            zones[0],
+            zone=region,
+            losses_per_hour=_mean_known(zone.losses_per_hour for zone in zones),
+            obtainability=_mean_known(zone.obtainability for zone in zones),
+        )
+        for (_, region, _), zones in regions.items()
+    ]
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _region(place: Place) -> tuple[str, str, str]:

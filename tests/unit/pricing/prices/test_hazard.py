@@ -151,6 +151,18 @@ def test_what_a_cloud_says_of_a_zone_or_region_is_the_prior() -> None:
     assert hazards.obtainability(BESIDE) is None
 
 
+def test_of_a_region_as_a_whole_the_mean_of_its_zones_is_known() -> None:
+    pools = [said(HERE.zone, 0.02, 0.4), said(BESIDE.zone, 0.04, None)]
+    region = HERE._replace(zone=HERE.region)
+    hazards = Hazards([], BANDED, pools)
+    assert hazards.of(region).losses_per_hour == pytest.approx(0.03)
+    assert hazards.obtainability(region) == 0.4
+    assert hazards.of(BESIDE).losses_per_hour == pytest.approx(0.04)
+    whole = said(HERE.region, 0.07, None)  # what is said of it outdoes the mean
+    stated = Hazards([], BANDED, [*pools, whole]).of(region)
+    assert stated.losses_per_hour == pytest.approx(0.07)
+
+
 def test_a_score_alone_leaves_the_published_band() -> None:
     hazard = Hazards([], BANDED, [said(HERE.zone, None, 0.4)]).of(HERE)
     assert hazard.losses_per_hour == pytest.approx(band_per_hour(1))
