@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import json
 import re
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -32,15 +31,13 @@ def live(provider: Any, fake: Any, intent: str = "intent-3") -> None:
     """Do once all that a job, ``gc`` and ``doctor`` may do."""
     list(provider.check())
     request = _request(provider, intent)
-    offer = request.offer
     (vm,) = provider.launch(request).vms
     started = [each.vm_id for each in provider.list_vms("job")]
     provider.list_all()
     provider.ssh_target(vm.vm_id)
     provider.quotas()
-    if hasattr(provider, "placement_scores"):
-        provider.placement_scores(offer.instance_type, 1)
-        provider.price_history(time.time() - 60)
+    provider.spot_pools(1)
+    provider.admit("job", ("203.0.113.9/32",))
     with contextlib.suppress(CloudError):  # on AWS none can be simulated without a role
         provider.interrupt(vm.vm_id)
     provider.terminate(started)
@@ -65,7 +62,7 @@ def _request(provider: Any, intent: str) -> LaunchRequest:
 _SERVICES = {"GetServiceQuota": "servicequotas", "GetProducts": "pricing"}
 _MADE = ("RunInstances", "ImportKeyPair", "CreateSecurityGroup")
 _MADE_NETWORK = ("CreateVpc", "CreateSubnet", "CreateInternetGateway")
-_OWN = re.compile("ec2:(Terminate|Delete|Authorize)")
+_OWN = re.compile("ec2:(Terminate|Delete|Authorize|Revoke)")
 """What a job does to its own things alone."""
 PRICES = "pricing:GetProducts"
 """Called by ``spottrain prices``: tests/unit/pricing/test_price_apis.py."""
@@ -78,7 +75,9 @@ def aws_calls(fake: aws.FakeAws, **settings: Any) -> set[str]:
     fake.reset()
     if settings.pop("no_subnets", False):
         fake.ask("remove_default_subnets", region=aws.REGION)
-    live(fake.provider(**settings), fake)
+    fake.ask("score", zone_id="use1-az6", score=9)
+    kinds = ("g5.xlarge", "g5.2xlarge", "g5.4xlarge")  # with fewer nothing is scored
+    live(fake.provider(instance_types=kinds, **settings), fake)
     rows = fake.ask("requests")
     operations = {row["operation"] for row in rows} | set(fake.ask("json_calls"))
     return {f"{_service(name)}:{name}" for name in operations if name}
@@ -129,7 +128,6 @@ IMPLIED = {
     "Microsoft.Network/networkInterfaces/join/action",
     "Microsoft.Network/networkInterfaces/write",
     "Microsoft.Network/networkSecurityGroups/join/action",
-    "Microsoft.Network/networkSecurityGroups/read",
     "Microsoft.Network/publicIPAddresses/join/action",
     "Microsoft.Network/publicIPAddresses/read",
     "Microsoft.Network/publicIPAddresses/write",
@@ -159,6 +157,9 @@ def _actions(request: dict[str, Any]) -> Iterator[str]:
     """Yield what Azure asks permission for."""
     if request["operation"] == "GET operations":  # whoever starts it may ask about it
         return
+    if request["operation"] == "POST resources":
+        yield "Microsoft.ResourceGraph/resources/read"  # a query reads, though it is a POST
+        return
     verb = _VERBS[request["method"]]
     rest = _SCOPE.sub("", request["path"])
     if not rest.startswith("/providers/"):
@@ -180,6 +181,7 @@ def azure_lists() -> Lists:
         "azure: own identity": list(checks.OWN_IDENTITY_ACTIONS),
         "azure: role": list(checks.ROLE_ACTIONS),
         "azure: end times": list(checks.LOG_ACTIONS),
+        "azure: market": list(checks.MARKET_ACTIONS),
         "azure: doctor": list(checks.OTHER_ACTIONS),
         "azure: role of VMs": list(requests.VM_ACTIONS),
     }

@@ -1,26 +1,37 @@
-"""Offers, spot prices, placement scores and quotas of EC2."""
+"""Offers, placement scores and quotas of EC2."""
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from spottrain.cloud.aws import requests
 from spottrain.cloud.aws.clients import AwsClients
 from spottrain.cloud.aws.prices import spot_prices
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import translating_errors
+from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import (
     CloudFacts,
     OnDemandPrice,
     make_offer,
     with_attached,
 )
-from spottrain.cloud.port.provider import Offer, PlacementScore, Quota
+from spottrain.cloud.port.provider import ANY_FAMILY, Offer, Quota, SpotPool
+
+logger = logging.getLogger(__name__)
 
 OFFERS_KEEP_S = 30.0
 """The manager polls every second; prices change every few minutes at most."""
+_GIB_PER_TIB = 1024
+MIN_SCORED_TYPES = 3
+"""With fewer instance types a spot placement score "will always be low", whatever there is
+(EC2 API reference, GetSpotPlacementScores)."""
+_SCORED_REGIONS = 10
+"""Most regions of one request (EC2's service model)."""
 
 
 class AwsMarket:
@@ -84,30 +95,49 @@ class AwsMarket:
             if not zones or price.zone in zones
         ]
 
-    def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:
-        """Return the spot placement score of each zone (EC2's 1 to 10, scaled to 1)."""
-        regions: Sequence[str] = self._settings.regions
-        ec2 = self._clients.get("ec2", regions[0])
-        with translating_errors(f"asking for placement scores of {instance_type}"):
-            pages = ec2.get_paginator("get_spot_placement_scores").paginate(
-                InstanceTypes=[instance_type],
-                TargetCapacity=count,
-                SingleAvailabilityZone=True,
-                RegionNames=list(regions),
-            )
-            rows = [row for page in pages for row in page["SpotPlacementScores"]]
-            zones = {region: self._zone_names(region) for region in regions}
-        return [
-            PlacementScore(
-                region=row["Region"],
-                zone=zones[row["Region"]].get(row["AvailabilityZoneId"], ""),
-                score=row["Score"] / 10,
-            )
-            for row in rows
-        ]
+    def spot_pools(self, regions: Sequence[str], count: int) -> list[SpotPool]:
+        """Return the spot placement score of each zone, EC2's 1 to 10 scaled to 1.
+
+        A score is one of all types together, each request the same as the one before:
+        EC2 bounds how many different ones an account may make in a day.
+        """
+        types = sorted(self._settings.instance_types)
+        if len(types) < MIN_SCORED_TYPES:
+            return []
+        found = []
+        for start in range(0, len(regions), _SCORED_REGIONS):
+            asked = list(regions[start : start + _SCORED_REGIONS])
+            ec2 = self._clients.get("ec2", asked[0])
+            with translating_errors(f"asking for placement scores of {count} VMs"):
+                pages = ec2.get_paginator("get_spot_placement_scores").paginate(
+                    InstanceTypes=types,
+                    TargetCapacity=count,
+                    SingleAvailabilityZone=True,
+                    RegionNames=asked,
+                )
+                rows = [row for page in pages for row in page["SpotPlacementScores"]]
+                scored = sorted({row["Region"] for row in rows})
+                zones = {region: self._zone_names(region) for region in scored}
+            for row in rows:
+                zone = zones[row["Region"]].get(row["AvailabilityZoneId"])
+                if zone is not None:
+                    found += [
+                        SpotPool(
+                            cloud=requests.CLOUD,
+                            region=row["Region"],
+                            zone=zone,
+                            instance_type=name,
+                            obtainability=row["Score"] / 10,
+                        )
+                        for name in types
+                    ]
+        return found
 
     def quotas(self, region: str) -> list[Quota]:
-        """Return the quotas of our types, in virtual CPUs."""
+        """Return the quotas of our types, in virtual CPUs, and of their disks, in VMs.
+
+        Addresses that come with a VM count against none.
+        """
         client = self._clients.get("service-quotas", region)
         codes = requests.quota_codes(self._settings.instance_types)
         found = []
@@ -119,7 +149,21 @@ class AwsMarket:
                     region=region, family=family, spot=spot, limit=limit, unit="vcpu"
                 )
                 found.append(quota)
-        return found
+        return found + self._disk_quotas(client, region)
+
+    def _disk_quotas(self, client: Any, region: str) -> list[Quota]:
+        code = requests.DISK_QUOTA
+        try:
+            with translating_errors(f"asking for the quota of disks in {region}"):
+                answer = client.get_service_quota(ServiceCode="ebs", QuotaCode=code)
+        except CloudError as error:  # a refusal will tell
+            logger.info("%s", error)
+            return []
+        limit_gib = float(answer["Quota"]["Value"]) * _GIB_PER_TIB
+        vms = limit_gib / self._settings.disk_gib
+        return [
+            Quota(region=region, family=ANY_FAMILY, spot=False, limit=vms, unit="vm")
+        ]
 
     def _zone_names(self, region: str) -> dict[str, str]:
         """Return this account's zone names by zone id."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from spottrain.cloud.aws import requests
@@ -51,6 +52,16 @@ class AwsNetwork:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job
             }
+
+    def admit(self, job: str, region: str, networks: Sequence[str]) -> None:
+        """Let SSH in from these networks only, now and in groups made later."""
+        self._settings = replace(self._settings, ssh_from=tuple(networks))
+        ec2 = self._clients.get("ec2", region)
+        mine = [requests.by_tag(tags.JOB, job)]
+        for group in self._ours(
+            ec2, "describe_security_groups", "SecurityGroups", mine
+        ):
+            self._set_rules(ec2, group)
 
     def release(self, job: str, region: str) -> None:
         """Remove a job's shared resources; its VMs must have ended."""
@@ -208,13 +219,22 @@ class AwsNetwork:
                     ),
                 )
             ]
-        group_id = str(groups[0]["GroupId"])
-        networks, port = self._settings.ssh_from, self._settings.ssh_port
+        self._set_rules(ec2, groups[0])
+        return str(groups[0]["GroupId"])
+
+    def _set_rules(self, ec2: Any, group: Mapping[str, Any]) -> None:
+        """Let in what the settings name, and no longer what they named before."""
+        group_id, port = str(group["GroupId"]), self._settings.ssh_port
+        networks = self._settings.ssh_from
         for rule in requests.ssh_rules(group_id, networks, port):
             _ignoring(
                 "InvalidPermission.Duplicate", ec2.authorize_security_group_ingress
             )(GroupId=group_id, IpPermissions=[rule])
-        return group_id
+        for rule in requests.stale_rules(group, networks, port):
+            # Who may not revoke leaves the old address in.
+            _ignoring("UnauthorizedOperation", ec2.revoke_security_group_ingress)(
+                GroupId=group_id, IpPermissions=[rule]
+            )
 
     def _ours(
         self, ec2: Any, call: str, key: str, filters: list[dict[str, Any]]

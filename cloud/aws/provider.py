@@ -175,6 +175,18 @@ class AwsProvider:
                     self._principal = str(sts.get_caller_identity()["Arn"])
             return self._principal
 
+    def admit(self, job: str, networks: Sequence[str]) -> None:
+        """Let SSH in from these networks only, in all regions of the job.
+
+        Raises:
+            CloudError: a region does not answer.
+        """
+        if self._settings.security_groups:
+            return
+        for region in self._regions():
+            with translating_errors(f"letting SSH in from {', '.join(networks)}"):
+                self._network.admit(job, region, networks)
+
     def check(self) -> Sequence[port.Finding]:
         """Check whether a job could rent, without renting."""
         checks = AwsChecks(self._clients, self._settings, self._network, self._market)
@@ -188,23 +200,13 @@ class AwsProvider:
         """
         return self._in_regions(self._market.quotas)
 
-    def placement_scores(
-        self, instance_type: str, count: int
-    ) -> Sequence[port.PlacementScore]:
-        """Return EC2's spot placement score of each zone.
+    def spot_pools(self, count: int) -> Sequence[port.SpotPool]:
+        """Return EC2's spot placement scores, for jobs of three types or more.
 
         Raises:
             CloudError: EC2 does not answer.
         """
-        return self._market.placement_scores(instance_type, count)
-
-    def price_history(self, since_s: float) -> Sequence[port.Offer]:
-        """Return the spot price history of up to 90 days.
-
-        Raises:
-            CloudError: a region does not answer.
-        """
-        return self._in_regions(lambda region: self._market.prices(region, since_s))
+        return self._market.spot_pools(self._regions(), count)
 
     def interrupt(self, vm_id: str) -> None:
         """Have the Fault Injection Service interrupt a spot VM after a two-minute

@@ -215,15 +215,27 @@ def host_keys(console: str) -> tuple[str, ...]:
 def ssh_rules(
     group_id: str, networks: Sequence[str], port: int = 22
 ) -> list[dict[str, Any]]:
-    """Return a group's ingress rules: SSH from ``networks``, all from itself."""
+    """Return a group's ingress rules: SSH from ``networks``, all from itself.
+
+    One for each network: EC2 refuses a rule as a whole if one of its networks is let in.
+    """
     inside = {"IpProtocol": "-1", "UserIdGroupPairs": [{"GroupId": group_id}]}
-    ssh = {
-        "IpProtocol": "tcp",
-        "FromPort": port,
-        "ToPort": port,
-        "IpRanges": [{"CidrIp": network} for network in networks],
-    }
-    return [inside, ssh] if networks else [inside]
+    ports = {"IpProtocol": "tcp", "FromPort": port, "ToPort": port}
+    return [inside, *({**ports, "IpRanges": [{"CidrIp": n}]} for n in networks)]
+
+
+def stale_rules(
+    group: Mapping[str, Any], networks: Sequence[str], port: int
+) -> list[dict[str, Any]]:
+    """Return the rules of our own group that let SSH in from other networks."""
+    found = []
+    for rule in group.get("IpPermissions", ()):
+        known = {each["CidrIp"] for each in rule.get("IpRanges", ())}
+        if rule.get("FromPort") == port and (stale := sorted(known - set(networks))):
+            ranges = [{"CidrIp": network} for network in stale]
+            ports = {"FromPort": port, "ToPort": port}
+            found.append({"IpProtocol": "tcp", **ports, "IpRanges": ranges})
+    return found
 
 
 _QUOTAS = {
@@ -236,6 +248,8 @@ _QUOTAS = {
     ("Standard", True): "L-34B43A08",
     ("Standard", False): "L-1216C47A",
 }
+DISK_QUOTA = "L-7A658B76"
+""""Storage for General Purpose SSD (gp3) volumes, in TiB", of EBS."""
 _STANDARD = frozenset("acdhimrtz")
 """Families that one quota bounds: "Standard (A, C, D, H, I, M, R, T, Z)"."""
 

@@ -27,18 +27,19 @@ _CODES: dict[str, type[errors.CloudError]] = {
     "Unsupported": errors.NoCapacityError,  # the zone has no machines of this type
     "MaxSpotInstanceCountExceeded": errors.QuotaExceededError,
     "MaxFleetCountExceeded": errors.QuotaExceededError,
+    "VolumeLimitExceeded": errors.RegionQuotaError,
     "SpotMaxPriceTooLow": errors.PriceTooHighError,
     "AuthFailure": errors.AuthError,
     "AuthFailure.ServiceLinkedRoleCreationNotPermitted": errors.AuthError,
     "AccessDenied": errors.AuthError,
     "AccessDeniedException": errors.AuthError,
-    "ExpiredToken": errors.AuthError,
-    "ExpiredTokenException": errors.AuthError,
+    "ExpiredToken": errors.LoginExpiredError,
+    "ExpiredTokenException": errors.LoginExpiredError,
     "IncompleteSignature": errors.AuthError,
     "InvalidClientTokenId": errors.AuthError,
     "InvalidSignatureException": errors.AuthError,
     "MissingAuthenticationToken": errors.AuthError,
-    "RequestExpired": errors.AuthError,  # expired credentials, or a wrong clock
+    "RequestExpired": errors.LoginExpiredError,  # expired credentials, or a wrong clock
     "SignatureDoesNotMatch": errors.AuthError,
     "UnauthorizedOperation": errors.AuthError,
     "UnrecognizedClientException": errors.AuthError,
@@ -73,10 +74,21 @@ _CODES: dict[str, type[errors.CloudError]] = {
 _QUOTA = "LimitExceeded"
 """Suffix of the codes of other quotas: virtual CPUs, volumes, networks ..."""
 
+_POLICY = "explicit deny in a service control policy"
+_POLICY_ADVICE = (
+    "a policy of your organisation forbids it: give the tags that it demands in aws.tags, "
+    "use a region that it allows, or have the account excepted"
+)
+
 _ADVICE: dict[type[errors.CloudError], str] = {
     errors.NoCapacityError: "another zone or type may have some",
     errors.QuotaExceededError: "ask AWS for a higher quota or rent elsewhere",
+    errors.RegionQuotaError: "ask AWS for a higher quota, or set a smaller aws.disk_gib",
     errors.PriceTooHighError: "wait, or rent elsewhere",
+    errors.LoginExpiredError: (
+        "check the credentials: log in again ('aws sso login', or new keys in the "
+        "profile), which the running manager finds, or set this machine's clock"
+    ),
     errors.AuthError: "check the credentials, what they permit, and this machine's clock",
     errors.MisconfiguredError: "correct the job file",
 }
@@ -112,7 +124,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
         boto.NoAuthTokenError,
     )
     if isinstance(error, credentials):
-        return errors.AuthError(
+        return errors.LoginExpiredError(
             f"AWS, {doing}: {text}; run 'aws configure' or 'aws sso login'"
         )
     wrong = (boto.InvalidRegionError, boto.NoRegionError, boto.ParamValidationError)
@@ -123,7 +135,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
 
 def _refused(error: Any, doing: str) -> errors.CloudError:
     code, message = code_of(error), error.response.get("Error", {}).get("Message", "")
-    message = " ".join(str(message).split())[:_MAX_MESSAGE_CHARS]
+    message = " ".join(str(message).split())
     quota = code.endswith(_QUOTA)
     kind = _CODES.get(code, errors.QuotaExceededError if quota else errors.CloudError)
     if (
@@ -138,7 +150,9 @@ def _refused(error: Any, doing: str) -> errors.CloudError:
         return errors.ThrottledError(
             f"AWS, {doing}: {code}: slow down for {retry_after_s:g} s", retry_after_s
         )
-    advice = _ADVICE.get(kind)
+    policy = _POLICY in message
+    message = message[:_MAX_MESSAGE_CHARS]
+    advice = _POLICY_ADVICE if policy else _ADVICE.get(kind)
     return kind(f"AWS, {doing}: {code}: {message}" + (f"; {advice}" if advice else ""))
 
 

@@ -72,6 +72,11 @@ IDENTITY_ACTIONS = ("Microsoft.ManagedIdentity/userAssignedIdentities/assign/act
 """Also required if VMs delete themselves."""
 LOG_ACTIONS = ("Microsoft.Insights/eventtypes/values/read",)
 """Optional: exact end times of VMs."""
+MARKET_ACTIONS = (
+    "Microsoft.Network/locations/usages/read",
+    "Microsoft.ResourceGraph/resources/read",
+)
+"""Optional: quotas of public addresses; eviction rates of sizes and regions."""
 OTHER_ACTIONS = (
     "Microsoft.Authorization/permissions/read",
     "Microsoft.Compute/locations/publishers/artifacttypes/offers/skus/versions/read",

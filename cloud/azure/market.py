@@ -1,11 +1,13 @@
-"""Offers, prices and quotas of Azure."""
+"""Offers, prices, eviction rates and quotas of Azure."""
 
 from __future__ import annotations
 
+import logging
+import math
 import ssl
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,13 +19,30 @@ from spottrain.cloud.azure.prices import RetailPrice, retail_prices
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.http import TIMEOUT
+from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.facts import CloudFacts, make_offer
-from spottrain.cloud.port.provider import Offer, Quota
+from spottrain.cloud.port.provider import ANY_FAMILY, Offer, Quota, SpotPool
+
+logger = logging.getLogger(__name__)
 
 SIZES_KEEP_S = 3600.0
 """The list of a region's sizes has megabytes and rarely changes."""
 PRICES_KEEP_S = 600.0
 """Azure's prices change a few times a month."""
+
+
+_GRAPH_URL = "/providers/Microsoft.ResourceGraph/resources?api-version=2022-10-01"
+_BANDS = {"0-5": 0.025, "5-10": 0.075, "10-15": 0.125, "15-20": 0.175, "20+": 0.25}
+"""Share of spot VMs evicted within an hour ("Build workloads on spot virtual machines",
+Azure Architecture Center): the middles, and 25 % for the open one."""
+_ADDRESS_QUOTAS = frozenset(
+    {
+        "publicipaddresses",
+        "standardskupublicipaddresses",
+        "ipv4standardskupublicipaddresses",
+    }
+)
+"""Of all public addresses, and of those of our SKU; subscriptions name them differently."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -138,7 +157,47 @@ class AzureMarket:
             for use in listed
             # Some names have stray spaces.
             if use["name"]["value"].strip().lower() in families
+        ] + self._address_quotas(region)
+
+    def _address_quotas(self, region: str) -> list[Quota]:
+        """Return the quotas of public addresses, of which each VM has one."""
+        if not self._settings.public_addresses:
+            return []
+        try:
+            with translating_errors(f"asking for quotas of addresses in {region}"):
+                usages = self._clients.network.usages.list(region)
+                listed = [use.as_dict() for use in usages]
+        except CloudError as error:  # a refusal will tell
+            logger.info("%s", error)
+            return []
+        return [
+            Quota(
+                region=region,
+                family=ANY_FAMILY,
+                spot=False,
+                limit=float(use["limit"]),
+                unit="vm",
+                used=float(use["currentValue"]),
+            )
+            for use in listed
+            if use["name"]["value"].strip().lower() in _ADDRESS_QUOTAS
         ]
+
+    def spot_pools(self) -> list[SpotPool]:
+        """Return the eviction rates of our types in our regions.
+
+        The table must be asked at tenant scope: a query that names subscriptions finds
+        nothing in it.
+        """
+        from azure.core.rest import HttpRequest
+
+        types, regions = self._settings.instance_types, self._settings.regions
+        body = eviction_query(types, regions)
+        with translating_errors("asking for eviction rates"):
+            asked = HttpRequest("POST", _GRAPH_URL, json=body)
+            answer = self._clients.resources.send_request(asked)
+            answer.raise_for_status()
+        return eviction_pools(answer.json().get("data", ()), types)
 
     def _prices_seen(self, region: str) -> tuple[float, list[RetailPrice]]:
         """Return (time of observation, prices)."""
@@ -187,3 +246,42 @@ def size_of(sku: dict[str, Any], region: str) -> Size | None:
         family=str(sku.get("family", "")),
         accelerated=can.get("AcceleratedNetworkingEnabled") == "True",
     )
+
+
+def eviction_query(sizes: Sequence[str], regions: Sequence[str]) -> dict[str, Any]:
+    """Return the body of a query for the eviction rates of sizes in regions."""
+    text = (
+        "SpotResources "
+        "| where type =~ 'microsoft.compute/skuspotevictionrate/location' "
+        f"| where sku.name in~ ({_quoted(sizes)}) and location in~ ({_quoted(regions)}) "
+        "| project size = tostring(sku.name), location, "
+        "rate = tostring(properties.evictionRate)"
+    )
+    return {"query": text, "options": {"resultFormat": "objectArray"}}
+
+
+def eviction_pools(
+    rows: Iterable[Mapping[str, Any]], sizes: Sequence[str]
+) -> list[SpotPool]:
+    """Return the rows of an answer as pools; those of an unknown band are left out.
+
+    Azure's case of names varies.
+    """
+    names = {size.lower(): size for size in sizes}
+    return [
+        SpotPool(
+            cloud=requests.CLOUD,
+            region=region,
+            zone=region,
+            instance_type=names[name],
+            losses_per_hour=-math.log1p(-_BANDS[row["rate"]]),
+        )
+        for row in rows
+        if row.get("rate") in _BANDS
+        if (name := str(row.get("size", "")).lower()) in names
+        if (region := str(row.get("location", "")).lower())
+    ]
+
+
+def _quoted(names: Iterable[str]) -> str:
+    return ", ".join(f"'{name}'" for name in sorted(names))

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from spottrain.cloud.azure import requests
@@ -72,6 +73,19 @@ class AzureNetwork:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job
             }
+
+    def admit(self, job: str, networks: Sequence[str]) -> None:
+        """Let SSH in from these networks only, where there are rules of our own."""
+        self._settings = replace(self._settings, ssh_from=tuple(networks))
+        group, rules = (
+            requests.group_of(job, self._settings),
+            self._clients.network.network_security_groups,
+        )
+        for region in self._settings.regions:
+            name = f"{requests.prefix(job, self._settings)}{region}"
+            if get_or_none(rules.get, group, name) is not None:
+                wanted = requests.rules(job, region, self._settings)
+                rules.begin_create_or_update(group, name, wanted).result()
 
     def release(self, job: str) -> None:
         """Remove all resources of a job.

@@ -218,6 +218,26 @@ class AzureProvider:
         """
         return flat_map_parallel(self._market.quotas, self._settings.regions)
 
+    def admit(self, job: str, networks: Sequence[str]) -> None:
+        """Let SSH in from these networks only.
+
+        Raises:
+            CloudError: Azure does not answer.
+        """
+        with translating_errors(f"letting SSH in from {', '.join(networks)}"):
+            self._network.admit(job, networks)
+
+    def spot_pools(self, count: int) -> Sequence[port.SpotPool]:
+        """Return Azure's eviction rates, of regions as a whole.
+
+        Args:
+            count: Not asked for.
+
+        Raises:
+            CloudError: Resource Graph does not answer, or may not be asked.
+        """
+        return self._market.spot_pools()
+
     def check(self) -> Sequence[port.Finding]:
         """Check whether a job could rent, without renting."""
         return tuple(AzureChecks(self._clients, self._settings, self._market).run())

@@ -15,6 +15,12 @@ _MAX_MESSAGE_CHARS = 300
 _THROTTLED = 429
 _QUOTA_WORDS = ("quota", "exceeding approved")
 
+_POLICY = "RequestDisallowedByPolicy"
+_POLICY_ADVICE = (
+    "an Azure Policy forbids it: give the tags that it demands in azure.tags, or have the "
+    "resource group excepted"
+)
+
 _CODES: dict[str, type[errors.CloudError]] = {
     "SkuNotAvailable": errors.NoCapacityError,
     "AllocationFailed": errors.NoCapacityError,
@@ -25,18 +31,19 @@ _CODES: dict[str, type[errors.CloudError]] = {
     "AzureSpotIsNotSupportedForThisVMSize": errors.NoCapacityError,
     "SubnetIsFull": errors.NoCapacityError,
     "QuotaExceeded": errors.QuotaExceededError,
+    "PublicIPCountLimitReached": errors.RegionQuotaError,
+    "StaticPublicIPCountLimitReached": errors.RegionQuotaError,
     "ResourceGroupQuotaExceeded": errors.QuotaExceededError,
     "SpotPriceGreaterThanProvidedMaxPrice": errors.PriceTooHighError,
     "AuthenticationFailed": errors.AuthError,
     "AuthorizationFailed": errors.AuthError,
     "AuthorizationPermissionMismatch": errors.AuthError,
-    "ExpiredAuthenticationToken": errors.AuthError,
-    "InvalidAuthenticationToken": errors.AuthError,  # also: a wrong clock
+    "ExpiredAuthenticationToken": errors.LoginExpiredError,
+    "InvalidAuthenticationToken": errors.LoginExpiredError,  # also: a wrong clock
     "InvalidAuthenticationTokenTenant": errors.AuthError,
     "LinkedAuthorizationFailed": errors.AuthError,
     "MissingSubscriptionRegistration": errors.AuthError,  # must be registered
     "ReadOnlyDisabledSubscription": errors.AuthError,
-    "RequestDisallowedByPolicy": errors.AuthError,
     "ScopeLocked": errors.AuthError,
     "SubscriptionNotFound": errors.AuthError,
     "AzureSpotFeatureNotEnabledForSubscription": errors.MisconfiguredError,
@@ -55,6 +62,7 @@ _CODES: dict[str, type[errors.CloudError]] = {
     "PlatformImageNotFound": errors.MisconfiguredError,
     "PropertyChangeNotAllowed": errors.MisconfiguredError,
     "RequestDisallowedByAzure": errors.MisconfiguredError,  # not in this region
+    _POLICY: errors.MisconfiguredError,
     "ResourceGroupNotFound": errors.MisconfiguredError,
     "ResourcePurchaseValidationFailed": errors.MisconfiguredError,
     "VMMarketplaceInvalidInput": errors.MisconfiguredError,
@@ -65,7 +73,11 @@ _QUOTAS = ("LimitExceeded", "LimitReached")
 _ADVICE: dict[type[errors.CloudError], str] = {
     errors.NoCapacityError: "another zone or type may have some",
     errors.QuotaExceededError: "ask Azure for a higher quota or rent elsewhere",
+    errors.RegionQuotaError: "ask Azure for a higher quota, or do without addresses",
     errors.PriceTooHighError: "wait, or rent elsewhere",
+    errors.LoginExpiredError: (
+        "run 'az login', which the running manager finds, or set this machine's clock"
+    ),
     errors.AuthError: "check the credentials, what they permit, and this machine's clock",
     errors.MisconfiguredError: "correct the job file",
 }
@@ -100,7 +112,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
     words = getattr(getattr(error, "error", None), "message", None)
     text = " ".join(str(words or error).split())[:_MAX_MESSAGE_CHARS]
     if isinstance(error, azure.ClientAuthenticationError) and not status:
-        return errors.AuthError(f"Azure, {doing}: {text}; run 'az login'")
+        return errors.LoginExpiredError(f"Azure, {doing}: {text}; run 'az login'")
     if not status:
         return errors.CloudError(
             f"Azure cannot be reached, {doing}: {text}; will be retried"
@@ -114,7 +126,7 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
     kind = _kind(code, text)
     if kind is errors.CloudError and isinstance(error, azure.ClientAuthenticationError):
         kind = errors.AuthError
-    advice = _ADVICE.get(kind)
+    advice = _POLICY_ADVICE if code == _POLICY else _ADVICE.get(kind)
     return kind(
         f"Azure, {doing}: {code or status}: {text}" + (f"; {advice}" if advice else "")
     )

@@ -1,7 +1,8 @@
-"""Offers, placement scores, price history and quotas of Compute Engine."""
+"""Offers, spot pools and quotas of Compute Engine."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections.abc import Iterator
@@ -9,12 +10,14 @@ from typing import Any
 
 from spottrain.cloud.gcp import answers, requests
 from spottrain.cloud.gcp.clients import GcpClients
-from spottrain.cloud.gcp.requests import GcpInstanceKind
 from spottrain.cloud.gcp.settings import GcpSettings, Prices
 from spottrain.cloud.gcp.translate import translating_errors
-from spottrain.cloud.port.errors import MisconfiguredError
+from spottrain.cloud.parallel import run_parallel
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 from spottrain.cloud.port.facts import CloudFacts, make_offer, with_attached
-from spottrain.cloud.port.provider import ANY_FAMILY, Offer, PlacementScore, Quota
+from spottrain.cloud.port.provider import ANY_FAMILY, Offer, Quota, SpotPool
+
+logger = logging.getLogger(__name__)
 
 PLACES_KEEP_S = 3600.0
 """The types of a zone change every few months."""
@@ -126,67 +129,36 @@ class GcpMarket:
         told = f"{sum(priced)} of {len(places)} types and zones have a price"
         return f"{told}; {warning}" if warning else told
 
-    def placement_scores(self, instance_type: str, count: int) -> list[PlacementScore]:
-        """Return Google's obtainability score of spot VMs in each zone."""
-        kind = requests.kind_of(instance_type)
-        zones = [zone for zone, name in self.places() if name == instance_type]
-        found: list[PlacementScore] = []
-        with translating_errors(
-            f"asking for placement scores of {count} {instance_type}"
-        ):
-            for zone in zones:
-                found += self._ask_score(zone, kind, count)
-        return found
+    def spot_pools(self, count: int) -> list[SpotPool]:
+        """Return preemption rate and obtainability score of each type in each zone.
 
-    def _ask_score(
-        self, zone: str, kind: GcpInstanceKind, count: int
-    ) -> Iterator[PlacementScore]:
-        region = requests.region_of(zone)
-        arguments = requests.advice(kind, count, zone)
-        answer = self._clients.call("advice", "capacity", arguments)
-        for advised in answer.get("recommendations", ())[:1]:
-            score = float(advised.get("scores", {}).get("obtainability", 0.0))
-            yield PlacementScore(region=region, zone=zone, score=score)
+        Both are previews of Google's: what it does not answer is unknown.
+        """
+        return list(run_parallel(lambda at: self._pool(*at, count), self.places()))
 
-    def price_history(self, since_s: float) -> list[Offer]:
-        """Return the spot list prices of our regions valid since a time."""
-        found = []
-        ours = set(self.places())
-        pairs = {(requests.region_of(zone), name) for zone, name in ours}
-        for region, instance_type in sorted(pairs):
-            with translating_errors(
-                f"asking for past prices of {instance_type} in {region}"
-            ):
-                records = self._ask_history(region, instance_type)
-            zones = sorted(
-                zone
-                for zone, name in ours
-                if name == instance_type and requests.region_of(zone) == region
-            )
-            for began_s, ended_s, usd in records:
-                if ended_s is not None and ended_s <= since_s:
-                    continue
-                found += [
-                    self._offer(zone, instance_type, True, usd, began_s)
-                    for zone in zones
-                ]
-        return found
+    def _pool(self, zone: str, name: str, count: int) -> SpotPool:
+        kind = requests.kind_of(name)
+        now = self._advised("capacity", requests.advice(kind, count, zone))
+        past: dict[str, Any] = {}
+        if not kind.accelerator:  # Google has no history of attached GPUs
+            past = self._advised("capacity_history", requests.preemptions(kind, zone))
+        return SpotPool(
+            cloud=requests.CLOUD,
+            region=requests.region_of(zone),
+            zone=zone,
+            instance_type=name,
+            losses_per_hour=answers.losses_per_hour(past),
+            obtainability=answers.obtainability(now),
+        )
 
-    def _ask_history(
-        self, region: str, instance_type: str
-    ) -> list[tuple[float, float | None, float]]:
-        """Return (start, end, USD per hour) of each price, oldest first."""
-        kind = requests.kind_of(instance_type)
-        arguments = requests.history(region, kind)
-        answer = self._clients.call("advice", "capacity_history", arguments)
-        records = []
-        for record in answer.get("price_history", ()):
-            price, interval = record["list_price"], record["interval"]
-            usd = int(price.get("units", 0)) + price.get("nanos", 0) / 1e9
-            end = interval.get("end_time")
-            began_s = answers.parse_time_s(interval["start_time"])
-            records.append((began_s, answers.parse_time_s(end) if end else None, usd))
-        return sorted(records, key=lambda record: record[0])
+    def _advised(self, method: str, arguments: dict[str, Any]) -> dict[str, Any]:
+        """Return advice; nothing if Google has none of a machine, or gives none now."""
+        try:
+            with translating_errors("asking for advice on spot VMs"):
+                return self._clients.call("advice", method, arguments)
+        except CloudError as error:
+            logger.info("%s", error)
+            return {}
 
     def quotas(self) -> list[Quota]:
         """Return the quotas of our types in our regions, and of all GPUs of the project."""

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import ipaddress
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 from spottrain.cloud.gcp import answers, requests
@@ -58,6 +59,13 @@ class GcpNetwork:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job
             }
+
+    def admit(self, job: str, networks: Sequence[str]) -> None:
+        """Let SSH in from these networks only, if there is a rule of our own."""
+        self._settings = replace(self._settings, ssh_from=tuple(networks))
+        rule = f"{requests.shared_name(job, self._settings.uid)}-ssh"
+        for there in tuple(self._named("firewalls", rule)):
+            self._set_sources(there, networks)
 
     def release(self, job: str) -> None:
         """Remove a job's shared resources; its VMs must have ended."""
@@ -181,12 +189,13 @@ class GcpNetwork:
         wanted = rule["firewall_resource"]
         named = {"firewall": wanted["name"]}
         there = self._ensure("firewalls", named, rule)
-        sources = wanted.get("source_ranges", [])
-        if there is not None and sorted(there.get("source_ranges", ())) != sorted(
-            sources
-        ):
-            change = {"firewall_resource": {"source_ranges": sources}}
-            self._clients.patch("firewalls", named | change)
+        if there is not None:
+            self._set_sources(there, wanted.get("source_ranges", []))
+
+    def _set_sources(self, rule: dict[str, Any], sources: Sequence[str]) -> None:
+        if sorted(rule.get("source_ranges", ())) != sorted(sources):
+            change = {"firewall_resource": {"source_ranges": list(sources)}}
+            self._clients.patch("firewalls", {"firewall": rule["name"]} | change)
 
     def _await_making(self, region: str = "", **named: str) -> None:
         """Wait for a resource that another manager is creating."""

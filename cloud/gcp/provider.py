@@ -137,6 +137,16 @@ class GcpProvider:
                     self._clients.delete("instances", _named(zone, name))
             self._network.release(job)
 
+    def admit(self, job: str, networks: Sequence[str]) -> None:
+        """Let SSH in from these networks only.
+
+        Raises:
+            CloudError: Compute Engine does not answer.
+        """
+        if not self._settings.network_tags:
+            with translating_errors(f"letting SSH in from {', '.join(networks)}"):
+                self._network.admit(job, networks)
+
     def check(self) -> Sequence[port.Finding]:
         """Check whether a job could rent, without renting."""
         checks = GcpChecks(self._clients, self._settings, self._network, self._market)
@@ -158,23 +168,13 @@ class GcpProvider:
         """
         return self._market.quotas()
 
-    def placement_scores(
-        self, instance_type: str, count: int
-    ) -> Sequence[port.PlacementScore]:
-        """Return Google's obtainability score of each zone.
+    def spot_pools(self, count: int) -> Sequence[port.SpotPool]:
+        """Return Google's preemption rate and obtainability score of each offer.
 
         Raises:
             CloudError: Compute Engine does not answer.
         """
-        return self._market.placement_scores(instance_type, count)
-
-    def price_history(self, since_s: float) -> Sequence[port.Offer]:
-        """Return the history of spot list prices of our zones.
-
-        Raises:
-            CloudError: Compute Engine does not answer.
-        """
-        return self._market.price_history(since_s)
+        return self._market.spot_pools(count)
 
     def interrupt(self, vm_id: str) -> None:
         """Simulate a maintenance event, at which Google preempts a spot VM.

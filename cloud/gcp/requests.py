@@ -345,18 +345,17 @@ def advice(kind: GcpInstanceKind, count: int, zone: str) -> dict[str, Any]:
     }
 
 
-def history(region: str, kind: GcpInstanceKind) -> dict[str, Any]:
-    """Return CapacityHistoryAdviceRequest for past spot prices."""
-    machine: dict[str, Any] = {
-        "machine_type": kind.machine_type,
-        "scheduling": {"provisioning_model": "SPOT"},
-    }
+def preemptions(kind: GcpInstanceKind, zone: str) -> dict[str, Any]:
+    """Return CapacityHistoryAdviceRequest for a zone's preemptions of the last 30 days."""
     return {
-        "region": region,
+        "region": region_of(zone),
         "capacity_history_request_resource": {
-            "instance_properties": machine | _accelerators(kind),
-            "location_policy": {"location": f"regions/{region}"},
-            "types": ["PRICE"],
+            "instance_properties": {
+                "machine_type": kind.machine_type,
+                "scheduling": {"provisioning_model": "SPOT"},
+            },
+            "location_policy": {"location": f"zones/{zone}"},
+            "types": ["PREEMPTION"],
         },
     }
 

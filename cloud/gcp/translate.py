@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -9,9 +10,11 @@ from typing import Any
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
+    LoginExpiredError,
     MisconfiguredError,
     NoCapacityError,
     QuotaExceededError,
+    RegionQuotaError,
     ThrottledError,
     VmNotFoundError,
 )
@@ -41,7 +44,7 @@ _CODES: dict[str, type[CloudError]] = {
     "LIMIT_EXCEEDED": QuotaExceededError,
     "quotaExceeded": QuotaExceededError,
     "limitExceeded": QuotaExceededError,
-    "authError": AuthError,
+    "authError": LoginExpiredError,
     "required": AuthError,
     "forbidden": AuthError,
     "accessNotConfigured": AuthError,
@@ -57,7 +60,7 @@ _CODES: dict[str, type[CloudError]] = {
     "badRequest": MisconfiguredError,
     "INVALID_FIELD_VALUE": MisconfiguredError,
     "INVALID_USAGE": MisconfiguredError,
-    "CONDITION_NOT_MET": MisconfiguredError,
+    "CONDITION_NOT_MET": MisconfiguredError,  # also: a policy of the organisation
     "EXTERNAL_RESOURCE_NOT_FOUND": MisconfiguredError,
     "SERVICE_ACCOUNT_NOT_FOUND": MisconfiguredError,
     "VPC_NOT_FOUND": MisconfiguredError,
@@ -67,9 +70,23 @@ _CODES: dict[str, type[CloudError]] = {
     "RESOURCE_OPERATION_RATE_EXCEEDED": ThrottledError,
     "operationRateExceeded": ThrottledError,
 }
+_SHARED_QUOTA = re.compile(r"'(\w*_TOTAL_GB|IN_USE_ADDRESSES)'")
+"""Quotas that all machines of a region count against."""
+_POLICY = re.compile(r"constraints/[\w.]+")
+_POLICIES = {
+    "constraints/compute.vmExternalIpAccess": (
+        "your organisation allows no public addresses: set gcp.public_addresses: false "
+        "and gcp.ssh_proxy: iap, in a subnet of yours with Cloud NAT"
+    ),
+    "constraints/compute.requireOsLogin": (
+        "your organisation demands OS Login, but VMs are entered with the job's own key: "
+        "have the project excepted from the policy"
+    ),
+}
+_OTHER_POLICY = "have the project excepted from this policy of your organisation"
 _STATUSES: dict[int, type[CloudError]] = {
     400: MisconfiguredError,
-    401: AuthError,
+    401: LoginExpiredError,
     403: AuthError,
     429: ThrottledError,
 }
@@ -82,6 +99,11 @@ _UNSETTLED = ("resourceNotReady", "resourceInUseByAnotherResource")
 _ADVICE: dict[type[CloudError], str] = {
     NoCapacityError: "another zone or type may have some",
     QuotaExceededError: "ask Google for a higher quota or rent elsewhere",
+    RegionQuotaError: "ask Google for a higher quota, or set a smaller gcp.disk_gib",
+    LoginExpiredError: (
+        "run 'gcloud auth application-default login', which the running manager finds, or "
+        "set this machine's clock"
+    ),
     AuthError: "check the credentials, their roles, and this machine's clock",
     MisconfiguredError: "correct the job file",
 }
@@ -136,7 +158,7 @@ def translate(error: Exception, doing: str) -> CloudError:
     if isinstance(error, auth.GoogleAuthError) and not isinstance(
         error, auth.TransportError
     ):
-        return AuthError(
+        return LoginExpiredError(
             f"GCP, {doing}: {text}; run 'gcloud auth application-default login'"
         )
     return CloudError(f"GCP cannot be reached, {doing}: {text}; will be retried")
@@ -187,9 +209,17 @@ def _made(
         return ThrottledError(
             f"GCP, {doing}: {code}: slow down for {retry_after_s:g} s", retry_after_s
         )
-    advice = _ADVICE.get(kind)
+    if kind is QuotaExceededError and _SHARED_QUOTA.search(message):
+        kind = RegionQuotaError
+    advice = _policy_advice(message) or _ADVICE.get(kind)
     text = f"GCP, {doing}: {code}: {_one_line(message)}"
     return kind(text + (f"; {advice}" if advice else ""))
+
+
+def _policy_advice(message: str) -> str:
+    """Return what to do about an organisation's policy; empty if it is about none."""
+    found = _POLICY.search(message)
+    return "" if found is None else _POLICIES.get(found[0], _OTHER_POLICY)
 
 
 def _one_line(text: str) -> str:

@@ -14,14 +14,14 @@ R = TypeVar("R")
 ABILITIES: Mapping[str, type] = {
     ability.__name__: ability
     for ability in (
+        port.AdmitsNetworks,
         port.ChecksAccount,
         port.FindsOrphans,
         port.NamesPrincipal,
         port.ReachedBySsh,
         port.ReleasesJob,
-        port.ReportsPlacementScore,
-        port.ReportsPriceHistory,
         port.ReportsQuota,
+        port.ReportsSpotPools,
         port.SimulatesInterruption,
         port.StartsAgents,
     )
@@ -44,14 +44,14 @@ class ForwardsAbilities:
     the ability's protocol is false, by the rule of ``typing.runtime_checkable``.
     """
 
+    admit: Callable[[str, Sequence[str]], None] | None = None
     check: Callable[[], Sequence[port.Finding]] | None = None
     list_all: Callable[[], Sequence[port.Vm]] | None = None
     principal: Callable[[], str] | None = None
     ssh_target: Callable[[str], port.SshTarget | None] | None = None
     release: Callable[[str], None] | None = None
-    placement_scores: Callable[[str, int], Sequence[port.PlacementScore]] | None = None
-    price_history: Callable[[float], Sequence[port.Offer]] | None = None
     quotas: Callable[[], Sequence[port.Quota]] | None = None
+    spot_pools: Callable[[int], Sequence[port.SpotPool]] | None = None
     interrupt: Callable[[str], None] | None = None
     start_agent: (
         Callable[[str, port.AgentBootstrap], Sequence[port.StartStep]] | None
@@ -59,6 +59,8 @@ class ForwardsAbilities:
 
     def _forward_abilities(self, has: Callable[[type], bool], forward: Forward) -> None:
         """Set the methods of the abilities for which ``has`` is true."""
+        if has(port.AdmitsNetworks):
+            self.admit = forward(port.AdmitsNetworks.admit)
         if has(port.ChecksAccount):
             self.check = forward(port.ChecksAccount.check)
         if has(port.FindsOrphans):
@@ -69,12 +71,10 @@ class ForwardsAbilities:
             self.ssh_target = forward(port.ReachedBySsh.ssh_target)
         if has(port.ReleasesJob):
             self.release = forward(port.ReleasesJob.release)
-        if has(port.ReportsPlacementScore):
-            self.placement_scores = forward(port.ReportsPlacementScore.placement_scores)
-        if has(port.ReportsPriceHistory):
-            self.price_history = forward(port.ReportsPriceHistory.price_history)
         if has(port.ReportsQuota):
             self.quotas = forward(port.ReportsQuota.quotas)
+        if has(port.ReportsSpotPools):
+            self.spot_pools = forward(port.ReportsSpotPools.spot_pools)
         if has(port.SimulatesInterruption):
             self.interrupt = forward(port.SimulatesInterruption.interrupt)
         if has(port.StartsAgents):

@@ -3,8 +3,10 @@
 CloudError              unknown: never read as "no capacity"
 ├── NoCapacityError     (zone, instance type) is sold out: cool down, try another offer
 ├── QuotaExceededError  (region, family): ask for less or elsewhere
+│   └── RegionQuotaError    (region), of disks or addresses: whatever the type
 ├── PriceTooHighError   the market price rose above the bid
 ├── AuthError           credentials are missing or refused: tell the user
+│   └── LoginExpiredError   read the login anew: a person may have renewed it
 ├── MisconfiguredError  a requested resource does not exist or fit: tell the user
 ├── ThrottledError      wait ``retry_after_s``
 └── VmNotFoundError     the VM is unknown or has ended
@@ -31,12 +33,20 @@ class QuotaExceededError(CloudError):
     """The account may not rent more of this family in this region."""
 
 
+class RegionQuotaError(QuotaExceededError):
+    """The account may not have more disks or addresses in this region."""
+
+
 class PriceTooHighError(CloudError):
     """The market price is above the bid."""
 
 
 class AuthError(CloudError):
     """Credentials are missing, expired or refused."""
+
+
+class LoginExpiredError(AuthError):
+    """The login has expired, and could not be renewed without a person."""
 
 
 class MisconfiguredError(CloudError):

@@ -1,8 +1,9 @@
 """A VM's lease: the VM ends itself when it has not heard from a manager for too long.
 
-A shell script watches the age of a file. The agent touches the file whenever its
-manager answers, and removes it to end the VM at once. Standard library only; the agent
-carries this module.
+A shell script of root watches a file. The agent touches the file whenever its manager
+answers, and writes into it to end the VM at once. Anybody on the VM may do both, but not
+change the script: the folder is root's. Standard library only; the agent carries this
+module.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ cat > {folder}/watch <<'END'
 #!/bin/sh
 while sleep {check_s}; do
     heard=$(stat -c %Y {file} 2>/dev/null || echo 0)
-    if [ $(($(date +%s) - heard)) -gt {bound_s} ]; then
+    if [ -s {file} ] || [ $(($(date +%s) - heard)) -gt {bound_s} ]; then
         {end}
     fi
 done
@@ -45,7 +46,7 @@ END
 mkdir -p /etc/security/limits.d
 echo '* - memlock unlimited' > /etc/security/limits.d/spottrain.conf
 touch -d '+{boot_s} seconds' {file}
-chmod 777 {folder}
+chmod 755 {folder}
 chmod 666 {file}
 systemctl daemon-reload
 systemctl enable --now spottrain-lease.service
@@ -79,4 +80,6 @@ def renew(file: Path = FILE) -> None:
 def give_up(file: Path = FILE) -> None:
     """End the VM within seconds; do nothing if there is no lease."""
     with contextlib.suppress(FileNotFoundError, PermissionError):
-        file.unlink()
+        with file.open("r+") as lease:
+            lease.write("given up\n")
+        file.unlink()  # a script of an older version ends the VM once it is gone

@@ -250,14 +250,18 @@ def run_check(what: str, ask: Callable[[], str], one_of: str = "") -> Finding:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PlacementScore:
-    """Likelihood that a spot request is fulfilled."""
+class SpotPool:
+    """What a cloud says of its spot VMs of one instance type in one zone or region."""
 
+    cloud: str
     region: str
     zone: str
-    """Empty: the region as a whole."""
-    score: float
-    """From 0 (unlikely) to 1 (likely)."""
+    """Equal to the region: the region as a whole."""
+    instance_type: str
+    losses_per_hour: float | None = None
+    """Interruptions of one VM to expect; None: the cloud does not say."""
+    obtainability: float | None = None
+    """Likelihood that a request is fulfilled now, from 0 to 1; None: it does not say."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,24 +307,14 @@ class ChecksAccount(Protocol):
 
 
 @runtime_checkable
-class ReportsPlacementScore(Protocol):
-    """Can report where a spot request is likely to be fulfilled."""
+class ReportsSpotPools(Protocol):
+    """Can report how often its spot VMs are interrupted, or where a request will succeed."""
 
-    def placement_scores(
-        self, instance_type: str, count: int
-    ) -> Sequence[PlacementScore]:
-        """Return a score for each zone or region for ``count`` machines."""
-
-
-@runtime_checkable
-class ReportsPriceHistory(Protocol):
-    """Can report past prices."""
-
-    def price_history(self, since_s: float) -> Sequence[Offer]:
-        """Return past spot offers; ``observed_at_s`` is when each price took effect.
+    def spot_pools(self, count: int) -> Sequence[SpotPool]:
+        """Return what is known of the account's spot offers.
 
         Args:
-            since_s: Seconds since the epoch.
+            count: VMs that a request is to be for.
         """
 
 
@@ -350,6 +344,20 @@ class NamesPrincipal(Protocol):
 
     def principal(self) -> str:
         """Return the cloud's name of who rents here; empty if it is unknown.
+
+        Raises:
+            CloudError: the cloud does not answer.
+        """
+
+
+@runtime_checkable
+class AdmitsNetworks(Protocol):
+    """Guards its VMs' SSH ports by rules of our own."""
+
+    def admit(self, job: str, networks: Sequence[str]) -> None:
+        """Let SSH in from these networks from now on, and from no others.
+
+        Rules of the user's own are left alone.
 
         Raises:
             CloudError: the cloud does not answer.

@@ -3,7 +3,8 @@
 SDKs take seconds to import, leak memory and hang; the child keeps that away from the
 manager. Calls run in parallel, each with a deadline. If the child dies or hangs, its
 calls fail with ``CloudError`` (a retry with the same token is safe) and the next call
-starts it again. A child never outlives its parent.
+starts it again. So does the next call after a login has expired, to find a renewed one. A
+child never outlives its parent.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import json
 import subprocess
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future
@@ -21,7 +23,7 @@ from typing import Any, Concatenate
 
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.abilities import ForwardsAbilities, P, R
-from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.errors import CloudError, LoginExpiredError
 from spottrain.cloud.process.calls import call_of, unpack_error
 
 ANSWER_S = 110.0
@@ -33,6 +35,9 @@ SLOW_S: Mapping[str, float] = {
     "check": 300.0,
 }
 """Limits of calls that may take longer, by name."""
+RENEW_S = 60.0
+"""How old a child must be to be replaced when its login has expired: SDKs keep what they
+have read; only a new process finds what a person renewed."""
 _START_S = 60.0
 _END_S = 5.0
 _ARGV = (sys.executable, "-P", "-m", "spottrain.cloud.process.main")
@@ -90,8 +95,12 @@ class ChildProvider(ForwardsAbilities):
         limit_s = self._answer_s or SLOW_S.get(call.name, ANSWER_S)
 
         def ask(*args: P.args, **kwargs: P.kwargs) -> R:
-            packed = call.pack(*args, **kwargs)
-            answer = self._live_child().ask(call.name, packed, limit_s)
+            packed, child = call.pack(*args, **kwargs), self._live_child()
+            try:
+                answer = child.ask(call.name, packed, limit_s)
+            except LoginExpiredError:
+                child.end_if_older(RENEW_S)
+                raise
             result: R = call.result.validate_python(answer)
             return result
 
@@ -126,7 +135,7 @@ class _Child:
         )
         self.name = "cloud"
         self.pid = self._process.pid
-        self._silent = False
+        self._silent, self._began_s = False, time.monotonic()
         threading.Thread(target=self._listen, name="cloud-child", daemon=True).start()
         try:
             self._send(recipe)
@@ -156,6 +165,11 @@ class _Child:
         request = {"number": number, "method": method, "arguments": arguments}
         self._send(json.dumps(request))
         return self._wait(number, method, limit_s)
+
+    def end_if_older(self, age_s: float) -> None:
+        """Kill the process if it has lived for long enough."""
+        if time.monotonic() - self._began_s >= age_s:
+            self.end()
 
     def end(self) -> None:
         """Kill the process and wait until it has ended."""

@@ -11,10 +11,11 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from spottrain.cloud.port.provider import SpotPool
 from spottrain.pricing.prices.place import Place
 from spottrain.units import MONTH_H
 
@@ -87,12 +88,21 @@ class Hazards:
     Args:
         exposures: Observations, any number for a place.
         bands: Published bands by (cloud, region, instance type).
+        pools: What clouds say of their spot VMs now; it is newer than the bands.
     """
 
     def __init__(
-        self, exposures: Iterable[Exposure], bands: Mapping[tuple[str, str, str], int]
+        self,
+        exposures: Iterable[Exposure],
+        bands: Mapping[tuple[str, str, str], int],
+        pools: Iterable[SpotPool] = (),
     ) -> None:
         self._bands = bands
+        known = tuple(pools)
+        self._pools = {
+            (pool.cloud, pool.zone, pool.instance_type): pool
+            for pool in (*_whole_regions(known), *known)
+        }
         self._zones: dict[Place, tuple[float, int]] = {}
         self._regions: dict[tuple[str, str, str], tuple[float, int]] = {}
         for seen in exposures:
@@ -109,8 +119,8 @@ class Hazards:
         """
         hours, losses = self._zones.get(place, (0.0, 0))
         region = self._regions.get(_region(place), (0.0, 0))
-        band = self._bands.get(_region(place))
-        published = UNKNOWN_PER_HOUR if band is None else band_per_hour(band)
+        said = self._published(place)
+        published = UNKNOWN_PER_HOUR if said is None else said
         elsewhere_h = max(0.0, region[0] - hours)
         prior = _mean(published, elsewhere_h, region[1] - losses)
         shape = PRIOR_VM_HOURS * prior + losses
@@ -123,8 +133,44 @@ class Hazards:
             vm_hours=hours,
             losses=losses,
             published_per_hour=published,
-            is_known=band is not None or region[0] > 0,
+            is_known=said is not None or region[0] > 0,
         )
+
+    def obtainability(self, place: Place) -> float | None:
+        """Return how likely a request is fulfilled there, from 0 to 1; None: unknown."""
+        found = self._pools.get((place.cloud, place.zone, place.instance_type))
+        return None if found is None else found.obtainability
+
+    def _published(self, place: Place) -> float | None:
+        """Return the published losses per hour of a zone, or of its region."""
+        for zone in (place.zone, place.region):
+            pool = self._pools.get((place.cloud, zone, place.instance_type))
+            if pool is not None and pool.losses_per_hour is not None:
+                return pool.losses_per_hour
+        band = self._bands.get(_region(place))
+        return None if band is None else band_per_hour(band)
+
+
+def _whole_regions(pools: Sequence[SpotPool]) -> list[SpotPool]:
+    """Return the means of zones: where a cloud's prices are those of a region, plans are."""
+    regions: dict[tuple[str, str, str], list[SpotPool]] = {}
+    for pool in pools:
+        at = pool.cloud, pool.region, pool.instance_type
+        regions.setdefault(at, []).append(pool)
+    return [
+        replace(
+            zones[0],
+            zone=region,
+            losses_per_hour=_mean_known(zone.losses_per_hour for zone in zones),
+            obtainability=_mean_known(zone.obtainability for zone in zones),
+        )
+        for (_, region, _), zones in regions.items()
+    ]
+
+
+def _mean_known(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _region(place: Place) -> tuple[str, str, str]:

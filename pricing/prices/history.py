@@ -1,4 +1,4 @@
-"""History of the market: prices and lifetimes of VMs, in one SQLite file of its own.
+"""History of the market: prices, spot pools, lifetimes of VMs, in one SQLite file.
 
 It belongs to this machine, not to a job; any number of processes may use it. It holds
 nothing precious: prices can be queried again, lifetimes are in the jobs' journals.
@@ -16,11 +16,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Self
 
+from spottrain.cloud.port.provider import SpotPool
 from spottrain.errors import SpottrainError
 from spottrain.pricing.prices.hazard import Exposure
 from spottrain.pricing.prices.place import Place
 from spottrain.pricing.prices.price import Price
-from spottrain.units import HOUR_S
+from spottrain.units import DAY_S, HOUR_S
 
 _SCHEMA = """
     CREATE TABLE prices (
@@ -53,13 +54,32 @@ _SCHEMA = """
         PRIMARY KEY (job, vm_id)
     ) STRICT;
 """
-_VERSION = 1
+_POOLS = """
+    CREATE TABLE pools (
+        cloud TEXT NOT NULL,
+        region TEXT NOT NULL,
+        zone TEXT NOT NULL,
+        instance_type TEXT NOT NULL,
+        losses_per_hour REAL,
+        obtainability REAL,
+        seen_s REAL NOT NULL,
+        PRIMARY KEY (cloud, zone, instance_type)
+    ) STRICT;
+"""
+_SCHEMAS = _SCHEMA, _POOLS
+"""What each version added, from version 1 on."""
+_VERSION = len(_SCHEMAS)
 AHEAD_S = HOUR_S
 """Entries further in the future were made under a clock that was ahead."""
 _BUSY_S = 5.0
 _PRICE = (
     "cloud, region, zone, instance_type, spot, usd_per_hour, since_s, seen_s, source"
 )
+_POOL = "cloud, region, zone, instance_type, losses_per_hour, obtainability"
+RATE_KEPT_S = 7 * DAY_S
+"""Published rates of interruptions are averages over weeks."""
+SCORE_KEPT_S = 3 * HOUR_S
+"""Where a request will succeed is said of the present."""
 _VM = "job, vm_id, cloud, region, zone, instance_type, spot, from_s, until_s, ended"
 INTERRUPTED = ("notice", "kill", "silence")
 """Ends of a VM that count as interruptions."""
@@ -204,6 +224,34 @@ class History:
             for row in rows
         ]
 
+    def record_pools(self, pools: Iterable[SpotPool], seen_s: float) -> None:
+        """Replace what is known of some spot pools."""
+        rows = [(*_pool_row(pool), seen_s) for pool in pools]
+        with self._transaction():
+            self._db.executemany(
+                f"INSERT OR REPLACE INTO pools ({_POOL}, seen_s) VALUES (?,?,?,?,?,?,?)",
+                rows,
+            )
+
+    def pools(self, now_s: float) -> list[SpotPool]:
+        """Return what clouds said of their spot pools, as far as it still counts."""
+        with self._translating_errors():
+            rows = self._db.execute(
+                f"SELECT {_POOL}, seen_s FROM pools WHERE seen_s BETWEEN ? AND ?",
+                (now_s - RATE_KEPT_S, now_s + AHEAD_S),
+            ).fetchall()
+        return [
+            SpotPool(
+                cloud=cloud,
+                region=region,
+                zone=zone,
+                instance_type=kind,
+                losses_per_hour=losses,
+                obtainability=score if now_s - seen_s <= SCORE_KEPT_S else None,
+            )
+            for cloud, region, zone, kind, losses, score, seen_s in rows
+        ]
+
     def export_prices(self) -> Iterator[str]:
         """Yield all prices as lines of CSV, the header first."""
         yield from self._export(_PRICE, "prices")
@@ -256,9 +304,10 @@ class History:
                     f"this one knows {_VERSION}); use that one"
                 )
             if version < _VERSION:
-                # Not executescript: it would commit the transaction first.
-                for statement in _SCHEMA.split(";")[:-1]:
-                    self._db.execute(statement)
+                for schema in _SCHEMAS[version:]:
+                    # Not executescript: it would commit the transaction first.
+                    for statement in schema.split(";")[:-1]:
+                        self._db.execute(statement)
                 self._db.execute(f"PRAGMA user_version = {_VERSION}")
 
     @contextmanager
@@ -282,6 +331,11 @@ class History:
                 f"{self._path}: the database of prices cannot be used: {error}; if it "
                 "is damaged, move it away; a new one will be created"
             ) from error
+
+
+def _pool_row(pool: SpotPool) -> tuple[object, ...]:
+    place = (pool.cloud, pool.region, pool.zone, pool.instance_type)
+    return *place, pool.losses_per_hour, pool.obtainability
 
 
 def _price(row: Sequence[Any]) -> Price:

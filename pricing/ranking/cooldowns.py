@@ -18,15 +18,29 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.place import offer_key
 
 Refusal = Literal[
-    "no_capacity", "quota", "price", "auth", "misconfigured", "unreachable"
+    "no_capacity",
+    "quota",
+    "region_quota",
+    "price",
+    "auth",
+    "misconfigured",
+    "unreachable",
 ]
+
+QUOTAS: tuple[Refusal, ...] = ("quota", "region_quota")
+"""Of a family, and of disks and addresses: what refuses a request as a whole."""
 
 Span = Literal["region", "cloud", "any"]
 """How far apart the VMs of a plan may be."""
 
 MAX_S = 1800.0
 """A scope is closed for no longer than that at a time."""
-MIN_S: Mapping[str, float] = {"quota": 300.0, "auth": 300.0, "misconfigured": 300.0}
+MIN_S: Mapping[str, float] = {
+    "quota": 300.0,
+    "region_quota": 300.0,
+    "auth": 300.0,
+    "misconfigured": 300.0,
+}
 """How long a scope is closed at least: people act more slowly than markets."""
 SIMILAR = 0.01
 """Prices that differ by no more than this share are taken for the same."""
@@ -66,6 +80,8 @@ def scope_of(offer: Offer, refusal: Refusal) -> str:
         case "quota":
             family = offer.family or offer.instance_type
             return f"{offer.cloud}/{offer.region}/family {family}/{market}"
+        case "region_quota":
+            return f"{offer.cloud}/{offer.region}/all types"
         case "no_capacity":
             return offer_key(offer)
         case "price":
@@ -100,13 +116,14 @@ def refused(
     base_s = max(base_s, MIN_S.get(refusal, 0.0))
     remembered = {k: v for k, v in closed.items() if not v.forgotten(now_s)}
     before = remembered.get(scope)
-    if refusal == "quota" and count > 1:
+    of_quota = refusal in QUOTAS
+    if of_quota and count > 1:
         # Half of the first closing, which the last refusal of the halving doubles.
         length_s = base_s / 2 if before is None else before.length_s
         bounded = Cooldown(until_s=now_s, length_s=length_s, count=count // 2)
         return {**remembered, scope: bounded}
     length_s = base_s if before is None else before.next_s(base_s, now_s)
-    until_s, last = now_s + length_s, int(refusal == "quota")
+    until_s, last = now_s + length_s, int(of_quota)
     shut = Cooldown(until_s=until_s, length_s=length_s, count=last)
     return {**remembered, scope: shut}
 
@@ -123,11 +140,12 @@ def open_at_s(closed: Mapping[str, Cooldown], offer: Offer) -> float:
     return max(times, default=-math.inf)
 
 
-def most_at_once(closed: Mapping[str, Cooldown], offer: Offer, now_s: float) -> float:
-    """Return how many VMs of an offer may be asked for at once; maybe infinitely many."""
-    found = (closed[scope] for scope in scopes_of(offer) if scope in closed)
-    counts = (each.count for each in found if each.count and not each.forgotten(now_s))
-    return min(counts, default=math.inf)
+def most_at_once(closed: Mapping[str, Cooldown], scope: str, now_s: float) -> float:
+    """Return how many VMs of a scope may be asked for at once; maybe infinitely many."""
+    found = closed.get(scope)
+    if found is None or not found.count or found.forgotten(now_s):
+        return math.inf
+    return found.count
 
 
 def needs_a_person(closed: Mapping[str, Cooldown], offer: Offer, now_s: float) -> bool:

@@ -27,6 +27,8 @@ from spottrain.pricing.ranking.throughput import (
 from spottrain.units import GB_BYTES, HOUR_S, MONTH_H
 
 CAP = "budget.max_usd_per_hour"  # Reasons that name the hourly cap begin so.
+LEAST_OBTAINABLE = 0.1
+"""The lowest score of EC2; as a probability it bounds the boots in vain."""
 EXACT = 6
 """Rows whose plan is computed, unless more are asked for; the others keep bounds."""
 
@@ -42,6 +44,8 @@ class Priced:
     """Interruptions of one VM to expect."""
     losses_known: bool = True
     """False if nothing was published or observed: they are only planned with."""
+    obtainability: float | None = None
+    """Likelihood that a request for it is fulfilled, from 0 to 1; None: not known."""
     boot_s: float = 0.0
     """From paying to training."""
     max_vms: int | None = None
@@ -243,8 +247,13 @@ def _order(row: RankedOffer) -> tuple[object, ...]:
 
 
 def fleet_size(offer: Offer, terms: RankingTerms) -> int:
-    """Return how many VMs of an offer a job would rent, if there are enough of them."""
+    """Return how many VMs of an offer a job would rent, if there are enough of them.
+
+    No more than the account's quota allows; one where it allows none, as it may have grown.
+    """
     limit = terms.max_vms
+    if offer.quota_vms is not None:
+        limit = min(limit, max(1, int(offer.quota_vms)))
     if terms.max_gpus is not None:
         limit = min(limit, terms.max_gpus // max(1, offer.gpus))
     return _affordable(offer, limit, terms, FREE)
@@ -336,7 +345,8 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
 
     An interruption costs two morphs (to go on without the VM, and to add another), work
     repeated where no replica is left (``policy.slowdown``), and a VM's share of the
-    throughput while its replacement boots, which is paid for meanwhile.
+    throughput while its replacement boots, which is paid for meanwhile. A place that will
+    hardly give so many VMs costs boots in vain.
     """
     offer, place = priced.offer, priced.place
     examples_per_s = throughput.examples_per_s * terms.correction(place)
@@ -356,7 +366,7 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
     per_hour = examples_per_s * HOUR_S / (1.0 + losses_per_hour * wasted_s / HOUR_S)
     stored_gb = terms.stored_bytes / GB_BYTES
     storage = stored_gb * terms.storage_usd_per_gb_month / MONTH_H
-    once = rent * priced.boot_s / HOUR_S
+    once = rent * priced.boot_s / HOUR_S * _starts(priced)
     fetched_usd = throughput.vms * terms.fetched_usd(place)
     once += fetched_usd
     again = fetched_usd * priced.losses_per_hour
@@ -370,6 +380,17 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
         raw_examples_per_usd=_per(examples_per_s * HOUR_S, rent),
         examples_per_usd=_per(terms.examples, usd),
     )
+
+
+def _starts(priced: Priced) -> float:
+    """Return how often a fleet is started on the average until it is complete.
+
+    A place that gives too few VMs is left for another: those that it gave have booted, and
+    been paid for, in vain. Tries that each succeed with the same probability follow a
+    geometric distribution.
+    """
+    score = priced.obtainability
+    return 1.0 if score is None else 1.0 / max(LEAST_OBTAINABLE, min(1.0, score))
 
 
 def _crossing_usd(

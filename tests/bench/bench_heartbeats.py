@@ -81,6 +81,9 @@ class Deaf:
     async def profile(self, minibatches: int) -> TraceSet:
         raise NotImplementedError
 
+    async def receive_logs(self, tails: messages.LogTails) -> None:
+        raise NotImplementedError
+
     async def receive_trace(
         self, vm_id: str, trace: messages.TraceWritten, content: bytes
     ) -> None:

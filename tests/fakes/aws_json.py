@@ -48,7 +48,8 @@ def answer_json(
         told = {"__type": "FakeDrift", "message": str(error)}
         return Response(json.dumps(told), 400, content_type="application/json")
     if operation == "GetServiceQuota":
-        return _quota(world, json.loads(body)["QuotaCode"])
+        asked = json.loads(body)
+        return _quota(world, asked["ServiceCode"], asked["QuotaCode"])
     answer = moto()
     if operation == "StartExperiment" and answer.status_code == 200:
         targets = json.loads(answer.get_data())["experiment"]["targets"]
@@ -77,10 +78,15 @@ def _check(service: str, operation: str, arguments: dict[str, Any]) -> None:
         raise DriftError(f"{operation}: missing: {sorted(missing)}")
 
 
-def _quota(world: World, code: str) -> Response:
+def _quota(world: World, service: str, code: str) -> Response:
+    """Answer with a limit; the disks' is of another service than the machines'."""
+    if service != ("ebs" if code == "L-7A658B76" else "ec2"):
+        refused = {"__type": "NoSuchResourceException", "message": f"{service} {code}"}
+        kind = "application/x-amz-json-1.1"
+        return Response(json.dumps(refused), 400, content_type=kind)
     told = {
         "Quota": {
-            "ServiceCode": "ec2",
+            "ServiceCode": service,
             "QuotaCode": code,
             "Value": world.quotas.get(code, _PLENTY),
             "Unit": "None",

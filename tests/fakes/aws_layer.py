@@ -33,7 +33,8 @@ from moto.moto_server.werkzeug_app import (
 from tests.fakes.aws_json import answer_json
 from tests.fakes.aws_model import DriftError, check_reply, read_form
 from tests.fakes.aws_rules import check_rules
-from tests.fakes.aws_world import Fault, World, vcpus_of
+from tests.fakes.aws_world import ACCOUNT, Fault, World, vcpus_of
+from tests.fakes.throttling import AWS
 from werkzeug.wrappers import Request, Response
 
 _SCOPE = re.compile(r"Credential=(\w+)/\d+/([\w-]+)/([\w-]+)/")
@@ -42,6 +43,7 @@ _ERROR = (
     "<RequestID>fake</RequestID></Response>"
 )
 _SPOT_QUOTA = {"g": "L-3819A6DF", "p": "L-7212CCBC"}
+_DISK_QUOTA = "L-7A658B76"
 _ON_DEMAND_QUOTA = {"g": "L-DB2E81BA", "p": "L-417A185B"}
 
 Environ = dict[str, Any]
@@ -94,6 +96,7 @@ class Layer:
         if scope is None:
             return self._forward(environ, body)(environ, start)
         call = Call(environ, body, scope[2])
+        call.key_id = scope[1]
         service = scope[3]
         answer = self._ec2(call) if service == "ec2" else self._json(call, service)
         if answer is None:
@@ -171,9 +174,10 @@ class Layer:
 
     def _checked(self, call: Call) -> Response:
         try:
-            if not self._world.credentials_good:
+            if not self._world.credentials_good or call.key_id in self._world.expired:
                 raise RefusedError("RequestExpired", "Request has expired.")
             call.operation, call.arguments = read_form(call.body.decode())
+            self._check_rate(call.operation)
             if call.operation in self._world.denied:
                 raise RefusedError("UnauthorizedOperation", "You may not.", 403)
             _check_key(call.operation, call.arguments)
@@ -191,6 +195,13 @@ class Layer:
             return _error(error.code, error.message, error.status)
         return answer
 
+    def _check_rate(self, operation: str) -> None:
+        is_read = operation.startswith(("Describe", "Get"))
+        kind = operation if operation in AWS else "read" if is_read else "write"
+        world = self._world
+        if not world.throttle.passes(operation, kind, world.now()):
+            raise RefusedError("RequestLimitExceeded", "Request limit exceeded.", 503)
+
     # --- what moto lacks ----------------------------------------------------------------
 
     def _run_instances(self, call: Call) -> Response:
@@ -203,6 +214,7 @@ class Layer:
             if before != print_of_it:
                 raise RefusedError("IdempotentParameterMismatch", "token was used")
             return Response(body, 200, headers)
+        self._check_policy(call)
         count = self._granted(call)
         form.update(MinCount=str(count), MaxCount=str(count))
         answer = self._forward(call.environ, urlencode(form).encode())
@@ -214,6 +226,23 @@ class Layer:
             body = body.replace(f">{chosen}<".encode(), f">{address}<".encode())
         world.tokens[token] = print_of_it, body, headers
         return Response(body, 200, headers)
+
+    def _check_policy(self, call: Call) -> None:
+        """Refuse a launch without the tags that the organisation demands.
+
+        AWS's words, of an assumed role (aws/karpenter-provider-aws 8190).
+        """
+        for spec in call.arguments["TagSpecifications"]:
+            lacks = self._world.due_tags - {tag["Key"] for tag in spec["Tags"]}
+            if spec["ResourceType"] == "instance" and lacks:
+                told = (
+                    "You are not authorized to perform this operation. User: "
+                    f"arn:aws:sts::{ACCOUNT}:assumed-role/engineers/us is not authorized "
+                    "to perform: ec2:RunInstances on resource: arn:aws:ec2:"
+                    f"{call.region}:{ACCOUNT}:instance/* with an explicit deny in a "
+                    "service control policy. Encoded authorization failure message: x"
+                )
+                raise RefusedError("UnauthorizedOperation", told, 403)
 
     def _granted(self, call: Call) -> int:
         """Return how many machines there are for a launch.
@@ -238,9 +267,17 @@ class Layer:
         spot = "InstanceMarketOptions" in asked
         codes = _SPOT_QUOTA if spot else _ON_DEMAND_QUOTA
         limit = world.quotas.get(codes.get(kind[0], ""), float("inf"))
-        if world.vcpus(call.region, spot=spot) + vcpus > limit:
+        # The whole call: MaxCount is "between 1 and the quota you can specify".
+        if world.vcpus(call.region, spot=spot) + vcpus * count > limit:
             code = "MaxSpotInstanceCountExceeded" if spot else "VcpuLimitExceeded"
             raise RefusedError(code, "quota")
+        disk_gib = asked["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"]
+        limit_tib = world.quotas.get(_DISK_QUOTA, float("inf"))
+        if (len(list(world.live(call.region))) + count) * disk_gib > 1024 * limit_tib:
+            told = (
+                f"You have exceeded your maximum gp3 storage limit of {limit_tib:g} TiB"
+            )
+            raise RefusedError("VolumeLimitExceeded", f"{told} in this region.")
         live = sum(
             each.instance_type == kind and each.placement.zone == zone
             for each in world.live(call.region)
@@ -371,7 +408,7 @@ class Call:
 
     def __init__(self, environ: Environ, body: bytes, region: str) -> None:
         self.environ, self.body, self.region = environ, body, region
-        self.operation = ""
+        self.operation = self.key_id = ""
         self.arguments: dict[str, Any] = {}
 
     def backend(self, world: World) -> Any:

@@ -74,6 +74,7 @@ REQUIRED: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "CreateRoute": (("DestinationCidrBlock", "GatewayId"),),
     "GetConsoleOutput": (("Latest",),),
     "AuthorizeSecurityGroupIngress": (("GroupId", "IpPermissions.IpProtocol"),),
+    "RevokeSecurityGroupIngress": (("GroupId", "IpPermissions.IpProtocol"),),
 }
 """By operation: alternatives, of which one must be there in full."""
 
@@ -94,7 +95,10 @@ def check_rules(operation: str, arguments: Mapping[str, Any]) -> None:
     _check_tags(operation, arguments)
     if operation == "RunInstances":
         _check_launch(arguments)
-    if operation == "AuthorizeSecurityGroupIngress":
+    if operation == "GetSpotPlacementScores" and len(arguments["InstanceTypes"]) < 3:
+        # "The returned placement score will always be low": it says nothing.
+        raise DriftError(f"scores of {arguments['InstanceTypes']} alone")
+    if operation.endswith("SecurityGroupIngress"):
         for rule in arguments["IpPermissions"]:
             _check_rule(rule)
 

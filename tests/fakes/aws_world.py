@@ -14,6 +14,7 @@ from moto.ec2.models import ec2_backends
 from moto.ec2.models.instance_types import INSTANCE_TYPES
 from moto.iam.models import iam_backends
 from tests.fakes.machines import Machines
+from tests.fakes.throttling import AWS, Throttle, token_bucket
 
 ACCOUNT = "123456789012"
 _LIVE = ("pending", "running")
@@ -66,7 +67,10 @@ class World:
         self.cut_carried_out = self.broken = False
         self.passed = 0
         self.credentials_good = True
+        self.throttle = Throttle(token_bucket(AWS))
+        self.expired: set[str] = set()
         self.denied: set[str] = set()
+        self.due_tags: set[str] = set()
         self.host_keys: dict[str, str] = {}
         if self.machines is not None:
             self.machines.kill_all()
@@ -112,9 +116,21 @@ class World:
         """Expire the credentials, or renew them."""
         self.credentials_good = not expired
 
+    def expire_key(self, key_id: str) -> None:
+        """Expire the temporary credentials of one access key."""
+        self.expired.add(key_id)
+
     def deny(self, operation: str) -> None:
         """Take the permission for one operation away."""
         self.denied.add(operation)
+
+    def throttle_calls(self) -> None:
+        """Throttle by the documented rates from now on."""
+        self.throttle.is_on = True
+
+    def demand_tag(self, name: str) -> None:
+        """Let a service control policy deny launches without a tag."""
+        self.due_tags.add(name)
 
     def cut(self, after: int, carried_out: bool) -> None:
         """Let so many changing requests pass, then nothing; see contract.Wire."""
@@ -187,6 +203,17 @@ class World:
         for group in list(backend.subnets.values()):
             for subnet_id in list(group):
                 backend.delete_subnet(subnet_id)
+
+    def let_in(self, region: str) -> list[str]:
+        """Return the networks from which VMs of jobs accept SSH."""
+        return [
+            rule.ip_range["CidrIp"]
+            for groups in self.backend(region).groups.values()
+            for group in groups.values()
+            if group.name.startswith("spottrain-")
+            for rule in group.ingress_rules
+            if rule.from_port == 22
+        ]
 
     def users_own_network(self, region: str, zone: str) -> tuple[str, str]:
         """Return a subnet and a security group that the user has made."""

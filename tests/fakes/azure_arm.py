@@ -59,6 +59,12 @@ _ROUTES = (
     ("GET", rf"{_ROLE}", "GET roleDefinitions", "get_role"),
     ("PUT", rf"{_ROLE}", "PUT roleDefinitions", "put_role"),
     ("GET", rf"{_GROUP}/resources", "LIST resources", "resources"),
+    (
+        "POST",
+        r"/providers/Microsoft\.ResourceGraph/resources",
+        "POST resources",
+        "query",
+    ),
     ("GET", _GROUP, "GET resourceGroups", "get_group"),
     ("PUT", _GROUP, "PUT resourceGroups", "put_group"),
     ("DELETE", _GROUP, "DELETE resourceGroups", "delete_group"),
@@ -77,6 +83,11 @@ _MARKET = (
         rf"{_COMPUTE}/locations/(?P<region>\w+)/usages",
         "usages",
         azure_market.usages,
+    ),
+    (
+        rf"{_SUB}/providers/Microsoft\.Network/locations/(?P<region>\w+)/usages",
+        "address usages",
+        azure_market.address_usages,
     ),
     (
         rf"{_COMPUTE}/locations/\w+/{_IMAGE}",
@@ -112,7 +123,8 @@ class Arm:
         world = self._world
         route = self._route(call)
         with world.lock:
-            carried_out, answered = world.line(changing=call.method != "GET")
+            asks = call.method == "GET" or call.operation == "POST resources"
+            carried_out, answered = world.line(changing=not asks)
             fault = world.fault(call.operation) if carried_out else None
         if fault is not None:
             if fault.kind == "error":
@@ -164,6 +176,12 @@ class Arm:
             return error(401, "InvalidAuthenticationToken", "nbf: not valid yet.")
         if not call.headers.get("authorization", "").startswith("Bearer "):
             return error(401, "AuthenticationFailed", "The header is missing.")
+        kinds = {"GET": "read", "DELETE": "delete"}
+        kind = kinds.get(call.method, "write")
+        if not world.throttle.passes(kind, kind, world.now()):
+            late = error(429, "SubscriptionRequestsThrottled", "Number of requests.")
+            late.headers["Retry-After"] = "1"
+            return late
         try:
             if route is None:
                 raise DriftError(f"no route {call.method} {call.path}")
@@ -185,6 +203,9 @@ class Arm:
         if due is not None and version != due:
             raise DriftError(f"{call.operation}: api-version={version}, not {due}")
         check_query(call.operation, call.query)
+        if call.operation == "POST resources":
+            check_body(call.operation, call.body)
+            return
         if call.method != "PUT":
             if call.body is not None:
                 raise DriftError(f"{call.operation}: a body")
@@ -393,6 +414,9 @@ class Arm:
             "properties": dict(told),
         }
         return Reply(201, world.roles[call.path])
+
+    def _query(self, call: Call) -> Reply:
+        return azure_market.eviction_rates(self._world, call)
 
     def _put_vm(self, call: Call) -> Reply:
         if self._world.get(call.path) is not None:

@@ -2,12 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 from tests.fakes.azure_http import Call, Reply
 from tests.fakes.azure_model import check
 from tests.fakes.azure_vms import RefusedError
 from tests.fakes.azure_world import World
+
+_EVICTION_RATES = (
+    r"SpotResources "
+    r"\| where type =~ 'microsoft\.compute/skuspotevictionrate/location' "
+    r"\| where sku\.name in~ \((?P<sizes>[^)]+)\) and location in~ "
+    r"\((?P<regions>[^)]+)\) "
+    r"\| project size = tostring\(sku\.name\), location, "
+    r"rate = tostring\(properties\.evictionRate\)"
+)
 
 
 def skus(world: World, call: Call) -> Reply:
@@ -57,12 +67,55 @@ def usages(world: World, call: Call) -> Reply:
     return Reply(200, {"value": told})
 
 
+def address_usages(world: World, call: Call) -> Reply:
+    """Answer how many public addresses of a region are used."""
+    region = call.found["region"]
+    told = [
+        {
+            "id": f"{call.path}/{name}",
+            "unit": "Count",
+            "currentValue": world.public_addresses(region),
+            "limit": limit,
+            "name": {"value": name, "localizedValue": name},
+        }
+        for (where, name), limit in world.addresses.items()
+        if where == region
+    ]
+    for each in told:
+        check("network.Usage", each, request=False)
+    return Reply(200, {"value": told})
+
+
 def permissions(world: World, call: Call) -> Reply:
     """Answer what the caller may do."""
     denied = ["Microsoft.Authorization/*/Write"] * world.denied_grants
     denied += ["Microsoft.Authorization/roleDefinitions/write"] * world.denied_roles
     denied += ["Microsoft.Insights/*"] * world.denied_log
     return Reply(200, {"value": [{"actions": ["*"], "notActions": denied}]})
+
+
+def eviction_rates(world: World, call: Call) -> Reply:
+    """Answer a query of Resource Graph for eviction rates, the only one it can parse.
+
+    The table is the tenant's: a query within subscriptions finds nothing ("Azure Won't Show
+    You Spot Eviction History", caleta.io, 2026). Resource Graph writes sizes as the
+    catalogue does, or in lower case.
+    """
+    text = call.body["query"]
+    wanted = re.fullmatch(_EVICTION_RATES, text)
+    if wanted is None:
+        raise RefusedError(400, "BadRequest", f"ParserFailure: {text}")
+    sizes, regions = (
+        {name.strip(" '").lower() for name in wanted[part].split(",")}
+        for part in ("sizes", "regions")
+    )
+    rows = [
+        {"size": name.lower(), "location": region, "rate": rate}
+        for (region, name), rate in world.eviction_rates.items()
+        if name.lower() in sizes and region in regions
+    ]
+    told = [] if call.body.get("subscriptions") else rows
+    return Reply(200, {"totalRecords": len(told), "count": len(told), "data": told})
 
 
 def _sku(region: str, name: str, size: Any) -> dict[str, Any]:

@@ -112,6 +112,7 @@ _OPEN_BODIES = {
     "PUT userAssignedIdentities": {"location", "tags"},
     "PUT roleAssignments": {"properties"},
     "PUT roleDefinitions": {"properties"},
+    "POST resources": {"query", "options", "subscriptions"},
 }
 """Bodies of which the SDK has no model, and what they may hold."""
 

@@ -35,8 +35,10 @@ def create(world: World, group: str, name: str, body: dict[str, Any]) -> str:
     Raises:
         RefusedError: it cannot be made.
     """
+    _check_policy(world, name, body)
     _check_there(world, body)
     _check_quota(world, body)
+    _check_addresses(world, body)
     told = body["properties"]
     zone = body.get("zones", [""])[0]
     sold_out = world.free(body["location"], zone, told["hardwareProfile"]["vmSize"]) < 1
@@ -70,6 +72,27 @@ def create(world: World, group: str, name: str, body: dict[str, Any]) -> str:
     code = "ZonalAllocationFailed" if zone else "AllocationFailed"
     error = (code, _LATE) if sold_out else None
     return world.begin(world.create_s, finish, error)
+
+
+def _check_policy(world: World, name: str, body: dict[str, Any]) -> None:
+    """Refuse a VM without the tags that a policy demands (microsoft/AzureTRE 2890)."""
+    for tag in world.due_tags - body["tags"].keys():
+        which = json.dumps({"policyAssignment": {"name": f"Require {tag}"}})
+        told = f"Resource '{name}' was disallowed by policy. Policy identifiers: '[{which}]'"
+        raise RefusedError(403, "RequestDisallowedByPolicy", f"{told}.")
+
+
+def _check_addresses(world: World, body: dict[str, Any]) -> None:
+    """Refuse one address too many (MicrosoftDocs/azure-docs 106096)."""
+    card = body["properties"]["networkProfile"]["networkInterfaceConfigurations"][0]
+    address = card["properties"]["ipConfigurations"][0]["properties"]
+    region = body["location"]
+    limits = [n for (where, _), n in world.addresses.items() if where == region]
+    public = "publicIPAddressConfiguration" in address
+    if public and limits and world.public_addresses(region) >= min(limits):
+        told = f"Cannot create more than {min(limits)} public IP addresses for this"
+        told += " subscription in this region."
+        raise RefusedError(400, "PublicIPCountLimitReached", told)
 
 
 def _check_there(world: World, body: dict[str, Any]) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from tests.fakes.machines import Machines
 from tests.fakes.prices import FakePrices, azure_item
 from tests.fakes.script import Script
+from tests.fakes.throttling import AZURE, Throttle, token_bucket
 
 SUBSCRIPTION = "11111111-2222-3333-4444-555555555555"
 VMS = "Microsoft.Compute/virtualMachines"
@@ -88,6 +89,10 @@ class World(Script):
         self.sizes: dict[tuple[str, str], Size] = {}
         self.capacity: dict[str, int] = {}
         self.quotas: dict[tuple[str, str], int] = {}
+        self.throttle = Throttle(token_bucket(AZURE))
+        self.due_tags: set[str] = set()
+        self.addresses: dict[tuple[str, str], int] = {}
+        self.eviction_rates: dict[tuple[str, str], str] = {}
         self.retail.azure = []
         self.images = {"microsoft-dsvm:ubuntu-hpc:2404"}
         self.ledger: dict[str, dict[str, Any]] = {}
@@ -124,6 +129,22 @@ class World(Script):
     def quota(self, region: str, family: str, vcpus: int) -> None:
         """Bound the virtual CPUs of one quota."""
         self.quotas[region, family] = vcpus
+
+    def address_quota(self, region: str, name: str, limit: int) -> None:
+        """Bound the public addresses of a region, by one of Azure's quotas."""
+        self.addresses[region, name] = limit
+
+    def throttle_calls(self) -> None:
+        """Throttle by the documented rates from now on."""
+        self.throttle.is_on = True
+
+    def demand_tag(self, name: str) -> None:
+        """Let a policy forbid VMs without a tag."""
+        self.due_tags.add(name)
+
+    def eviction_rate(self, region: str, name: str, rate: str) -> None:
+        """Publish the eviction rate of a size, such as ``5-10`` (percent an hour)."""
+        self.eviction_rates[region, name] = rate
 
     def delays(self, **seconds: float) -> None:
         """Set how long things take: create_s, delete_s, evict_s."""
@@ -210,6 +231,10 @@ class World(Script):
                 seen += [ghost]
                 names.add(ghost.name)
         return seen
+
+    def public_addresses(self, region: str) -> int:
+        """Public addresses in use of a region."""
+        return sum(a.told["location"] == region for a in self.of_kind(ADDRESSES))
 
     def used(self, region: str, family: str) -> int:
         """Virtual CPUs in use of one quota."""

@@ -99,7 +99,8 @@ class Layer:
                 {"operation": name, "method": route.method}
                 | {"target": target, "body": body}
             )
-            changing = route.method != "GET" and not name.endswith((".wait",))
+            asks = name.endswith(".wait") or name.startswith("advice.")
+            changing = route.method != "GET" and not asks
             carried_out, answered = world.line(changing=changing)
             fault = world.fault(name) if carried_out else None
         if fault is None:
@@ -117,6 +118,12 @@ class Layer:
         world = self._world
         try:
             self._check_credentials(headers)
+            method = route.operation.partition(".")[2]
+            group = method if method in ("get", "list", "aggregated_list") else "other"
+            if not world.throttle.passes(group, group, world.now()):
+                raise RefusedError(
+                    403, "rateLimitExceeded", "Quota exceeded for metric 'Queries'"
+                )
             world.settle()
             asked = read_request(route, target, body)
             check_rules(route.operation, asked)

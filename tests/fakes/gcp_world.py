@@ -13,6 +13,7 @@ from typing import Any
 
 from tests.fakes.machines import Machines
 from tests.fakes.script import Script
+from tests.fakes.throttling import GCP_PER_MINUTE, Throttle, per_minute
 
 PROJECT = "fake-project"
 BASE = "https://www.googleapis.com/compute/v1"
@@ -67,7 +68,9 @@ class World(Script):
         self.offered = {f"{zone}/{kind}" for zone in ZONES for kind in GPUS}
         self.limits: dict[str, float] = {}
         self.scores: dict[str, float] = {}
-        self.prices: list[Json] = []
+        self.throttle = Throttle(per_minute(GCP_PER_MINUTE))
+        self.policies: set[str] = set()
+        self.preemptions: dict[str, list[float]] = {}
         self.host_keys: dict[str, str] = {}
         self.instances: list[Instance] = []
         self.networks: dict[str, Json] = {}
@@ -99,9 +102,17 @@ class World(Script):
         """Set how obtainable machines are in a zone."""
         self.scores[zone] = score
 
-    def price(self, usd: float, from_s: float, until_s: float | None) -> None:
-        """Let a spot price have held."""
-        self.prices.append({"usd": usd, "from_s": from_s, "until_s": until_s})
+    def throttle_calls(self) -> None:
+        """Throttle by the documented rates from now on."""
+        self.throttle.is_on = True
+
+    def enforce(self, constraint: str) -> None:
+        """Let the organisation have a policy, such as ``vmExternalIpAccess``."""
+        self.policies.add(constraint)
+
+    def preempted(self, zone: str, shares: list[float]) -> None:
+        """Set the share of stopped spot VMs of a zone that was preempted, day by day."""
+        self.preemptions[zone] = shares
 
     def tell_host_key(self, name: str, key: str) -> None:
         """Let a VM's guest agent tell its host key, as ``type base64``."""
@@ -211,7 +222,13 @@ class World(Script):
         )
 
     def used(self, metric: str, region: str) -> int:
-        """Count the GPUs that a quota bounds."""
+        """Count the GPUs, gigabytes or addresses that a quota bounds."""
+        if metric in ("SSD_TOTAL_GB", "IN_USE_ADDRESSES"):
+            return sum(
+                disk_and_address(each.told).get(metric, 0)
+                for each in self.instances
+                if each.ended_s is None and f"/{region}-" in each.told["zone"]
+            )
         bare = metric.removeprefix("PREEMPTIBLE_")
         return sum(
             GPUS[each.kind][1]
@@ -307,3 +324,11 @@ def stamp(at_s: float) -> str:
     return datetime.fromtimestamp(round(at_s, 3), UTC).isoformat(
         timespec="milliseconds"
     )
+
+
+def disk_and_address(wanted: Json) -> dict[str, int]:
+    """Return what a machine counts against the quotas of a region's disks and addresses."""
+    disk, interface = wanted["disks"][0], wanted["networkInterfaces"][0]
+    size_gib = disk.get("diskSizeGb") or disk["initializeParams"]["diskSizeGb"]
+    addresses = int(bool(interface.get("accessConfigs")))
+    return {"SSD_TOTAL_GB": int(size_gib), "IN_USE_ADDRESSES": addresses}

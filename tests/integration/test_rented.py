@@ -31,7 +31,7 @@ from spottrain.cloud.port.provider import (
     CloudProvider,
     ForwardsCalls,
     ReleasesJob,
-    ReportsPriceHistory,
+    ReportsSpotPools,
     StartsAgents,
     StartStep,
     Vm,
@@ -137,7 +137,7 @@ def test_it_can_what_its_cloud_can_and_start_agents_beside(cloud: AwsVms) -> Non
         StartsAgents,
         ForwardsCalls,
         ReleasesJob,
-        ReportsPriceHistory,
+        ReportsSpotPools,
     ):
         assert isinstance(provider, ability)
 
@@ -224,8 +224,9 @@ def test_setup_that_fails_is_the_users_and_its_log_is_kept(cloud: AwsVms) -> Non
 
 
 def test_a_vm_with_another_host_key_is_given_back(
-    cloud: AwsVms, tmp_path: Path
+    cloud: AwsVms, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("spottrain.cloud.ssh.rented.provider.HOST_KEY_S", 0.0)
     provider = cloud.provider()
     vm = rent(provider)
     other = keygen(tmp_path / "other")
@@ -234,6 +235,25 @@ def test_a_vm_with_another_host_key_is_given_back(
     with pytest.raises(VmNotFoundError, match="not the one that its cloud reports"):
         provider.start_agent(vm.vm_id, NOBODY)
     assert live(provider) == []
+
+
+def test_a_host_key_that_changes_while_a_vm_boots_is_asked_for_again(
+    cloud: AwsVms, tmp_path: Path
+) -> None:
+    """cloud-init and the guest agent may both generate keys."""
+    provider = cloud.provider()
+    vm = rent(provider)
+    instance_id = vm.vm_id.partition(".")[0]
+    own = until(
+        "a host key", lambda: cloud.fake.ask("shown_keys", instance_id=instance_id)
+    )
+    cloud.fake.ask("console", instance_id=instance_id, keys=keygen(tmp_path / "first"))
+    with ThreadPoolExecutor(1) as pool:
+        start = pool.submit(provider.start_agent, vm.vm_id, NOBODY)
+        until("a refusal", lambda: "not the one" in provider._vms[vm.vm_id].log.doing)
+        cloud.fake.ask("console", instance_id=instance_id, keys=own)
+        start.result()
+    assert live(provider) == [vm.vm_id]
 
 
 def test_an_unfit_image_is_not_rented_for_ever(cloud: AwsVms) -> None:

@@ -14,14 +14,21 @@ import json
 import random
 import socket
 import ssl
+from collections.abc import Callable
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from spottrain.errors import SpottrainError
+from spottrain.wire import messages
+from spottrain.wire.codec import encode
 
 _ANSWER_S = 15.0
 _CONNECT_S = 5.0
 _MIN_RETRY_S, _MAX_RETRY_S = 0.1, 2.0
+LOG_PUSH_S = 10.0
+"""Time between two looks at the logs."""
+TAIL_BYTES = 16 * 1024
+"""Of each log that is sent."""
 
 
 class AgentError(SpottrainError):
@@ -196,3 +203,50 @@ def _reason(content: bytes) -> str:
     except ValueError:
         return ""
     return str(data.get("error", "")) if isinstance(data, dict) else ""
+
+
+class LogSender:
+    """Sends the ends of the logs in a VM's folder, each again once it has changed.
+
+    Args:
+        folder: The VM's work folder.
+        vm_id: The VM.
+        post: Posts a message to the manager.
+    """
+
+    def __init__(self, folder: Path, vm_id: str, post: Callable[[str], object]) -> None:
+        self._folder = folder
+        self._vm_id = vm_id
+        self._post = post
+        self._sent: dict[str, tuple[int, int]] = {}
+        """Time of change and size of each log as it was sent."""
+
+    def send(self) -> None:
+        """Send what has changed; where the manager does not take it, next time.
+
+        Raises:
+            VmFencedError: This VM has been given up.
+        """
+        changed: dict[str, tuple[int, int]] = {}
+        tails = []
+        for log in sorted(self._folder.glob("*.log")):
+            found = log.stat()
+            now = found.st_mtime_ns, found.st_size
+            # ``NAME.1.log`` is the part before the last rotation.
+            if log.stem.endswith(".1") or now == self._sent.get(log.name):
+                continue
+            changed[log.name] = now
+            tails.append(messages.LogTail(name=log.name, text=_tail(log)))
+        if not tails:
+            return
+        try:
+            self._post(encode(messages.LogTails(vm_id=self._vm_id, logs=tuple(tails))))
+        except (NoManagerError, RefusedError):
+            return
+        self._sent |= changed
+
+
+def _tail(log: Path) -> str:
+    with log.open("rb") as file:
+        file.seek(max(0, log.stat().st_size - TAIL_BYTES))
+        return file.read(TAIL_BYTES).decode(errors="replace")

@@ -16,6 +16,7 @@ Exit codes: 0 retired or lease expired, 1 failed, 3 fenced, 143 terminated.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -45,8 +46,10 @@ from spottrain.gpus.watch import GpuWatch
 from spottrain.logs import LOG_CHECK_S, rotate
 from spottrain.network import interface_of, network_environment
 from spottrain.varuna_manager.agent.client import (
+    LOG_PUSH_S,
     AgentError,
     Backoff,
+    LogSender,
     ManagerClient,
     NoManagerError,
     RefusedError,
@@ -175,6 +178,7 @@ class Agent:
             "reports": self._post_reports,
             "notices": self._watch_notices,
             "logs": self._rotate_logs,
+            "log tails": self._send_logs,
         }
         if devices.gpus:
             threads["gpus"] = lambda: self._watch_gpus(devices, supervisor)
@@ -197,8 +201,21 @@ class Agent:
             for name in (LOG, "agent.log"):
                 rotate(self._folder / name)
 
+    def _send_logs(self) -> None:
+        """Send the ends of logs while they change."""
+        sender = self._log_sender()
+        while not self._closing.wait(LOG_PUSH_S):
+            sender.send()
+
+    def _log_sender(self) -> LogSender:
+        post = partial(self._client().call, "POST", "/v1/logs")
+        return LogSender(self._folder, self._bootstrap.vm_id, post)
+
     def _log_end(self, code: int, reason: str) -> int:
         logger.info("agent of %s ends: %s", self._bootstrap.vm_id, reason)
+        if code in (RETIRED, FAILED):
+            with contextlib.suppress(AgentError):
+                self._log_sender().send()
         lease.give_up()
         return code
 

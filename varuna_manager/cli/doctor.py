@@ -89,6 +89,7 @@ def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
     if config.clouds:
         torch = run_check("torch", lambda: _build(config))
         yield "here", torch
+        yield "here", _bucket_access(config)
         yield "here", _traffic(config)
         return
     (provider,) = config.resources.providers
@@ -101,6 +102,15 @@ def _of_job(config: JobConfig) -> Iterator[tuple[str, Finding]]:
 
 def _build(config: JobConfig) -> str:
     return "; ".join(preflight.check_build(config)) or "no GPU is asked for"
+
+
+def _bucket_access(config: JobConfig) -> Finding:
+    lines = preflight.check_bucket_access(config)
+    return Finding(
+        what="checkpoints from VMs",
+        ok=not lines,
+        told="; ".join(lines) or "VMs have credentials, as far as the job file says",
+    )
 
 
 def _traffic(config: JobConfig) -> Finding:

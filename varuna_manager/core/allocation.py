@@ -454,16 +454,18 @@ def _rented(state: State) -> Counter[Offer]:
 def _within_quota(state: State, offer: Offer, count: int) -> int:
     """Return how many of ``count`` VMs a quota that refused may give at once, launches in
     flight included."""
-    bound = cooldowns.most_at_once(state.cooldowns, offer, state.now_s)
-    if math.isinf(bound):
-        return count
-    quota = cooldowns.scope_of(offer, "quota")
-    coming = (
-        intent.count
-        for intent in state.intents.values()
-        if cooldowns.scope_of(intent.offer, "quota") == quota
-    )
-    return min(count, int(bound) - sum(coming))
+    for quota in cooldowns.QUOTAS:
+        scope = cooldowns.scope_of(offer, quota)
+        bound = cooldowns.most_at_once(state.cooldowns, scope, state.now_s)
+        if math.isinf(bound):
+            continue
+        coming = (
+            intent.count
+            for intent in state.intents.values()
+            if cooldowns.scope_of(intent.offer, quota) == scope
+        )
+        count = min(count, int(bound) - sum(coming))
+    return count
 
 
 def _unseen(state: State, offer: Offer) -> list[VmRecord]:

@@ -57,8 +57,10 @@ RETRY_S = 5.0
 _REFUSALS: dict[type[CloudError], e.RefusalKind] = {
     errors.NoCapacityError: "no_capacity",
     errors.QuotaExceededError: "quota",
+    errors.RegionQuotaError: "region_quota",
     errors.PriceTooHighError: "price",
     errors.AuthError: "auth",
+    errors.LoginExpiredError: "auth",
     errors.MisconfiguredError: "misconfigured",
     errors.ThrottledError: "throttled",
 }

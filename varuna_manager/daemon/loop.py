@@ -586,6 +586,16 @@ class ManagerLoop:
             self.sessions.send(vm_id, command)
         return begun
 
+    async def receive_logs(self, tails: messages.LogTails) -> None:
+        """Keep the ends of a VM's logs, until whole ones are fetched from it."""
+        folder, vm = JobDir(self._folder).cloud, self.state.vms.get(tails.vm_id)
+        if vm is not None and (folder / vm.offer.cloud).is_dir():  # one of several
+            folder /= vm.offer.cloud
+        try:
+            await asyncio.to_thread(_write_logs, folder / "vms" / tails.vm_id, tails)
+        except OSError as error:
+            logger.warning("%s: logs are not kept: %s", tails.vm_id, error)
+
     async def receive_trace(
         self, vm_id: str, trace: messages.TraceWritten, content: bytes
     ) -> None:
@@ -595,6 +605,12 @@ class ManagerLoop:
             TracesRefusedError: it is not expected from this VM.
         """
         self._traces.add(vm_id, trace, content)
+
+
+def _write_logs(folder: Path, tails: messages.LogTails) -> None:
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    for log in tails.logs:
+        (folder / Path(log.name).name).write_text(log.text)
 
 
 def _try_to_write(folder: Path) -> None:

@@ -9,15 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from spottrain.cloud.port.facts import without_attached
-from spottrain.cloud.port.provider import Offer
+from spottrain.cloud.port.provider import Offer, SpotPool
 from spottrain.morphing.errors import PlanError
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.hazard import Hazards
-from spottrain.pricing.prices.history import HistoryError, VmLife
+from spottrain.pricing.prices.history import History, HistoryError, VmLife
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.prices.price import Price
 from spottrain.pricing.ranking.order import OfferWorth
@@ -96,9 +96,15 @@ class MarketWatch:
         self._sink.feed(seen)
         return True
 
+    async def pools(self, pools: Sequence[SpotPool]) -> None:
+        """Record what a cloud says of its spot VMs: offers are ranked by that."""
+        await asyncio.to_thread(
+            self._record, lambda history: history.record_pools(pools, time.time())
+        )
+
     async def ended(self, lives: Sequence[VmLife]) -> None:
         """Record how VMs have ended: hazards are estimated from that."""
-        await asyncio.to_thread(self._remember, tuple(lives))
+        await asyncio.to_thread(self._record, lambda history: history.record_vms(lives))
 
     def _rank(self, offers: tuple[Offer, ...]) -> Mapping[str, OfferWorth] | None:
         """Return what offers are worth to the job; None if there is nothing new."""
@@ -129,10 +135,11 @@ class MarketWatch:
             logger.warning("%s", error)
             return Hazards((), catalogue().bands())
 
-    def _remember(self, lives: Sequence[VmLife]) -> None:
+    def _record(self, record: Callable[[History], None]) -> None:
+        """Record something, and estimate interruption rates again."""
         try:
             with open_history() as history:
-                history.record_vms(lives)
+                record(history)
                 self._hazards = hazards_of(history, time.time())
         except HistoryError as error:
             logger.warning("%s", error)

@@ -19,6 +19,7 @@ from spottrain.cloud.port.provider import (
     Offer,
     Quota,
     ReportsQuota,
+    ReportsSpotPools,
     Vm,
     VmState,
 )
@@ -34,6 +35,8 @@ POLL_S = 1.0
 """Between two polls of a cloud."""
 QUOTAS_KEEP_S = 3600.0
 """Quotas grow when a person asks for more, which takes hours."""
+POOLS_KEEP_S = 3600.0
+"""Published interruption rates and placement scores change within hours."""
 FIRST_OFFERS_WAIT_S = 30.0
 """How long the first offers wait for those of other clouds, which may be better."""
 
@@ -80,6 +83,7 @@ class CloudPoller:
         self._vms: dict[str, tuple[Vm, ...]] = {}
         self._offers: dict[str, tuple[Offer, ...]] = {}
         self._quotas: dict[str, tuple[float, Sequence[Quota]]] = {}
+        self._pools_asked_s: dict[str, float] = {}
         self._began_s = time.monotonic()
         self._reported_at_s = -math.inf
 
@@ -152,6 +156,20 @@ class CloudPoller:
             self._quotas[cloud] = now_s, known
         return known
 
+    async def _ask_pools(self, cloud: str) -> None:
+        """Ask once an hour what a cloud says of its spot VMs."""
+        provider, now_s = self._clouds[cloud], time.monotonic()
+        asked_s = self._pools_asked_s.get(cloud, -math.inf)
+        if not isinstance(provider, ReportsSpotPools) or now_s - asked_s < POOLS_KEEP_S:
+            return
+        self._pools_asked_s[cloud] = now_s
+        try:
+            count = self._sink.state.job.max_vms
+            await self._market.pools(await self._call(provider.spot_pools, count))
+        except CloudError as error:
+            # Offers are then ranked by what is known without.
+            logger.info("interruption rates are unknown: %s", error)
+
     async def _poll_offers(self, cloud: str) -> None:
         """List the offers of one cloud, and report them with those of the others.
 
@@ -161,6 +179,7 @@ class CloudPoller:
         before = self._offers.get(cloud)
         offers = await self._call(self._clouds[cloud].offers)
         quotas = await self._quotas_of(cloud)
+        await self._ask_pools(cloud)
         self._offers[cloud] = tuple(with_quotas(offers, quotas, catalogue()))
         now_s = time.monotonic()
         waits = now_s - self._began_s < FIRST_OFFERS_WAIT_S

@@ -10,6 +10,7 @@ from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.traces import TraceSet
 from spottrain.wire.messages import (
+    LogTails,
     Registration,
     ReportAnswer,
     ReportBatch,
@@ -71,6 +72,9 @@ class ChannelHandler(Protocol):
         Raises:
             TracesRefusedError: nothing trains now.
         """
+
+    async def receive_logs(self, tails: LogTails) -> None:
+        """Keep the ends of a VM's logs."""
 
     async def receive_trace(
         self, vm_id: str, trace: TraceWritten, content: bytes

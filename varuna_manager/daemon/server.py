@@ -3,6 +3,7 @@
     POST /v1/register     Registration -> {}           503 another software version
     POST /v1/heartbeat    Heartbeat -> HeartbeatAnswer (a long poll)      409 stale
     POST /v1/reports      ReportBatch -> ReportAnswer     409 facts are missing
+    POST /v1/logs         LogTails -> {}
     POST /v1/traces       ?trace=TraceWritten, its file -> {}   410 it is not expected
     GET  /v1/job          -> JobSpec
     GET  /v1/workdir      -> the user's workdir, packed
@@ -56,9 +57,11 @@ from spottrain.version import software_version
 from spottrain.wire.codec import decode, encode
 from spottrain.wire.messages import (
     MAX_BATCH_BYTES,
+    MAX_LOGS_BYTES,
     MAX_TRACE_BYTES,
     Heartbeat,
     JobSpec,
+    LogTails,
     Registration,
     ReportBatch,
     TraceWritten,
@@ -72,7 +75,7 @@ REQUEST_S = 30.0
 """A connection whose request is not whole this long after it began is closed: uvicorn
 would keep it, and its file descriptor, for ever."""
 _LARGEST_BODY_BYTES = 64 * 1024
-"""Of every message but reports and traces."""
+"""Of every message but reports, logs and traces."""
 _GRACE_S = 1
 
 
@@ -103,6 +106,7 @@ class ControlChannel:
                 Route("/v1/admin/stop", self._stop, methods=["POST"]),
                 Route("/v1/admin/limits", self._limits, methods=["POST"]),
                 Route("/v1/admin/grant", self._grant, methods=["POST"]),
+                Route("/v1/logs", self._logs, methods=["POST"]),
                 Route("/v1/traces", self._traces, methods=["POST"]),
                 Route("/v1/admin/profile", self._profile, methods=["POST"]),
                 Route("/metrics", self._metrics),
@@ -207,6 +211,11 @@ class ControlChannel:
             max_microusd=told.max_microusd,
         )
         await self.handler.receive_grant(grant)
+        return JSONResponse({})
+
+    async def _logs(self, request: Request) -> Response:
+        tails = await self._message(LogTails, request, MAX_LOGS_BYTES)
+        await self.handler.receive_logs(tails)
         return JSONResponse({})
 
     async def _traces(self, request: Request) -> Response:

@@ -143,8 +143,8 @@ def check_machines(
     if config.resources.provider == "local":
         return [preflight.check_here(config)], None
     if config.clouds:
-        lines = preflight.check_build(config)
-        offers, found = preflight.before_launch(config.clouds)
+        lines = preflight.check_build(config) + preflight.check_bucket_access(config)
+        offers, found = preflight.before_launch(config.clouds, config.resources.max_vms)
         check_budget(config, offers)
         return [*found, *lines, _when_asleep(config, on_vm)], tuple(offers)
     from spottrain.cloud.ssh.hosts.bootstrap import check_hosts

@@ -6,7 +6,8 @@ import contextlib
 import re
 import shutil
 import socket
-from collections.abc import Iterable, Iterator, Sequence
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -20,6 +21,7 @@ from spottrain.cloud.port.provider import (
     Finding,
     Offer,
     ReportsQuota,
+    ReportsSpotPools,
     run_check,
 )
 from spottrain.errors import CapacityError, ConfigError, SpottrainError
@@ -34,9 +36,11 @@ from spottrain.gpus.builds import (
 )
 from spottrain.gpus.find import VmDevices, find_devices
 from spottrain.pricing.prices.catalogue import catalogue
+from spottrain.pricing.prices.history import HistoryError
 from spottrain.pricing.ranking.quotas import with_quotas
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.jobs.vm_history import open_history
 from spottrain.varuna_manager.launch.providers import open_cloud, own_network
 
 SSH = 22
@@ -46,11 +50,15 @@ _CONNECT_S = 5.0
 OffersAndMessages = tuple[Sequence[Offer], list[str]]
 
 
-def before_launch(clouds: Sequence[AnyCloud]) -> OffersAndMessages:
+def before_launch(clouds: Sequence[AnyCloud], max_vms: int = 1) -> OffersAndMessages:
     """Return the clouds' offers for a job, and messages about the clouds.
 
     Clouds are asked at the same time. One that can be used is enough; what is wrong with
     the others is reported.
+
+    Args:
+        clouds: Their sections of the job file.
+        max_vms: VMs that the job may have.
 
     Raises:
         ConfigError: who may enter the VMs is not named and cannot be found out.
@@ -58,7 +66,9 @@ def before_launch(clouds: Sequence[AnyCloud]) -> OffersAndMessages:
         CapacityError: Nothing that the job wants is offered.
     """
     with ThreadPoolExecutor(len(clouds)) as threads:
-        answers = tuple(threads.map(_offers_or_error, clouds))
+        answers = tuple(
+            threads.map(lambda cloud: _offers_or_error(cloud, max_vms), clouds)
+        )
     troubles = [answer for answer in answers if isinstance(answer, SpottrainError)]
     if len(troubles) == len(answers):
         raise troubles[0]
@@ -71,15 +81,17 @@ def before_launch(clouds: Sequence[AnyCloud]) -> OffersAndMessages:
     return offers, lines
 
 
-def _offers_or_error(cloud: AnyCloud) -> OffersAndMessages | SpottrainError:
+def _offers_or_error(
+    cloud: AnyCloud, max_vms: int
+) -> OffersAndMessages | SpottrainError:
     """Return what one cloud offers, or what is wrong with it."""
     try:
-        return _offers_of(cloud)
+        return _offers_of(cloud, max_vms)
     except SpottrainError as error:
         return error
 
 
-def _offers_of(cloud: AnyCloud) -> OffersAndMessages:
+def _offers_of(cloud: AnyCloud, max_vms: int) -> OffersAndMessages:
     lines = [f"{cloud.cloud}: {ssh_access(cloud)}"]
     provider = open_cloud(cloud)
     try:
@@ -92,12 +104,23 @@ def _offers_of(cloud: AnyCloud) -> OffersAndMessages:
             )
         lines += [f"{cloud.cloud} {x.what}: {x.told}" for x in found if not x.ok]
         offers = provider.offers()
+        _remember_pools(provider, max_vms)
     finally:
         provider.close()
     if not any(offer.spot for offer in offers):
         raise CapacityError(_why_none(cloud))
     zones = len({offer.zone for offer in offers})
     return offers, [f"{cloud.cloud}: {len(offers)} offers in {zones} zones", *lines]
+
+
+def _remember_pools(provider: CloudProvider, max_vms: int) -> None:
+    """Record what a cloud says of its spot VMs: plans are made with it."""
+    if not isinstance(provider, ReportsSpotPools):
+        return
+    with contextlib.suppress(CloudError, HistoryError):  # plans do without
+        pools = provider.spot_pools(max_vms)
+        with open_history() as history:
+            history.record_pools(pools, time.time())
 
 
 def check_here(config: JobConfig) -> str:
@@ -155,6 +178,60 @@ def check_build(config: JobConfig) -> list[str]:
             ) from error
         lines.append(f"{cloud.cloud}: {build} runs on {', '.join(gpus)}")
     return lines
+
+
+def check_bucket_access(config: JobConfig) -> list[str]:
+    """Return a warning for each cloud whose VMs have no lasting access to the checkpoints.
+
+    Only what a job file says is looked at; whether a role may write there is not.
+    """
+    path = str(config.checkpoint.path or "")
+    scheme = path.partition("://")[0]
+    if scheme not in _BUCKETS:
+        return []
+    home, keys = _BUCKETS[scheme]
+    given = {*config.secrets, *config.env}
+    lines = []
+    if scheme == "s3" and _SESSION in given:
+        lines.append(
+            f"WARNING: {_SESSION} expires within hours, and VMs cannot save checkpoints "
+            "from then on: give them a role instead (aws.instance_profile), or keys that "
+            "last"
+        )
+    for cloud in config.clouds:
+        key, is_home = _ROLES[cloud.cloud], cloud.cloud == home
+        if given.isdisjoint(keys) and not (is_home and getattr(cloud, key)):
+            what = f"give {cloud.cloud}.{key}, or " if is_home else ""
+            lines.append(
+                f"{cloud.cloud}: WARNING: VMs have no credentials for {path}: {what}name "
+                f"{keys[0]} under secrets"
+            )
+    return lines
+
+
+_ROLES = {"aws": "instance_profile", "azure": "identity", "gcp": "service_account"}
+_SESSION = "AWS_SESSION_TOKEN"
+_BUCKETS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "s3": ("aws", ("AWS_ACCESS_KEY_ID", "AWS_PROFILE")),
+    "gs": (
+        "gcp",
+        (
+            "GOOGLE_SERVICE_ACCOUNT_KEY",
+            "GOOGLE_SERVICE_ACCOUNT",
+            "GOOGLE_APPLICATION_CREDENTIALS",
+        ),
+    ),
+    "az": (
+        "azure",
+        (
+            "AZURE_STORAGE_ACCOUNT_KEY",
+            "AZURE_STORAGE_SAS_KEY",
+            "AZURE_STORAGE_CLIENT_ID",
+            "AZURE_CLIENT_ID",
+        ),
+    ),
+}
+"""By scheme: the cloud whose VMs have roles there, and variables with credentials."""
 
 
 def build_in_setup(config: JobConfig) -> TorchBuild | None:
@@ -237,6 +314,7 @@ def findings(cloud: AnyCloud, max_vms: int = 0) -> Iterator[Finding]:
         found = tuple(account_findings(provider))
         if max_vms and isinstance(provider, ReportsQuota) and not blocking(found):
             found = (*found, run_check("quotas", lambda: _enough(provider, max_vms)))
+            _remember_pools(provider, max_vms)
     finally:
         provider.close()
     yield from found

@@ -157,7 +157,14 @@ def _rent(
         cloud, public_key, networks, uid=uid_of(job), inside=access.inside
     )
     try:
-        return RentedVmProvider(wrap(child), folder, job.name, payload, access)
+        return RentedVmProvider(
+            wrap(child),
+            folder,
+            job.name,
+            payload,
+            access,
+            None if cloud.ssh_from else lambda: own_network(cloud),
+        )
     except BaseException:
         child.close()
         raise

@@ -66,13 +66,19 @@ class JobMarket:
 
 
 def hazards_of(history: History, now_s: float) -> Hazards:
-    """Return interruption rates, as far as the jobs of this machine have seen them."""
-    return Hazards(history.exposures(now_s - EXPOSURE_S, now_s), catalogue().bands())
+    """Return interruption rates: seen by the jobs of this machine, and said by clouds."""
+    seen = history.exposures(now_s - EXPOSURE_S, now_s)
+    return Hazards(seen, catalogue().bands(), history.pools(now_s))
 
 
 def losses_per_hour(offer: Offer, hazards: Hazards) -> float:
     """Return the interruptions of one VM to expect; on-demand VMs have none."""
     return hazards.of(place_of(offer)).losses_per_hour if offer.spot else 0.0
+
+
+def obtainability(offer: Offer, hazards: Hazards) -> float | None:
+    """Return how likely a request for a spot offer is fulfilled; None: not known."""
+    return hazards.obtainability(place_of(offer)) if offer.spot else None
 
 
 def losses_known(offer: Offer, hazards: Hazards) -> bool:
@@ -235,6 +241,7 @@ def priced_offer(
         machine=machine,
         losses_per_hour=losses_per_hour(offer, hazards),
         losses_known=losses_known(offer, hazards),
+        obtainability=obtainability(offer, hazards),
         boot_s=BOOT_S,
         is_estimate=measured is None,
     )

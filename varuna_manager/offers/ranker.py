@@ -219,6 +219,7 @@ class OfferRanker:
                 machine=machine_as_offered(offer, offer.gpus, speed),
                 losses_per_hour=market.losses_per_hour(offer, hazards),
                 losses_known=market.losses_known(offer, hazards),
+                obtainability=market.obtainability(offer, hazards),
                 boot_s=market.BOOT_S if offer.cloud in CLOUDS else 0.0,
             )
         return replace(priced, boot_s=self._boots_s.get(kind, priced.boot_s))

@@ -10,7 +10,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from spottrain.pricing.ranking.rank import RankedOffer, Ranking
+from spottrain.pricing.ranking.rank import RankedOffer, Ranking, Worth
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.format import NOTHING, age, dollars, duration, number
 
@@ -83,6 +83,8 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "age_s": max(0.0, now_s - offer.observed_at_s),
         "losses_per_hour": _finite(row.priced.losses_per_hour),
         "losses_known": row.priced.losses_known,
+        "obtainability": row.priced.obtainability,
+        "lost_share": worth and _lost_share(worth),
         "vms": row.vms,
         "plan": planned and planned.shape,
         "paid_vms": planned and planned.vms,
@@ -97,6 +99,13 @@ def _row_view(row: RankedOffer, now_s: float) -> dict[str, Any]:
         "examples_per_usd": worth and _finite(worth.examples_per_usd),
         "why_not": row.why_not,
     }
+
+
+def _lost_share(worth: Worth) -> float:
+    """Return the share of a fleet's throughput that interruptions take."""
+    if not worth.examples_per_s:
+        return 0.0
+    return 1.0 - worth.net_examples_per_s / worth.examples_per_s
 
 
 def _finite(value: float) -> float | None:
@@ -220,8 +229,8 @@ def losses_text(losses: float, is_known: bool) -> str:
 
 def _table(rows: Sequence[dict[str, Any]]) -> Table:
     table = Table("OFFER", "MARKET", box=None, pad_edge=False, header_style="bold")
-    numbers = "$/HOUR", "AGE", "LOSSES/DAY", "VMS", "PLAN", "EX/S", "EX/$", "NET EX/$"
-    for name in numbers:
+    numbers = "$/HOUR", "AGE", "LOSSES/DAY", "LOST", "OBTAINABLE", "VMS", "PLAN"
+    for name in (*numbers, "EX/S", "EX/$", "NET EX/$"):
         table.add_column(name, justify="right")
     table.add_column("")
     for row in rows:
@@ -234,6 +243,8 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             NOTHING
             if losses is None
             else losses_text(24 * losses, row["losses_known"]),
+            _percent(row["lost_share"]),
+            _percent(row["obtainability"]),
             str(row["vms"]),
             row["plan"] or NOTHING,
             _figure(row, "examples_per_s"),
@@ -242,6 +253,10 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
             Text(row["why_not"]),
         )
     return table
+
+
+def _percent(share: float | None) -> str:
+    return NOTHING if share is None else f"{share:.0%}"
 
 
 def _figure(row: dict[str, Any], name: str) -> str:

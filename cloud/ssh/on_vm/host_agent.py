@@ -251,8 +251,8 @@ class HostAgent:
         with tarfile.open(archive) as tar:
             if hasattr(tarfile, "data_filter"):
                 tar.extractall(draft, filter="data")
-            else:
-                tar.extractall(draft)
+            else:  # Python before 3.11.4
+                tar.extractall(draft, _plain_members(tar, draft))
 
     def share(self, vm_id: str, digest: str, address: str) -> str:
         """Serve a kept archive to other VMs of the region; return its URL.
@@ -615,6 +615,23 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:
             return process.wait(min(left_s, _RENEW_S))
         renew_lease()
     return None
+
+
+def _plain_members(tar: tarfile.TarFile, folder: Path) -> list[tarfile.TarInfo]:
+    """Return the members of an archive, if none leads out of a folder.
+
+    Raises:
+        TarError: one does, or is neither a file, a folder nor a link.
+    """
+    folder = folder.resolve()
+    members = tar.getmembers()
+    for member in members:
+        target = folder / member.name
+        link = target.parent / member.linkname if member.issym() else target
+        inside = all(x.resolve().is_relative_to(folder) for x in (target, link))
+        if not inside or not (member.isreg() or member.isdir() or member.issym()):
+            raise tarfile.TarError(f"{member.name!r} is no plain file of the folder")
+    return members
 
 
 def renew_lease(file: Path = LEASE_FILE) -> None:

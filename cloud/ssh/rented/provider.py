@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Concatenate
 from urllib.parse import urlsplit
@@ -31,6 +32,7 @@ from spottrain.cloud.port.errors import (
 )
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
+from spottrain.cloud.ssh.rented.moves import MoveWatch
 from spottrain.cloud.ssh.rented.relays import Relays
 from spottrain.cloud.ssh.rented.sharing import ArchiveSharing
 from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
@@ -43,6 +45,8 @@ logger = logging.getLogger(__name__)
 
 ANSWER_S = 600.0
 """How long a VM may take from its launch until it accepts our login."""
+HOST_KEY_S = 180.0
+"""How long the host key that a cloud reports may be another than the VM's."""
 _THREADS = 32
 _BOOTSTRAPS = 64
 """VMs that are bootstrapped in parallel."""
@@ -69,6 +73,8 @@ class RentedVmProvider(ForwardsAbilities):
         job: Name of the job.
         payload: The job's files and settings for each VM.
         access: How to log in to VMs.
+        own_networks: Returns the networks from which this machine comes, which VMs let
+            in; None: those are fixed.
 
     Raises:
         MisconfiguredError: the cloud's VMs are not reachable by SSH.
@@ -81,6 +87,7 @@ class RentedVmProvider(ForwardsAbilities):
         job: str,
         payload: hosts.Payload,
         access: VmAccess,
+        own_networks: Callable[[], tuple[str, ...]] | None = None,
     ) -> None:
         if not isinstance(inner, port.ReachedBySsh):
             raise MisconfiguredError(f"{inner.name}: its VMs are not reachable by SSH")
@@ -100,8 +107,13 @@ class RentedVmProvider(ForwardsAbilities):
         self._unfit_counts: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._unreached: set[str] = set()
-        self._relays = Relays(self._running, self._for_each, self._enter)
+        self._relays = Relays(
+            self._running, self._for_each, self._enter, self._note_unreachable
+        )
         self._sharing = ArchiveSharing(self._relays.may_hang_up)
+        self._moves: MoveWatch | None = None
+        if own_networks is not None and isinstance(inner, port.AdmitsNetworks):
+            self._moves = MoveWatch(own_networks, partial(inner.admit, job))
         # We start agents ourselves; inside, our own VM uses the shared resources.
         own = {port.StartsAgents} | ({port.ReleasesJob} if access.inside else set())
         self._forward_abilities(
@@ -347,17 +359,19 @@ class RentedVmProvider(ForwardsAbilities):
 
         Raises:
             VmNotFoundError: it has ended.
-            HostKeyError: its host key is wrong.
+            HostKeyError: its host key stays wrong: images may generate it twice while
+                they boot, and the cloud report the first one for a moment.
             UnfitHostError: it has no suitable Python.
             AuthError, UnreachableHostError: it refuses us or does not answer in time.
         """
-        deadline_s, pause_s = time.monotonic() + ANSWER_S, _MIN_PAUSE_S
+        began_s, pause_s = time.monotonic(), _MIN_PAUSE_S
         while True:
             last_error, rented_vm.log.doing = self._try(rented_vm)
             if isinstance(last_error, HostConnection):
                 self._note_reached(rented_vm)
                 return last_error
-            if time.monotonic() > deadline_s:
+            wrong_key = isinstance(last_error, hosts.HostKeyError)
+            if time.monotonic() - began_s > (HOST_KEY_S if wrong_key else ANSWER_S):
                 if rented_vm.target and isinstance(
                     last_error, hosts.UnreachableHostError
                 ):
@@ -390,11 +404,18 @@ class RentedVmProvider(ForwardsAbilities):
             return hosts.UnreachableHostError(f"{rented_vm.place}: {doing}"), doing
         try:
             connection.session()
-        except (hosts.HostKeyError, hosts.UnfitHostError):
+        except hosts.UnfitHostError:
             raise
         except (AuthError, hosts.UnreachableHostError) as error:
+            if isinstance(error, hosts.UnreachableHostError):
+                self._note_unreachable()
             return error, str(error)
         return connection, "connected"
+
+    def _note_unreachable(self) -> None:
+        """Look whether this machine has moved: then VMs no longer let it in."""
+        if self._moves is not None:
+            self._moves.unreachable()
 
     def _claim(self, connection: HostConnection, vm_id: str) -> None:
         """Write our claim on the VM; again after a restart of the manager."""

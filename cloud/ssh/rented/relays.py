@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.ssh.rented.vm import RentedVm
 from spottrain.cloud.ssh.transport.connection import HostConnection
+from spottrain.cloud.ssh.transport.hosts import UnreachableHostError
 
 logger = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ class Relays:
         running: Returns the running VMs.
         submit: Submits a task for each of some VMs; none once we are closing.
         enter: Returns the connection to a VM, None while its address is unknown.
+        unreachable: Called when a running VM cannot be reached.
     """
 
     def __init__(
@@ -93,10 +95,12 @@ class Relays:
             [Sequence[RentedVm], Callable[[RentedVm], None]], list[Future[None]]
         ],
         enter: Callable[[RentedVm], HostConnection | None],
+        unreachable: Callable[[], None] = lambda: None,
     ) -> None:
         self._running = running
         self._submit = submit
         self._enter = enter
+        self._unreachable = unreachable
         self._manager: tuple[str, int] | None = None
         self._lock = threading.Lock()
         self._regions: dict[str, Region] = {}
@@ -171,6 +175,8 @@ class Relays:
                         self.announce_address(rented_vm, connection, self._manager)
             except CloudError as error:
                 logger.debug("%s", error)
+                if isinstance(error, UnreachableHostError):
+                    self._unreachable()
         rented_vm.note_poll(runs=runs)
 
     def _region(self, rented_vm: RentedVm) -> Region:

@@ -167,11 +167,12 @@ def _boto3_credentials() -> tuple[Credentials | None, str | None]:
     except ImportError:
         return None, None
     session = boto3.Session()
-    found = session.get_credentials()
-    if found is None:
+    if session.get_credentials() is None:
         return None, session.region_name
 
     def give() -> dict[str, Any]:
+        # A new session, as one keeps the keys of a profile that it has once read.
+        found = boto3.Session().get_credentials()
         frozen = found.get_frozen_credentials()
         return {
             "access_key_id": frozen.access_key,

@@ -663,6 +663,28 @@ class HeartbeatAnswer:
     commands: tuple[Command, ...]
 
 
+MAX_LOGS_BYTES = 512 * 1024
+"""Of the ends of a VM's logs as they are sent: three times 16 KiB, each byte escaped."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogTail:
+    """The end of one of a VM's logs."""
+
+    name: str
+    """Of the file."""
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LogTails:
+    """The ends of a VM's logs that have changed: the VM may be gone before they are
+    fetched."""
+
+    vm_id: str
+    logs: tuple[LogTail, ...]
+
+
 MAX_BATCH_BYTES = 16 * 1024**2
 """Of a batch as it is sent. The longest report is a profile: 57 kB for 200 billion
 parameters, times the number of micro-batch sizes."""

@@ -23,8 +23,8 @@ from spottrain.cloud.port.provider import (
     Offer,
     ReachedBySsh,
     ReleasesJob,
-    ReportsPriceHistory,
     ReportsQuota,
+    ReportsSpotPools,
     Vm,
 )
 from spottrain.errors import ConfigError, SpottrainError
@@ -107,7 +107,7 @@ def test_it_has_the_abilities_of_its_clouds_and_no_others(
         ReachedBySsh,
         ReleasesJob,
     }
-    every = {*shared, CloudProvider, ReportsPriceHistory, ReportsQuota}
+    every = {*shared, CloudProvider, ReportsSpotPools, ReportsQuota}
     assert abilities(one, every) == {*shared, CloudProvider, ReportsQuota}
     assert abilities(both(aws), every) == {*shared, CloudProvider}
     assert [quota.family for quota in one.quotas()] == ["f"]

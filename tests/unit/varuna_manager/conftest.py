@@ -53,6 +53,7 @@ class RecordingHandler:
         self.limits: list[tuple[str, tuple[Limit, ...]]] = []
         self.grants: list[PoolGrant] = []
         self.troubles: list[str] = []
+        self.logs: dict[str, str] = {}
         self.traces: list[tuple[str, messages.TraceWritten, bytes, int]] = []
         """With the number of reports received before."""
 
@@ -92,6 +93,11 @@ class RecordingHandler:
         return TraceSet(
             number=4, generation=2, minibatches=minibatches, vm_ids=("vm-1",)
         )
+
+    async def receive_logs(self, tails: messages.LogTails) -> None:
+        with self._changed:
+            self.logs |= {log.name: log.text for log in tails.logs}
+            self._changed.notify_all()
 
     async def receive_trace(
         self, vm_id: str, trace: messages.TraceWritten, content: bytes

@@ -9,27 +9,30 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
-from tests.fakes.aws import KIND, ON_DEMAND_USD, REGION, SPOT_USD, ZONE, FakeAws
+from tests.fakes.aws import KIND, ON_DEMAND_USD, REGION, ZONE, FakeAws
 
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
+    LoginExpiredError,
     MisconfiguredError,
     NoCapacityError,
     QuotaExceededError,
+    RegionQuotaError,
     ThrottledError,
     VmNotFoundError,
 )
 from spottrain.cloud.port.provider import (
+    ANY_FAMILY,
+    AdmitsNetworks,
     FindsOrphans,
     LaunchRequest,
     Offer,
     ReachedBySsh,
     ReleasesJob,
-    ReportsPlacementScore,
-    ReportsPriceHistory,
     ReportsQuota,
+    ReportsSpotPools,
     SimulatesInterruption,
     Vm,
     VmState,
@@ -68,9 +71,8 @@ def test_it_can_do_all_that_aws_can(aws: FakeAws) -> None:
     assert isinstance(provider, FindsOrphans)
     assert isinstance(provider, ReachedBySsh)
     assert isinstance(provider, ReleasesJob)
-    assert isinstance(provider, ReportsPlacementScore)
-    assert isinstance(provider, ReportsPriceHistory)
     assert isinstance(provider, ReportsQuota)
+    assert isinstance(provider, ReportsSpotPools)
     assert isinstance(provider, SimulatesInterruption)
 
 
@@ -119,24 +121,57 @@ def test_prices_are_cached_between_polls(aws: FakeAws) -> None:
     assert sent == ["DescribeSpotPriceHistory"]
 
 
-def test_the_price_history_has_the_start_of_each_price(aws: FakeAws) -> None:
-    now_s = int(time.time())
-    aws.ask("price", zone=ZONE, instance_type=KIND, usd=0.7, at_s=now_s - 60)
-    history = aws.provider().price_history(now_s - 600)
-    assert [offer.usd_per_hour for offer in history] == [SPOT_USD, 0.7]
-    assert history[1].observed_at_s == now_s - 60
-
-
-def test_quotas_and_placement_scores_are_reported(aws: FakeAws) -> None:
+def test_quotas_are_reported(aws: FakeAws) -> None:
     aws.ask("quota", code="L-3819A6DF", vcpus=64)
     aws.ask("quota", code="L-DB2E81BA", vcpus=0)
-    aws.ask("score", zone_id="use1-az6", score=9)
     provider = aws.provider()
     limits = {(q.family, q.spot): q.limit for q in provider.quotas()}
+    assert limits.pop((ANY_FAMILY, False)) == 1000 * 1024 / 200  # of disks
     assert limits == {("G and VT", True): 64, ("G and VT", False): 0}
-    (score,) = provider.placement_scores(KIND, 2)
-    assert (score.region, score.score) == (REGION, 0.9)
-    assert score.zone.startswith(REGION)
+
+
+def test_a_quota_refuses_a_call_as_a_whole(aws: FakeAws) -> None:
+    """Of virtual CPUs, and of disks: 200 GiB each."""
+    aws.ask("quota", code="L-3819A6DF", vcpus=12)
+    provider = aws.provider()
+    with pytest.raises(QuotaExceededError, match="MaxSpotInstanceCountExceeded"):
+        rent(provider, 4)
+    assert len(rent(provider, 3, intent="intent-2")) == 3
+    aws.ask("quota", code="L-3819A6DF", vcpus=1000)
+    aws.ask("quota", code="L-7A658B76", vcpus=1)
+    with pytest.raises(RegionQuotaError, match="gp3 storage limit of 1 TiB"):
+        rent(provider, 3, intent="intent-3")
+    assert alive(aws) == 3
+
+
+def test_a_laptop_that_moves_is_let_in_and_its_old_address_is_not(aws: FakeAws) -> None:
+    provider = aws.provider(ssh_from=("192.0.2.1/32",))
+    rent(provider)
+    assert isinstance(provider, AdmitsNetworks)
+    for networks in (["198.51.100.7/32"], ["198.51.100.7/32", "203.0.113.0/24"]):
+        provider.admit("job", networks)
+        rent(provider, intent=f"intent-{len(networks)}0")  # a launch changes nothing
+        assert sorted(aws.ask("let_in", region=REGION)) == networks
+
+
+def test_a_policy_that_demands_tags_says_what_to_do(aws: FakeAws) -> None:
+    aws.ask("demand_tag", name="cost-center")
+    with pytest.raises(AuthError, match=r"policy of your organisation.*aws\.tags"):
+        rent(aws.provider())
+    assert len(rent(aws.provider(tags={"cost-center": "42"}), intent="i-2")) == 1
+
+
+def test_placement_scores_are_those_of_three_types_or_more(aws: FakeAws) -> None:
+    """With fewer EC2 calls every place bad: the scores would say nothing."""
+    aws.ask("score", zone_id="use1-az6", score=9)
+    kinds = (KIND, "g5.2xlarge", "g5.4xlarge")
+    assert aws.provider(instance_types=kinds[:2]).spot_pools(2) == []
+    pools = aws.provider(instance_types=kinds).spot_pools(2)
+    assert {(pool.instance_type, pool.obtainability) for pool in pools} == {
+        (kind, 0.9) for kind in kinds
+    }
+    (zone,) = {pool.zone for pool in pools}
+    assert zone.startswith(REGION)
 
 
 def test_all_regions_are_queried_in_parallel(aws: FakeAws) -> None:
@@ -168,7 +203,7 @@ def test_all_regions_are_queried_in_parallel(aws: FakeAws) -> None:
         ),
         (lambda a: a.ask("withdraw", zone=ZONE, instance_type=KIND), NoCapacityError),
         (lambda a: a.ask("quota", code="L-3819A6DF", vcpus=3), QuotaExceededError),
-        (lambda a: a.ask("expire", expired=True), AuthError),
+        (lambda a: a.ask("expire", expired=True), LoginExpiredError),
     ],
     ids=["stock-out", "not offered", "quota", "expired credentials"],
 )

@@ -11,6 +11,7 @@ from spottrain.cloud.aws.translate import translate, translating_errors
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
+    LoginExpiredError,
     MisconfiguredError,
     NoCapacityError,
     PriceTooHighError,
@@ -40,7 +41,7 @@ def refusal(code: str, status: int = 400, **headers: str) -> boto.ClientError:
         ("UnsupportedOperation", MisconfiguredError),
         ("InvalidGroup.NotFound", CloudError),  # made a moment ago, or to be made again
         ("SpotMaxPriceTooLow", PriceTooHighError),
-        ("RequestExpired", AuthError),
+        ("RequestExpired", LoginExpiredError),
         ("UnauthorizedOperation", AuthError),
         ("InvalidAMIID.NotFound", MisconfiguredError),
         ("RequestLimitExceeded", ThrottledError),
@@ -73,8 +74,8 @@ def test_a_throttling_error_has_the_retry_delay() -> None:
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [
-        (boto.NoCredentialsError(), AuthError),
-        (boto.ProfileNotFound(profile="x"), AuthError),
+        (boto.NoCredentialsError(), LoginExpiredError),
+        (boto.ProfileNotFound(profile="x"), LoginExpiredError),
         (boto.ReadTimeoutError(endpoint_url="https://ec2"), CloudError),
         (boto.EndpointConnectionError(endpoint_url="https://ec2"), CloudError),
         (boto.InvalidRegionError(region_name="no such"), MisconfiguredError),

@@ -16,6 +16,7 @@ from spottrain.cloud.azure.translate import translate, translating_errors
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
+    LoginExpiredError,
     MisconfiguredError,
     NoCapacityError,
     PriceTooHighError,
@@ -111,8 +112,8 @@ def test_any_throttling_error_has_the_retry_delay() -> None:
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [
-        (CredentialUnavailableError(message="no\nlogin"), AuthError),
-        (azure.ClientAuthenticationError(message="wrong secret"), AuthError),
+        (CredentialUnavailableError(message="no\nlogin"), LoginExpiredError),
+        (azure.ClientAuthenticationError(message="wrong secret"), LoginExpiredError),
         (azure.ServiceRequestError("no route"), CloudError),
         (azure.ServiceResponseTimeoutError("silence"), CloudError),
         (azure.DecodeError(message="<html>"), CloudError),

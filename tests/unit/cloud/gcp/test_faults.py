@@ -16,8 +16,8 @@ from tests.unit.cloud.gcp.test_provider import (
 )
 
 from spottrain.cloud.port.errors import (
-    AuthError,
     CloudError,
+    LoginExpiredError,
     MisconfiguredError,
     NoCapacityError,
     QuotaExceededError,
@@ -37,8 +37,8 @@ from spottrain.cloud.port.provider import VmState
             lambda g: g.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=0),
             QuotaExceededError,
         ),
-        (lambda g: g.ask("expire", expired=True), AuthError),
-        (lambda g: g.ask("skew", seconds=7200), AuthError),
+        (lambda g: g.ask("expire", expired=True), LoginExpiredError),
+        (lambda g: g.ask("skew", seconds=7200), LoginExpiredError),
     ],
     ids=["stock-out", "not offered", "quota", "expired credentials", "clock skew"],
 )

@@ -6,7 +6,6 @@ import dataclasses
 import socket
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -24,19 +23,25 @@ from tests.fakes.gcp import (
     FakePrices,
 )
 
+from spottrain.cloud.gcp.answers import RETURNED_PER_HOUR
 from spottrain.cloud.gcp.provider import GcpProvider
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.port.errors import (
+    CloudError,
+    MisconfiguredError,
+    RegionQuotaError,
+    VmNotFoundError,
+)
 from spottrain.cloud.port.provider import (
+    ANY_FAMILY,
     ChecksAccount,
     FindsOrphans,
     LaunchRequest,
     Offer,
     ReachedBySsh,
     ReleasesJob,
-    ReportsPlacementScore,
-    ReportsPriceHistory,
     ReportsQuota,
+    ReportsSpotPools,
     SimulatesInterruption,
     Vm,
     VmState,
@@ -82,9 +87,8 @@ def test_it_can_do_all_that_gcp_can(gcp: FakeGcp) -> None:
     assert isinstance(provider, FindsOrphans)
     assert isinstance(provider, ReachedBySsh)
     assert isinstance(provider, ReleasesJob)
-    assert isinstance(provider, ReportsPlacementScore)
-    assert isinstance(provider, ReportsPriceHistory)
     assert isinstance(provider, ReportsQuota)
+    assert isinstance(provider, ReportsSpotPools)
     assert isinstance(provider, SimulatesInterruption)
 
 
@@ -176,14 +180,9 @@ def test_a_machine_without_a_price_is_not_offered(gcp: FakeGcp) -> None:
     assert provider.offers() == ()
 
 
-def test_quotas_scores_and_past_prices_are_reported(gcp: FakeGcp) -> None:
+def test_quotas_are_reported(gcp: FakeGcp) -> None:
     gcp.ask("quota", metric="PREEMPTIBLE_NVIDIA_A100_GPUS", limit=16)
     gcp.ask("quota", metric="GPUS_ALL_REGIONS", limit=64)
-    gcp.ask("score", zone=ZONE, score=0.7)
-    now_s = int(time.time())
-    gcp.ask("price", usd=1.5, from_s=now_s - 9000, until_s=now_s - 5000)
-    gcp.ask("price", usd=1.2, from_s=now_s - 5000, until_s=now_s - 100)
-    gcp.ask("price", usd=1.1, from_s=now_s - 100, until_s=None)
     provider = gcp.provider(zones=(ZONE,))
     rent(provider)
     found = {(q.region, q.family, q.spot): (q.limit, q.used) for q in provider.quotas()}
@@ -192,13 +191,77 @@ def test_quotas_scores_and_past_prices_are_reported(gcp: FakeGcp) -> None:
         (REGION, "NVIDIA_A100_GPUS", True): (16, 1),
         ("", "GPUS_ALL_REGIONS", False): (64, 0),
     }
-    (score,) = provider.placement_scores(KIND, 2)
-    assert (score.zone, score.score) == (ZONE, 0.7)
-    history = provider.price_history(now_s - 3600)
-    assert [(o.usd_per_hour, o.observed_at_s) for o in history] == [
-        (1.2, now_s - 5000),
-        (1.1, now_s - 100),
+
+
+def test_quotas_of_disks_and_addresses_are_in_vms(gcp: FakeGcp) -> None:
+    gcp.ask("quota", metric="SSD_TOTAL_GB", limit=500)
+    gcp.ask("quota", metric="IN_USE_ADDRESSES", limit=8)
+    provider = gcp.provider(disk_gib=200)
+    rent(provider)
+    shared = [(q.limit, q.used) for q in provider.quotas() if q.family == ANY_FAMILY]
+    assert shared == [(2.5, 1.0), (8.0, 1.0)]
+    private = gcp.provider(public_addresses=False, disk_gib=200).quotas()
+    assert [q.limit for q in private if q.family == ANY_FAMILY] == [2.5]
+
+
+def test_a_quota_refuses_a_call_as_a_whole(gcp: FakeGcp) -> None:
+    gcp.ask("stock", zone=ZONE, kind=KIND, count=9)
+    gcp.ask("quota", metric="SSD_TOTAL_GB", limit=500)
+    provider = gcp.provider(disk_gib=200)
+    with pytest.raises(RegionQuotaError, match="Quota 'SSD_TOTAL_GB' exceeded"):
+        rent(provider, 3)
+    assert len(rent(provider, 2, intent="intent-2")) == 2
+
+
+@pytest.mark.parametrize(
+    ("constraint", "advice"),
+    [
+        ("vmExternalIpAccess", "gcp.public_addresses: false"),
+        ("requireOsLogin", "have the project excepted"),
+    ],
+)
+def test_a_policy_of_the_organisation_says_what_to_do(
+    gcp: FakeGcp, constraint: str, advice: str
+) -> None:
+    gcp.ask("enforce", constraint=constraint)
+    with pytest.raises(MisconfiguredError, match=f"{constraint}.*{advice}"):
+        rent(gcp.provider())
+
+
+def test_a_laptop_that_moves_is_let_in_and_its_old_address_is_not(gcp: FakeGcp) -> None:
+    provider = gcp.provider(ssh_from=("192.0.2.1/32",))
+    rent(provider)
+    finish(gcp)
+    provider.admit("job", ["198.51.100.7/32"])
+    (patch,) = [
+        r["body"] for r in gcp.ask("requests") if r["operation"] == "firewalls.patch"
     ]
+    assert patch["sourceRanges"] == ["198.51.100.7/32"]
+    provider.admit("job", ["198.51.100.7/32"])
+    assert sent(gcp).count("firewalls.patch") == 1
+    gcp.provider(network_tags=("theirs",)).admit("job", ["203.0.113.1/32"])
+    assert sent(gcp).count("firewalls.patch") == 1
+
+
+def test_preemptions_and_scores_of_each_zone_are_reported(gcp: FakeGcp) -> None:
+    """There is no history of GPUs that are attached to machines."""
+    gcp.ask("stock", zone=ZONE, kind="n1-standard-8+nvidia-tesla-t4", count=1)
+    gcp.ask("score", zone=ZONE, score=0.7)
+    gcp.ask("preempted", zone=ZONE, shares=[0.4, 0.6])
+    provider = gcp.provider(instance_types=(KIND, ATTACHED), zones=(ZONE,))
+    pools = {pool.instance_type: pool for pool in provider.spot_pools(2)}
+    assert {pool.zone for pool in pools.values()} == {ZONE}
+    assert pools[KIND].obtainability == pools[ATTACHED].obtainability == 0.7
+    assert pools[KIND].losses_per_hour == pytest.approx(RETURNED_PER_HOUR)
+    assert pools[ATTACHED].losses_per_hour is None
+
+
+def test_what_google_does_not_say_of_spot_vms_is_unknown(gcp: FakeGcp) -> None:
+    gcp.ask(
+        "fail", operation="advice.capacity", kind="error", status=403, code="forbidden"
+    )
+    (pool,) = gcp.provider(zones=(ZONE,)).spot_pools(1)
+    assert (pool.losses_per_hour, pool.obtainability) == (None, None)
 
 
 def test_vms_of_all_regions_and_jobs_are_found(gcp: FakeGcp) -> None:

@@ -18,6 +18,7 @@ from spottrain.cloud.gcp.translate import (
 from spottrain.cloud.port.errors import (
     AuthError,
     CloudError,
+    LoginExpiredError,
     MisconfiguredError,
     NoCapacityError,
     QuotaExceededError,
@@ -43,7 +44,7 @@ def refusal(
     [
         (503, "resourcesExhausted", NoCapacityError),
         (403, "quotaExceeded", QuotaExceededError),
-        (401, "authError", AuthError),
+        (401, "authError", LoginExpiredError),
         (403, "forbidden", AuthError),
         (403, "accessNotConfigured", AuthError),
         (403, "rateLimitExceeded", ThrottledError),
@@ -140,8 +141,8 @@ def test_a_throttling_error_has_the_retry_delay() -> None:
 @pytest.mark.parametrize(
     ("raised", "kind"),
     [
-        (auth.DefaultCredentialsError("none"), AuthError),
-        (auth.RefreshError("expired"), AuthError),
+        (auth.DefaultCredentialsError("none"), LoginExpiredError),
+        (auth.RefreshError("expired"), LoginExpiredError),
         (auth.TransportError("lost"), CloudError),
         (requests.ConnectionError("two\nlines"), CloudError),
         (requests.ReadTimeout("slow"), CloudError),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import stat
 import subprocess
 import time
 from pathlib import Path
@@ -46,6 +47,22 @@ def test_a_vm_whose_agent_gave_up_the_lease_ends_itself(tmp_path: Path) -> None:
     lease.give_up(file)
     lease.give_up(file)
     assert play(tmp_path, None)
+
+
+def test_a_lease_is_given_up_where_the_file_cannot_be_removed(tmp_path: Path) -> None:
+    """Its folder is root's; workers are not."""
+    (tmp_path / "lease").write_text("given up\n")
+    assert play(tmp_path, 0.0)
+
+
+def test_whoever_works_on_a_vm_may_renew_its_lease_but_not_replace_the_watch(
+    tmp_path: Path,
+) -> None:
+    script = lease.boot_script(600).replace(str(lease.FILE.parent), str(tmp_path))
+    lines = [x for x in script.splitlines() if x.startswith(("touch ", "chmod "))]
+    subprocess.run(["/bin/sh", "-e", "-c", "\n".join(lines)], check=True)
+    assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
+    assert stat.S_IMODE((tmp_path / "lease").stat().st_mode) == 0o666
 
 
 def test_an_answer_of_the_manager_renews_the_lease(tmp_path: Path) -> None:

@@ -217,6 +217,17 @@ def _await_end_of_listening(child: ChildProvider) -> None:
     assert child.pid is None
 
 
+def test_a_young_child_is_not_replaced_because_its_login_has_expired(
+    make: Make,
+) -> None:
+    child = make()
+    before = child.pid
+    with pytest.raises(errors.LoginExpiredError):
+        child.terminate(["LoginExpiredError"])
+    assert child.offers() == (OFFER,)
+    assert child.pid == before
+
+
 def test_after_close_every_call_fails(make: Make) -> None:
     child = make()
     pid = child.pid

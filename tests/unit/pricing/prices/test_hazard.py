@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from spottrain.cloud.port.provider import SpotPool
 from spottrain.pricing.prices.hazard import (
     BANDS,
     PRIOR_VM_HOURS,
@@ -126,3 +127,42 @@ def test_safe_hours_lower_the_hazard_and_losses_raise_it(
         return Hazards(rows, BANDED).of(HERE).losses_per_hour
 
     assert mean(PRIOR_VM_HOURS, 0) < mean(0.0, 0) < mean(0.0, 1)
+
+
+def said(zone: str, losses_per_hour: float | None, score: float | None) -> SpotPool:
+    return SpotPool(
+        cloud=HERE.cloud,
+        region=HERE.region,
+        zone=zone,
+        instance_type=HERE.instance_type,
+        losses_per_hour=losses_per_hour,
+        obtainability=score,
+    )
+
+
+def test_what_a_cloud_says_of_a_zone_or_region_is_the_prior() -> None:
+    pools = [said(HERE.zone, 0.02, 0.4), said(HERE.region, 0.07, None)]
+    hazards = Hazards([], BANDED, pools)
+    assert hazards.of(HERE).losses_per_hour == pytest.approx(0.02)
+    assert hazards.of(BESIDE).losses_per_hour == pytest.approx(0.07)
+    assert hazards.of(FAR).losses_per_hour == pytest.approx(UNKNOWN_PER_HOUR)
+    assert hazards.of(HERE).is_known
+    assert hazards.obtainability(HERE) == 0.4
+    assert hazards.obtainability(BESIDE) is None
+
+
+def test_of_a_region_as_a_whole_the_mean_of_its_zones_is_known() -> None:
+    pools = [said(HERE.zone, 0.02, 0.4), said(BESIDE.zone, 0.04, None)]
+    region = HERE._replace(zone=HERE.region)
+    hazards = Hazards([], BANDED, pools)
+    assert hazards.of(region).losses_per_hour == pytest.approx(0.03)
+    assert hazards.obtainability(region) == 0.4
+    assert hazards.of(BESIDE).losses_per_hour == pytest.approx(0.04)
+    whole = said(HERE.region, 0.07, None)  # what is said of it outdoes the mean
+    stated = Hazards([], BANDED, [*pools, whole]).of(region)
+    assert stated.losses_per_hour == pytest.approx(0.07)
+
+
+def test_a_score_alone_leaves_the_published_band() -> None:
+    hazard = Hazards([], BANDED, [said(HERE.zone, None, 0.4)]).of(HERE)
+    assert hazard.losses_per_hour == pytest.approx(band_per_hour(1))

@@ -14,11 +14,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from spottrain.pricing.prices.history import History, HistoryError, VmLife
+from spottrain.cloud.port.provider import SpotPool
+from spottrain.pricing.prices.history import (
+    RATE_KEPT_S,
+    SCORE_KEPT_S,
+    History,
+    HistoryError,
+    VmLife,
+)
 from spottrain.pricing.prices.place import Place
 from spottrain.pricing.prices.price import Price
 from spottrain.units import HOUR_S
 
+NOW_S = 1e9
 PLACE = Place("aws", "us-east-1", "us-east-1a", "p4d.24xlarge")
 LIFE = VmLife(
     job="j", vm_id="vm-0", place=PLACE, spot=True, from_s=0.0, until_s=2 * HOUR_S
@@ -160,11 +168,43 @@ def test_it_is_kept_and_shared(tmp_path: Path) -> None:
         assert one.latest() == other.latest() == [price(9.0, 2.0, 2.0)]
 
 
+def test_spot_pools_count_for_as_long_as_they_tell_of_the_present(
+    history: History,
+) -> None:
+    pool = SpotPool(
+        cloud="aws",
+        region="us-east-1",
+        zone="us-east-1a",
+        instance_type="g5.xlarge",
+        losses_per_hour=0.01,
+        obtainability=0.9,
+    )
+    history.record_pools([replace(pool, obtainability=0.1)], NOW_S)
+    history.record_pools([pool], NOW_S)
+    assert history.pools(NOW_S) == [pool]
+    later_s = NOW_S + SCORE_KEPT_S + 1.0
+    assert history.pools(later_s) == [replace(pool, obtainability=None)]
+    assert history.pools(NOW_S + RATE_KEPT_S + 1.0) == []
+
+
+def test_a_file_of_the_first_version_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "market.sqlite"
+    with History(path) as history:
+        history.record_prices([price(8.0, 1.0, 1.0)])
+    db = sqlite3.connect(path)
+    db.execute("DROP TABLE pools")
+    db.execute("PRAGMA user_version = 1")
+    db.close()
+    with History(path) as history:
+        assert history.latest() == [price(8.0, 1.0, 1.0)]
+        assert history.pools(1.0) == []
+
+
 def test_a_file_of_a_newer_version_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "market.sqlite"
     History(path).close()
     db = sqlite3.connect(path)
-    db.execute("PRAGMA user_version = 2")
+    db.execute("PRAGMA user_version = 3")
     db.close()
     with pytest.raises(HistoryError, match="newer spottrain"):
         History(path)

@@ -20,6 +20,7 @@ from spottrain.pricing.ranking.cooldowns import (
     most_at_once,
     open_at_s,
     refused,
+    scope_of,
     spread,
 )
 
@@ -51,6 +52,7 @@ CLOSES: list[tuple[Refusal, set[str]]] = [
     ("no_capacity", {"same", "cheaper now"}),
     ("price", {"same"}),
     ("quota", {"same", "cheaper now", "zone", "size"}),
+    ("region_quota", set(OTHERS) - {"region", "cloud"}),
     ("misconfigured", {"same", "cheaper now", "on demand", "zone"}),
     ("auth", set(OTHERS) - {"cloud"}),
 ]
@@ -101,7 +103,7 @@ def test_a_quota_is_found_by_halving_before_it_closes(wanted: int, quota: int) -
     closed: dict[str, Cooldown] = {}
     left, held, calls = wanted, 0, 0
     while left and not shut(closed, HERE):
-        asked = int(min(left, most_at_once(closed, HERE, 0.0)))
+        asked = int(min(left, most_at_once(closed, scope_of(HERE, "quota"), 0.0)))
         calls += 1
         if asked <= quota - held:
             held, left = held + asked, left - asked
@@ -113,10 +115,12 @@ def test_a_quota_is_found_by_halving_before_it_closes(wanted: int, quota: int) -
     if left:
         assert open_at_s(closed, HERE) == MIN_S["quota"]
         later_s = MIN_S["quota"]
-        assert most_at_once(closed, HERE, later_s) == 1  # not all over again
+        assert (
+            most_at_once(closed, scope_of(HERE, "quota"), later_s) == 1
+        )  # not all over again
         closed = refused(closed, HERE, "quota", later_s, BASE_S)
         assert open_at_s(closed, HERE) == 3 * MIN_S["quota"]
-    assert most_at_once(closed, OTHERS["region"], 0.0) == math.inf
+    assert most_at_once(closed, scope_of(OTHERS["region"], "quota"), 0.0) == math.inf
 
 
 offers = st.sampled_from(list(OTHERS.values()))

@@ -114,6 +114,20 @@ def test_an_interruption_costs_two_morphs_a_boot_and_repeated_work() -> None:
     assert worth.usd == pytest.approx(8.0 * 1e6 / net_examples_per_s / 3600 + boot_usd)
 
 
+def test_a_place_that_hardly_gives_machines_costs_boots_in_vain() -> None:
+    """Half as likely, twice as many boots; unknown is as good as certain."""
+    usd = {
+        score: worth_of(
+            THROUGHPUT, replace(priced(boot_s=360.0), obtainability=score), TERMS
+        ).usd
+        for score in (None, 1.0, 0.5, 0.0)
+    }
+    boot_usd = 4 * priced().offer.usd_per_hour * 0.1
+    assert usd[None] == usd[1.0]
+    assert usd[0.5] - usd[1.0] == pytest.approx(boot_usd)
+    assert usd[0.0] - usd[1.0] == pytest.approx(9 * boot_usd)
+
+
 def test_storage_egress_and_traffic_between_zones_are_paid() -> None:
     plain = worth_of(THROUGHPUT, priced(), TERMS).usd
     hours = 1e6 / 8.0 / 3600
@@ -202,6 +216,12 @@ def test_a_fleet_is_as_large_as_limits_allow() -> None:
     capped = replace(TERMS, max_usd_per_hour=0.3)
     assert fleet_size(offer(usd_per_hour=0.1), capped) == 3
     assert fleet_size(offer(gpus=8), replace(TERMS, max_gpus=20)) == 2
+
+
+def test_a_fleet_is_no_larger_than_the_quota_of_its_family() -> None:
+    for quota, vms in ((None, 8), (3.9, 3), (0.0, 1), (100.0, 8)):
+        bounded = replace(offer(), quota_vms=quota)
+        assert fleet_size(bounded, replace(TERMS, max_vms=8)) == vms
 
 
 def test_where_the_best_offer_has_too_few_the_next_of_its_region_fills_up() -> None:

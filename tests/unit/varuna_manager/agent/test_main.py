@@ -21,7 +21,7 @@ from tests.integration.jobs import until
 from spottrain.cloud.notices.hear import URL_VARIABLE
 from spottrain.cloud.ssh.on_vm.relay import Relay
 from spottrain.varuna_manager.agent import main
-from spottrain.varuna_manager.agent.client import AgentError, Backoff
+from spottrain.varuna_manager.agent.client import TAIL_BYTES, AgentError, Backoff
 from spottrain.varuna_manager.agent.supervisor import Outbox
 from spottrain.wire import messages
 from spottrain.wire.codec import decode
@@ -287,6 +287,21 @@ def test_when_the_supervisor_dies_its_last_words_arrive_and_the_vm_ends(
     failed = messages.UserCodeFailed(message="boom", traceback="tb")
     assert manager.handler.reports[-1] == failed
     assert vm.worker_is_gone()
+
+
+def test_the_last_words_of_a_vm_that_fails_are_kept(
+    manager: Manager, vm: VmUnderTest
+) -> None:
+    """Nobody can fetch its logs once it is off."""
+    (vm.folder / "setup.log").write_bytes(b"x" * 40_000 + b"\xff the wheel is there\n")
+    (vm.folder / "agent.1.log").write_text("from before")
+    manager.send("vm-1", messages.OpenStore(generation=1))
+    assert vm.process.wait(20) == main.FAILED
+    logs = manager.handler.logs
+    assert "supervisor has ended" in logs["agent.log"]
+    assert logs["setup.log"].endswith("x\ufffd the wheel is there\n")
+    assert len(logs["setup.log"]) <= TAIL_BYTES
+    assert "agent.1.log" not in logs
 
 
 def test_a_second_agent_of_the_same_vm_is_fenced(

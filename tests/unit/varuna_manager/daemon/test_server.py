@@ -84,6 +84,7 @@ def test_an_agent_of_another_version_is_to_wait_for_its_replacement(
         ("POST", "/v1/admin/limits"),
         ("POST", "/v1/admin/profile"),
         ("POST", "/v1/admin/grant"),
+        ("POST", "/v1/logs"),
         ("POST", "/v1/traces"),
         ("GET", "/metrics"),
         ("GET", "/healthz"),

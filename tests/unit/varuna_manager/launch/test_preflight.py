@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from spottrain.gpus.builds import CU126, PYPI, TorchBuild, driver_major
 from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.varuna_manager.launch import preflight
 
+ROLE = {"instance_types": ["g5.xlarge"], "instance_profile": "writes"}
 CU126_INDEX = "https://download.pytorch.org/whl/cu126"
 
 
@@ -189,3 +191,37 @@ def test_this_machines_gpus_are_checked_before_a_local_job(
         preflight.check_here(job)
     gpus.set(error=pynvml.NVML_ERROR_LIBRARY_NOT_FOUND)
     assert preflight.check_here(job).endswith(", 1 thread")
+
+
+@pytest.mark.parametrize(
+    ("path", "changes", "warnings"),
+    [
+        ("/shared", {}, []),
+        (
+            "s3://b/x",
+            {},
+            ["aws: WARNING.*aws.instance_profile, or name AWS_ACCESS_KEY"],
+        ),
+        ("s3://b/x", {"aws": ROLE}, []),
+        ("s3://b/x", {"secrets": ["AWS_ACCESS_KEY_ID"]}, []),
+        (
+            "s3://b/x",
+            {"secrets": ["AWS_ACCESS_KEY_ID", "AWS_SESSION_TOKEN"]},
+            ["AWS_SESSION_TOKEN expires within hours"],
+        ),
+        (
+            "gs://b/x",
+            {"aws": ROLE},
+            ["no credentials for gs:"],
+        ),
+        ("gs://b/x", {"env": {"GOOGLE_SERVICE_ACCOUNT_KEY": "k"}}, []),
+    ],
+)
+def test_vms_that_cannot_write_checkpoints_for_long_are_told(
+    tmp_path: Path, path: str, changes: dict[str, Any], warnings: list[str]
+) -> None:
+    job = config(tmp_path, "", **{"checkpoint": {"path": path}, **changes})
+    lines = preflight.check_bucket_access(job)
+    assert len(lines) == len(warnings)
+    for line, warning in zip(lines, warnings, strict=True):
+        assert re.search(warning, line)

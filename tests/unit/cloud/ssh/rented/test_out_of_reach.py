@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -24,6 +24,11 @@ class Unreachable(ToyCloud):
     """Its VMs have addresses that refuse connections."""
 
     target: SshTarget | None = None
+    admitted: tuple[str, ...] = ()
+
+    def admit(self, job: str, networks: Sequence[str]) -> None:
+        assert job == "job"
+        self.admitted = tuple(networks)
 
     def ssh_target(self, vm_id: str) -> SshTarget | None:
         super().ssh_target(vm_id)
@@ -51,7 +56,9 @@ def provider(
     monkeypatch.setattr(rented, "ANSWER_S", 0.0)
     access = VmAccess(key_file=ensure_key(tmp_path)[0])
     payload = Payload(workdir=tmp_path / "none")
-    made = rented.RentedVmProvider(cloud, tmp_path, "job", payload, access)
+    made = rented.RentedVmProvider(
+        cloud, tmp_path, "job", payload, access, lambda: ("192.0.2.1/32",)
+    )
     yield made
     made.close()
 
@@ -80,6 +87,7 @@ def test_no_more_is_rented_once_three_vms_in_a_row_cannot_be_entered(
     with pytest.raises(MisconfiguredError, match="3 VMs run and none accepts SSH"):
         rent(provider, 3)
     assert len(cloud.vms) == 3
+    assert cloud.admitted == ("192.0.2.1/32",)  # perhaps this machine has moved
 
 
 def test_vms_without_an_address_say_nothing_about_the_network(
