@@ -119,8 +119,10 @@ class LocalProvider:
         """Kill all processes of some VMs; returns when all have ended."""
         self._ask_or_recover("POST", "/terminate", list(vm_ids))
 
-    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> None:
-        """Start the agent, detached; waits while the VM boots.
+    def start_agent(
+        self, vm_id: str, bootstrap: port.AgentBootstrap
+    ) -> Sequence[port.StartStep]:
+        """Start the agent, detached; waits while the VM boots. No step is told.
 
         Raises:
             VmNotFoundError: the VM has ended.
@@ -137,6 +139,7 @@ class LocalProvider:
         }
         if isinstance(self._ask_or_recover("POST", "/agents", body), LocalRecord):
             raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
+        return ()
 
     # --- Only on the local cloud ---------------------------------------------------
 

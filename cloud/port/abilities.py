@@ -53,7 +53,9 @@ class ForwardsAbilities:
     price_history: Callable[[float], Sequence[port.Offer]] | None = None
     quotas: Callable[[], Sequence[port.Quota]] | None = None
     interrupt: Callable[[str], None] | None = None
-    start_agent: Callable[[str, port.AgentBootstrap], None] | None = None
+    start_agent: (
+        Callable[[str, port.AgentBootstrap], Sequence[port.StartStep]] | None
+    ) = None
 
     def _forward_abilities(self, has: Callable[[type], bool], forward: Forward) -> None:
         """Set the methods of the abilities for which ``has`` is true."""

@@ -153,15 +153,31 @@ class HasParts(Protocol):
         """Return the clouds by ``Offer.cloud``; VM ids are the same there."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartStep:
+    """One step of a VM's start, from its launch until its agent runs."""
+
+    name: str
+    """Such as ``boot``, ``software`` or ``setup``."""
+    seconds: float
+    num_bytes: int = 0
+    """That the VM received meanwhile, over all its networks."""
+    source: str = ""
+    """Where it took what it needed from, if there is a choice; empty otherwise."""
+
+
 @runtime_checkable
 class StartsAgents(Protocol):
     """Can start our agent on a running VM."""
 
-    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> Sequence[StartStep]:
         """Start the agent, detached. A second call while it runs does nothing.
 
         An agent of other software than the caller's is replaced: its processes are
         ended first, and the VM's memory is lost.
+
+        Returns:
+            The steps that it took, in order; none if the agent runs already.
 
         Raises:
             VmNotFoundError: the VM has ended.

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 
 from spottrain.morphing.adapt.policy import capped_slowdown
 from spottrain.morphing.memory.room import WorkerBytes
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.inputs import PlanInputs, check_inputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout, Refusal, choose_layouts
 from spottrain.morphing.plan.modes import (
@@ -25,7 +26,7 @@ from spottrain.morphing.plan.modes import (
 )
 from spottrain.morphing.plan.placement import Device
 from spottrain.units import HOUR_S
-from spottrain.wire.model import Network, Plan, ScheduleKind, Slot, StateHome
+from spottrain.wire.model import Network, Plan, Slot
 
 NOISE = 0.005
 """Plans whose predictions differ by no more are equally good: the one like the running
@@ -36,54 +37,6 @@ with any VM, if its prediction is worse by no more. Predictions come from median
 measured until their standard error is below 1 %: two may differ by twice that for no other
 reason."""
 MILLION = 1_000_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Candidate:
-    """A plan that was considered."""
-
-    pipeline_depth: int
-    data_parallel_width: int
-    microbatch_size: int
-    schedule: ScheduleKind
-    recompute: bool
-    chunks: int
-    in_flight_bound: int | None
-    unused_slots: int
-    stage_bytes: int | None
-    """Memory of its largest worker; ``None``: not computed."""
-    device_bytes: int | None
-    """Memory of its smallest device."""
-    step_s: float | None
-    """Predicted, or where ``why_not`` says "at least" a bound that was enough to rule
-    it out; ``None`` if the candidate cannot run."""
-    examples_per_s: float | None
-    usd_per_million_examples: float | None
-    """``None`` where prices are not known."""
-    why_not: str
-    """Empty for the one that was chosen."""
-    state: StateHome = "host"
-    """Home of committed state of workers on GPUs."""
-    host_stage_bytes: int | None = None
-    """Of its largest worker in its VM's memory beside the device's; ``None``: not
-    computed."""
-    host_bytes: int | None = None
-    """Of its smallest slot in its VM's memory; ``None``: not computed, 0: unknown."""
-    update_s: float | None = None
-    """Of the slowest worker, in ``step_s``; ``None``: not simulated."""
-    network: Network = "auto"
-    """What sums gradients over replicas of workers on GPUs, where that was chosen."""
-    nccl_s: float | None = None
-    """Time of the slowest stage's sum by NCCL; ``None``: it is no choice, or not
-    simulated. So is the next one."""
-    gloo_s: float | None = None
-    segments: int = 1
-    """As in ``Plan``."""
-
-    @property
-    def shape(self) -> str:
-        """``PxD`` for people."""
-        return f"{self.pipeline_depth}x{self.data_parallel_width}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

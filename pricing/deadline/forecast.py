@@ -1,8 +1,8 @@
 """Forecasts of a job's finish and remaining cost, with 90 % intervals.
 
 The expected cost is that of the cheapest schedule through the markets to come, were they a
-shuffle of those sampled. How far real costs are from it was measured on replays of seeded
-markets (docs/deadlines.md); coverage is reported for other seeds.
+shuffle of those sampled. How far real costs are from it was measured on replays of recorded
+and drawn markets; docs/deadlines.md has the coverage on others.
 """
 
 from __future__ import annotations
@@ -15,6 +15,11 @@ import numpy as np
 
 from spottrain.pricing.deadline import tuning
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
+from spottrain.pricing.deadline.markets import (
+    Markets,
+    markets,
+    spot_path,
+)
 from spottrain.pricing.deadline.model import (
     Fleet,
     Forecast,
@@ -25,12 +30,9 @@ from spottrain.pricing.deadline.model import (
 )
 from spottrain.pricing.deadline.outlook import (
     MarketOutlook,
-    Markets,
     Sample,
     SpotQuote,
-    markets,
     sample,
-    spot_path,
 )
 from spottrain.units import HOUR_S
 
@@ -128,7 +130,8 @@ def _late(
     """Return the forecast of a late job: on-demand VMs train to the end."""
     examples, now_s = status.examples_left, status.now_s
     train_s, usd = base.train_s(size, examples), base.usd(size, examples)
-    cost = Interval(low=tuning.COST_LOW * usd, expected=usd, high=usd / tuning.COST_LOW)
+    part = tuning.BEST_CASE_TIME
+    cost = Interval(low=part * usd, expected=usd, high=usd / part)
     return Forecast(
         finish_s=Interval(
             low=now_s + tuning.BEST_CASE_TIME * examples / fleet.rates[-1],
@@ -194,7 +197,7 @@ def _finish(
     return Interval(
         low=at(tuning.FINISH_LOW),
         expected=at(tuning.FINISH_EXPECTED),
-        high=at(tuning.FINISH_HIGH),
+        high=latest_s,
     )
 
 

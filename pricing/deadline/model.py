@@ -129,11 +129,32 @@ class Holdings:
     """Training, or able to."""
     booting: int = 0
     """Requested, or not ready yet."""
+    boots_s: tuple[float, ...] = ()
+    """How long the booting ones still boot; a whole boot where it is not listed."""
+
+    def ready_in_s(self, boot_s: float) -> tuple[float, ...]:
+        """Return when each VM is ready, ascending: 0 for those that are."""
+        known = sorted(self.boots_s)[: self.booting]
+        unknown = self.booting - len(known)
+        return (*[0.0] * self.ready, *known, *[boot_s] * unknown)
 
     @property
     def rented(self) -> int:
         """All of them."""
         return self.ready + self.booting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Beginning:
+    """When the job, or its limits of now, began, and on-demand VMs could have been rented.
+
+    What they alone would have cost bounds what attempts at spot VMs may waste.
+    """
+
+    examples: float
+    """Work that was left."""
+    usd_spent: float = 0.0
+    """Spent since then."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,6 +169,15 @@ class JobStatus:
     deadline_s: float | None
     """On the clock of ``now_s``."""
     examples_left: float
+    paused_s: float = 0.0
+    """Until training goes on, if it pauses now."""
+    examples_unsaved: float | None = None
+    """Part of ``examples_left`` that is done, and lost if spot VMs are; None: a loss takes
+    ``Fleet.lost_s``."""
+    examples_per_checkpoint: float = 0.0
+    """Work from one checkpoint to the next."""
+    begun: Beginning | None = None
+    """None: only the budget bounds what attempts at spot VMs may waste."""
     ending_s: float = 0.0
     """From the last example to the end of the job, which must come before the deadline."""
     usd_left: float | None = None
@@ -165,7 +195,7 @@ class JobStatus:
     def __post_init__(self) -> None:
         for field in fields(self):
             value = getattr(self, field.name)
-            if value is not None and not math.isfinite(value):
+            if isinstance(value, float | int) and not math.isfinite(value):
                 raise ConfigError(f"{field.name}: got {value}; give a number")
 
     @property

@@ -3,24 +3,29 @@
 One pure decision, made again whenever something changes. After "Can't Be Late" (Wu et al.,
 NSDI 2024): spot VMs while there is slack, on-demand VMs when there is none. Added here:
 fleets that grow and shrink by single VMs, several places with moving prices, a budget, and
-the value of an example (``outlook.spot_path``) in place of a fixed pace.
+the value of an example (``markets.spot_path``) in place of a fixed pace.
 """
 
 from __future__ import annotations
 
+import bisect
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from spottrain.pricing.deadline import model, tuning
 from spottrain.pricing.deadline.fallback import OnDemandFallback, on_demand_fallback
-from spottrain.pricing.deadline.outlook import (
-    MarketOutlook,
+from spottrain.pricing.deadline.markets import (
     markets,
-    sample,
     spot_path,
 )
+from spottrain.pricing.deadline.outlook import (
+    MarketOutlook,
+    sample,
+)
+from spottrain.pricing.deadline.worst_case import WorstCase
 from spottrain.units import HOUR_S
 
 
@@ -100,6 +105,7 @@ class _Policy:
         self.margin_s = tuning.MARGIN_LOSSES * self.loss_s + status.review_s
         """With less slack on-demand VMs are rented."""
         self.slack_usd = self._slack_usd()
+        self.worst_case = WorstCase(status, fleet, supplies, holdings)
 
     def decide(self) -> model.FleetDecision:
         status = self.status
@@ -107,14 +113,77 @@ class _Policy:
             return self._answer((), "done", "all work is done")
         if status.deadline_s is None:
             return self._without_deadline()
+        wanted = self._proposal()
+        taken = self._survived(dict(wanted.wanted), self.worst_case.attempts_usd)
+        if taken is None:
+            # Slower or dearer than expected: what is left of the budget is for on demand.
+            names = {supply.name for supply in self.supplies if not supply.spot}
+            alone = {name: n for name, n in wanted.wanted if name in names}
+            taken = self._survived(alone, status.usd_limit)
+        if taken is None or taken == dict(wanted.wanted):
+            return wanted
+        spot = sum(taken.get(s.name, 0) for s in self.supplies if s.spot)
+        return self._answer(
+            taken,
+            "edge" if spot else ("fallback" if taken else "wait"),
+            f"slack {self.slack_s:.0f} s, ${self.slack_usd:.2f}: the loss of at most "
+            f"{spot} spot VMs leaves time and money for on-demand VMs",
+        )
+
+    def _proposal(self) -> model.FleetDecision:
+        """Return what to rent as far as the worst case allows it."""
         if not self.size:
             return self._without_fallback()
-        short = self.slack_s < self.margin_s
-        if short or self.slack_usd < tuning.MARGIN_LOSSES * self._loss_usd():
+        if self.slack_s < self.margin_s:
             return self._near_deadline()
         if self.cost_optimal:
             return self._cost_optimal_fleet()
         return self._time_optimal_fleet()
+
+    def _survived(
+        self, wanted: dict[str, int], usd_limit: float
+    ) -> dict[str, int] | None:
+        """Return the fleet nearest to this one that survives the worst case.
+
+        Spot VMs are given up, new ones first; then on-demand VMs are added one by one, beside
+        as many of the spot VMs as there is room for; else they are taken away. None: there
+        is no such fleet, and not even on-demand VMs alone can be sure to keep the limits.
+        """
+        if not self.fallback.prices:
+            return None
+
+        def survives(fleet: dict[str, int]) -> bool:
+            return self.worst_case.is_survived(fleet, usd_limit)
+
+        if survives(wanted):
+            return wanted
+        held, new = self._spot_of(wanted)
+        on_demand = sum(wanted.values()) - len(held) - len(new)
+        more = range(on_demand, self.fallback.max_vms + 1)
+        for count in (*more, *reversed(range(on_demand))):
+            base = self.worst_case.on_demand(count)
+            if not survives(base):
+                continue
+            spot = held + new[: max(0, self.fleet.max_vms - count - len(held))]
+            few = bisect.bisect_left(
+                range(1, len(spot) + 1),
+                True,
+                key=lambda n: not survives({**base, **Counter(spot[:n])}),
+            )
+            return {**base, **Counter(spot[:few])}
+        return None
+
+    def _spot_of(self, wanted: Mapping[str, int]) -> tuple[list[str], list[str]]:
+        """Return the supply of each spot VM of a fleet, cheapest first: held and new ones."""
+        held, new = list[str](), list[str]()
+        for supply in sorted(self.supplies, key=lambda s: s.usd_per_hour):
+            if supply.spot:
+                mine = self.holdings.get(supply.name)
+                count = wanted.get(supply.name, 0)
+                kept = min(count, mine.rented if mine else 0)
+                held += [supply.name] * kept
+                new += [supply.name] * (count - kept)
+        return held, new
 
     # --- How many spot VMs may be lost at once ---
 
@@ -132,10 +201,6 @@ class _Policy:
         """Return the cheapest on-demand fleet that is in time."""
         within_s = self.status.left_s - start_s
         return self.fallback.cheapest(self.status.examples_left, within_s) or self.size
-
-    def _loss_usd(self) -> float:
-        """Return the cost of the time that a loss takes, with the whole fleet on demand."""
-        return sum(self.fallback.prices[: self.size]) * self.loss_s / HOUR_S
 
     def _min_on_demand(self) -> int:
         """Return the fewest on-demand VMs with which all spot VMs may be lost at once.
@@ -165,45 +230,17 @@ class _Policy:
         ahead = fewest(spare_s - tuning.LOSSES_AHEAD * self.loss_s)
         return min(now, ahead) if needed <= now else ahead
 
-    def _affordable(
+    def _at_most(
         self, candidates: Sequence[Candidate], max_spot: int
     ) -> list[Candidate]:
-        """Return the candidates without the spot VMs whose loss the budget cannot absorb.
-
-        All of them may be lost at once, booting ones without having trained at all. Enough
-        money for on-demand VMs and their boot must be left then.
-
-        Args:
-            candidates: What can be had, the best first.
-            max_spot: Spot VMs at most.
-        """
-        boot_h = self.fleet.boot_s / HOUR_S
-        held_usd = self.slack_usd - self._loss_usd()
-        for supply in self.supplies:
-            if supply.spot and supply.name in self.holdings and held_usd < math.inf:
-                booting = self.holdings[supply.name].booting
-                held_usd -= booting * supply.usd_per_hour * boot_h
-        new_usd = held_usd - self._loss_usd()
-        again_usd = self.fallback.prices[-1] * boot_h if self.fallback.prices else 0.0
-        unpaid = self.size - min(self.size, self.fallback.paid)
+        """Return the candidates with so many spot VMs at most, the best."""
         kept = []
         for candidate in candidates:
-            if not candidate.spot:
+            if candidate.spot:
+                candidate = replace(candidate, count=min(candidate.count, max_spot))
+                max_spot -= candidate.count
+            if candidate.count:
                 kept.append(candidate)
-                continue
-            usd = 0.0 if candidate.is_held else candidate.usd_per_hour * boot_h
-            count = 0
-            while count < min(candidate.count, max_spot):
-                costs = usd + (0.0 if unpaid > 0 else again_usd)
-                if costs > (held_usd if candidate.is_held else new_usd):
-                    break
-                held_usd -= costs
-                new_usd -= costs
-                unpaid -= 1
-                count += 1
-            max_spot -= count
-            if count:
-                kept.append(replace(candidate, count=count))
         return kept
 
     def _max_spot_by_losses(self, candidates: Sequence[Candidate], size: int) -> int:
@@ -228,16 +265,14 @@ class _Policy:
 
     def _time_optimal_fleet(self) -> model.FleetDecision:
         if not self._has_cheap_spot():
-            candidates = self._affordable(
-                self._candidates(on_demand=True), self.fleet.max_vms
-            )
+            candidates = self._candidates(on_demand=True)
             taken = self._take(candidates, max(self.size, self._rate_size()))
             why = "no spot VM costs less than on demand"
             return self._answer(taken, "fallback", why)
         released = self.slack_s >= tuning.FALLBACK_RELEASE * self.margin_s
         kept = 0 if released else self.fallback.paid
         candidates = self._candidates(on_demand=kept > 0 or self._needs_rate())
-        candidates = self._affordable(candidates, max(0, self.fleet.max_vms - kept))
+        candidates = self._at_most(candidates, max(0, self.fleet.max_vms - kept))
         return self._all_spot(candidates, kept, f"slack {self.slack_s:.0f} s")
 
     def _has_cheap_spot(self) -> bool:
@@ -274,7 +309,7 @@ class _Policy:
             on_demand = max(on_demand, min(size, self.fallback.paid))
         candidates = self._candidates(on_demand=True)
         spot = min(size - on_demand, self._max_spot_by_losses(candidates, size))
-        candidates = self._affordable(candidates, spot)
+        candidates = self._at_most(candidates, spot)
         spot = sum(candidate.count for candidate in candidates if candidate.spot)
         if spot <= 0:
             all_train = self.fallback.ready >= self.size
@@ -304,7 +339,7 @@ class _Policy:
         max_spot = fleet.max_vms
         if worth == math.inf:
             max_spot = self._max_spot_by_losses(candidates, self.size)
-        candidates = self._affordable(candidates, max_spot)
+        candidates = self._at_most(candidates, max_spot)
         wanted = max(self._worth_renting(candidates, worth), self._rate_size())
         mode = "pace" if wanted else "wait"
         return self._answer(

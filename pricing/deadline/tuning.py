@@ -40,6 +40,12 @@ FALLBACK_RELEASE = 3.0
 MAX_PAUSED_SHARE = 0.5
 """Bound on the share of time that pauses after losses are expected to take."""
 
+# --- What attempts at spot VMs may waste: deadline.worst_case ---
+
+WASTE = 0.01
+"""Share by which a job may cost more than with on-demand VMs alone; or one attempt with the
+whole fleet, lost as it has joined, where that is more."""
+
 # --- What the market may do: deadline.outlook ---
 
 SAMPLE_S = 900.0
@@ -58,15 +64,17 @@ PRESENT_WEIGHT = 4
 BEST_CASE_TIME = 0.9
 """The shortest a job may take, as a share of the time counted on: the policy counts on less
 throughput than is measured."""
-COST_LOW = 0.91
-"""Lower end of the cost, as a multiple of the cheapest schedule's."""
-COST_EXPECTED, COST_HIGH = 0.1, 0.55
+COST_LOW = 0.65
+"""Lower end of the cost, as a multiple of the cheapest schedule's. It and ``COST_HIGH`` were
+chosen on recorded traces: docs/deadlines.md has the coverage of each without itself."""
+COST_EXPECTED, COST_HIGH = 0.1, 0.6
 """Expected cost and its upper end: shares of the way from the cheapest schedule to
 on-demand VMs alone."""
 FAST_COST_LOW, FAST_COST_EXPECTED, FAST_COST_HIGH = 0.87, 0.2, 1.0
 """The same for a time-optimal job, from the cost of all the spot VMs there are."""
-FINISH_LOW, FINISH_EXPECTED, FINISH_HIGH = 0.43, 0.86, 0.995
-"""Shares of the time from the earliest finish to the deadline."""
+FINISH_LOW, FINISH_EXPECTED = 0.02, 0.86
+"""Shares of the time from the earliest finish to the deadline, which is the latest: it is
+guaranteed, and jobs on one VM often use all the time there is."""
 LEEWAY_S = 60.0
 """Time that people have to enter a deadline that was suggested to them."""
 ROUNDING = 1e-9

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.flops import model_flops_per_example
 from spottrain.pricing.prices.catalogue import GpuType, InstanceType, catalogue
-from spottrain.pricing.ranking.throughput import MachineShape
+from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.wire.model import ModelFacts, Precision, Profile
 
 WIDE, NARROW = ("fp32",), ("bf16", "fp16")

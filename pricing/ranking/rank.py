@@ -18,10 +18,10 @@ from spottrain.morphing.adapt.policy import slowdown
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
 from spottrain.pricing.prices.place import Place, offer_key, place_of
+from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.order import preference
 from spottrain.pricing.ranking.throughput import (
     FleetThroughput,
-    MachineShape,
     ThroughputCache,
 )
 from spottrain.units import GB_BYTES, HOUR_S, MONTH_H

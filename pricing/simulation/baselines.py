@@ -5,7 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from spottrain.pricing.deadline.fallback import on_demand_fallback
-from spottrain.pricing.deadline.model import FleetDecision, JobStatus, Supply
+from spottrain.pricing.deadline.model import (
+    Beginning,
+    FleetDecision,
+    JobStatus,
+    Supply,
+)
 from spottrain.pricing.deadline.outlook import MarketOutlook, observe
 from spottrain.pricing.deadline.policy import decide
 from spottrain.pricing.simulation.replay import ON_DEMAND, REVIEW_S, MarketView
@@ -17,6 +22,8 @@ def job_status(view: MarketView) -> JobStatus:
         now_s=view.now_s,
         deadline_s=view.scenario.deadline_s,
         examples_left=view.examples_left,
+        paused_s=view.paused_s,
+        begun=Beginning(examples=view.scenario.examples, usd_spent=view.usd_spent),
         usd_left=view.usd_left,
         review_s=REVIEW_S,
     )

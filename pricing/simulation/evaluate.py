@@ -49,6 +49,8 @@ class Case:
     scenario: str
     slack: float
     """Time to the deadline over the time of the fastest on-demand fleet."""
+    on_demand_usd: float
+    """Cost of that fleet."""
     offline_optimum_usd: float
     online_bound_usd: float | None
     """See ``online_bound``; None where there are several zones."""
@@ -84,6 +86,8 @@ class PolicyRow:
     """Mean of cost over bound of the jobs that were in time; None if there were none."""
     ours_over_bound: float | None
     """The same for the cost-optimal deadline policy, on the same jobs."""
+    max_over_on_demand: float
+    """The largest cost, over that of the whole fleet on demand."""
     on_demand: float
     """On-demand, booting and pausing VMs' parts of the cost."""
     booting: float
@@ -190,6 +194,7 @@ def evaluate(scenario: Scenario) -> Case:
     return Case(
         scenario=scenario.name,
         slack=scenario.deadline_s / scenario.on_demand()[0],
+        on_demand_usd=scenario.on_demand()[1],
         offline_optimum_usd=offline_optimum_usd(scenario),
         online_bound_usd=online_bound_usd(scenario),
         outcomes=(ours, soon, *(play(endless, rule()) for rule in baselines.RULES[2:])),
@@ -216,16 +221,20 @@ def rows(cases: Sequence[Case]) -> list[PolicyRow]:
             rule.name,
             [(case.outcomes[n], case.offline_optimum_usd) for case in cases],
             ours,
+            [case.on_demand_usd for case in cases],
         )
         for n, rule in enumerate(baselines.RULES)
     ]
     free = [(case.free, case.free_bound_usd) for case in cases]
-    found.append(_row(FREE, free, ours))
+    found.append(_row(FREE, free, ours, [case.on_demand_usd for case in cases]))
     return found
 
 
 def _row(
-    rule: str, pairs: Sequence[tuple[SimulatedRun, float]], ours: Sequence[float]
+    rule: str,
+    pairs: Sequence[tuple[SimulatedRun, float]],
+    ours: Sequence[float],
+    on_demand_usd: Sequence[float],
 ) -> PolicyRow:
     """Return a row.
 
@@ -233,6 +242,7 @@ def _row(
         rule: Its name.
         pairs: Outcomes and bounds.
         ours: Cost over bound of the cost-optimal deadline policy, for the same jobs.
+        on_demand_usd: What the whole fleet on demand costs, for the same jobs.
     """
     usd = sum(outcome.usd for outcome, _ in pairs)
     total_bound = sum(bound for _, bound in pairs)
@@ -253,6 +263,10 @@ def _row(
         else math.inf,
         in_time_over_bound=fmean(over[n] for n in kept) if kept else None,
         ours_over_bound=fmean(ours[n] for n in kept) if kept else None,
+        max_over_on_demand=max(
+            outcome.usd / alone
+            for (outcome, _), alone in zip(pairs, on_demand_usd, strict=True)
+        ),
         on_demand=sum(outcome.on_demand_usd for outcome, _ in pairs) / usd,
         booting=sum(outcome.booting_usd for outcome, _ in pairs) / usd,
         paused=sum(outcome.paused_usd for outcome, _ in pairs) / usd,

@@ -34,6 +34,8 @@ class MarketView:
     usd_spent: float
     supplies: tuple[Supply, ...]
     holdings: tuple[Holdings, ...]
+    paused_s: float
+    """Until training goes on after a change of the fleet."""
     scenario: Scenario
     """For its fleet, deadline and budget only."""
 
@@ -179,11 +181,8 @@ class _Run:
         supplies.append(
             Supply(name=ON_DEMAND, spot=False, usd_per_hour=self.prices[ON_DEMAND])
         )
-        counts: dict[str, list[int]] = {}
-        for vm in self.vms:
-            counts.setdefault(vm.supply, [0, 0])[vm.is_ready] += 1
         holdings = [
-            Holdings(name=n, ready=b, booting=a) for n, (a, b) in counts.items()
+            self._holdings(name) for name in dict.fromkeys(vm.supply for vm in self.vms)
         ]
         return MarketView(
             now_s=self.now_s,
@@ -191,7 +190,18 @@ class _Run:
             usd_spent=self.usd,
             supplies=tuple(supplies),
             holdings=tuple(holdings),
+            paused_s=max(0.0, self.paused_until_s - self.now_s),
             scenario=self.scenario,
+        )
+
+    def _holdings(self, name: str) -> Holdings:
+        vms = [vm for vm in self.vms if vm.supply == name]
+        boots_s = [vm.ready_s - self.now_s for vm in vms if not vm.is_ready]
+        return Holdings(
+            name=name,
+            ready=len(vms) - len(boots_s),
+            booting=len(boots_s),
+            boots_s=tuple(sorted(boots_s)),
         )
 
     def _apply(self, wanted: Mapping[str, int]) -> None:

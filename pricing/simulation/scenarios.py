@@ -115,6 +115,82 @@ def synthetic(seed: int) -> Scenario:
     )
 
 
+def harsh(seed: int) -> Scenario:
+    """Draw a market whose VMs die as they boot or join, or come and go within minutes.
+
+    Jobs have 1 to 4 VMs, one in five 5 to 16; 0 to 10 times the time and 1 to 20 times the
+    money that on-demand VMs need, one in two less than 1 % more of either.
+    """
+    draw = random.Random(f"harsh/{seed}")
+    fleet = _fleet(draw)
+    if draw.random() < 0.8:
+        rates = (0.0, *(size / (1 + 0.01 * (size - 1)) for size in range(1, 5)))
+        fleet = replace(fleet, examples_per_s=rates[: draw.randint(2, 5)])
+    train_s = draw.uniform(1.5, 12.0) * HOUR_S
+    start_s = fleet.boot_s + fleet.morph_s
+    on_demand_usd = 3.0
+    spare, more = (
+        draw.choice((0.0, 0.01 * draw.random(), *some))
+        for some in ((0.02, 0.1, 0.3, 1.0, 3.0, 9.0), (0.02, 0.05, 0.1, 19.0))
+    )
+    deadline_s = start_s + train_s * (1 + spare)
+    usd = fleet.max_vms * on_demand_usd * (start_s + train_s) / HOUR_S
+    zones = tuple(
+        _harsh_zone(draw, f"zone-{n}", fleet, on_demand_usd, deadline_s)
+        for n in range(draw.randint(1, 2))
+    )
+    return Scenario(
+        name=f"harsh {seed}",
+        zones=zones,
+        on_demand_usd_per_hour=on_demand_usd,
+        notice_s=draw.choice((0.0, 30.0, 120.0)),
+        fleet=fleet,
+        examples=train_s * fleet.rates[-1],
+        deadline_s=deadline_s,
+        max_usd=usd * (1 + more),
+        market_s=deadline_s,
+    )
+
+
+def _harsh_zone(
+    draw: random.Random, name: str, fleet: Fleet, on_demand_usd: float, end_s: float
+) -> Zone:
+    """Draw a zone whose VMs share a fate, or each its own."""
+    fates = (_dies_booting, _dies_joining, _flaps, _lives)
+    fate = draw.choice((*fates, None))
+    lives: list[Life] = []
+    for _ in range(fleet.max_vms):
+        at_s = draw.uniform(0.0, 300.0)
+        while at_s < end_s:
+            life_s, gap_s = (fate or draw.choice(fates))(draw, fleet)
+            lives.append((at_s, at_s + life_s))
+            at_s += life_s + gap_s
+    usd = on_demand_usd * draw.choice((0.1, 0.3, 0.6, 0.95, 1.0))
+    prices = [
+        usd * draw.choice((1.0, 1.0, 0.5, 1.2))
+        for _ in range(math.ceil(end_s / PRICE_S))
+    ]
+    return Zone(name=name, lives=tuple(sorted(lives)), usd_per_hour=tuple(prices))
+
+
+def _dies_booting(draw: random.Random, fleet: Fleet) -> tuple[float, float]:
+    """Return how long a VM lives, and the time to the next."""
+    return fleet.boot_s * draw.choice((0.3, 0.9, 0.999)), draw.choice((1.0, 60.0))
+
+
+def _dies_joining(draw: random.Random, fleet: Fleet) -> tuple[float, float]:
+    more_s = draw.choice((1.0, fleet.morph_s, fleet.morph_s + 20.0))
+    return fleet.boot_s + more_s, draw.choice((1.0, 60.0))
+
+
+def _flaps(draw: random.Random, fleet: Fleet) -> tuple[float, float]:
+    return draw.uniform(60.0, 1800.0), draw.uniform(10.0, 1800.0)
+
+
+def _lives(draw: random.Random, fleet: Fleet) -> tuple[float, float]:
+    return draw.uniform(0.5, 5.0) * HOUR_S, draw.uniform(60.0, 2 * HOUR_S)
+
+
 def _fleet(draw: random.Random) -> Fleet:
     max_vms, friction = draw.randint(4, 16), draw.uniform(0.0, 0.03)
     least = draw.randint(1, max(1, max_vms // 4))

@@ -4,11 +4,12 @@ Training of 64 ranks is made up, and a market whose prices move: what is reporte
 goes the way that it goes in the manager, from the watches to the core, the sampler and the
 journal. It all takes 30 days, of however many mini-batches. The same for a journal as earlier
 versions wrote it, with every report an event. Ranks report no timings: stragglers are not
-looked for. Numbers of mini-batches may be given: now, then.
+looked for. Numbers of mini-batches may be given: now, then. With ``--keep`` a later run only asks.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import random
 import subprocess
@@ -201,12 +202,9 @@ QUESTIONS = {
     "spottrain status": "cli(['status', 'demo'])",
     "spottrain cost": "cli(['cost', 'demo'])",
     "spottrain report --html": "cli(['report', 'demo', '--html', str(job.page)])",
-    "without a snapshot: a manager that starts": "import sqlite3; "
-    "db = sqlite3.connect(job.journal); db.execute('DELETE FROM snapshots'); "
-    "db.commit(); db.close(); "
-    "from spottrain.varuna_manager.reporting.history import replay; "
-    "from spottrain.varuna_manager.jobs.journal import Journal; "
-    "replay(Journal(job.journal))",
+    "without a snapshot: a manager that starts": "from spottrain.varuna_manager.reporting."
+    "history import replay; from spottrain.varuna_manager.jobs.journal import Journal; "
+    "Journal.stored_snapshot = lambda *_: None; replay(Journal(job.journal))",
 }
 _ASK = """
 import resource, sys, time
@@ -255,23 +253,35 @@ def tell(name: str, path: Path, steps: int, wrote_s: float) -> None:
     )
 
 
-def main(now: int = 20_000, then: int = 500) -> None:
-    """Print what journals of so many mini-batches take, and questions about the first."""
+def write(folder: Path, now: int, then: int) -> None:
+    """Write journals of so many mini-batches, and print what they take."""
+    job = submit(folder, f"{folder}/checkpoints")
+    job.journal.unlink()
+    for name, training, path, steps in (
+        ("now", write_now, job.journal, now),
+        ("then", write_then, folder / "then.sqlite", then),
+    ):
+        begin_s = time.perf_counter()
+        training(path, steps)
+        tell(name, path, steps, time.perf_counter() - begin_s)
+
+
+def main() -> None:
+    """Print what journals take, and questions about the first."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("now", type=int, nargs="?", default=20_000)
+    parser.add_argument("then", type=int, nargs="?", default=500)
+    parser.add_argument("--keep", type=Path, help="folder; written unless it is there")
+    args = parser.parse_args()
     print(f"{RANKS} ranks, {DAYS} days, {ZONES} offers")
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["SPOTTRAIN_HOME"] = folder
-        job = submit(Path(folder), f"{folder}/checkpoints")
-        job.journal.unlink()
-        other = Path(folder) / "then.sqlite"
-        for name, write, path, steps in (
-            ("now", write_now, job.journal, now),
-            ("then", write_then, other, then),
-        ):
-            begin_s = time.perf_counter()
-            write(path, steps)
-            tell(name, path, steps, time.perf_counter() - begin_s)
-        ask(Path(folder))
+    with tempfile.TemporaryDirectory() as made:
+        folder = args.keep or Path(made)
+        os.environ["SPOTTRAIN_HOME"] = str(folder)
+        if not folder.exists() or folder == Path(made):
+            folder.mkdir(exist_ok=True)
+            write(folder, args.now, args.then)
+        ask(folder)
 
 
 if __name__ == "__main__":
-    main(*map(int, sys.argv[1:]))
+    main()

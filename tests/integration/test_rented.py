@@ -6,9 +6,10 @@ import base64
 import json
 import socket
 import ssl
+import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -18,6 +19,7 @@ from urllib.parse import parse_qsl
 import pytest
 from tests.fakes.aws import FakeAws, running
 from tests.fakes.machines import connections_to
+from tests.fakes.package_index import PackageIndex
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 from tests.integration.aws_vms import AwsVms, aws_vms, wish
 from tests.integration.jobs import until
@@ -31,6 +33,7 @@ from spottrain.cloud.port.provider import (
     ReleasesJob,
     ReportsPriceHistory,
     StartsAgents,
+    StartStep,
     Vm,
     VmState,
 )
@@ -42,6 +45,8 @@ pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT)
 
 SECRET = "secret-token-of-one-vm"
 NOBODY = unanswered(SECRET)
+Started = dict[str, StartStep]
+PREPARATION = ("software", "workdir", "packages", "setup", "agent")
 SOON_S = 15.0
 """Far less than any deadline of a start."""
 
@@ -383,3 +388,58 @@ def texts(body: str) -> list[str]:
     form = dict(parse_qsl(body))
     user_data = base64.b64decode(form.get("UserData", "")).decode()
     return [*form.values(), user_data]
+
+
+def start_all(provider: RentedVmProvider, vms: Sequence[Vm]) -> dict[str, Started]:
+    """Start agents at the same time; return the steps of each by name."""
+
+    def start(vm: Vm) -> Started:
+        steps = provider.start_agent(vm.vm_id, NOBODY)
+        return {step.name: step for step in steps}
+
+    with ThreadPoolExecutor(len(vms)) as threads:
+        found = threads.map(start, vms)
+        return {vm.vm_id: one for vm, one in zip(vms, found, strict=True)}
+
+
+def test_later_vms_take_archives_from_a_vm_and_packages_from_the_bucket(
+    cloud: AwsVms, tmp_path: Path
+) -> None:
+    bucket = tmp_path / "bucket"
+    with PackageIndex(tmp_path / "index") as index:
+        index.add("tiny_thing", "1.0")
+        provider = cloud.provider(
+            setup=f"{sys.executable} -m pip install -q --target here tiny-thing",
+            wheels=str(bucket),
+            environment=index.environment,
+        )
+        (first,) = provider.launch(wish(provider)).vms
+        begun = start_all(provider, [first])[first.vm_id]
+        assert list(begun) == ["boot", *PREPARATION]
+        assert begun["software"].source == begun["workdir"].source == "manager"
+        assert begun["packages"].source == ""
+        assert begun["software"].num_bytes > 100_000
+        until("the first one published", lambda: list(bucket.glob("*/index.json")))
+        index.forget()
+
+        later = start_all(provider, provider.launch(wish(provider, 2)).vms)
+        for steps in later.values():
+            assert steps["software"].source in {first.vm_id, *later}
+            assert steps["workdir"].source in {first.vm_id, *later}
+            assert steps["packages"].source == "bucket"
+        assert index.downloads() == []
+        assert len(list(bucket.glob("*/claim-*"))) == 1
+        assert provider.start_agent(first.vm_id, NOBODY) == (), "it runs already"
+
+
+def test_an_archive_that_no_vm_can_give_is_sent(cloud: AwsVms) -> None:
+    provider = cloud.provider()
+    (first,) = provider.launch(wish(provider)).vms
+    start_all(provider, [first])
+    (archives,) = cloud.home(first).glob(".spottrain/archives")
+    for archive in archives.iterdir():
+        archive.write_bytes(b"not what it was")
+    (later,) = provider.launch(wish(provider)).vms
+    steps = start_all(provider, [later])[later.vm_id]
+    assert steps["software"].source == steps["workdir"].source == "manager"
+    assert cloud.processes(later)

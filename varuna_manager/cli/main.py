@@ -5,6 +5,7 @@ Exit codes: see EXIT_CODES, which ``spottrain --help`` shows.
 
 from __future__ import annotations
 
+import gc
 import importlib
 import sys
 from collections.abc import Mapping
@@ -30,7 +31,7 @@ COMMANDS: Mapping[str, str] = {
     "resume": "spottrain.varuna_manager.cli.run:resume",
     "down": "spottrain.varuna_manager.cli.run:down",
     "manager-unit": "spottrain.varuna_manager.cli.run:manager_unit",
-    "status": "spottrain.varuna_manager.cli.show:status",
+    "status": "spottrain.varuna_manager.cli.status:status",
     "logs": "spottrain.varuna_manager.cli.show:logs",
     "events": "spottrain.varuna_manager.cli.show:events",
     "explain": "spottrain.varuna_manager.cli.show:explain",
@@ -41,7 +42,7 @@ COMMANDS: Mapping[str, str] = {
     "export": "spottrain.varuna_manager.cli.export:export",
     "profile": "spottrain.varuna_manager.cli.export:profile",
     "calibrate": "spottrain.varuna_manager.cli.calibrate:calibrate",
-    "schedule": "spottrain.varuna_manager.cli.schedule:schedule",
+    "schedule": "spottrain.varuna_manager.cli.simulate.schedule:schedule",
     "prices": "spottrain.varuna_manager.cli.prices:prices",
     "plan": "spottrain.varuna_manager.cli.plan:plan",
     "doctor": "spottrain.varuna_manager.cli.doctor:doctor",
@@ -53,7 +54,7 @@ COMMANDS: Mapping[str, str] = {
 
 
 SIMULATIONS: Mapping[str, str] = {
-    "step": "spottrain.varuna_manager.cli.schedule:step",
+    "step": "spottrain.varuna_manager.cli.simulate.schedule:step",
     "mix": "spottrain.varuna_manager.cli.simulate.mix:mix",
     "trace": "spottrain.varuna_manager.cli.simulate.trace:trace",
     "prices": "spottrain.varuna_manager.cli.simulate.prices:prices",
@@ -78,7 +79,11 @@ class Commands(typer.core.TyperGroup):
         if (place := self.places.get(cmd_name)) is None:
             return super().get_command(ctx, cmd_name)
         module, function = place.split(":")
+        # Nothing that is imported becomes garbage, and to look for some takes a while.
+        gc.disable()
         loaded = importlib.import_module(module)
+        gc.freeze()
+        gc.enable()
         alone = typer.Typer(add_completion=False)
         epilog = EXIT_CODES if cmd_name == "launch" else None
         alone.command(cmd_name, epilog=epilog)(getattr(loaded, function))

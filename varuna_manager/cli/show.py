@@ -1,4 +1,4 @@
-"""Commands that only read: status, logs, events, report, cost, inspect, config schema."""
+"""Commands that only read: logs, events, report, cost, inspect, config schema."""
 
 from __future__ import annotations
 
@@ -17,30 +17,27 @@ from typing import Annotated, Any
 
 import typer
 
-from spottrain.errors import SpottrainError, UserCodeError
+from spottrain.errors import UserCodeError
 from spottrain.varuna_manager.cli.arguments import (
     NameArgument,
     NamesArgument,
-    run_at_manager,
 )
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
     console,
     say,
-    say_error,
     show,
     show_json,
 )
-from spottrain.varuna_manager.cli.watch import Watcher
+from spottrain.varuna_manager.cli.status import named
 from spottrain.varuna_manager.config.job import json_schema, load_config
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import clock, size
-from spottrain.varuna_manager.jobs.folder import JobDir, all_jobs, find
+from spottrain.varuna_manager.jobs.folder import JobDir, find
 from spottrain.varuna_manager.jobs.follow import JournalEntry, read_state, read_story
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Row
-from spottrain.varuna_manager.jobs.replication import lag_line
 from spottrain.varuna_manager.launch import inspect as tools
 from spottrain.varuna_manager.reporting import documents as job_documents
 from spottrain.varuna_manager.reporting import tables
@@ -56,7 +53,6 @@ from spottrain.varuna_manager.reporting.html.page import comparison, page, write
 from spottrain.varuna_manager.reporting.measured import (
     evaluations_table,
     minibatches_table,
-    newest,
 )
 from spottrain.varuna_manager.tracking.lines import COLUMNS, as_data, as_line
 from spottrain.wire.model import ModelFacts
@@ -77,80 +73,6 @@ class MetricsOutput(StrEnum):
     CSV = "csv"
 
 
-FINAL = ("succeeded", "failed")
-"""Final states that ``down`` does not change."""
-
-
-def status(
-    name: Annotated[
-        str | None,
-        typer.Argument(
-            help="Name of a job; without one, all jobs.", callback=run_at_manager
-        ),
-    ] = None,
-    watch: Annotated[
-        bool, typer.Option("--watch", "-w", help="Watch until the job ends.")
-    ] = False,
-    output: OutputOption = Output.TABLE,
-) -> None:
-    """Show the state of a job, or of all jobs."""
-    if name is None:
-        if watch:
-            raise typer.BadParameter("--watch needs a job; name one")
-        _show_all(output)
-        return
-    job = find(name)
-    if watch:
-        raise typer.Exit(_watch(job, output))
-    document = _status(job)
-    document["journal_copy"] = lag_line(job, time.time())
-    if output is Output.JSON:
-        show_json(document)
-        return
-    show(tables.live_panel(document, None))
-    if document["fleet"]:
-        show(tables.fleet_table(document))
-    if document["journal_copy"]:
-        say(document["journal_copy"])
-
-
-def _show_all(output: Output) -> None:
-    """Show every job; one that cannot be read does not hide the others."""
-    documents, errors = [], []
-    for job in all_jobs():
-        try:
-            if job.remote_manager_file.exists():
-                # Not above: it imports the cloud adapters, which other commands do not need.
-                from spottrain.varuna_manager.cli.remote import refresh
-
-                refresh(job)
-            documents.append(_describe(job, job_documents.status))
-        except SpottrainError as error:
-            errors.append(error)
-    if output is Output.JSON:
-        show_json(documents)
-    else:
-        show(tables.jobs_table(documents))
-    for damaged in errors:
-        say_error(damaged, str(damaged))
-    if errors:
-        raise typer.Exit(errors[0].exit_code)
-
-
-def _watch(job: JobDir, output: Output) -> int:
-    code = Watcher(job, console(stderr=True)).run()
-    if output is Output.JSON:
-        show_json(_status(job))
-    return code
-
-
-def _status(job: JobDir) -> dict[str, Any]:
-    """Return a job's status with its newest measurements."""
-    document = _describe(job, job_documents.status)
-    with closing(Journal(job.journal, read_only=True)) as journal:
-        return document | newest(job, journal.measurements())
-
-
 def report(
     names: NamesArgument,
     html: Annotated[
@@ -166,6 +88,8 @@ def report(
     With --html, several jobs are compared: their loss curves are overlaid.
     """
     jobs = [find(name) for name in names]
+    for job in jobs:
+        _say_absent(job)
     if html is None and output is not Output.JSON:
         for job in jobs:
             show_report(job, output)
@@ -389,29 +313,13 @@ def say_failure(job: JobDir) -> None:
         )
 
 
-def _describe(
-    job: JobDir, view: Callable[[State, bool, float], dict[str, Any]]
-) -> dict[str, Any]:
-    """Return a view of a job, completed with what only its folder has."""
-    managed = job.is_managed() or job.remote_manager_file.exists()
-    return _named(job, view(read_state(job), managed, time.time()))
-
-
 def describe_history(
     job: JobDir, view: Callable[[State, JobHistory, bool, float], dict[str, Any]]
 ) -> tuple[dict[str, Any], State, JobHistory]:
     """Return a view of a job that needs its history, and what the view is made from."""
     state, history = read_history(job)
     document = view(state, history, job.is_managed(), time.time())
-    return _named(job, document), state, history
-
-
-def _named(job: JobDir, document: dict[str, Any]) -> dict[str, Any]:
-    """Add what only the job's folder has."""
-    document["name"] = job.name  # an ended job whose name was reused is kept as NAME.1
-    if job.is_down and document["state"] not in FINAL:
-        document["state"] = "down"
-    return document
+    return named(job, document), state, history
 
 
 def _entries(job: JobDir, follow: bool) -> Iterator[JournalEntry]:

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing import egress
@@ -22,7 +23,12 @@ from spottrain.pricing.ranking.order import in_order
 from spottrain.pricing.ranking.quotas import quota_left
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import IntendLaunch
-from spottrain.varuna_manager.core.model.records import VmRecord
+from spottrain.varuna_manager.core.model.records import (
+    Intent,
+    LaunchChoice,
+    PassedOver,
+    VmRecord,
+)
 from spottrain.varuna_manager.core.model.state import (
     State,
     budget,
@@ -31,11 +37,14 @@ from spottrain.varuna_manager.core.model.state import (
     kind_of,
 )
 from spottrain.varuna_manager.core.model.transition import Transition
+from spottrain.varuna_manager.format import clock
 
 OFFER_LAG_S = 10.0
 """How long an offer's count may lag behind the VMs that we took from it."""
 
 
+PASSED_OVER = 5
+"""Offers of which is kept why they were not rented."""
 CHEAPER = 0.1
 """Share by which the cheapest offer must have become cheaper before more VMs are rented,
 once some were returned that the plan did not use."""
@@ -92,7 +101,8 @@ def launch_more(transition: Transition) -> None:
     if launch.offer is None:
         return
     intent = next_intent(state)
-    transition.state = replace(state, launch_pending=True)
+    choice = _choice(state, launch.offer, intent)
+    transition.state = replace(state, launch_pending=True, launch_choice=choice)
     transition.emit(
         IntendLaunch(
             intent=intent,
@@ -101,6 +111,87 @@ def launch_more(transition: Transition) -> None:
             count=launch.count,
         )
     )
+
+
+def _choice(state: State, offer: Offer, intent: str) -> LaunchChoice:
+    """Return what is kept of a decision for an offer: what the best others lacked."""
+    order = in_order(state.offers, state.worths)
+    keys = [offer_key(one) for one in order]
+    place = keys.index(offer_key(offer))
+    others = [at for at in range(len(order)) if at != place]
+    passed_over = []
+    for at in others[:PASSED_OVER]:
+        why = why_not(state, order[at])
+        if not why:
+            why = "ranked lower" if at > place else "chosen by spread, location or caps"
+        passed_over.append(_passed_over(state, order[at], why))
+    return LaunchChoice(
+        intent=intent,
+        examples_per_usd=examples_per_usd(state, offer),
+        is_ranked=any(worth.examples_per_usd for worth in state.worths.values()),
+        passed_over=tuple(passed_over),
+        others=len(others),
+    )
+
+
+def _passed_over(state: State, offer: Offer, why: str) -> PassedOver:
+    return PassedOver(
+        instance_type=offer.instance_type,
+        zone=offer.zone,
+        spot=offer.spot,
+        usd_per_hour=offer.usd_per_hour,
+        examples_per_usd=examples_per_usd(state, offer),
+        why=why,
+    )
+
+
+def passed_over(state: State) -> tuple[PassedOver, ...]:
+    """Return the best offers that the job may not rent now, and why."""
+    best = in_order(state.offers, state.worths)[:PASSED_OVER]
+    return tuple(
+        _passed_over(state, offer, why)
+        for offer in best
+        if (why := why_not(state, offer))
+    )
+
+
+def examples_per_usd(state: State, offer: Offer) -> float | None:
+    """Return what an offer is worth at its price; None if it was not ranked."""
+    worth = state.worths.get(offer_key(offer))
+    return None if worth is None else worth.at(offer.usd_per_hour)
+
+
+def why_not(state: State, offer: Offer) -> str:
+    """Return what keeps the job from renting an offer; empty: none of the rules of
+    ``next_launch`` but its rank."""
+    opens_s = opens_at_s(state, offer)
+    if not offer.spot and not state.job.allow_on_demand:
+        return "on-demand VMs are not allowed"
+    if math.isinf(opens_s) and opens_s > 0:
+        return "its VMs cannot run the job"
+    if opens_s > state.now_s:
+        return f"refused lately, asked again from {clock(opens_s)}"
+    if (found := available(state, offer)) <= 0:
+        return f"the cloud has none left ({max(found, 0)} available)"
+    if affordable(state)(offer) <= 0:
+        return _cap(state)
+    if wanted_by_deadline(state)(offer) <= 0:
+        return "not wanted by the deadline policy"
+    if not is_at(state, home(state), offer):
+        return "too far from the VMs that train"
+    return ""
+
+
+def _cap(state: State) -> str:
+    """Return which cap an offer exceeds."""
+    money, job = budget(state), state.job
+    left = f"${money.spent.usd:.2f} spent at ${money.rate.usd_per_hour:g}/hour"
+    caps = []
+    if job.max_usd is not None:
+        caps.append(f"${job.max_usd:g}")
+    if job.max_usd_per_hour is not None:
+        caps.append(f"${job.max_usd_per_hour:g}/hour")
+    return f"over the cap of {' and '.join(caps) or 'the budget'} ({left})"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -243,11 +334,42 @@ def changes_at_s(state: State, offers: Iterable[Offer]) -> float | None:
     return min(coming, default=None)
 
 
+class _Placed(NamedTuple):
+    """Where the VMs of some states are."""
+
+    vms: Mapping[str, VmRecord]
+    intents: Mapping[str, Intent]
+    span: cooldowns.Span
+    home: tuple[str, ...] | None
+    at_home: tuple[VmRecord, ...]
+
+
+_newest: list[_Placed] = []
+"""What was found last: most steps change neither VMs nor launches, and ask many times."""
+
+
+def _placed(state: State) -> _Placed:
+    """Return where the VMs of a state are."""
+    vms, intents, span = state.vms, state.intents, state.job.span
+    for known in _newest:
+        if known.vms is vms and known.intents is intents and (known.span == span):
+            return known
+    staying = [vm.offer for vm in vms.values() if vm.counts]
+    coming = [intent.offer for intent in intents.values()]
+    where = cooldowns.home_of([*staying, *coming], span)
+    here = tuple(
+        vm
+        for vm in vms.values()
+        if where is None or cooldowns.location_of(vm.offer, span) == where
+    )
+    found = _Placed(vms, intents, span, where, here)
+    _newest[:] = [found]
+    return found
+
+
 def home(state: State) -> tuple[str, ...] | None:
     """Return the location (``location_of``) where VMs train together; None if there are none."""
-    staying = [vm.offer for vm in state.vms.values() if vm.counts]
-    coming = [intent.offer for intent in state.intents.values()]
-    return cooldowns.home_of([*staying, *coming], state.job.span)
+    return _placed(state).home
 
 
 def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
@@ -257,11 +379,7 @@ def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
 
 def at_home(state: State) -> tuple[VmRecord, ...]:
     """Return the VMs that can train together."""
-    where, vms = home(state), tuple(state.vms.values())
-    span = state.job.span
-    if where is None:
-        return vms
-    return tuple(vm for vm in vms if cooldowns.location_of(vm.offer, span) == where)
+    return _placed(state).at_home
 
 
 def must_move(state: State) -> bool:

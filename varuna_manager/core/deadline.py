@@ -8,11 +8,18 @@ returned here. Nothing of this concerns a job without a deadline or minimum thro
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.best_case import feasible_at_best
 from spottrain.pricing.deadline.fallback import feasible
-from spottrain.pricing.deadline.model import Feasibility, Holdings, JobStatus, Supply
+from spottrain.pricing.deadline.model import (
+    Beginning,
+    Feasibility,
+    Holdings,
+    JobStatus,
+    Supply,
+)
 from spottrain.pricing.deadline.outlook import observe
 from spottrain.pricing.deadline.policy import decide
 from spottrain.pricing.prices.place import offer_key
@@ -21,6 +28,7 @@ from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState, FleetTerms
 from spottrain.varuna_manager.core.model.events import FleetRated
+from spottrain.varuna_manager.core.model.records import GenerationPhase
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
 from spottrain.varuna_manager.core.model.transition import Transition
 
@@ -121,10 +129,10 @@ def feasibility(state: State, terms: FleetTerms) -> Feasibility:
 
 
 def _decide(transition: Transition, terms: FleetTerms) -> None:
-    state = transition.state
-    market, rented = supplies(state, terms), allocation.held(state)
+    state = transition.state = _begun(transition.state)
+    market, rented = supplies(state, terms), holdings(state, terms)
     outlook = observe(state.deadline.outlook, state.now_s, terms.fleet, market, rented)
-    now = job_status(state)
+    now = replace(job_status(state), paused_s=_paused_s(state, terms))
     cheap, fleet = is_cost_optimal(state), terms.fleet
     decision = decide(now, fleet, market, rented, outlook, cost_optimal=cheap)
     before = state.deadline.decision
@@ -144,6 +152,28 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
     )
 
 
+def _begun(state: State) -> State:
+    """Note what was left and spent when the job's limits became what they are."""
+    known, limits_now = state.deadline, _limits(state)
+    if known.limits == limits_now:
+        return state
+    now = job_status(state)
+    known = replace(
+        known,
+        limits=limits_now,
+        limits_examples=now.examples_left - (now.examples_unsaved or 0.0),
+        limits_usd=budget(state).spent.usd,
+    )
+    return replace(state, deadline=known)
+
+
+def _paused_s(state: State, terms: FleetTerms) -> float:
+    """Return how long training pauses from now on: as long as a morph unless it runs."""
+    now = state.generation
+    trains = now is not None and now.phase is GenerationPhase.RUNNING and now.committed
+    return 0.0 if trains else terms.fleet.morph_s
+
+
 def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) -> None:
     """Return surplus VMs of one offer, by eviction cost."""
     state = transition.state
@@ -160,24 +190,48 @@ def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) 
 
 def job_status(state: State) -> JobStatus:
     """Return what the deadline policy must know of the job."""
-    job, generation = state.job, state.generation
+    job, generation, spec = state.job, state.generation, state.job.spec
     # All VMs may be lost at once; only the work in the checkpoint is left then.
     newest = state.newest_checkpoint
-    left = job.spec.steps - (newest.step if newest else 0)
+    saved = newest.step if newest else 0
     recent = generation.measured_step_s if generation else None
-    money = budget(state)
+    money, known = budget(state), state.deadline
+    begun = Beginning(
+        examples=known.limits_examples,
+        usd_spent=money.spent.usd - known.limits_usd,
+    )
     left_s = math.inf if job.deadline_s is None else job.deadline_s - state.now_s
     return JobStatus(
         now_s=state.now_s,
         deadline_s=job.deadline_s,
         ending_s=END_S,
-        examples_left=float(left * job.spec.minibatch_size),
+        examples_left=float((spec.steps - saved) * spec.minibatch_size),
+        examples_unsaved=float(
+            max(0, state.progress.step - saved) * spec.minibatch_size
+        ),
+        examples_per_checkpoint=float(
+            min(spec.checkpoint_every_steps, spec.steps) * spec.minibatch_size
+        ),
+        begun=begun if known.limits else None,
         usd_left=None if money.cap is None else (money.cap - money.spent).usd,
         reserve_s=money.reserve_s,
         usd_per_hour_cap=job.max_usd_per_hour,
         min_examples_per_s=job.min_examples_per_s,
-        recent_examples_per_s=job.spec.minibatch_size / recent if recent else None,
+        recent_examples_per_s=spec.minibatch_size / recent if recent else None,
         review_s=min(REVIEW_S, max(MIN_REVIEW_S, left_s / REVIEWS_LEFT)),
+    )
+
+
+def holdings(state: State, terms: FleetTerms) -> tuple[Holdings, ...]:
+    """Return the VMs that are rented or asked for, and how long they still boot."""
+    boots_s = defaultdict[str, list[float]](list)
+    for vm in state.vms.values():
+        if vm.counts and not vm.is_usable:
+            left_s = vm.launched_at_s + terms.fleet.boot_s - state.now_s
+            boots_s[offer_key(vm.offer)].append(max(0.0, left_s))
+    return tuple(
+        replace(one, boots_s=tuple(sorted(boots_s[one.name])))
+        for one in allocation.held(state)
     )
 
 
@@ -226,11 +280,11 @@ def supplies(state: State, terms: FleetTerms) -> tuple[Supply, ...]:
     return tuple(found)
 
 
+def _limits(state: State) -> tuple[float | None, ...]:
+    job = state.job
+    return (job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour)
+
+
 def _seen(state: State, terms: FleetTerms) -> tuple[object, ...]:
     """Return what a decision depends on, time and progress apart."""
-    job = state.job
-    return (
-        supplies(state, terms),
-        allocation.held(state),
-        *(job.deadline_s, job.min_examples_per_s, job.max_usd, job.max_usd_per_hour),
-    )
+    return (supplies(state, terms), allocation.held(state), *_limits(state))

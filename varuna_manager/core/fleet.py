@@ -202,6 +202,15 @@ def agent_starting(transition: Transition, event: e.AgentStarting) -> None:
         transition.put_vm(replace(vm, token_sha256s=tokens))
 
 
+def agent_started(transition: Transition, event: e.AgentStarted) -> None:
+    """Keep what the start of a VM took."""
+    vm = transition.state.vms.get(event.vm_id)
+    if vm is not None:
+        transition.put_vm(replace(vm, start=event.steps))
+        took_s = sum(step.seconds for step in event.steps)
+        transition.log(f"agent of {vm.vm_id} started after {took_s:.0f} s")
+
+
 def agent_registered(transition: Transition, event: e.AgentRegistered) -> None:
     """The agent has called: its supervisor starts."""
     vm = transition.state.vms.get(event.vm_id)

@@ -15,7 +15,8 @@ from spottrain.morphing.memory.room import megabytes
 from spottrain.morphing.plan.placement import Device
 from spottrain.morphing.simulate.compute import Compute
 from spottrain.pricing.ranking.gpu_speed import gpu_speed, machine_as_offered
-from spottrain.pricing.ranking.throughput import MachineShape, devices_of
+from spottrain.pricing.ranking.machine import MachineShape
+from spottrain.pricing.ranking.throughput import devices_of
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.changed import replace

@@ -111,10 +111,11 @@ def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
 
 def _is_over_budget(state: State) -> bool:
     """Return whether nothing is rented and the budget allows no offer."""
+    if state.vms or state.intents or not state.offers:
+        return False
     unlimited = replace(state, settings=replace(state.job, max_usd_per_hour=None))
     count_of = affordable(unlimited)
-    nothing = all(count_of(offer) == 0 for offer in state.offers)
-    return bool(state.offers) and not state.vms and not state.intents and nothing
+    return all(count_of(offer) == 0 for offer in state.offers)
 
 
 def _watch_capacity(transition: Transition) -> None:

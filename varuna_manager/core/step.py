@@ -165,6 +165,8 @@ def _fold(transition: Transition, event: e.Event) -> None:
                 fleet.remove_vm(transition, vm, reason)
         case e.AgentStarting():
             fleet.agent_starting(transition, event)
+        case e.AgentStarted():
+            fleet.agent_started(transition, event)
         case e.AgentRegistered():
             fleet.agent_registered(transition, event)
         case e.ReportReceived():

@@ -193,7 +193,7 @@ class EffectRunner:
             if not isinstance(self._provider, port.StartsAgents):
                 raise CloudError(f"{self._provider.name} cannot start agents")
             start = self._provider.start_agent
-            await self._call_in(self._starters, CALL_S, start, vm_id, bootstrap)
+            steps = await self._call_in(self._starters, CALL_S, start, vm_id, bootstrap)
         except errors.VmNotFoundError as error:
             self._sink.feed(e.VmLost(at_s=self._now_s, vm_id=vm_id, reason=str(error)))
         except UserCodeError as error:
@@ -205,6 +205,12 @@ class EffectRunner:
             )
         except CloudError as error:
             self._fail("start_agent", (vm_id,), error)
+        else:
+            if steps:
+                started = tuple(steps)
+                self._sink.feed(
+                    e.AgentStarted(at_s=self._now_s, vm_id=vm_id, steps=started)
+                )
 
     def _part_of(self, vm_id: str) -> CloudProvider:
         """Return the provider that a VM is from; that of all clouds if it is unknown."""

@@ -71,8 +71,8 @@ CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
 JOURNAL_WAIT_S = 60.0
 """How long the journal may fail to be written before the manager gives up."""
-SNAPSHOT_EVENTS = 2000
-"""Events between two snapshots: what readers fold in a fraction of a second."""
+SNAPSHOT_EVENTS = 1000
+"""Events between two snapshots: what readers fold in a twentieth of a second."""
 FILL_PAUSE_S = 0.05
 """Between two parts of the past that are filled in: the journal is written meanwhile."""
 MEASURED_S = 1.0

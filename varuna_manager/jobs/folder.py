@@ -27,13 +27,16 @@ import json
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from platformdirs import user_state_path
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.config.job import JobConfig, parse_config
 from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import ModelFacts
+
+if TYPE_CHECKING:
+    from spottrain.varuna_manager.config.job import JobConfig
 
 
 def home() -> Path:
@@ -128,6 +131,9 @@ class JobDir:
 
     def config(self) -> JobConfig:
         """Return the job's configuration at launch."""
+        # Not above: most readers of a job do without its file.
+        from spottrain.varuna_manager.config.job import parse_config
+
         return parse_config(json.loads(self._read("config.json")), self.name)
 
     def facts(self) -> ModelFacts:

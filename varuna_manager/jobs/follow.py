@@ -1,7 +1,9 @@
-"""The state of a job for readers: its journal, folded read-only as it grows."""
+"""The state of a job for readers: its journal, folded read-only as it grows, and how far its
+copy is."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import dataclass
@@ -93,3 +95,65 @@ def read_state(job: JobDir) -> State:
     """
     with closing(Journal(job.journal, read_only=True)) as journal:
         return journal.replay()
+
+
+# --- How far the copy of the journal is ---------------------------------------------------
+
+BEHIND_S = 60.0
+"""A copy that lags for longer is reported to the user."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReplicationStatus:
+    """Progress of the journal's copy; the manager keeps it in the job's folder."""
+
+    seq: int
+    """Number of the newest event in the store."""
+    at_s: float
+    """When the copy last held the whole journal, in seconds since the epoch."""
+    trouble: str = ""
+    """Why copying fails; empty if it works."""
+    elsewhere: str = ""
+    """Which machine has taken the job over; empty if none has."""
+
+    def line(self, last_seq: int, at_s: float) -> str:
+        """Return a line for people; empty unless the copy has lagged for a while.
+
+        Args:
+            last_seq: Number of the newest event here.
+            at_s: Now, in seconds since the epoch.
+        """
+        if self.elsewhere:
+            return self.elsewhere
+        behind = last_seq - self.seq
+        if behind <= 0 or at_s - self.at_s < BEHIND_S:
+            return ""
+        why = f": {self.trouble}" if self.trouble else ""
+        return f"journal copied up to event {self.seq}, {behind} events behind{why}"
+
+
+def lag_line(job: JobDir, at_s: float) -> str:
+    """Return a line for people if the copy of a job's journal lags; empty if not.
+
+    Args:
+        job: One with a journal.
+        at_s: Now, in seconds since the epoch.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    try:
+        note = ReplicationStatus(**json.loads(job.copy_status.read_text()))
+    except FileNotFoundError:
+        return ""
+    return note.line(last_seq(job), at_s)
+
+
+def last_seq(job: JobDir) -> int:
+    """Return the number of the newest event in a job's journal.
+
+    Raises:
+        JournalError: The journal cannot be read.
+    """
+    with closing(Journal(job.journal, read_only=True)) as journal:
+        return journal.last_seq()

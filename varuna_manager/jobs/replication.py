@@ -21,7 +21,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 
 from tenacity import (
     AsyncRetrying,
@@ -41,6 +41,7 @@ from spottrain.varuna_manager.jobs.bucket import (
     folder_mark,
 )
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import ReplicationStatus, last_seq
 from spottrain.varuna_manager.jobs.journal import Absent, Journal, JournalRow
 from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
 from spottrain.varuna_manager.jobs.snapshots import Beginning, CopiedSnapshot
@@ -59,8 +60,6 @@ FINISH_S = 60.0
 """How long a manager that ends waits for the last segment."""
 MAX_EVENTS = 5_000
 """In one segment."""
-BEHIND_S = 60.0
-"""A copy that lags for longer is reported to the user."""
 _MAX_PAUSE_S = 30.0
 _PATIENCE_S = 10.0
 
@@ -428,62 +427,3 @@ async def _wait(until: asyncio.Event, limit_s: float) -> None:
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
             await until.wait()
-
-
-# --- For ``status`` -------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class ReplicationStatus:
-    """Progress of the journal's copy; the manager keeps it in the job's folder."""
-
-    seq: int
-    """Number of the newest event in the store."""
-    at_s: float
-    """When the copy last held the whole journal, in seconds since the epoch."""
-    trouble: str = ""
-    """Why copying fails; empty if it works."""
-    elsewhere: str = ""
-    """Which machine has taken the job over; empty if none has."""
-
-    def line(self, last_seq: int, at_s: float) -> str:
-        """Return a line for people; empty unless the copy has lagged for a while.
-
-        Args:
-            last_seq: Number of the newest event here.
-            at_s: Now, in seconds since the epoch.
-        """
-        if self.elsewhere:
-            return self.elsewhere
-        behind = last_seq - self.seq
-        if behind <= 0 or at_s - self.at_s < BEHIND_S:
-            return ""
-        why = f": {self.trouble}" if self.trouble else ""
-        return f"journal copied up to event {self.seq}, {behind} events behind{why}"
-
-
-def lag_line(job: JobDir, at_s: float) -> str:
-    """Return a line for people if the copy of a job's journal lags; empty if not.
-
-    Args:
-        job: One with a journal.
-        at_s: Now, in seconds since the epoch.
-
-    Raises:
-        JournalError: The journal cannot be read.
-    """
-    try:
-        note = ReplicationStatus(**json.loads(job.copy_status.read_text()))
-    except FileNotFoundError:
-        return ""
-    return note.line(last_seq(job), at_s)
-
-
-def last_seq(job: JobDir) -> int:
-    """Return the number of the newest event in a job's journal.
-
-    Raises:
-        JournalError: The journal cannot be read.
-    """
-    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
-        return journal.last_seq()

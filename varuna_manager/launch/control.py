@@ -89,6 +89,7 @@ def open_provider(job: JobDir) -> CloudProvider:
         data=to_json(data_requests(config.data)) if config.data else "",
         data_limit_s=config.data_limit_s,
         buckets=_uses_buckets(config),
+        wheels=_wheels(config),
         environment=environment_of(config.env, config.secrets),
     )
     # Not above: paramiko takes longer to import than most commands run.
@@ -101,6 +102,15 @@ def open_provider(job: JobDir) -> CloudProvider:
     return SshProvider(
         job.cloud, job.name, config.ssh.fleet(uses_gpus=config.device != "cpu"), payload
     )
+
+
+def _wheels(config: JobConfig) -> str:
+    """Return where VMs leave for later ones what setup has downloaded; empty: nowhere."""
+    path = config.checkpoint.path
+    if path is None or not is_url(path):
+        return ""
+    place, mark, options = path.partition("?")
+    return f"{place.rstrip('/')}/wheels{mark}{options}"
 
 
 def _uses_buckets(config: JobConfig) -> bool:

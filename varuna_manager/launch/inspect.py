@@ -152,8 +152,8 @@ def calibrate(
         if known is not None and (not shares or knows_crowds(known.profile)):
             return known.profile
     data.ensure_data(config)
-    crowd = {"num_slots": num_slots} if shares else {}
-    profile = measure_here(config, on_progress, **crowd)
+    crowd = num_slots if shares else 0
+    profile = measure_here(config, on_progress, num_slots=crowd)
     if not is_noisy(profile):
         profiles.keep(profile)
     return profile

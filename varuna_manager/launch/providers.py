@@ -29,6 +29,7 @@ from spottrain.pricing.prices.current import CurrentPrices
 from spottrain.pricing.prices.refresh import PriceRequest, on_demand_prices
 from spottrain.pricing.prices.sources.registry import gcp_prices
 from spottrain.pricing.ranking.cooldowns import Span
+from spottrain.storage.store import is_object_url
 from spottrain.varuna_manager.config.clouds import AnyCloud
 from spottrain.varuna_manager.jobs.manager_location import own_vm
 from spottrain.varuna_manager.jobs.replication import uid_of
@@ -149,6 +150,8 @@ def _rent(
         inside=own_vm(job) is not None,
     )
     payload = replace(payload, notices={"kind": cloud.cloud})
+    if not _is_near(payload.wheels, cloud.cloud):
+        payload = replace(payload, wheels="")
     networks = () if cloud.ssh_from else own_network(cloud)
     child = open_cloud(
         cloud, public_key, networks, uid=uid_of(job), inside=access.inside
@@ -158,6 +161,12 @@ def _rent(
     except BaseException:
         child.close()
         raise
+
+
+def _is_near(place: str, cloud: str) -> bool:
+    """Return whether VMs of a cloud fetch from a store without paying for its egress."""
+    home = {"s3": "aws", "gs": "gcp"}.get(place.partition("://")[0], "azure")
+    return not is_object_url(place) or home == cloud
 
 
 def own_network(cloud: AnyCloud, url: str = _OWN_ADDRESS_URL) -> tuple[str, ...]:

@@ -23,6 +23,7 @@ from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
 from spottrain.pricing.prices.history import History
 from spottrain.pricing.ranking import throughput
 from spottrain.pricing.ranking.gpu_speed import gpu_of, gpu_speed
+from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.rank import (
     CAP,
     EXACT,
@@ -279,7 +280,7 @@ def workload_inputs(workload: Workload, gpus: int, gpus_per_vm: int = 1) -> Plan
         gpus: In all; of a last VM that would not be full none are taken.
         gpus_per_vm: Of larger VMs, each with that much of everything.
     """
-    machine = throughput.MachineShape(
+    machine = MachineShape(
         gpus=gpus_per_vm,
         gpu_memory_bytes=workload.gpu_memory_bytes,
         is_gpu=workload.is_gpu,

@@ -20,9 +20,10 @@ from spottrain.pricing.ranking.gpu_speed import (
     seconds,
     work_of,
 )
+from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.order import FREE_USD, OfferWorth, in_order
 from spottrain.pricing.ranking.rank import Priced, RankedOffer, RankingTerms, rank
-from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
+from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
 from spottrain.varuna_manager.core.model.settings import JobSettings

@@ -4,25 +4,25 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import asdict, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from spottrain.morphing.plan.choose import Candidate
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.flops import ComputeUse
 from spottrain.varuna_manager.core.hangs import quiet_line
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.reporting import costs
-from spottrain.varuna_manager.reporting.deadline import deadline_view
 from spottrain.varuna_manager.reporting.devices import computes_on
-from spottrain.varuna_manager.reporting.history import JobHistory
-from spottrain.varuna_manager.reporting.timeline import timeline
 from spottrain.varuna_manager.reporting.utilisation import (
     plan_use,
     total_use,
     use_view,
 )
+from spottrain.varuna_manager.watch.vm_starts import start_view, steps_view
 from spottrain.wire.model import Plan
+
+if TYPE_CHECKING:
+    from spottrain.varuna_manager.reporting.history import JobHistory
 
 SCHEMA_VERSION = 1
 """Version of the documents that ``status`` and ``report`` return."""
@@ -88,7 +88,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         **use_view(_recent_use(state)),
         "time_left_s": _time_left_s(state),
         "deadline_s": job.deadline_s,
-        "promise": deadline_view(state, at_s),
+        "promise": _deadline(state, at_s),
         "usd_spent": states.spent_usd(state, at_s),
         "usd_budget": job.max_usd,
         "usd_kept_back": states.budget(state).reserve.usd,
@@ -103,6 +103,15 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
     }
 
 
+def _deadline(state: states.State, at_s: float) -> dict[str, Any] | None:
+    """Return ``deadline_view``, without its imports for a job that has no deadline."""
+    if state.deadline.decision is None:
+        return None
+    from spottrain.varuna_manager.reporting.deadline import deadline_view
+
+    return deadline_view(state, at_s)
+
+
 def report(
     state: states.State, history: JobHistory, managed: bool, at_s: float
 ) -> dict[str, Any]:
@@ -114,6 +123,10 @@ def report(
         managed: Whether a manager runs.
         at_s: Reports on a job that is over stop at its end.
     """
+    # Not above: ``status`` must answer at once.
+    from spottrain.varuna_manager.reporting import costs
+    from spottrain.varuna_manager.reporting.timeline import timeline
+
     job, progress = state.job, state.progress
     at_s = clock_of(state, at_s)
     ran = _measured_plans(state, history)
@@ -154,6 +167,7 @@ def report(
         **use_view(total_use(job, ran)),
         "wall_s": at_s - state.submitted_at_s,
         "cost": costs.cost(state, history, at_s),
+        "starts": [start_view(one) for one in history.starts.by_vm.values()],
         "timeline": timeline(state, history, ran),
     }
 
@@ -187,6 +201,8 @@ def cost(
 ) -> dict[str, Any]:
     """Return what a job cost until ``at_s``, as ``spottrain cost`` shows it; see
     ``report`` and ``costs.cost``."""
+    from spottrain.varuna_manager.reporting import costs
+
     at_s = clock_of(state, at_s)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -351,6 +367,7 @@ def _vm(vm: records.VmRecord) -> dict[str, Any]:
         "device": vm.device,
         "gpus": [asdict(gpu) for gpu in vm.gpus],
         "throttled": vm.throttled,
+        "start": steps_view(vm.start),
     }
 
 

@@ -35,6 +35,8 @@ from spottrain.varuna_manager.jobs.replay.fold import Fold
 from spottrain.varuna_manager.reporting import series, time_split
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
 from spottrain.varuna_manager.reporting.time_split import Activity, Interval
+from spottrain.varuna_manager.watch import vm_starts
+from spottrain.varuna_manager.watch.vm_starts import VmStarts
 from spottrain.wire import messages
 
 MAX_POINTS = 2048
@@ -94,6 +96,7 @@ class JobHistory:
     """(time, step) of saved checkpoints; downsampled."""
     step_s: dict[int, float] = field(default_factory=dict)
     """Median time of each generation's mini-batches, from the measurements."""
+    starts: VmStarts = field(default_factory=VmStarts)
     _stretches: list[Interval] = field(default_factory=list)
     _open: _CurrentInterval = field(default_factory=_nothing_yet)
     _mark_s: float = 0.0
@@ -115,6 +118,7 @@ class JobHistory:
             return
         report = event.report if isinstance(event, e.ReportReceived) else None
         self._follow_steps(before, after, event)
+        self.starts.note(before, event, after)
         if not isinstance(event, e.ProgressMade):
             self._follow_slots(after)
             self._follow_world(before, event, after)
@@ -338,7 +342,13 @@ def _snapshot(journal: Journal) -> Snapshot | None:
 def _version() -> str:
     """Return what changes with the code that folds: a history that other code has folded
     is folded again."""
-    files = (__file__, series.__file__, time_split.__file__, codec.__file__)
+    files = (
+        __file__,
+        series.__file__,
+        vm_starts.__file__,
+        time_split.__file__,
+        codec.__file__,
+    )
     return hashlib.sha256(b"".join(Path(one).read_bytes() for one in files)).hexdigest()
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from rich.console import RenderableType
@@ -14,10 +14,10 @@ from rich.text import Text
 
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager import format as fmt
-from spottrain.varuna_manager.reporting.deadline import deadline_line
 from spottrain.varuna_manager.reporting.documents import fleet_line
 from spottrain.varuna_manager.reporting.measured import SKIPPED
 from spottrain.varuna_manager.reporting.sparkline import bars
+from spottrain.varuna_manager.reporting.text import start_rows
 from spottrain.varuna_manager.reporting.utilisation import use_line
 from spottrain.wire.model import ModelFacts
 
@@ -59,6 +59,9 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     grid.add_row("speed", speed + (f" · {compute}" if compute else ""))
     grid.add_row("cost", money_line(status))
     if (deadline := status["promise"]) is not None:
+        # Not above: few jobs have one, and ``status`` must answer at once.
+        from spottrain.varuna_manager.reporting.deadline import deadline_line
+
         grid.add_row("forecast", deadline_line(deadline, status["deadline_s"]))
     safety = safety_line(status)
     grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
@@ -217,6 +220,8 @@ def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield _plans_table(report["plans"])
     hits = report["interruptions"]
     yield _interruptions_table(hits) if hits else "No interruptions"
+    if begun := start_rows(report):
+        yield _starts_table(begun)
     for slow in report["slow_vms"]:
         yield Text(f"{slow['reason']}: replaced by {slow['replaced_by']}")
     table = Table.grid(padding=(0, 2))
@@ -292,6 +297,15 @@ def _plans_table(plans: list[dict[str, Any]]) -> Table:
             fmt.step_time(plan["predicted_step_s"]),
             Text(plan["reason"]),
         )
+    return table
+
+
+def _starts_table(rows: Sequence[Sequence[str]]) -> Table:
+    names = ("STEP", "FIRST VM", "RECEIVED", "LATER VMS", "RECEIVED", "FROM")
+    table = _table(*names, right={"FIRST VM", "RECEIVED", "LATER VMS"})
+    table.title = "Starts of VMs, from their launch (median of later ones)"
+    for row in rows:
+        table.add_row(*row)
     return table
 
 

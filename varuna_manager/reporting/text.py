@@ -11,10 +11,12 @@ from spottrain.varuna_manager.format import (
     dollars,
     duration,
     number,
+    size,
     step_time,
 )
 from spottrain.varuna_manager.reporting.timeline import LANES
 from spottrain.varuna_manager.reporting.utilisation import use_line
+from spottrain.varuna_manager.watch import vm_starts
 
 Row = Sequence[str]
 TIME_KINDS = {
@@ -237,6 +239,21 @@ def interruption_rows(report: Mapping[str, Any]) -> list[Row]:
             hit["reason"],
         )
         for hit in report["interruptions"]
+    ]
+
+
+def start_rows(report: Mapping[str, Any]) -> list[Row]:
+    """Return what the starts of VMs took, step by step."""
+    return [
+        (
+            row.name,
+            step_time(row.first_s),
+            size(row.first_bytes) if row.first_bytes else "",
+            step_time(row.later_s),
+            size(row.later_bytes) if row.later_bytes else "",
+            row.later_source,
+        )
+        for row in vm_starts.start_rows(report["starts"])
     ]
 
 

@@ -1,1 +1,1 @@
-"""Watches beside the core: they look at measurements, and say what decisions depend on."""
+"""Watches beside the core: at measurements, for what decisions depend on, and at VMs' starts."""

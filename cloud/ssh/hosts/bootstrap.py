@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import re
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
+from typing import Any
 
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.provider import AgentBootstrap
 from spottrain.cloud.ssh.hosts.memory import HostMemory
+from spottrain.cloud.ssh.hosts.start_log import StartLog
 from spottrain.cloud.ssh.on_vm.package import Package, carries_obstore, package
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import (
@@ -43,8 +46,9 @@ def bring_up(
     announce: Callable[[], None],
     payload: Payload,
     memory: HostMemory,
-    report: Callable[[str], None] = lambda doing: None,
-) -> None:
+    log: StartLog,
+    deliver: Deliver | None = None,
+) -> bool:
     """Send our software and the user's code to a host and start the agent.
 
     An agent that runs there already stays, unless its software is not ours.
@@ -56,7 +60,11 @@ def bring_up(
         announce: Sets the address for the agent's calls; called before it is started.
         payload: The job's files and settings.
         memory: Of the job's hosts; the first one's versions are required of all.
-        report: Called with the current step.
+        log: Its steps are added there.
+        deliver: Brings archives to the host; None: they are sent.
+
+    Returns:
+        False if the agent runs already.
 
     Raises:
         VmNotFoundError: the VM has ended.
@@ -70,113 +78,196 @@ def bring_up(
     folder = f"package-{ours.sha256[:12]}"
     if state == "running" and claim.get("package") == folder:
         announce()
-        return
-    pins = pins_of(memory.known_software())
-    payload = _prepare(session, vm_id, folder, ours, payload, pins, report)
-    software = session.call("probe")
-    check_software(host.place, software, memory.same_software, payload.buckets)
-    announce()
-    session.call(
-        "start",
-        vm_id=vm_id,
-        package=folder,
-        agent={
-            **asdict(bootstrap),
-            "vm_id": vm_id,
-            "private_address": session.private_address,
-            "num_slots": host.slots,
-            "min_gpus": host.gpus,
-            "notices": dict(payload.notices),
-        },
-        environment=dict(payload.environment),
-    )
+        return False
+    preparation = _Preparation(session, vm_id, folder, payload, log)
+    preparation.deliver(ours, deliver or _send)
+    if payload.data:
+        payload = preparation.bring_data()
+    if payload.setup:
+        preparation.set_up(pins_of(memory.known_software()))
+    with log.step("agent", session):
+        software = session.call("probe")
+        check_software(host.place, software, memory.same_software, payload.buckets)
+        announce()
+        session.call(
+            "start",
+            vm_id=vm_id,
+            package=folder,
+            agent={
+                **asdict(bootstrap),
+                "vm_id": vm_id,
+                "private_address": session.private_address,
+                "num_slots": host.slots,
+                "min_gpus": host.gpus,
+                "notices": dict(payload.notices),
+            },
+            environment=dict(payload.environment),
+        )
     logger.info("%s: agent of %s started", host.place, vm_id)
+    return True
 
 
-def _prepare(
-    session: Session,
-    vm_id: str,
-    folder: str,
-    ours: Package,
-    payload: Payload,
-    pins: Sequence[str],
-    report: Callable[[str], None],
-) -> Payload:
-    """Send to the host everything that agents and workers need.
+Deliver = Callable[[Session, str, str, bytes], str]
+"""Brings an archive to a host and has it unpacked there: session, VM id, name of the
+folder, archive; returns where the host has it from."""
+
+
+def _send(session: Session, vm_id: str, name: str, archive: bytes) -> str:
+    send(session, vm_id, name, archive)
+    return "manager"
+
+
+def send(
+    session: Session, vm_id: str, name: str, archive: bytes, keep: str = ""
+) -> None:
+    """Send an archive to a host and have it unpacked there.
+
+    Args:
+        session: The connection to the host.
+        vm_id: The VM on that host.
+        name: Folder below ours.
+        archive: The archive.
+        keep: Its SHA-256, if the host is to keep it for other VMs.
+    """
+    place, size = session.host.place, len(archive)
+    logger.info("%s: sending %s, %d bytes", place, name, size)
+    limit_s = CALL_S + size / _SLOWEST_BYTES_PER_S
+    session.unpack(vm_id, name, archive, limit_s, keep)
+
+
+@dataclass
+class _Preparation:
+    """Brings to a host everything that agents and workers need.
 
     Args:
         session: The connection to the host.
         vm_id: The VM on that host.
         folder: Of our software on the host.
-        ours: Our software.
         payload: The job's files and settings.
-        pins: Requirements that bind what ``setup`` installs.
-        report: Called with the current step.
-
-    Returns:
-        The payload with the variables for data.
+        log: Of the start.
     """
-    _deliver(session, vm_id, folder, ours, payload)
-    if payload.data:
-        found = _bring_data(session, vm_id, folder, payload, report)
-        payload = replace(payload, environment={**payload.environment, **found})
-    if payload.setup:
-        report("setup")
-        _set_up(session, vm_id, payload, pins)
-    return payload
 
+    session: Session
+    vm_id: str
+    folder: str
+    payload: Payload
+    log: StartLog
 
-def _deliver(
-    session: Session, vm_id: str, folder: str, ours: Package, payload: Payload
-) -> None:
-    """Send our software, to be in ``folder``, and the workdir."""
-    workdir = f"{vm_id}/workdir"
-    has_package, has_workdir = session.call("has", names=[folder, workdir])
-    if not has_package:
-        _send(session, vm_id, folder, ours.archive)
-    if not has_workdir:
-        _send(session, vm_id, workdir, payload.workdir.read_bytes())
+    def deliver(self, ours: Package, deliver: Deliver) -> None:
+        """Bring our software, and the workdir."""
+        session, vm_id, workdir = self.session, self.vm_id, f"{self.vm_id}/workdir"
+        has_package, has_workdir = session.call("has", names=[self.folder, workdir])
+        if not has_package:
+            with self.log.step("software", session) as source:
+                source.append(deliver(session, vm_id, self.folder, ours.archive))
+        if not has_workdir:
+            with self.log.step("workdir", session) as source:
+                archive = self.payload.workdir.read_bytes()
+                source.append(deliver(session, vm_id, workdir, archive))
 
+    def bring_data(self) -> Payload:
+        """Prepare the job's data; return the payload with the variables for it."""
+        with self.log.step("data", self.session):
+            found = self._wait_for_data()
+        given = {**self.payload.environment, **found}
+        self.payload = replace(self.payload, environment=given)
+        return self.payload
 
-def _send(session: Session, vm_id: str, name: str, archive: bytes) -> None:
-    place, size = session.host.place, len(archive)
-    logger.info("%s: sending %s, %d bytes", place, name, size)
-    session.unpack(vm_id, name, archive, CALL_S + size / _SLOWEST_BYTES_PER_S)
+    def _wait_for_data(self) -> dict[str, str]:
+        place, last_line, payload = self.session.host.place, "", self.payload
+        while True:
+            seen = self.session.call(
+                "data",
+                _DATA_POLL_S + CALL_S,
+                vm_id=self.vm_id,
+                package=self.folder,
+                environment=dict(payload.environment),
+                requests=payload.data,
+                limit_s=payload.data_limit_s,
+                wait_s=_DATA_POLL_S,
+            )
+            code, line = seen["code"], seen["line"]
+            if code == 0:
+                found: dict[str, str] = json.loads(line)
+                logger.info("%s: data is ready: %s", place, ", ".join(found))
+                return found
+            if code == SetupError.exit_code:
+                raise SetupError(f"{place}: {line}")
+            if code is not None:
+                raise CloudError(f"{place}: data is not ready yet: {line or code}")
+            if line != last_line:
+                logger.info("%s: data %s", place, line)
+                self.log.doing = f"data {line}"
+                last_line = line
 
+    def set_up(self, pins: Sequence[str]) -> None:
+        """Run the user's setup, with the packages that an earlier VM downloaded.
 
-def _bring_data(
-    session: Session,
-    vm_id: str,
-    folder: str,
-    payload: Payload,
-    report: Callable[[str], None],
-) -> dict[str, str]:
-    """Prepare the job's data on a host; return the environment variables for it."""
-    place, last_line = session.host.place, ""
-    while True:
-        seen = session.call(
-            "data",
-            _DATA_POLL_S + CALL_S,
-            vm_id=vm_id,
-            package=folder,
-            environment=dict(payload.environment),
-            requests=payload.data,
-            limit_s=payload.data_limit_s,
-            wait_s=_DATA_POLL_S,
+        Args:
+            pins: Requirements that bind what it installs.
+        """
+        payload, session = self.payload, self.session
+        wheels = payload.wheels and self._wheels_place()
+        common: dict[str, Any] = {
+            "vm_id": self.vm_id,
+            "environment": dict(payload.environment),
+        }
+        published = {"package": self.folder, "place": wheels, **common}
+        if wheels:
+            with self.log.step("packages", session) as source:
+                self._fetch_wheels(published, source)
+        with self.log.step("setup", session):
+            self._run_setup(pins, common, cache=bool(wheels))
+        if wheels:
+            session.call("publish_wheels", **published)
+
+    def _wheels_place(self) -> str:
+        """Return where wheels of this setup, code and kind of Python are published."""
+        found = self.session.call("probe")
+        kind = [found[name] for name in ("system", "machine", "python")]
+        digest = hashlib.sha256(self.payload.workdir.read_bytes())
+        digest.update(json.dumps([self.payload.setup, *kind]).encode())
+        place, mark, options = self.payload.wheels.partition("?")
+        return f"{place.rstrip('/')}/{digest.hexdigest()[:16]}{mark}{options}"
+
+    def _fetch_wheels(self, published: dict[str, Any], source: list[str]) -> None:
+        """Fetch packages, if there are any.
+
+        Without them ``setup`` downloads: no failure here is one of the start.
+        """
+        limit_s = self.payload.setup_limit_s
+        arguments = {**published, "limit_s": limit_s}
+        found = self.session.call("fetch_wheels", limit_s + CALL_S, **arguments)
+        if "error" in found:
+            place = self.session.host.place
+            logger.warning("%s: packages are downloaded: %s", place, found["error"])
+        elif found["bytes"] is not None:
+            source.append("bucket")
+
+    def _run_setup(
+        self, pins: Sequence[str], common: dict[str, Any], *, cache: bool
+    ) -> None:
+        place, limit_s = self.session.host.place, self.payload.setup_limit_s
+        logger.info("%s: setup started", place)
+        done = self.session.call(
+            "setup",
+            limit_s + CALL_S,
+            script=self.payload.setup,
+            pins=list(pins),
+            limit_s=limit_s,
+            cache=cache,
+            **common,
         )
-        code, line = seen["code"], seen["line"]
-        if code == 0:
-            found: dict[str, str] = json.loads(line)
-            logger.info("%s: data is ready: %s", place, ", ".join(found))
-            return found
-        if code == SetupError.exit_code:
-            raise SetupError(f"{place}: {line}")
-        if code is not None:
-            raise CloudError(f"{place}: data is not ready yet: {line or code}")
-        if line != last_line:
-            logger.info("%s: data %s", place, line)
-            report(f"data {line}")
-            last_line = line
+        if done["code"] == 0:
+            logger.info("%s: setup finished", place)
+            return
+        last = (done["output"].strip().splitlines() or ["no output"])[-1]
+        how = f"ended with {done['code']}"
+        if done["code"] is None:
+            how = f"took longer than {limit_s:g} s"
+        raise SetupError(
+            f"{place}: setup {how}: {last}; fix setup: in the job file", done["output"]
+        )
 
 
 def pins_of(software: Mapping[str, str]) -> list[str]:
@@ -190,32 +281,6 @@ def pins_of(software: Mapping[str, str]) -> list[str]:
     """
     torch = software.get("torch", "").partition("+")[0]  # the build is the index's
     return [f"torch=={torch}"] if torch else []
-
-
-def _set_up(
-    session: Session, vm_id: str, payload: Payload, pins: Sequence[str]
-) -> None:
-    place, limit_s = session.host.place, payload.setup_limit_s
-    logger.info("%s: setup started", place)
-    done = session.call(
-        "setup",
-        limit_s + CALL_S,
-        vm_id=vm_id,
-        script=payload.setup,
-        pins=list(pins),
-        environment=dict(payload.environment),
-        limit_s=limit_s,
-    )
-    if done["code"] == 0:
-        logger.info("%s: setup finished", place)
-        return
-    last = (done["output"].strip().splitlines() or ["no output"])[-1]
-    how = f"ended with {done['code']}"
-    if done["code"] is None:
-        how = f"took longer than {limit_s:g} s"
-    raise SetupError(
-        f"{place}: setup {how}: {last}; fix setup: in the job file", done["output"]
-    )
 
 
 def check_software(

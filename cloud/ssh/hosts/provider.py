@@ -25,6 +25,7 @@ from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundE
 from spottrain.cloud.port.stored import with_current_names
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory, HostVm
+from spottrain.cloud.ssh.hosts.start_log import StartLog
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import Host, Payload, UnfitHostError
 from spottrain.cloud.ssh.transport.session import trusted_keys
@@ -69,7 +70,7 @@ class SshProvider:
         self._threads = ThreadPoolExecutor(_THREADS, "ssh")
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "ssh-start")
         self._polls: dict[str, Future[None]] = {}
-        self._starts: dict[str, Future[None]] = {}
+        self._starts: dict[str, Future[tuple[port.StartStep, ...]]] = {}
         self._seen: dict[str, str | None] = {}
         """The VM of each host when it was last polled."""
         self._lock = threading.Lock()
@@ -132,8 +133,13 @@ class SshProvider:
         for end in ends:
             end.result()
 
-    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> None:
+    def start_agent(
+        self, vm_id: str, bootstrap: port.AgentBootstrap
+    ) -> Sequence[port.StartStep]:
         """Bootstrap a host and start the agent there, detached.
+
+        Returns:
+            The steps that it took; none if the agent runs already.
 
         Raises:
             VmNotFoundError: the VM has ended, or its host is unsuitable.
@@ -147,7 +153,7 @@ class SshProvider:
                 start = self._starters.submit(self._start, connection, vm_id, bootstrap)
                 self._starts[vm_id] = start
         try:
-            start.result(_PATIENCE_S)
+            return start.result(_PATIENCE_S)
         except FutureTimeoutError as error:
             raise CloudError(
                 f"{connection.host.place}: is still being bootstrapped"
@@ -358,7 +364,7 @@ class SshProvider:
 
     def _start(
         self, connection: HostConnection, vm_id: str, bootstrap: port.AgentBootstrap
-    ) -> None:
+    ) -> tuple[port.StartStep, ...]:
         parts = urlsplit(bootstrap.manager_url)
         manager = (parts.hostname or "", parts.port or 443)
 
@@ -366,12 +372,15 @@ class SshProvider:
             connection.forward_calls(vm_id, manager)
 
         try:
-            memory = self._memory
-            bring_up(connection, vm_id, bootstrap, announce, self._payload, memory)
+            memory, log = self._memory, StartLog()
+            started = bring_up(
+                connection, vm_id, bootstrap, announce, self._payload, memory, log
+            )
         except UnfitHostError as error:
             connection.unfit_error = error
             self._terminate(self._memory.read().rented[vm_id])
             raise VmNotFoundError(str(error)) from error
+        return log.take() if started else ()
 
 
 def _gpu_of(connection: HostConnection) -> str:

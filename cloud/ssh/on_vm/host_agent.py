@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
+import http.client
 import importlib
 import json
 import os
@@ -32,6 +34,7 @@ import sys
 import tarfile
 import threading
 import time
+import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -61,6 +64,11 @@ print(json.dumps(found))
 """
 """Versions of packages as a new process finds them; "" if absent."""
 _KEEPER_S = 30.0
+_PEER_S = 10.0
+"""How long another VM of the region may be silent."""
+_ARCHIVES = "archives"
+_PIP_CACHE, _WHEELS_LOG = "pip-cache", "wheels.log"
+"""In a VM's folder."""
 LEASE_FILE = Path("/var/lib/spottrain/lease")
 """``cloud.port.lease.FILE``: this module comes to hosts without the package."""
 _RENEW_S = 60.0
@@ -82,6 +90,8 @@ class HostAgent:
         self._claim_file = root / "claim.json"
         self._keepers: list[subprocess.Popen[bytes]] = []
         self._data: Any = None
+        self._shared: Any = None
+        self._sharing = threading.Lock()
 
     # --- claims ---------------------------------------------------------------------
 
@@ -205,8 +215,15 @@ class HostAgent:
 
     # --- preparation and start ------------------------------------------------------
 
-    def unpack(self, vm_id: str, name: str, archive: Path) -> None:
-        """Unpack an archive into ``name`` atomically."""
+    def unpack(self, vm_id: str, name: str, archive: Path, keep: str = "") -> None:
+        """Unpack an archive into ``name`` atomically.
+
+        Args:
+            vm_id: The VM.
+            name: Folder below ours.
+            archive: Is moved or removed.
+            keep: Its SHA-256: it is kept, for ``share``.
+        """
         draft = archive.with_suffix(".draft")
         try:
             self._extract(vm_id, archive, draft)
@@ -216,6 +233,10 @@ class HostAgent:
                 target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 shutil.rmtree(target, ignore_errors=True)
                 draft.rename(target)
+                if keep:
+                    kept = self._root / _ARCHIVES / keep
+                    kept.parent.mkdir(mode=0o700, exist_ok=True)
+                    archive.rename(kept)
         except (tarfile.TarError, EOFError, OSError) as error:
             raise RefusedError(f"{name} cannot be unpacked: {error}") from error
         finally:
@@ -233,6 +254,64 @@ class HostAgent:
             else:
                 tar.extractall(draft)
 
+    def share(self, vm_id: str, digest: str, address: str) -> str:
+        """Serve a kept archive to other VMs of the region; return its URL.
+
+        Args:
+            vm_id: The VM.
+            digest: SHA-256 of the archive.
+            address: Private address of this VM.
+        """
+        self._claim_of(vm_id)
+        kept = self._root / _ARCHIVES / digest
+        if not kept.is_file():
+            raise RefusedError(f"has no archive {digest}")
+        with self._sharing:
+            if self._shared is None:
+                share = self._import("spottrain.cloud.ssh.on_vm.share").Share
+                self._shared = share(address)
+            url: str = self._shared.url_of(kept)
+            return url
+
+    def receive(self, vm_id: str, name: str, url: str, digest: str) -> str:
+        """Fetch an archive that another VM shares, and unpack and keep it.
+
+        Args:
+            vm_id: The VM.
+            name: Folder below ours, to unpack it into.
+            url: From ``share`` of the other VM.
+            digest: SHA-256 that it must have.
+
+        Returns:
+            Why it could not be fetched; empty if it was.
+        """
+        self._claim_of(vm_id)
+        self._root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path = self._root / f"arriving-{os.getpid()}-{digest}"
+        no_proxy = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+        found = hashlib.sha256()
+        try:
+            with (
+                no_proxy.open(url, timeout=_PEER_S) as answer,
+                path.open("wb") as file,
+            ):
+                while chunk := answer.read(1 << 18):
+                    found.update(chunk)
+                    file.write(chunk)
+        except (OSError, http.client.HTTPException) as error:
+            path.unlink(missing_ok=True)
+            return f"{type(error).__name__}: {error}"
+        if found.hexdigest() != digest:
+            path.unlink()
+            return "it is not what was sent"
+        self.unpack(vm_id, name, path, digest)
+        return ""
+
+    def received(self) -> int:
+        """Return the bytes that this machine has received over networks."""
+        lines = Path("/proc/net/dev").read_text().splitlines()[2:]
+        return sum(int(line.partition(":")[2].split()[0]) for line in lines)
+
     def has(self, names: list[str]) -> list[bool]:
         """Return for each folder whether it exists."""
         return [(self._root / name).is_dir() for name in names]
@@ -244,6 +323,7 @@ class HostAgent:
         environment: dict[str, str],
         limit_s: float,
         pins: Sequence[str] = (),
+        cache: bool = False,
     ) -> dict[str, Any]:
         """Run the user's setup once per VM; return its exit code and last output.
 
@@ -254,6 +334,7 @@ class HostAgent:
             limit_s: Time limit.
             pins: Requirements that bind what pip and uv install, unless the environment
                 names others.
+            cache: Keep what pip downloads, for ``publish_wheels``.
         """
         self._claim_of(vm_id)
         folder = self._root / vm_id
@@ -261,11 +342,7 @@ class HostAgent:
         if done.exists():
             return {"code": 0, "output": ""}
         (folder / "setup.sh").write_text(script)
-        bound = folder / "constraints.txt"
-        bound.write_text("".join(f"{pin}\n" for pin in pins))
-        if pins:
-            ours = {name: str(bound) for name in ("PIP_CONSTRAINT", "UV_CONSTRAINT")}
-            environment = {**ours, **environment}
+        environment = {**_installing(folder, pins, cache), **environment}
         with log.open("wb") as output:
             process = subprocess.Popen(
                 ["/bin/sh", "-e", str(folder / "setup.sh")],
@@ -288,6 +365,76 @@ class HostAgent:
             if code == 0:
                 done.touch()
         return {"code": code, "output": _tail(log, 4096)}
+
+    def fetch_wheels(
+        self,
+        vm_id: str,
+        package: str,
+        place: str,
+        environment: dict[str, str],
+        limit_s: float,
+    ) -> dict[str, Any]:
+        """Fetch what ``setup`` of an earlier VM downloaded; see ``wheels``.
+
+        Args:
+            vm_id: The VM.
+            package: Folder of our software.
+            place: Where the wheels are published.
+            environment: With the credentials of that store.
+            limit_s: Time limit.
+
+        Returns:
+            ``bytes``, None if there are none; or ``error``.
+        """
+        self._claim_of(vm_id)
+        folder = self._root / vm_id
+        if (folder / "setup.done").exists():
+            return {"bytes": None}
+        process = self._spawn_wheels(
+            vm_id, package, environment, "fetch", place, str(folder / _PIP_CACHE)
+        )
+        code = _wait(process, limit_s)
+        if code is None:
+            process.kill()
+            process.wait()
+            return {"error": f"took longer than {limit_s:g} s"}
+        said = _tail(folder / _WHEELS_LOG, 1 << 20).splitlines()
+        if code or not said:
+            return {"error": said[-1] if said else f"ended with {code}"}
+        answer: dict[str, Any] = json.loads(said[-1])
+        return answer
+
+    def publish_wheels(
+        self, vm_id: str, package: str, place: str, environment: dict[str, str]
+    ) -> None:
+        """Begin to publish what ``setup`` downloaded, unless somebody has.
+
+        Args:
+            vm_id: The VM.
+            package: Folder of our software.
+            place: Where to.
+            environment: With the credentials of that store.
+        """
+        cache = self._root / vm_id / _PIP_CACHE
+        if cache.is_dir():
+            process = self._spawn_wheels(
+                vm_id, package, environment, "publish", place, str(cache)
+            )
+            threading.Thread(target=process.wait, daemon=True).start()
+
+    def _spawn_wheels(
+        self, vm_id: str, package: str, environment: dict[str, str], *arguments: str
+    ) -> subprocess.Popen[bytes]:
+        module = "spottrain.cloud.ssh.on_vm.wheels"
+        with (self._root / vm_id / _WHEELS_LOG).open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-P", "-m", module, *arguments],
+                env=self._environment(vm_id, environment, package),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def data(
         self, vm_id: str, package: str, environment: dict[str, str], **arguments: Any
@@ -440,6 +587,24 @@ def serve(requests: BinaryIO, answers: BinaryIO, root: Path) -> None:
         threading.Thread(
             target=handle, args=(number, getattr(agent, name), arguments), daemon=True
         ).start()
+
+
+def _installing(folder: Path, pins: Sequence[str], cache: bool) -> dict[str, str]:
+    """Return variables that tell pip and uv what to install, and pip where it keeps it.
+
+    Args:
+        folder: Of the VM.
+        pins: Requirements that bind.
+        cache: Keep what pip downloads.
+    """
+    found: dict[str, str] = {}
+    if pins:
+        bound = folder / "constraints.txt"
+        bound.write_text("".join(f"{pin}\n" for pin in pins))
+        found |= {name: str(bound) for name in ("PIP_CONSTRAINT", "UV_CONSTRAINT")}
+    if cache:
+        found["PIP_CACHE_DIR"] = str(folder / _PIP_CACHE)
+    return found
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float) -> int | None:

@@ -16,7 +16,7 @@ import socket
 import threading
 
 PORTS = range(30000, 30100)
-"""Ports of relays: below the ephemeral range, to avoid collisions."""
+"""Ports for other VMs of the region: below the ephemeral range, to avoid collisions."""
 _CHUNK_BYTES = 64 * 1024
 _MAX_CALLS = 1024
 """Maximum number of connections; further ones are closed."""
@@ -38,13 +38,9 @@ class Relay:
     """
 
     def __init__(self, address: str, target: int) -> None:
-        if ipaddress.ip_address(address).is_global:
-            raise ValueError(
-                f"a relay cannot listen on {address}: the address is public"
-            )
         self._target = target
         self._calls = 0
-        self._listener = _listen(address)
+        self._listener = listen(address)
         self.port: int = self._listener.getsockname()[1]
         threading.Thread(
             target=lambda: asyncio.run(self._serve()), name="relay", daemon=True
@@ -87,7 +83,15 @@ async def _pump(source: asyncio.StreamReader, target: asyncio.StreamWriter) -> N
         target.close()
 
 
-def _listen(address: str) -> socket.socket:
+def listen(address: str) -> socket.socket:
+    """Return a socket that listens at a private address, at the first free port.
+
+    Raises:
+        ValueError: the address is public.
+        OSError: the address is not this machine's, or all ports are taken.
+    """
+    if ipaddress.ip_address(address).is_global:
+        raise ValueError(f"cannot listen on {address}: the address is public")
     for port in PORTS:
         try:
             return socket.create_server((address, port), backlog=256)

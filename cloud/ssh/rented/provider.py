@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from concurrent.futures import wait as wait_for
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Concatenate
 from urllib.parse import urlsplit
@@ -31,9 +32,12 @@ from spottrain.cloud.port.errors import (
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented.relays import Relays
+from spottrain.cloud.ssh.rented.sharing import ArchiveSharing
 from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
 from spottrain.cloud.ssh.transport import hosts
 from spottrain.cloud.ssh.transport.connection import HostConnection
+from spottrain.cloud.ssh.transport.session import Session
+from spottrain.storage.store import is_object_url, parse_url
 
 logger = logging.getLogger(__name__)
 
@@ -97,6 +101,7 @@ class RentedVmProvider(ForwardsAbilities):
         self._unfit: dict[tuple[str, str], CloudError] = {}
         self._unreached: set[str] = set()
         self._relays = Relays(self._running, self._for_each, self._enter)
+        self._sharing = ArchiveSharing(self._relays.may_hang_up)
         # We start agents ourselves; inside, our own VM uses the shared resources.
         own = {port.StartsAgents} | ({port.ReleasesJob} if access.inside else set())
         self._forward_abilities(
@@ -154,8 +159,13 @@ class RentedVmProvider(ForwardsAbilities):
         self._inner.terminate(vm_ids)
         self._for_each(known, _hang_up)
 
-    def start_agent(self, vm_id: str, bootstrap: port.AgentBootstrap) -> None:
+    def start_agent(
+        self, vm_id: str, bootstrap: port.AgentBootstrap
+    ) -> Sequence[port.StartStep]:
         """Wait for login to a VM, bootstrap it, start the agent there, detached.
+
+        Returns:
+            The steps from the VM's launch on; none if the agent runs already.
 
         Raises:
             VmNotFoundError: the VM has ended, or was unsuitable and terminated.
@@ -171,10 +181,10 @@ class RentedVmProvider(ForwardsAbilities):
                 start = self._starters.submit(self._start, rented_vm, bootstrap)
                 rented_vm.start = start
         try:
-            start.result(_PATIENCE_S)
+            return start.result(_PATIENCE_S)
         except FutureTimeoutError as error:
             raise CloudError(
-                f"{rented_vm.place}: is still being bootstrapped: {rented_vm.doing}"
+                f"{rented_vm.place}: is still being bootstrapped: {rented_vm.log.doing}"
             ) from error
 
     # --- What else a manager needs --------------------------------------------------
@@ -291,10 +301,12 @@ class RentedVmProvider(ForwardsAbilities):
 
     # --- Starting agents ------------------------------------------------------------
 
-    def _start(self, rented_vm: RentedVm, bootstrap: port.AgentBootstrap) -> None:
+    def _start(
+        self, rented_vm: RentedVm, bootstrap: port.AgentBootstrap
+    ) -> tuple[port.StartStep, ...]:
         try:
             with rented_vm.in_use(self._relays.may_hang_up):
-                self._bring_up(rented_vm, bootstrap)
+                started = self._bring_up(rented_vm, bootstrap)
         except hosts.UnreachableHostError:
             rented_vm.check_not_given_back()
             self._ssh.ssh_target(rented_vm.vm.vm_id)  # raises if the VM has ended
@@ -304,22 +316,30 @@ class RentedVmProvider(ForwardsAbilities):
             raise VmNotFoundError(str(error)) from error
         rented_vm.note_poll(runs=True)
         self._unfit_counts.pop(_kind(rented_vm.vm.offer), None)
+        return rented_vm.log.take() if started else ()
 
-    def _bring_up(self, rented_vm: RentedVm, bootstrap: port.AgentBootstrap) -> None:
+    def _bring_up(self, rented_vm: RentedVm, bootstrap: port.AgentBootstrap) -> bool:
+        """Bring a VM's agent up; return False if it runs already."""
         connection = self._reach(rented_vm)
+        rented_vm.log.waited(time.time() - rented_vm.vm.launched_at_s)
         self._claim(connection, rented_vm.vm.vm_id)
-        rented_vm.doing = "software, setup and agent"
         manager = _address(bootstrap.manager_url)
 
         def announce() -> None:
             self._relays.announce_address(rented_vm, connection, manager)
 
-        def report(doing: str) -> None:
-            rented_vm.doing = doing
+        def deliver(session: Session, vm_id: str, name: str, archive: bytes) -> str:
+            return self._sharing.deliver(rented_vm, session, name, archive)
 
-        vm_id = rented_vm.vm.vm_id
-        bring_up(
-            connection, vm_id, bootstrap, announce, self._payload, self._memory, report
+        return bring_up(
+            connection,
+            rented_vm.vm.vm_id,
+            bootstrap,
+            announce,
+            _near(self._payload, rented_vm.vm.offer.region),
+            self._memory,
+            rented_vm.log,
+            deliver,
         )
 
     def _reach(self, rented_vm: RentedVm) -> HostConnection:
@@ -333,7 +353,7 @@ class RentedVmProvider(ForwardsAbilities):
         """
         deadline_s, pause_s = time.monotonic() + ANSWER_S, _MIN_PAUSE_S
         while True:
-            last_error, rented_vm.doing = self._try(rented_vm)
+            last_error, rented_vm.log.doing = self._try(rented_vm)
             if isinstance(last_error, HostConnection):
                 self._note_reached(rented_vm)
                 return last_error
@@ -400,6 +420,15 @@ class RentedVmProvider(ForwardsAbilities):
 def _kind(offer: port.Offer) -> tuple[str, str]:
     """Return the key (region, type) of VMs that share an image."""
     return offer.region, offer.instance_type
+
+
+def _near(payload: hosts.Payload, region: str) -> hosts.Payload:
+    """Return what VMs of a region get: no packages from a bucket that is known to be in
+    another one, whose traffic is billed; those of an index are free."""
+    if not is_object_url(payload.wheels):
+        return payload
+    there = parse_url(payload.wheels).options.get("region", region)
+    return payload if there == region else replace(payload, wheels="")
 
 
 def _address(url: str) -> tuple[str, int]:

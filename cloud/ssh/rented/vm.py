@@ -11,7 +11,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from spottrain.cloud.port.errors import VmNotFoundError
-from spottrain.cloud.port.provider import SshTarget, Vm
+from spottrain.cloud.port.provider import SshTarget, StartStep, Vm
+from spottrain.cloud.ssh.hosts.start_log import StartLog
 from spottrain.cloud.ssh.transport.bastion import Bastion
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import Host
@@ -75,10 +76,10 @@ class RentedVm:
     connection: HostConnection | None = None
     target: SshTarget | None = None
     """As its cloud reported it last."""
-    start: Future[None] | None = None
+    start: Future[tuple[StartStep, ...]] | None = None
     poll: Future[None] | None = None
-    doing: str = "waiting to start"
-    """Current step of the start."""
+    log: StartLog = field(default_factory=StartLog)
+    """Of its start."""
     given_back: bool = False
     """True once it has been terminated."""
     manager_address: str = ""

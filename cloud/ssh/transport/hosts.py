@@ -97,6 +97,9 @@ class Payload:
     """True if checkpoints or data are in a bucket, which requires obstore."""
     environment: Mapping[str, str] = field(default_factory=dict, repr=False)
     """For setup and workers; may contain secrets."""
+    wheels: str = ""
+    """Folder or bucket for what ``setup`` downloads, which later VMs take from there;
+    empty: none."""
     notices: Mapping[str, Any] = field(default_factory=lambda: {"kind": "none"})
     """Source of preemption notices; see ``cloud.notices.hear.open_source``."""
 

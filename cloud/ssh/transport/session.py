@@ -126,13 +126,22 @@ class Session:
         """
         return self._wait(self._send(operation, arguments), operation, timeout_s)
 
-    def unpack(self, vm_id: str, name: str, archive: bytes, timeout_s: float) -> None:
+    def unpack(
+        self, vm_id: str, name: str, archive: bytes, timeout_s: float, keep: str = ""
+    ) -> None:
         """Send an archive (tar.gz) and have it unpacked into ``name``.
+
+        Args:
+            vm_id: The VM on the host.
+            name: Folder below ours.
+            archive: The archive.
+            timeout_s: Time limit.
+            keep: Its SHA-256, if the host is to keep it for other VMs.
 
         Raises:
             CloudError: as ``call``.
         """
-        arguments = {"vm_id": vm_id, "name": name, "bytes": len(archive)}
+        arguments = {"vm_id": vm_id, "name": name, "bytes": len(archive), "keep": keep}
         self._wait(
             self._send("unpack", arguments, archive), f"unpack {name}", timeout_s
         )

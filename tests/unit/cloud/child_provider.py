@@ -16,6 +16,7 @@ from spottrain.cloud.port.provider import (
     Offer,
     Quota,
     SshTarget,
+    StartStep,
     Vm,
     VmState,
 )
@@ -92,8 +93,9 @@ class OddProvider:
             return None
         return SshTarget(host="h", user="u", host_keys=("k a", "k b"), port=2222)
 
-    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> None:
+    def start_agent(self, vm_id: str, bootstrap: AgentBootstrap) -> Sequence[StartStep]:
         assert (vm_id, bootstrap.token) == ("vm", "secret")
+        return [StartStep(name="setup", seconds=1.5, num_bytes=7, source="bucket")]
 
 
 class OwnError(errors.NoCapacityError):

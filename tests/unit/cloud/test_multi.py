@@ -124,8 +124,9 @@ def test_it_has_the_abilities_of_its_clouds_and_no_others(
 
 def test_a_missing_ability_of_one_cloud_is_reported(aws: ToyCloud) -> None:
     class Reached(ToyCloud):
-        def start_agent(self, vm_id: str, bootstrap: object) -> None:
+        def start_agent(self, vm_id: str, bootstrap: object) -> tuple[()]:
             """Do nothing."""
+            return ()
 
     one: Any = both(aws, Reached("gcp"))
     one.launch(launch_request(offer_of(aws)))

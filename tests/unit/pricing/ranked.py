@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.rank import Priced, RankingTerms
-from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
+from spottrain.pricing.ranking.throughput import ThroughputCache
 from spottrain.wire.model import (
     LinkProfile,
     MicrobatchProfile,

@@ -38,7 +38,8 @@ LEGEND = (
     "cost / bound: mean over jobs; late jobs pay until the work is done. of all: sum of "
     "costs over sum of bounds. per job in time: the same sum per job that met its "
     "deadline. same jobs: mean over the jobs that this rule finished in time, and that of "
-    "our cost-optimal policy on them. Other columns: shares of the cost"
+    "our cost-optimal policy on them. at most: the largest cost, over that of the whole "
+    "fleet on demand. Other columns: shares of the cost"
 )
 
 TracesOption = Annotated[
@@ -184,23 +185,34 @@ def _document(cases: Sequence[evaluate.Case]) -> dict[str, Any]:
 def _coverage(
     cases: Sequence[evaluate.Case], market_of: Mapping[str, str]
 ) -> list[dict[str, Any]]:
-    """Return how well the cost-optimal intervals hold, as they are and corrected."""
-    named = [
-        (market_of.get(case.scenario, case.scenario), one)
-        for case in cases
-        for one in case.forecasts
-    ]
+    """Return how well intervals hold, as they are and corrected."""
     found = []
-    for what, rows in zip(("finish", "cost"), evaluate.foretold(named), strict=True):
-        made = [("as forecast", rows, coverage.LEVEL)]
-        made += [
-            ("corrected by the other markets", coverage.corrected(rows, level), level)
-            for level in COVERAGES
+    for policy in ("cost-optimal", "time-optimal"):
+        named = [
+            (market_of.get(case.scenario, case.scenario), one)
+            for case in cases
+            for one in (
+                case.forecasts
+                if policy == "cost-optimal"
+                else case.time_optimal_forecasts
+            )
         ]
-        for how, intervals, level in made:
-            row = coverage.coverage(intervals, level)
-            if row is not None:
-                found.append({"of": what, "intervals": how} | asdict(row))
+        of = zip(("finish", "cost"), evaluate.foretold(named), strict=True)
+        for what, rows in of:
+            made = [("as forecast", rows, coverage.LEVEL)]
+            made += [
+                (
+                    "corrected by the other markets",
+                    coverage.corrected(rows, level),
+                    level,
+                )
+                for level in COVERAGES
+            ]
+            for how, intervals, level in made:
+                row = coverage.coverage(intervals, level)
+                if row is not None:
+                    about = {"policy": policy, "of": what, "intervals": how}
+                    found.append(about | asdict(row))
     return found
 
 
@@ -219,7 +231,7 @@ def _one_zone(cases: Sequence[evaluate.Case]) -> dict[str, Any] | None:
 def _parts(name: str, part: dict[str, Any]) -> list[Any]:
     table = Table(
         *("rule", "in time", "in budget", "late by", "cost / bound", "of all"),
-        *("per job in time", "same jobs", "on demand", "booting", "paused"),
+        *("per job in time", "same jobs", "at most", "on demand", "booting", "paused"),
         title=name,
     )
     for row in part["rules"]:
@@ -250,7 +262,7 @@ def _parts(name: str, part: dict[str, Any]) -> list[Any]:
 
 def _coverage_line(row: dict[str, Any]) -> str:
     return (
-        f"{row['of']}, {row['level']:.0%} intervals {row['intervals']}: {row['kept']:.1%} "
+        f"{row['policy']}, {row['of']}, {row['level']:.0%} intervals {row['intervals']}: {row['kept']:.1%} "
         f"of {row['forecasts']} hold ({row['kept_low']:.1%} to {row['kept_high']:.1%}); "
         f"interval score {row['score']:.3f}"
     )
@@ -277,6 +289,7 @@ def _cells(title: str, row: dict[str, Any]) -> list[str]:
         f"{row['total_over_bound']:.3f}",
         f"{row['kept_over_bound']:.3f}",
         "" if same is None else f"{same:.3f}, ours {ours:.3f}",
+        f"{row['max_over_on_demand']:.3f}",
         f"{row['on_demand']:.1%}",
         f"{row['booting']:.1%}",
         f"{row['paused']:.1%}",

@@ -37,6 +37,12 @@ class DeadlineState:
     outlook: MarketOutlook = field(default_factory=MarketOutlook)
     decision: FleetDecision | None = None
     """None: the job has no such limits, or nothing is known."""
+    limits: tuple[float | None, ...] = ()
+    """The job's limits of time, throughput and money when it was first decided on them."""
+    limits_examples: float = 0.0
+    """Work that was left then."""
+    limits_usd: float = 0.0
+    """Money that had been spent then."""
     seen: tuple[object, ...] = field(default=(), compare=False)
     """What the decision depends on, time apart: it is made again when that changes, and by
     a manager that starts."""

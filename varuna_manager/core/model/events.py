@@ -13,8 +13,8 @@ from typing import Annotated, Literal, get_args
 
 from pydantic import Field
 
-from spottrain.cloud.port.provider import Offer, Vm, VmState
-from spottrain.morphing.plan.choose import Candidate
+from spottrain.cloud.port.provider import Offer, StartStep, Vm, VmState
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.inputs import PlanQuestion
 from spottrain.pricing.ranking.cooldowns import Refusal
 from spottrain.pricing.ranking.order import OfferWorth
@@ -303,6 +303,15 @@ class AgentStarting:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentStarted:
+    """A VM has all that it needs, and its agent was started; it has yet to call."""
+
+    at_s: float
+    vm_id: str
+    steps: tuple[StartStep, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class AgentRegistered:
     """The agent of a VM has called for the first time, or again after a while."""
 
@@ -484,6 +493,7 @@ Event = (
     | VmLost
     | JobReleased
     | AgentStarting
+    | AgentStarted
     | AgentRegistered
     | ReportReceived
     | ProgressMade

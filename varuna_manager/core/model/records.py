@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Literal
 
-from spottrain.cloud.port.provider import Offer
-from spottrain.morphing.plan.choose import Candidate
+from spottrain.cloud.port.provider import Offer, StartStep
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
 from spottrain.wire.messages import ShareMinibatch
 from spottrain.wire.model import GpuFacts, Plan, Slot, WorkerState
@@ -119,6 +119,8 @@ class VmRecord:
     phase: VmPhase
     private_address: str
     token_sha256s: tuple[str, ...] = ()
+    start: tuple[StartStep, ...] = ()
+    """What it took from its launch until its agent was started."""
     agent_version: str = ""
     """Version of spottrain that its agent runs, once it has registered."""
     num_slots: int = 0
@@ -410,6 +412,34 @@ class MorphChoice:
     """Training time that the job still needed under the present plan."""
     at_s: float | None
     """When it pays; None: never."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PassedOver:
+    """An offer that was not rented, and why."""
+
+    instance_type: str
+    zone: str
+    spot: bool
+    usd_per_hour: float
+    examples_per_usd: float | None
+    """None: not ranked."""
+    why: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchChoice:
+    """What the newest launch was chosen from."""
+
+    intent: str
+    examples_per_usd: float | None
+    """Of the offer that is rented; None: not ranked."""
+    is_ranked: bool
+    """False: nothing was known of what offers are worth."""
+    passed_over: tuple[PassedOver, ...]
+    """The best others."""
+    others: int
+    """Number of all others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

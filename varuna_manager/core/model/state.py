@@ -93,6 +93,8 @@ class State:
     """Epoch of the takeover by this machine; 0: the job began here."""
     launch_pending: bool = False
     """Whether ``LaunchIntended`` for the next intent is on its way."""
+    launch_choice: records.LaunchChoice | None = None
+    """What the newest launch was chosen from."""
     vms: Mapping[str, records.VmRecord] = field(default_factory=dict)
     enough: records.Enough | None = None
     """Set when VMs were returned that the plan did not use; None: as many as allowed."""

@@ -17,6 +17,7 @@ mappings included. It decides nothing.
 from __future__ import annotations
 
 import dataclasses
+import operator
 from collections.abc import Mapping
 from typing import Any, TypeVar, get_args
 
@@ -58,6 +59,13 @@ def difference(before: Any, after: Any) -> Difference | None:
 def _of_mappings(
     before: Mapping[Any, Any], after: Mapping[Any, Any]
 ) -> Difference | None:
+    if len(before) == len(after) and all(map(operator.eq, before, after)):
+        changed = [
+            [to_data(key), one]
+            for key, value in after.items()
+            if (one := difference(before[key], value)) is not None
+        ]
+        return ["map", changed, []] if changed else None
     places = {key: at for at, key in enumerate(before)}
     newest, stays = -1, True
     put, out = [], [key for key in before if key not in after]

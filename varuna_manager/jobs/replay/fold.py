@@ -17,17 +17,18 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model.events import Event, ReportReceived
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.replay.changes import apply, difference
 from spottrain.varuna_manager.jobs.replay.codec import CodecError, from_data, to_data
-from spottrain.varuna_manager.watch.watches import EACH, Watches
 from spottrain.wire.messages import MinibatchCommitted
+
+if TYPE_CHECKING:
+    from spottrain.varuna_manager.watch.watches import Watches
 
 FORMAT = 1
 """Of decisions. States may get new fields with defaults without another one."""
@@ -157,7 +158,7 @@ class Fold:
 
     def __init__(self, state: State | None = None) -> None:
         self.state = State() if state is None else state
-        self._watches = Watches(EACH)
+        self._watches: Watches | None = None
 
     def take(self, event: Event, decision: str | None = None) -> list[Step]:
         """Fold an event; return the steps that it takes, the first one with itself.
@@ -178,7 +179,7 @@ class Fold:
         if isinstance(event, ReportReceived) and isinstance(report, MinibatchCommitted):
             vm = before.vms.get(event.vm_id)
             if vm is not None and event.number >= vm.reports_received:
-                follows = self._watches.observe(
+                follows = self._watching().observe(
                     self.state, event.vm_id, report, event.at_s
                 )
                 steps += map(self._step, follows)
@@ -202,7 +203,17 @@ class Fold:
                 "spottrain that wrote it"
             ) from error
 
+    def _watching(self) -> Watches:
+        from spottrain.varuna_manager.watch.watches import EACH, Watches
+
+        if self._watches is None:
+            self._watches = Watches(EACH)
+        return self._watches
+
     def _step(self, event: Event) -> Step:
+        # Not above: readers of decisions do without the core, which takes long to import.
+        from spottrain.varuna_manager.core import step
+
         before = self.state
         self.state, commands = step.step(before, event)
         return Step(before, event, self.state, commands)

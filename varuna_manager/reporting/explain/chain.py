@@ -58,7 +58,11 @@ def cause(journal: Journal, seq: int) -> int | None:
             return _asked(journal, seq, "IntendLaunch", intent)
         case e.VmsLaunched(intent=intent) | e.LaunchRefused(intent=intent):
             return _asked(journal, seq, "LaunchVms", intent)
-        case e.AgentStarting(vm_id=vm_id) | e.AgentRegistered(vm_id=vm_id):
+        case (
+            e.AgentStarting(vm_id=vm_id)
+            | e.AgentStarted(vm_id=vm_id)
+            | e.AgentRegistered(vm_id=vm_id)
+        ):
             return _asked(journal, seq, "StartAgent", vm_id)
         case e.ProviderAnswered(vm_id=vm_id):
             return _asked(journal, seq, "AskProvider", vm_id)

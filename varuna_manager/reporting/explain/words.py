@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from spottrain.morphing.plan.choose import Candidate
+from spottrain.cloud.port.provider import Offer
+from spottrain.morphing.plan.candidates import Candidate
+from spottrain.varuna_manager.core import allocation
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
     MorphChoice,
+    PassedOver,
     VmPhase,
 )
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.format import clock, duration, step_time
 from spottrain.varuna_manager.jobs.replay.fold import Step
-from spottrain.varuna_manager.reporting.explain.offers import (
-    offer_name,
-    why_not_renting,
-    why_rented,
-)
 from spottrain.wire import messages
 
 Asked = Sequence[Sequence[str]]
@@ -146,7 +144,7 @@ def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
         case ["LaunchVms", intent, count, *_]:
             if intent in after.intents:
                 offer = after.intents[intent].offer
-                yield from why_rented(after, offer, int(count))
+                yield from why_rented(after, intent, offer, int(count))
         case ["TerminateVms", *names]:
             reasons: dict[str, list[str]] = {}
             for name in names:
@@ -291,3 +289,62 @@ def now(state: State) -> Iterator[str]:
         yield f"deadline policy: {decision.mode}: {decision.reason}"
     if state.timer_at_s is not None:
         yield f"decides again at {clock(state.timer_at_s)} at the latest"
+
+
+# --- Offers -----------------------------------------------------------------------------
+
+
+def offer_name(offer: Offer | PassedOver) -> str:
+    """Return an offer for people."""
+    market = "spot" if offer.spot else "on demand"
+    return (
+        f"{offer.instance_type} in {offer.zone}, {market}, ${offer.usd_per_hour:g}/hour"
+    )
+
+
+def why_rented(state: State, intent: str, offer: Offer, count: int) -> Iterator[str]:
+    """Yield why an offer was rented, and why others were not.
+
+    Args:
+        state: In which it was asked for.
+        intent: Of the launch.
+        offer: As it was asked for.
+        count: Number of VMs.
+    """
+    choice = state.launch_choice
+    if choice is None or choice.intent != intent:
+        # Asked for again, or by a version that did not keep it.
+        yield f"rent {count} x {offer_name(offer)}"
+        return
+    yield f"rent {count} x {offer_name(offer)}{_worth(choice.examples_per_usd)}"
+    rule = (
+        "most examples per dollar first, interruptions counted"
+        if choice.is_ranked
+        else "nothing is known of their worth yet: spot first, then by price of a slot"
+    )
+    yield f"rule: {rule}; evenly over zones whose prices differ little"
+    for one in choice.passed_over:
+        yield f"not {offer_name(one)}{_worth(one.examples_per_usd)}: {one.why}"
+    if more := choice.others - len(choice.passed_over):
+        yield f"and {more} more offers"
+
+
+def why_not_renting(state: State) -> Iterator[str]:
+    """Yield why no more VMs are rented now."""
+    room = allocation.room(state)
+    if room <= 0:
+        if state.enough is not None:
+            yield (
+                f"rents no more: {state.enough.vms} VMs are enough for the plan until "
+                f"prices fall {allocation.CHEAPER:.0%} below ${state.enough.usd_per_hour:g}"
+            )
+        return
+    yield f"room for {room} more VMs of {state.most_vms}"
+    for one in allocation.passed_over(state):
+        yield f"not {offer_name(one)}: {one.why}"
+
+
+def _worth(examples_per_usd: float | None) -> str:
+    if examples_per_usd is None:
+        return ""
+    return f", {examples_per_usd:,.0f} examples per dollar"

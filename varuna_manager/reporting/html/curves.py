@@ -52,9 +52,7 @@ def read_curves(measurements: Measurements) -> Curves:
         if math.isfinite(one.loss):
             heldout.setdefault(one.name, []).append((float(one.step), one.loss))
     return Curves(
-        loss=measurements.curve("loss", MAX_POINTS),
-        grad_norm=measurements.curve("grad_norm", MAX_POINTS),
-        learning_rate=measurements.curve("learning_rate", MAX_POINTS),
+        **measurements.curves(("loss", "grad_norm", "learning_rate"), MAX_POINTS),
         heldout={name: downsampled(line, MAX_POINTS) for name, line in heldout.items()},
     )
 

@@ -232,14 +232,19 @@ def _swatch(css: str) -> str:
     )
 
 
+STARTS = ("step", "r:first VM", "r:received", "r:later VMs", "r:received", "from")
+
+
 def _tables(report: Mapping[str, Any]) -> str:
     plans = "r:after", "plan", "r:from step", "r:for", "r:step", "r:predicted", "why"
     hits = "r:after", "what", "VM", "r:cost", "r:recomputed", "why"
     zones = "zone", "r:VMs", "r:VM-hours", "r:useful", "r:USD"
     events = "r:after", "what", "VM", "why"
+    begun = text.start_rows(report)
     return (
         _section("Plans", plans, text.plan_rows(report))
         + _section("Interruptions", hits, text.interruption_rows(report))
+        + (_section("Starts of VMs", STARTS, begun) if begun else "")
         + _section("By zone", zones, text.zone_rows(report))
         + _section("All events", events, text.events_rows(report), is_open=False)
     )

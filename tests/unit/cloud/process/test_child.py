@@ -29,6 +29,7 @@ from spottrain.cloud.port.provider import (
     ReportsQuota,
     SshTarget,
     StartsAgents,
+    StartStep,
     VmState,
 )
 from spottrain.cloud.process.child import ChildProvider, in_child
@@ -103,7 +104,9 @@ def test_arguments_and_results_survive_the_pipe(make: Make) -> None:
         host="h", user="u", host_keys=("k a", "k b"), port=2222
     )
     assert isinstance(child, StartsAgents)
-    child.start_agent("vm", bootstrap=BOOTSTRAP)
+    assert child.start_agent("vm", bootstrap=BOOTSTRAP) == (
+        StartStep(name="setup", seconds=1.5, num_bytes=7, source="bucket"),
+    )
 
 
 PLAIN = {

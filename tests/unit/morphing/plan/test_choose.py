@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.morphing.memory.memory import plan_bytes
+from spottrain.morphing.plan.candidates import Candidate
 from spottrain.morphing.plan.choose import (
     MEASURED,
     NOISE,
-    Candidate,
     Choice,
     choose_plan,
 )

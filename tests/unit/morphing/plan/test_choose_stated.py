@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from spottrain.morphing.plan.choose import Candidate, choose_plan
+from spottrain.morphing.plan.candidates import Candidate
+from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout
 from spottrain.morphing.plan.modes import RUNNABLE, Draft, ExecutionMode

@@ -13,6 +13,9 @@ from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.deadline.fallback import feasible, on_demand_fallback
+from spottrain.pricing.deadline.markets import (
+    markets,
+)
 from spottrain.pricing.deadline.model import (
     Fleet,
     FleetDecision,
@@ -23,7 +26,6 @@ from spottrain.pricing.deadline.model import (
 from spottrain.pricing.deadline.outlook import (
     MarketOutlook,
     SpotQuote,
-    markets,
     observe,
     sample,
 )
@@ -126,9 +128,13 @@ def test_with_no_slack_left_all_vms_are_on_demand() -> None:
 
 
 def test_spot_vms_are_kept_until_the_on_demand_vms_for_them_are_ready() -> None:
-    at = status(hours=5 + 125 / HOUR_S, work=5)
+    at = status(hours=5 + 145 / HOUR_S, work=5)
     holdings = (Holdings(name="spot", ready=4),)
     assert dict(decided(at, holdings=holdings).wanted) == {"on-demand": 4, "spot": 4}
+    late = status(
+        hours=5 + 125 / HOUR_S, work=5
+    )  # the work that a loss takes is too much
+    assert dict(decided(late, holdings=holdings).wanted) == {"on-demand": 4}
     booted = (*holdings, Holdings(name="on-demand", ready=4))
     assert dict(decided(at, holdings=booted).wanted) == {"on-demand": 4}
 
@@ -137,7 +143,7 @@ def test_a_budget_that_only_just_pays_the_fallback_risks_no_spot_vm() -> None:
     at = status(hours=20, work=5)
     min_usd = feasible(at, FLEET, (ON_DEMAND,)).min_usd
     assert min_usd is not None
-    tight = replace(at, usd_left=min_usd + 0.1)
+    tight = replace(at, usd_left=min_usd + 0.01)
     assert decided(tight).count("spot") == 0
     assert decided(replace(at, usd_left=min_usd + 1)).count("spot") > 0
 

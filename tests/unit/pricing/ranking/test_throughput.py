@@ -8,7 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.pricing.ranked import JOB, MACHINE, THROUGHPUTS, TOO_SMALL, machines
 
-from spottrain.pricing.ranking.throughput import MachineShape, ThroughputCache
+from spottrain.pricing.ranking.machine import MachineShape
+from spottrain.pricing.ranking.throughput import ThroughputCache
 
 FOR_MONEY = ThroughputCache(replace(JOB, objective="examples_per_dollar"))
 

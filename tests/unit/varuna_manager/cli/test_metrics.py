@@ -14,7 +14,7 @@ import pytest
 from tests.unit.varuna_manager.measured_jobs import evaluated, trained
 from tests.unit.varuna_manager.stored_jobs import submit
 
-from spottrain.varuna_manager.cli import show
+from spottrain.varuna_manager.cli import show, status
 from spottrain.varuna_manager.cli.console import Output
 from spottrain.varuna_manager.cli.show import MetricsOutput
 from spottrain.varuna_manager.jobs.folder import JobDir
@@ -85,12 +85,12 @@ def test_status_shows_the_newest_measurements(
     with closing(Journal(job.journal)) as journal:
         more = {"learning_rate": 3e-4, "metrics": {"accuracy": 0.25}}
         journal.append(samples=[trained(1, 31, loss=0.5, weight=1024.0, **more)])
-    show.status(job.name)
+    status.status(job.name)
     shown = capsys.readouterr().out
     assert "lr 0.0003 · accuracy 0.25 · dev 1000  " in shown
     assert "2,048 tokens/s" in shown
     assert "wandb: no such host (exit 1)" in shown
-    show.status(job.name, output=Output.JSON)
+    status.status(job.name, output=Output.JSON)
     document = json.loads(capsys.readouterr().out)
     assert document["newest"]["learning_rate"] == 3e-4
     assert document["newest"]["evaluations"] == {"dev": 1000.0}

@@ -180,6 +180,15 @@ def leaving(story: Watched) -> Iterator[Watched]:
 # --- What may happen ------------------------------------------------------------------
 
 
+FAILING: tuple[e.FailedCommand, ...] = (
+    "compute_plan",
+    "start_agent",
+    "terminate_vms",
+    "ask_provider",
+    "release_job",
+)
+
+
 def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     """Every event, and every report of VM a."""
 
@@ -213,6 +222,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.VmLost, vm_id="a", reason="gone")
     yield told(e.JobReleased)
     yield told(e.AgentStarting, vm_id="a", token_sha256="t")
+    yield told(e.AgentStarted, vm_id="a", steps=())
     yield told(e.AgentRegistered, vm_id="a", num_slots=1, private_address="h")
     yield from watched(story)
     yield told(e.VmSilent, vm_id="a")
@@ -220,14 +230,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     asked = story.state.plan_asked or ""
     yield told(e.PlanComputed, inputs_hash=asked, plan=None)
     yield told(e.SetupFailed, vm_id="a", reason="no", output="")
-    failures: tuple[e.FailedCommand, ...] = (
-        "compute_plan",
-        "start_agent",
-        "terminate_vms",
-        "ask_provider",
-        "release_job",
-    )
-    for command in failures:
+    for command in FAILING:
         yield told(e.CommandFailed, command=command, vm_ids=("a",), reason="no")
     for report in reports(story):
         yield functools.partial(Watched.fact, vm_id="a", report=report)

@@ -143,11 +143,11 @@ def test_rows_are_thinned_out_and_limited() -> None:
 def test_curves_of_long_jobs_stay_small() -> None:
     measurements = store()
     measurements.write(trained(1, step, loss=float(step)) for step in range(1, 10_001))
-    curve = measurements.curve("loss", 100)
+    curve = measurements.curves(("loss",), 100)["loss"]
     assert len(curve) == 100
     assert curve[0] == (50.5, 50.5, 1.0, 100.0)
     assert measurements.losses(3) == [1.0, 5001.0, 10_000.0]
-    assert (store().losses(3), store().curve("loss", 3)) == ([], [])
+    assert (store().losses(3), store().curves(("loss",), 3)["loss"]) == ([], [])
 
 
 @pytest.mark.parametrize("count", [1, 2, 7])
@@ -155,3 +155,13 @@ def test_few_losses_are_all_of_them(count: int) -> None:
     measurements = store()
     measurements.write(trained(1, step) for step in range(1, count + 1))
     assert measurements.losses(40) == [1000.0 + s for s in range(1, count + 1)]
+
+
+def test_the_median_of_many_is_that_of_some(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("spottrain.varuna_manager.jobs.measurements.MEDIAN_OF", 101)
+    measurements = store()
+    # Checkpoints slow down every tenth: what is drawn must not be every tenth.
+    measurements.write(
+        trained(1, step, step_s=0.1 if step % 10 else 5.0) for step in range(1, 2001)
+    )
+    assert measurements.median_step_s() == {1: 0.1}

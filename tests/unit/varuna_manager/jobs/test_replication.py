@@ -12,17 +12,16 @@ from pathlib import Path
 import pytest
 from tests.unit.varuna_manager.stored_jobs import append, copied, stored, submit
 
-from spottrain.varuna_manager.jobs import replication, segments
+from spottrain.varuna_manager.jobs import follow, replication, segments
 from spottrain.varuna_manager.jobs.bucket import FencedError
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import ReplicationStatus, lag_line
 from spottrain.varuna_manager.jobs.replication import (
     JournalReplication,
     ReplicationError,
-    ReplicationStatus,
     begin_replication,
     check_here,
     end_replication,
-    lag_line,
 )
 
 LONG_S = 30.0
@@ -270,8 +269,8 @@ def test_a_job_that_is_ended_is_ended_in_the_store_too(job: JobDir) -> None:
 def test_only_a_copy_that_is_behind_for_long_is_lag_line() -> None:
     note = ReplicationStatus(seq=5, at_s=100.0)
     soon_s, later_s = (
-        100.0 + replication.BEHIND_S / 2,
-        100.0 + replication.BEHIND_S,
+        100.0 + follow.BEHIND_S / 2,
+        100.0 + follow.BEHIND_S,
     )
     assert note.line(5, later_s) == ""
     assert note.line(7, soon_s) == ""

@@ -29,9 +29,9 @@ from spottrain.varuna_manager.core.model.events import Event, ReportReceived
 from spottrain.varuna_manager.jobs import manager_location as away
 from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import ReplicationStatus
 from spottrain.varuna_manager.jobs.identity import ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal, JournalRow
-from spottrain.varuna_manager.jobs.replication import ReplicationStatus
 from spottrain.varuna_manager.jobs.segments import segment_of, unpack
 from spottrain.wire.codec import decode
 from spottrain.wire.model import Profile

@@ -138,7 +138,10 @@ def measured(monkeypatch: pytest.MonkeyPatch) -> list[Profile]:
     monkeypatch.setattr(machine, "software", lambda: PROFILE.software)
 
     def measure(
-        config: JobConfig, on_progress: Callable[[CalibrationProgress], None]
+        config: JobConfig,
+        on_progress: Callable[[CalibrationProgress], None],
+        *,
+        num_slots: int,
     ) -> Profile:
         on_progress(PROGRESS)
         return found.pop(0)

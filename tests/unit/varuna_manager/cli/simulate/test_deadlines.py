@@ -81,9 +81,8 @@ def test_a_trace_is_played_with_the_fleets_and_deadlines_asked_for(
         ("finish", "corrected by the other markets", 0.9, 12),
     ]
     assert [row["intervals"] for row in groups["trace.csv"]["coverage"]] == [
-        "as forecast",
-        "as forecast",
-    ]
+        "as forecast"
+    ] * 4  # of each policy, finish and cost
     by_slack = groups["trace.csv"]["by_slack"]
     assert [(row["from"], row["jobs"]) for row in by_slack] == [(1.15, 2)]
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
 from tests.unit.varuna_manager.story import (
@@ -16,9 +17,12 @@ from tests.unit.varuna_manager.story import (
     plan_over,
 )
 
+from spottrain.cloud.port.provider import Offer
 from spottrain.varuna_manager.cli.main import main
+from spottrain.varuna_manager.core import allocation
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.format import duration
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -71,9 +75,16 @@ def seq_of(story: Story, event: type[e.Event]) -> int:
     )
 
 
-def test_a_vm_is_explained_by_price_rule_and_what_others_cost(job: JobDir) -> None:
+def test_a_vm_is_explained_by_price_rule_and_what_others_cost(
+    job: JobDir, monkeypatch: pytest.MonkeyPatch
+) -> None:
     story = Story().training("a", "b")
     keep(job, story)
+
+    def otherwise(state: State, offer: Offer) -> NoReturn:
+        raise AssertionError("it is told as it was decided")
+
+    monkeypatch.setattr(allocation, "why_not", otherwise)
     document = explanation(job, "a")
     launch = next(x for x in document["chain"] if x["kind"] == "LaunchIntended")
     told = "\n".join(launch["decided"])
