@@ -285,10 +285,6 @@ def static(measured: Measured, _folder: Path) -> Iterator[Row]:
             "first come first served, unaware of kinds": lambda j: gavel.simulate(
                 gavel.Gavel(policy="fifo", is_aware=False), pool, j
             ),
-            "product, fixed sizes": lambda j: product.simulate(
-                PoolSettings(policy="makespan"), pool, j, elastic=False
-            ),
-            "product, elastic": lambda j: elastic("makespan", pool, j),
         }
         for name, run in runs.items():
             hours = measures(run(jobs))["makespan_s"] / HOUR_S

@@ -27,6 +27,8 @@ from spottrain.varuna_manager.pool.simulation.workload import SimulatedJob
 Shared = Callable[[Contest], Allotment]
 FRUGAL = frozenset({"cheapest", "min_cost", "isolated"})
 """Policies that leave VMs idle: for their price, or because they are somebody else's."""
+SPARE = 2
+"""Rounds by which deadlines are aimed at earlier: shares come in whole rounds."""
 CHECKPOINT_S = 5.0
 """Loading and saving takes their models less than so long (section 5.5)."""
 
@@ -235,7 +237,9 @@ class _Replay:
             examples=max(self.left[m], job.work * 1e-9),
             weight=job.weight,
             arrived_s=job.arrived_s,
-            deadline_s=max(1.0, job.deadline_s - self.now_s),
+            deadline_s=max(
+                1.0, job.deadline_s - self.now_s - SPARE * self.gavel.round_s
+            ),
             team=job.team,
             age_s=self.now_s - job.arrived_s,
             isolated_age_s=min(self.now_s - job.arrived_s, self.alone_s[m]),

@@ -70,7 +70,7 @@ def simulate(
         if then_s == math.inf:
             break  # nothing will ever happen: no money is left
         world.advance(then_s)
-        world.report_all(then_s)
+        world.report_all()
         if then_s == arrives_s:
             world.submit(coming.popleft(), elastic=elastic, morph_s=morph_s)
         elif then_s == ends_s:
@@ -182,8 +182,11 @@ class _World:
             examples_done=manager.done,
         )
 
-    def report_all(self, now_s: float) -> None:
-        """Let managers say how far they are, where the next decision looks at it."""
+    def report_all(self) -> None:
+        """Let managers say how far they are, where the next decision looks at it.
+
+        These reports decide nothing: they are put in at once, and not each by a step.
+        """
         settings = self.state.settings
         has_deadlines = any(
             manager.request.deadline_s < math.inf for manager in self.managers.values()
@@ -193,9 +196,15 @@ class _World:
             or settings.policy not in UNCONCERNED
             or settings.limits.max_microusd < math.inf
         ):
-            for manager in list(self.managers.values()):
+            jobs = dict(self.state.jobs)
+            for manager in self.managers.values():
                 if any(manager.held):
-                    self.tell(self._report_of(manager, now_s))
+                    jobs[manager.name] = replace(
+                        jobs[manager.name],
+                        examples_done=manager.done,
+                        spent=round(manager.outcome.usd * MICRO),
+                    )
+            self.state = replace(self.state, jobs=jobs)
 
     def advance(self, then_s: float) -> None:
         """Let jobs train and spend until a point in time."""
