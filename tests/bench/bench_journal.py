@@ -10,6 +10,7 @@ looked for. Numbers of mini-batches may be given: now, then. With ``--keep`` a l
 from __future__ import annotations
 
 import argparse
+import asyncio
 import os
 import random
 import subprocess
@@ -27,10 +28,13 @@ from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.daemon.loop import SNAPSHOT_EVENTS
+from spottrain.varuna_manager.jobs.folder import find
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Sample
 from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
+from spottrain.varuna_manager.jobs.replication import begin_replication, uid_of
 from spottrain.varuna_manager.jobs.samples import Sampler
+from spottrain.varuna_manager.launch.takeover import take_over
 from spottrain.varuna_manager.reporting.history import JobHistory
 from spottrain.varuna_manager.watch.watches import Watches
 from spottrain.wire.messages import MinibatchCommitted
@@ -63,11 +67,11 @@ def committed(step: int, rank: int, step_s: float) -> MinibatchCommitted:
     )
 
 
-def begin(steps: int) -> tuple[Story, list[str]]:
+def begin(steps: int, uid: str) -> tuple[Story, list[str]]:
     """A generation of all ranks that begins to train."""
     ids = [f"vm-{rank:02d}" for rank in range(RANKS)]
-    spec = replace(SPEC, steps=steps + 1, minibatch_size=RANKS)
-    story = Story(max_vms=RANKS, spec=spec)
+    spec = replace(SPEC, name="demo", steps=steps + 1, minibatch_size=RANKS)
+    story = Story(uid=uid, max_vms=RANKS, spec=spec)
     story.start()
     story.intend()
     story.boot(*ids)
@@ -139,9 +143,9 @@ class Manager:
             self._saved = last
 
 
-def write_now(path: Path, steps: int) -> None:
+def write_now(path: Path, steps: int, uid: str) -> None:
     """Train as the manager does."""
-    story, ids = begin(steps)
+    story, ids = begin(steps, uid)
     step_s = DAYS * DAY_S / steps
     market, sampler, watches = Market(), Sampler(), Watches()
     with closing(Journal(path)) as journal:
@@ -168,9 +172,9 @@ def write_now(path: Path, steps: int) -> None:
         )
 
 
-def write_then(path: Path, steps: int) -> None:
+def write_then(path: Path, steps: int, uid: str) -> None:
     """Train as managers did that journalled every report."""
-    story, ids = begin(steps)
+    story, ids = begin(steps, uid)
     step_s = 2.6
     numbers = {vm_id: story.state.vms[vm_id].reports_received for vm_id in ids}
     fold, sampler = Fold(), Sampler()
@@ -253,16 +257,36 @@ def tell(name: str, path: Path, steps: int, wrote_s: float) -> None:
     )
 
 
+def take_over_twice(folder: Path) -> None:
+    """Print what it costs to go on on another machine, from the copy in a bucket."""
+    job = find("demo")
+    url = str(job.config().checkpoint.path)
+    copy = begin_replication(job)
+    assert copy is not None
+    begin_s = time.process_time()
+    assert asyncio.run(copy.finish(600.0))
+    copy.close()
+    print(f"the copy: {time.process_time() - begin_s:.2f} s of CPU")
+    for name in ("with a snapshot", "without"):
+        os.environ["SPOTTRAIN_HOME"] = str(folder / name)
+        begin_s = time.process_time()
+        take_over(url, lambda _: None)
+        print(f"a takeover {name}: {time.process_time() - begin_s:.2f} s of CPU")
+        for path in folder.glob("store/job/*/snapshots/*"):
+            path.unlink()
+
+
 def write(folder: Path, now: int, then: int) -> None:
     """Write journals of so many mini-batches, and print what they take."""
-    job = submit(folder, f"{folder}/checkpoints")
+    job = submit(folder, f"file://{folder}/store")
+    uid = uid_of(job)
     job.journal.unlink()
     for name, training, path, steps in (
         ("now", write_now, job.journal, now),
         ("then", write_then, folder / "then.sqlite", then),
     ):
         begin_s = time.perf_counter()
-        training(path, steps)
+        training(path, steps, uid)
         tell(name, path, steps, time.perf_counter() - begin_s)
 
 
@@ -271,6 +295,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("now", type=int, nargs="?", default=20_000)
     parser.add_argument("then", type=int, nargs="?", default=500)
+    parser.add_argument("--takeover", action="store_true", help="what that costs, too")
     parser.add_argument("--keep", type=Path, help="folder; written unless it is there")
     args = parser.parse_args()
     print(f"{RANKS} ranks, {DAYS} days, {ZONES} offers")
@@ -281,6 +306,8 @@ def main() -> None:
             folder.mkdir(exist_ok=True)
             write(folder, args.now, args.then)
         ask(folder)
+        if args.takeover:
+            take_over_twice(folder)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import random
 import sys
 import time
 from collections import Counter
@@ -39,6 +40,8 @@ CHECKPOINTS = 50
 """Of a job."""
 MAX_STRETCH = 30.0
 """Times as long as a calm job may take."""
+STOPPED_EARLY = 0.1
+"""Share of first launches that are not answered before somebody stops the job."""
 DEAD_ON_ARRIVAL = 0.03
 UNSAVED = 0.05
 """Share of checkpoints that cannot be written."""
@@ -84,6 +87,7 @@ class LongWorld(World):
         self.faults: Counter[str] = Counter()
         self.fault_h = fault_h
         self.began_s = self.now_s
+        self.person = random.Random(f"{seed} person")
         self.unheard: set[str] = set()
         """VMs whose heartbeats were missed once."""
         self.asked_for: set[str] = set()
@@ -119,6 +123,10 @@ class LongWorld(World):
         super().launch(command)
         self.shown += list(self.cloud.vms.values())[before:]
         self.changed()
+        # A person thinks better of it while nothing but this launch is there.
+        early = not self.state.vms and self.fault_h
+        if early and self.person.random() < STOPPED_EARLY and self.stop(None):
+            self.faults["stop"] += 1
 
     def end_vm(self, vm_id: str) -> None:
         super().end_vm(vm_id)
@@ -334,7 +342,7 @@ class LongWorld(World):
         self.crash_at = len(self.journal) + self.random.randint(1, 100)
         return True
 
-    def stop(self, _: SimulatedVm) -> bool:
+    def stop(self, _: SimulatedVm | None) -> bool:
         """A person stops the job, and resumes it."""
         if self.manager_alive:
             self.feed(e.StopRequested(at_s=self.now_s, by="a person"))

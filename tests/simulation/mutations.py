@@ -199,11 +199,10 @@ MUTATIONS = (
         rare=True,
     ),
     Mutation(
-        "an answer to an older question is taken for the newest",
-        planning.plan_computed,
-        "event.inputs_hash != transition.state.plan_asked",
-        "False",
-        rare=True,
+        "a plan for an earlier fleet is taken for the present one",
+        planning._answer,
+        "state.answer.inputs_hash == inputs_hash",
+        "True",
     ),
     Mutation(
         "launches in flight do not count",

@@ -44,6 +44,7 @@ from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import FileResponse, JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from spottrain.errors import SpottrainError, WireError
@@ -60,6 +61,7 @@ from spottrain.wire.messages import (
     MAX_LOGS_BYTES,
     MAX_TRACE_BYTES,
     Heartbeat,
+    HeartbeatAnswer,
     JobSpec,
     LogTails,
     Registration,
@@ -76,6 +78,8 @@ REQUEST_S = 30.0
 would keep it, and its file descriptor, for ever."""
 _LARGEST_BODY_BYTES = 64 * 1024
 """Of every message but reports, logs and traces."""
+_NOTHING = Response(encode(HeartbeatAnswer(commands=())), media_type="application/json")
+"""The answer to nearly all heartbeats."""
 _GRACE_S = 1
 
 
@@ -94,9 +98,9 @@ class ControlChannel:
     admin_token: str
     metrics_token: str
 
-    def app(self) -> Starlette:
+    def app(self) -> ASGIApp:
         """Return the ASGI application."""
-        return Starlette(
+        routed = Starlette(
             routes=[
                 Route("/v1/heartbeat", self._heartbeat, methods=["POST"]),
                 Route("/v1/reports", self._reports, methods=["POST"]),
@@ -114,6 +118,21 @@ class ControlChannel:
             ],
             exception_handlers={HTTPException: _answer_error},
         )
+
+        async def app(scope: Scope, receive: Receive, send: Send) -> None:
+            is_beat = scope.get("path") == "/v1/heartbeat" and scope["method"] == "POST"
+            if not is_beat:
+                await routed(scope, receive, send)
+                return
+            # Nearly all calls are these: routing is a tenth of what one costs.
+            request = Request(scope, receive)
+            try:
+                response = await self._heartbeat(request)
+            except HTTPException as error:
+                response = await _answer_error(request, error)
+            await response(scope, receive, send)
+
+        return app
 
     def _caller(self, request: Request) -> str:
         """Return the VM that is calling; 403 for any other caller."""
@@ -139,6 +158,8 @@ class ControlChannel:
             answer = await self.sessions.heartbeat(beat, self.spec.heartbeat_s)
         except OutOfStepError as error:
             raise HTTPException(409, str(error)) from error
+        if not answer.commands:
+            return _NOTHING
         return Response(encode(answer), media_type="application/json")
 
     async def _reports(self, request: Request) -> Response:

@@ -24,15 +24,23 @@ Message = TypeVar("Message")
 
 def encode(message: Any) -> str:
     """Return a message as one line of JSON."""
-    return json.dumps(message, default=_fields, separators=(",", ":"))
+    return _ENCODER.encode(message)
 
 
 def _fields(message: Any) -> dict[str, Any]:
     """Return the fields of a dataclass, those of others within it as they are."""
     if not dataclasses.is_dataclass(message):
         raise TypeError(f"messages hold no {type(message).__name__}: got {message!r}")
-    names = (field.name for field in dataclasses.fields(message))
-    return {name: getattr(message, name) for name in names}
+    cls: Any = type(message)
+    return {name: getattr(message, name) for name in _names(cls)}
+
+
+@functools.cache
+def _names(cls: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(cls))
+
+
+_ENCODER = json.JSONEncoder(default=_fields, separators=(",", ":"))
 
 
 def decode(cls: Any, text: str | bytes) -> Any:

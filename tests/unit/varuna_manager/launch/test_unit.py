@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.unit.varuna_manager.stored_jobs import submit
 from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core.model import events as e
@@ -72,3 +73,56 @@ def test_a_job_that_has_ended_does_not_begin_anew_with_the_machine(job: JobDir) 
     del story.events[:told]
     journalled(job, story)
     assert unit.main([str(job.path)]) == 1
+
+
+@pytest.fixture
+def calls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """What a stand-in for systemctl(1) is called with; it refuses what ``refused`` says."""
+    runtime, programs = tmp_path / "run", tmp_path / "bin"
+    (runtime / "systemd").mkdir(parents=True)
+    (runtime / "systemd" / "private").touch()
+    programs.mkdir()
+    found, refused = tmp_path / "calls", tmp_path / "refused"
+    systemctl = programs / "systemctl"
+    systemctl.write_text(
+        f"#!/bin/sh\necho \"$@\" >> '{found}'\n"
+        f"grep -qsx \"$2\" '{refused}' || exit 0\necho 'Access denied' >&2\nexit 1\n"
+    )
+    systemctl.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(runtime))
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    return found
+
+
+def test_it_is_installed_enabled_and_started(calls: Path, tmp_path: Path) -> None:
+    job = submit(tmp_path, str(tmp_path / "checkpoints"))
+    enabled, *_ = unit.install(job)
+    path = tmp_path / "config" / "systemd" / "user" / unit.unit_name(job)
+    assert enabled == f"{path} is enabled"
+    assert path.read_text() == unit.unit_text(job)
+    name = unit.unit_name(job)
+    assert calls.read_text().splitlines() == [
+        "--user daemon-reload",
+        f"--user enable {name}",
+        f"--user start {name}",
+    ]
+
+
+def test_what_systemd_refuses_is_one_line(calls: Path, tmp_path: Path) -> None:
+    job = submit(tmp_path, str(tmp_path / "checkpoints"))
+    (tmp_path / "refused").write_text("enable\n")
+    with pytest.raises(unit.UnitError, match="systemctl --user enable: Access denied"):
+        unit.install(job)
+    assert "start" not in calls.read_text()
+
+
+def test_without_a_systemd_it_says_what_to_do(
+    calls: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path / "nothing"))
+    job = submit(tmp_path, str(tmp_path / "checkpoints"))
+    with pytest.raises(unit.UnitError, match="'spottrain resume demo'"):
+        unit.install(job)
+    assert not calls.exists()
