@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import http.client
 import os
 import socket
+import sys
+from collections.abc import Iterator
+
+_MAX_ADDRESS_BYTES = 104
+"""Of a Unix socket's address on macOS, its end included; 108 on Linux."""
 
 
 def request(
@@ -41,20 +48,28 @@ def connect(socket_path: str, timeout_s: float) -> socket.socket:
     connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     connection.settimeout(timeout_s)
     try:
-        folder = os.open(os.path.dirname(socket_path), os.O_PATH | os.O_DIRECTORY)
-        try:
-            connection.connect(address(folder, socket_path))
-        finally:
-            os.close(folder)
+        with address(socket_path) as there:
+            connection.connect(there)
     except OSError:
         connection.close()
         raise
     return connection
 
 
-def address(folder: int, socket_path: str) -> str:
-    """Return the socket's address, given a descriptor of its folder.
+@contextlib.contextmanager
+def address(socket_path: str) -> Iterator[str]:
+    """Yield an address at which the socket with this path is bound or reached.
 
-    A socket address holds 108 bytes; the descriptor replaces the folder's path.
+    Raises:
+        OSError: Its folder does not exist; not on Linux, the path is too long.
     """
-    return f"/proc/self/fd/{folder}/{os.path.basename(socket_path)}"
+    if len(os.fsencode(socket_path)) < _MAX_ADDRESS_BYTES:
+        yield socket_path
+        return
+    if sys.platform != "linux":
+        raise OSError(errno.ENAMETOOLONG, "path of a socket is too long", socket_path)
+    folder = os.open(os.path.dirname(socket_path), os.O_PATH | os.O_DIRECTORY)
+    try:  # the descriptor stands for the folder's path
+        yield f"/proc/self/fd/{folder}/{os.path.basename(socket_path)}"
+    finally:
+        os.close(folder)

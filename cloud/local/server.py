@@ -63,11 +63,8 @@ def run(folder: LocalFolder, ready_fd: int | None) -> None:
 def _listen(folder: LocalFolder) -> socket.socket:
     """Return a listening socket; its path may be longer than a socket address."""
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    descriptor = os.open(folder.path, os.O_PATH | os.O_DIRECTORY)
-    try:
-        listener.bind(address(descriptor, str(folder.socket)))
-    finally:
-        os.close(descriptor)
+    with address(str(folder.socket)) as here:
+        listener.bind(here)
     folder.socket.chmod(0o600)
     listener.listen()
     return listener

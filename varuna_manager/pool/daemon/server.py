@@ -116,12 +116,11 @@ def listen(pool: PoolDir) -> socket.socket:
     """Return a socket that listens where commands reach the pool; its owner's alone."""
     pool.socket.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    folder = os.open(pool.path, os.O_PATH | os.O_DIRECTORY)
     before = os.umask(0o177)
     try:
-        listener.bind(address(folder, str(pool.socket)))
+        with address(str(pool.socket)) as here:
+            listener.bind(here)
     finally:
         os.umask(before)
-        os.close(folder)
     listener.listen()
     return listener
