@@ -216,11 +216,17 @@ def new_groups(
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
     """Form a group for every membership of two ranks and more; return those of ``rank``.
 
-    Every rank of the default group must call this with the same list.
+    Every rank of the default group must call this with the same list. That group serves
+    all ranks: to connect them once more takes a good part of a recovery.
     """
     groups: dict[tuple[int, ...], dist.ProcessGroup] = {}
+    everyone = tuple(range(dist.get_world_size()))
     for members in dict.fromkeys(memberships):
         if len(members) < 2:
+            continue
+        if members == everyone:
+            assert dist.group.WORLD is not None
+            groups[members] = dist.group.WORLD
             continue
         group = dist.new_group(list(members), timeout=timedelta(seconds=timeout_s))
         if rank in members:
