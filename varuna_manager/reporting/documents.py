@@ -12,7 +12,6 @@ from spottrain.varuna_manager.core.hangs import quiet_line
 from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model import state as states
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.jobs.vm_starts import start_view, steps_view
 from spottrain.varuna_manager.reporting import costs
 from spottrain.varuna_manager.reporting.deadline import deadline_view
 from spottrain.varuna_manager.reporting.devices import computes_on
@@ -23,6 +22,7 @@ from spottrain.varuna_manager.reporting.utilisation import (
     total_use,
     use_view,
 )
+from spottrain.varuna_manager.watch.starts import start_view, steps_view
 from spottrain.wire.model import Plan
 
 SCHEMA_VERSION = 1

@@ -27,16 +27,16 @@ from spottrain.varuna_manager.core.model import records
 from spottrain.varuna_manager.core.model.settings import Limit
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.planning import usable_vms, wants_training
-from spottrain.varuna_manager.jobs import vm_starts
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.replay import codec
 from spottrain.varuna_manager.jobs.replay.codec import from_data, to_data
 from spottrain.varuna_manager.jobs.replay.fold import Fold
-from spottrain.varuna_manager.jobs.vm_starts import VmStarts
 from spottrain.varuna_manager.reporting import series, time_split
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
 from spottrain.varuna_manager.reporting.time_split import Activity, Interval
+from spottrain.varuna_manager.watch import starts
+from spottrain.varuna_manager.watch.starts import VmStarts
 from spottrain.wire import messages
 
 MAX_POINTS = 2048
@@ -324,7 +324,7 @@ def _version() -> str:
     files = (
         __file__,
         series.__file__,
-        vm_starts.__file__,
+        starts.__file__,
         time_split.__file__,
         codec.__file__,
     )
