@@ -159,6 +159,12 @@ def check_build(config: JobConfig) -> list[str]:
         }
         if build is None and not has_torch(cloud.image):
             lines.append(_no_torch(cloud, config.setup))
+        if undriven := sorted(gpus.keys() & _NO_DRIVER.get(cloud.image, set())):
+            lines.append(
+                f"{cloud.cloud}: WARNING: no driver: the image {cloud.image} has none for "
+                f"{', '.join(undriven)}; such VMs are paid for and returned: leave them "
+                f"out of {cloud.cloud}.gpus, or give another image"
+            )
         driver = driver_of_image(cloud.cloud, cloud.image)
         needed = choose_build(driver, gpus.values())
         if not gpus:
@@ -268,6 +274,9 @@ def _no_torch(cloud: AnyCloud, setup: str) -> str:
     )
 
 
+_NO_DRIVER = {AZURE_IMAGE: {"A10", "V100-PCIE", "V100-32GB"}}
+"""GPUs without a working driver in an image: V100 has an image of its own (azhpc-images,
+README), A10 of NVads_A10_v5 needs the GRID driver (azhpc-extensions, NvidiaGPU)."""
 _IMAGES = (AWS_IMAGE, AZURE_IMAGE, GCP_IMAGE)
 _IMAGE_DRIVERS = {AWS_IMAGE: "595.91", AZURE_IMAGE: "580"}
 """Of images whose names do not say: AWS's release notes, September 2026; azhpc-images

@@ -18,7 +18,7 @@ from spottrain.varuna_manager.reporting.utilisation import (
     total_use,
     use_view,
 )
-from spottrain.varuna_manager.watch.vm_starts import start_view, steps_view
+from spottrain.varuna_manager.watch.starts import start_view, steps_view
 from spottrain.wire.model import Plan
 
 if TYPE_CHECKING:

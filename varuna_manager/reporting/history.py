@@ -35,8 +35,8 @@ from spottrain.varuna_manager.jobs.replay.fold import Fold
 from spottrain.varuna_manager.reporting import series, time_split
 from spottrain.varuna_manager.reporting.series import Bins, Point, downsampled
 from spottrain.varuna_manager.reporting.time_split import Activity, Interval
-from spottrain.varuna_manager.watch import vm_starts
-from spottrain.varuna_manager.watch.vm_starts import VmStarts
+from spottrain.varuna_manager.watch import starts
+from spottrain.varuna_manager.watch.starts import VmStarts
 from spottrain.wire import messages
 
 MAX_POINTS = 2048
@@ -345,7 +345,7 @@ def _version() -> str:
     files = (
         __file__,
         series.__file__,
-        vm_starts.__file__,
+        starts.__file__,
         time_split.__file__,
         codec.__file__,
     )

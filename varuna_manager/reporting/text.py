@@ -16,7 +16,7 @@ from spottrain.varuna_manager.format import (
 )
 from spottrain.varuna_manager.reporting.timeline import LANES
 from spottrain.varuna_manager.reporting.utilisation import use_line
-from spottrain.varuna_manager.watch import vm_starts
+from spottrain.varuna_manager.watch import starts
 
 Row = Sequence[str]
 TIME_KINDS = {
@@ -253,7 +253,7 @@ def start_rows(report: Mapping[str, Any]) -> list[Row]:
             size(row.later_bytes) if row.later_bytes else "",
             row.later_source,
         )
-        for row in vm_starts.start_rows(report["starts"])
+        for row in starts.start_rows(report["starts"])
     ]
 
 

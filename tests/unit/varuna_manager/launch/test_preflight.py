@@ -134,6 +134,15 @@ def test_images_without_torch_are_told_loudly(tmp_path: Path) -> None:
     assert not any("WARNING" in line for line in preflight.check_build(named))
 
 
+def test_gpus_that_an_image_has_no_driver_for_are_told_loudly(tmp_path: Path) -> None:
+    azure = {"instance_types": ["Standard_NV36ads_A10_v5", "Standard_NC24ads_A100_v4"]}
+    job = config(
+        tmp_path, "pip install torch", resources={"provider": "azure"}, azure=azure
+    )
+    (loud,) = (line for line in preflight.check_build(job) if "no driver" in line)
+    assert "has none for A10;" in loud
+
+
 HOST = {
     "torch": "2.13.0",
     "cuda": "13.0",
