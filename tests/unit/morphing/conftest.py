@@ -4,11 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
-
-# A loaded machine may stop for longer than any deadline of an example.
-settings.register_profile("no hurry", deadline=None)
-settings.load_profile("no hurry")
 
 REPOSITORY = Path(__file__).resolve().parents[3]
 

@@ -7,15 +7,12 @@ from dataclasses import replace
 from itertools import permutations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pricing.sharing import programs
 from spottrain.pricing.sharing.market import Demand, Hours, InfeasibleError, OfferType
 from spottrain.pricing.sharing.policies import cheapest, fairest, shortest
-
-settings.register_profile("no hurry", deadline=None)
-settings.load_profile("no hurry")
 
 RATE = st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0, 7.0])
 PRICE = st.sampled_from([0.1, 0.5, 1.0, 3.0])

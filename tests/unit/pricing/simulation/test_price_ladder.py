@@ -8,7 +8,7 @@ from pathlib import Path
 from statistics import mean
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
@@ -22,9 +22,6 @@ from spottrain.pricing.simulation.price_ladder import (
     Strategy,
 )
 from spottrain.pricing.simulation.switching import Frictions, Quote, SwitchingRule
-
-settings.register_profile("no hurry", deadline=None)
-settings.load_profile("no hurry")
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 FIRST = date(2020, 1, 1)

@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pricing.prices.place import Place
@@ -19,9 +19,6 @@ from spottrain.pricing.simulation.switching import (
     SwitchingState,
     decide,
 )
-
-settings.register_profile("no hurry", deadline=None)
-settings.load_profile("no hurry")
 
 HERE = Place("aws", "us-east-1", "us-east-1a", "p3.2xlarge")
 BESIDE = HERE._replace(zone="us-east-1b")
