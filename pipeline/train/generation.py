@@ -327,7 +327,7 @@ class _Training:
         """The section whose update is under way."""
         self._share = 0
         """Number of the ``ShareMinibatch`` that the executor follows."""
-        self._profiler = RankProfiler(context, rank)
+        self._profiler = RankProfiler(context, plan, rank)
 
     def _make_sections(self) -> list[WorkingSection]:
         loaded = self._context.loaded
@@ -433,6 +433,7 @@ class _Training:
         stop, early = StopRequest.NONE, self._evaluation.stops_early()
         while self._step < spec.steps and stop == StopRequest.NONE and not early:
             self._profiler.follow(self._step)
+            self._executor.recording = self._profiler.recording
             stop = self._minibatch()
             self._evaluate_if_due()
             early = self._evaluation.stops_early()
@@ -588,7 +589,7 @@ class _Training:
         faults, generation = self._context.faults, self._command.generation
         activity = self._context.activity
         with self._device_groups.bounded():
-            with activity.waiting():
+            with activity.waiting(), self._profiler.phase("reduction"):
                 mine = self._reduce(losses)
             if not any(one.out_of_range for one in mine):
                 self._prepare(step, mine)
@@ -598,7 +599,7 @@ class _Training:
         profile = self._context.supervisor.newest_trace()
         numbers = (0 if one is None else one.number for one in (share, profile))
         settled, save = self._saving.settled_step(), self._saving.is_due(step + 1)
-        with activity.waiting():
+        with activity.waiting(), self._profiler.phase("commit"):
             all_ranks = self._gatherer.exchange(
                 mine,
                 stop,
@@ -616,7 +617,8 @@ class _Training:
         self._skipped = _skip_reason(self._context, decision)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
-        self._apply(decision)
+        with self._profiler.phase("update"):
+            self._apply(decision)
         self._step = step + 1
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)
