@@ -101,7 +101,9 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     try:
         with context.device.using():
             groups = _form_groups(context, command, rank, connections, device_groups)
-            training = _Training(context, command, rank, store, groups, device_groups)
+            training = _Training(
+                context, command, rank, store, connections, groups, device_groups
+            )
             release_rendezvous(store, len(command.participants))
             training.begin(result, pid)
             training.run()
@@ -284,10 +286,12 @@ class _Training:
         command: RunGeneration,
         rank: int,
         store: RendezvousStore,
+        connections: Connections,
         groups: Mapping[tuple[int, ...], dist.ProcessGroup],
         device_groups: DeviceGroups,
     ) -> None:
         plan, spec = command.plan, context.loaded.spec
+        self._connections = connections
         self._groups, self._device_groups = groups, device_groups
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
@@ -359,6 +363,7 @@ class _Training:
                     device.torch_device,
                     loaded.spec.precision,
                     buffers,
+                    self._connections.check,
                 )
                 for sections in segments_of(run, self._plan.segments)
             ]
