@@ -17,8 +17,8 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 from spottrain.morphing.schedules.schedule import Work, make_schedule
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
-from spottrain.pipeline.base.heap import tune_for_activations
-from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.base.heap import trim_heap, tune_for_activations
+from spottrain.pipeline.base.tracking import KnownTasks, TensorTracker
 from spottrain.pipeline.comm.device_group import DeviceGroups
 from spottrain.pipeline.comm.groups import (
     Connections,
@@ -75,6 +75,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     """
     rank = _rank_of(context, command)
     context.activity.begin(command.generation)
+    known = context.stages.enter(_stage_of(command, rank))
     timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
     versions = (arena.version for arena in context.memory.arenas.values())
@@ -102,7 +103,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         with context.device.using():
             groups = _form_groups(context, command, rank, connections, device_groups)
             training = _Training(
-                context, command, rank, store, connections, groups, device_groups
+                context, command, rank, store, connections, groups, device_groups, known
             )
             release_rendezvous(store, len(command.participants))
             training.begin(result, pid)
@@ -268,6 +269,15 @@ def _report_out_of_memory(
     context.supervisor.report(report)
 
 
+def _stage_of(command: RunGeneration, rank: int) -> tuple[object, ...] | None:
+    """Return what the tasks of a rank depend on; ``None`` for a donor."""
+    plan = command.plan
+    if rank >= len(plan.slots) or command.save_only:
+        return None
+    runs = plan.runs_of(rank % plan.pipeline_depth)
+    return *runs, plan.segments, plan.microbatch_size
+
+
 def _rank_of(context: WorkerContext, command: RunGeneration) -> int:
     ranks = [
         rank
@@ -289,6 +299,7 @@ class _Training:
         connections: Connections,
         groups: Mapping[tuple[int, ...], dist.ProcessGroup],
         device_groups: DeviceGroups,
+        known: KnownTasks,
     ) -> None:
         plan, spec = command.plan, context.loaded.spec
         self._connections = connections
@@ -308,7 +319,7 @@ class _Training:
         }
         self._ties = _trainable_ties(context.loaded.layout)
         self._updater = context.memory.updater(self._arenas, context.faults)
-        self._tracker = TensorTracker(context.memory.num_bytes)
+        self._tracker = TensorTracker(context.memory.num_bytes, known)
         self._reduction = self._make_reduction()
         self._gatherer = update.Gatherer(plan, len(context.loaded.layout.metrics))
         self._step = next(iter(self._arenas.values())).version
@@ -332,6 +343,8 @@ class _Training:
         self._share = 0
         """Number of the ``ShareMinibatch`` that the executor follows."""
         self._profiler = RankProfiler(context, rank)
+        self._tuned_bytes = 0
+        """Of the largest activation that the heap is tuned for."""
 
     def _make_sections(self) -> list[WorkingSection]:
         loaded = self._context.loaded
@@ -430,7 +443,8 @@ class _Training:
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
         spec = self._context.loaded.spec
-        tune_for_activations(0)  # until the first mini-batch has shown their size
+        self._tuned_bytes = self._tracker.largest_saved_bytes
+        tune_for_activations(self._tuned_bytes)
         self._evaluate_if_due()
         self._save_if_alone()
         if self._step < spec.steps:
@@ -536,8 +550,10 @@ class _Training:
             committed = self._commit(step, losses)
         decision, stop = committed
         self._context.batches.adapt(tasks_s)
-        if self._tracker.settle():
-            tune_for_activations(self._tracker.largest_saved_bytes)
+        largest_bytes = self._tracker.largest_saved_bytes
+        if self._tracker.settle() and largest_bytes != self._tuned_bytes:
+            tune_for_activations(largest_bytes)
+            trim_heap()
         step_s, interval = time.monotonic() - began, self._saving.interval
         interval.observe(step_s, saving=self._saving.is_pending)
         self._copies.observe(step_s)
