@@ -17,7 +17,6 @@ from functools import partial
 from spottrain.activity import Activity
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.output import label_output
 from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.devices.port import Device
@@ -197,8 +196,6 @@ def run_worker(
         label_output(context.batches.label)
         reason = _run_one(context, link, command)
         activity.end()
-        gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
-        trim_heap()
         if reason:
             link.report(
                 messages.GenerationBroken(
@@ -207,6 +204,9 @@ def run_worker(
                     reason=reason[:_MAX_REASON_CHARACTERS],
                 )
             )
+        # Models hold cycles, and arenas stay mapped as long as they do. The manager
+        # chooses the next plan meanwhile.
+        gc.collect()
 
 
 def _run_one(

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from spottrain.activity import Activity
 from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.base.heap import trim_heap
+from spottrain.pipeline.base.tracking import KnownTasks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
@@ -48,6 +51,33 @@ class SupervisorPort(Protocol):
         """Return the newest profile asked for by the last ``stop_request``."""
 
 
+@dataclass(slots=True)
+class StageHistory:
+    """Stages that a worker has computed, and what is known of their tasks.
+
+    Most recoveries give a worker the stage that it had: it finds its heap as it left it,
+    and watches no task again.
+    """
+
+    _known: dict[Hashable, KnownTasks] = field(default_factory=dict)
+    _last: Hashable = None
+
+    def enter(self, stage: Hashable) -> KnownTasks:
+        """Begin with a stage; another one than before finds the heap trimmed.
+
+        Args:
+            stage: Equal for stages whose tasks take the same; ``None``: no task runs.
+        """
+        if stage is None or stage != self._last:
+            trim_heap()
+        self._last = stage
+        return (
+            KnownTasks()
+            if stage is None
+            else self._known.setdefault(stage, KnownTasks())
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """Everything that stays the same over the generations of one worker."""
@@ -62,3 +92,4 @@ class WorkerContext:
     faults: FaultScript
     batches: Prefetcher
     activity: Activity = field(default_factory=Activity)
+    stages: StageHistory = field(default_factory=StageHistory)

@@ -17,8 +17,8 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 from spottrain.morphing.schedules.schedule import Work, make_schedule
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
-from spottrain.pipeline.base.heap import tune_for_activations
-from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.base.heap import trim_heap, tune_for_activations
+from spottrain.pipeline.base.tracking import KnownTasks, TensorTracker
 from spottrain.pipeline.comm.device_group import DeviceGroups
 from spottrain.pipeline.comm.groups import (
     Connections,
@@ -75,6 +75,7 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     """
     rank = _rank_of(context, command)
     context.activity.begin(command.generation)
+    known = context.stages.enter(_stage_of(command, rank))
     timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
     versions = (arena.version for arena in context.memory.arenas.values())
@@ -101,7 +102,9 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     try:
         with context.device.using():
             groups = _form_groups(context, command, rank, connections, device_groups)
-            training = _Training(context, command, rank, store, groups, device_groups)
+            training = _Training(
+                context, command, rank, store, connections, groups, device_groups, known
+            )
             release_rendezvous(store, len(command.participants))
             training.begin(result, pid)
             training.run()
@@ -266,6 +269,15 @@ def _report_out_of_memory(
     context.supervisor.report(report)
 
 
+def _stage_of(command: RunGeneration, rank: int) -> tuple[object, ...] | None:
+    """Return what the tasks of a rank depend on; ``None`` for a donor."""
+    plan = command.plan
+    if rank >= len(plan.slots) or command.save_only:
+        return None
+    runs = plan.runs_of(rank % plan.pipeline_depth)
+    return *runs, plan.segments, plan.microbatch_size
+
+
 def _rank_of(context: WorkerContext, command: RunGeneration) -> int:
     ranks = [
         rank
@@ -284,10 +296,13 @@ class _Training:
         command: RunGeneration,
         rank: int,
         store: RendezvousStore,
+        connections: Connections,
         groups: Mapping[tuple[int, ...], dist.ProcessGroup],
         device_groups: DeviceGroups,
+        known: KnownTasks,
     ) -> None:
         plan, spec = command.plan, context.loaded.spec
+        self._connections = connections
         self._groups, self._device_groups = groups, device_groups
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
@@ -297,14 +312,10 @@ class _Training:
         self._copies = PeerCopies(context, command, rank, self._arenas)
         self._sections = self._make_sections()
         self._chunks = self._make_chunks()
-        self._parameters = {
-            k: model.parameters_of(k)
-            for model in itertools.chain(*self._chunks)
-            for k in model.sections
-        }
+        self._parameters = _parameters_of(self._chunks)
         self._ties = _trainable_ties(context.loaded.layout)
         self._updater = context.memory.updater(self._arenas, context.faults)
-        self._tracker = TensorTracker(context.memory.num_bytes)
+        self._tracker = TensorTracker(context.memory.num_bytes, known)
         self._reduction = self._make_reduction()
         self._gatherer = update.Gatherer(plan, len(context.loaded.layout.metrics))
         self._step = next(iter(self._arenas.values())).version
@@ -325,8 +336,9 @@ class _Training:
         self._owes_checkpoint = self._is_save_due = self._is_copy_due = False
         self._updating: int | None = None
         """The section whose update is under way."""
-        self._share = 0
-        """Number of the ``ShareMinibatch`` that the executor follows."""
+        self._share, self._tuned_bytes = 0, 0
+        """Number of the ``ShareMinibatch`` that the executor follows; bytes of the largest
+        activation that the heap is tuned for."""
         self._profiler = RankProfiler(context, plan, rank)
 
     def _make_sections(self) -> list[WorkingSection]:
@@ -359,6 +371,7 @@ class _Training:
                     device.torch_device,
                     loaded.spec.precision,
                     buffers,
+                    self._connections.check,
                 )
                 for sections in segments_of(run, self._plan.segments)
             ]
@@ -425,7 +438,8 @@ class _Training:
     def run(self) -> None:
         """Train until all ranks agree to stop, or all steps are done."""
         spec = self._context.loaded.spec
-        tune_for_activations(0)  # until the first mini-batch has shown their size
+        self._tuned_bytes = self._tracker.largest_saved_bytes
+        tune_for_activations(self._tuned_bytes)
         self._evaluate_if_due()
         self._save_if_alone()
         if self._step < spec.steps:
@@ -532,8 +546,10 @@ class _Training:
             committed = self._commit(step, losses)
         decision, stop = committed
         self._context.batches.adapt(tasks_s)
-        if self._tracker.settle():
-            tune_for_activations(self._tracker.largest_saved_bytes)
+        largest_bytes = self._tracker.largest_saved_bytes
+        if self._tracker.settle() and largest_bytes != self._tuned_bytes:
+            tune_for_activations(largest_bytes)
+            trim_heap()
         step_s, interval = time.monotonic() - began, self._saving.interval
         interval.observe(step_s, saving=self._saving.is_pending)
         self._copies.observe(step_s)
@@ -674,6 +690,17 @@ class _Training:
         self._reduction.close()
         self._reduction = self._make_reduction()
         self._executor = self._make_executor()
+
+
+def _parameters_of(
+    chunks: list[list[StageModel]],
+) -> dict[int, list[tuple[str, torch.nn.Parameter]]]:
+    """Return the (name, parameter) pairs of each section."""
+    return {
+        k: model.parameters_of(k)
+        for model in itertools.chain(*chunks)
+        for k in model.sections
+    }
 
 
 def _trainable_ties(layout: ModelLayout) -> list[TiedParameter]:
