@@ -24,7 +24,7 @@ from pathlib import Path
 
 from tests.bench.accuracy_fleet import HERE, job_spec, scratch, undisturbed
 from tests.bench.accuracy_fleet import Trainer as Calibrator
-from tests.bench.bench_accuracy import facts_of
+from tests.bench.bench_accuracy import CALIBRATORS, facts_of
 from tests.bench.network import Network
 from tests.bench.rival_ranks import RIVALS, RivalRanks, Task
 from tests.bench.switch import Links
@@ -177,7 +177,7 @@ def measure(
                 network.set_version(links)
                 spec = job_spec(folder, "emulated_job:job", counts[0], 1)
                 calibrator = Calibrator(spec, zygote, hosts, folder)
-                profile = calibrator.calibrate(depth)
+                profile = calibrator.calibrate(min(CALIBRATORS, depth))
                 for count in counts:
                     spec = replace(spec, minibatch_size=count)
                     for recompute in recomputes:
