@@ -61,8 +61,10 @@ class StageHistory:
 
     _known: dict[Hashable, KnownTasks] = field(default_factory=dict)
     _last: Hashable = None
+    known: KnownTasks = field(default_factory=KnownTasks)
+    """Of the stage that is computed now."""
 
-    def enter(self, stage: Hashable) -> KnownTasks:
+    def enter(self, stage: Hashable) -> None:
         """Begin with a stage; another one than before finds the heap trimmed.
 
         Args:
@@ -71,11 +73,7 @@ class StageHistory:
         if stage is None or stage != self._last:
             trim_heap()
         self._last = stage
-        return (
-            KnownTasks()
-            if stage is None
-            else self._known.setdefault(stage, KnownTasks())
-        )
+        self.known = self._known.setdefault(stage, KnownTasks())
 
 
 @dataclass(frozen=True, slots=True)
