@@ -39,6 +39,7 @@ from spottrain.varuna_manager.daemon.sessions import (
     AgentSessions,
     MeasurementStreams,
     OutOfStepError,
+    reconnect_s,
 )
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs.bucket import StoredJobError
@@ -65,8 +66,6 @@ logger = logging.getLogger(__name__)
 
 C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.ReleaseJob)
 
-RECONNECT_S = 5.0
-"""How long agents that outlived a manager may take to reach the next one."""
 CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
 JOURNAL_WAIT_S = 60.0
@@ -431,11 +430,12 @@ class ManagerLoop:
 
     def _readmit(self) -> None:
         """Admit the agents that outlived the previous manager."""
+        grace_s = reconnect_s(len(self.state.vms))
         for vm in self.state.vms.values():
             if vm.token_sha256s and vm.phase is not VmPhase.RETURNING:
                 self.sessions.admit(vm.vm_id, vm.token_sha256s[-1])
             if vm.phase in (VmPhase.REGISTERED, VmPhase.READY):
-                self.sessions.watch(vm.vm_id, RECONNECT_S)
+                self.sessions.watch(vm.vm_id, grace_s)
 
     async def _watch_silence(self) -> None:
         """Feed VMs that have fallen silent."""
