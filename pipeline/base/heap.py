@@ -38,11 +38,10 @@ def tune_for_activations(largest_bytes: int) -> None:
     """Keep blocks far larger than activations off the heap from now on.
 
     Args:
-        largest_bytes: Size of the largest activation.
+        largest_bytes: Size of the largest activation; 0 if it is not known yet.
     """
     apart_bytes = min(max(2 * largest_bytes, _MIN_MMAP_BYTES), _MAX_MMAP_BYTES)
     _set_thresholds(apart_bytes, _FREE_AT_THE_TOP_BYTES)
-    trim_heap()
 
 
 def trim_heap() -> None:

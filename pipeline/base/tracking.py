@@ -12,7 +12,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import torch
@@ -141,30 +141,41 @@ class _TaskBytes:
     """Afterwards, the output not counted."""
 
 
+@dataclass(slots=True)
+class KnownTasks:
+    """What the tasks of a stage take, as earlier generations have shown."""
+
+    task_bytes: dict[tuple[str, int], _TaskBytes] = field(default_factory=dict)
+    largest_saved_bytes: int = 0
+    """Of the largest single tensor that a forward has left; 0: no mini-batch has ended."""
+
+
 class TensorTracker:
     """Bytes that a worker holds in one generation.
 
     Watching every operation costs time. So of each kind of task only the first few of
-    the first mini-batch are watched; a later one is assumed to need as much as the
-    largest of those. Tensors that arrive, are sent or copied are always counted
-    exactly.
+    the first mini-batch are watched, and none of a kind that is known already; a later
+    one is assumed to need as much as the largest of those. Tensors that arrive, are sent
+    or copied are always counted exactly.
 
     Args:
         static_bytes: What is held from beginning to end.
+        known: Of the same stage; what is found is added to it.
     """
 
-    def __init__(self, static_bytes: int) -> None:
+    def __init__(self, static_bytes: int, known: KnownTasks | None = None) -> None:
         self._live = LiveBytes()
         self._live.add(static_bytes)
         self._first = True
+        self._known = KnownTasks() if known is None else known
         self._seen: Counter[tuple[str, int]] = Counter()
-        self._task_bytes: dict[tuple[str, int], _TaskBytes] = {}
+        self._task_bytes = dict(self._known.task_bytes)
         self._watched: set[Unit] = set()
         """Units whose graph's storages are counted one by one."""
         self._graphs: dict[Unit, int] = {}
         """The other units, and the assumed bytes of their graphs."""
-        self.largest_saved_bytes = 0
-        """Of the largest single tensor that a forward has left."""
+        self.largest_saved_bytes = self._known.largest_saved_bytes
+        """Of the largest single tensor that a forward has left; 0: not known yet."""
 
     @property
     def peak_bytes(self) -> int:
@@ -240,9 +251,14 @@ class TensorTracker:
             Whether that was the first mini-batch.
         """
         was_first, self._first = self._first, False
+        if was_first:
+            self._known.task_bytes.update(self._task_bytes)
+            self._known.largest_saved_bytes = self.largest_saved_bytes
         return was_first
 
     def _is_watched(self, key: tuple[str, int]) -> bool:
+        if key in self._known.task_bytes:
+            return False
         self._seen[key] += 1
         return self._first and self._seen[key] <= WATCHED_TASKS
 

@@ -18,6 +18,8 @@ from datetime import timedelta
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from spottrain.errors import SpottrainError
+
 _STORE_TIMEOUT_S = 300.0
 _EVER = timedelta(days=3650)
 _NUM_RELEASED, _ALL_RELEASED = "released", "all released"
@@ -27,7 +29,7 @@ _BACKLOG = 2048
 _NETWORK = (socket.AF_INET, socket.AF_INET6)
 
 
-class GenerationBrokenError(Exception):
+class GenerationBrokenError(SpottrainError):
     """A peer of this generation is gone; its groups are of no more use."""
 
 
@@ -37,6 +39,7 @@ class Connections:
     def __init__(self) -> None:
         self._ours = frozenset[tuple[int, str]]()
         self._before: frozenset[tuple[int, str]] | None = None
+        self._sealed = select.poll()
         self.watch()
 
     def watch(self) -> None:
@@ -53,6 +56,8 @@ class Connections:
             }
         self._ours |= open_now
         self._before = None
+        for fd, _ in open_now:
+            self._sealed.register(fd, select.POLLRDHUP)
 
     def _opened(self) -> frozenset[tuple[int, str]]:
         """Return what was opened since it is watched for."""
@@ -64,6 +69,19 @@ class Connections:
             with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
                 if (connection := _connected(fd, inode, stack)) is not None:
                     connection.shutdown(socket.SHUT_RDWR)
+
+    def check(self) -> None:
+        """Check that no peer has left, without waiting; by one thread, once sealed.
+
+        It looks at gloo's own descriptors, not at further ones, which would keep a peer
+        from being told when gloo closes them. A number may be given to another file only
+        after that, and then the generation has ended anyway.
+
+        Raises:
+            GenerationBrokenError: A connection was cut, here or by its peer.
+        """
+        if self._sealed.poll(0):
+            raise GenerationBrokenError("a peer is gone: its connection has ended")
 
     def wait_for_end(self, stop: socket.socket, timeout_s: float | None = None) -> bool:
         """Wait until one of them is cut, here or by its peer, or ``stop`` is readable.

@@ -47,6 +47,10 @@ AUTOCAST_TYPES: Mapping[Precision, torch.dtype | None] = {
 _IDLE = -1
 
 
+def _pass() -> None:
+    """Check nothing."""
+
+
 class _Unwind(BaseException):
     """Leaves the user's code after the stage's last section, with its activation."""
 
@@ -84,6 +88,10 @@ class StageModel:
         precision: Type that the loss computes matrix multiplications in (autocast).
         buffers: Of the whole model on ``device``, by name, where another stage model of
             this process has moved them there already; those that are missing are added.
+        check: Called between sections, forward and backward: what it raises ends the
+            computation there, and is no error of the user's code if it is a
+            SpottrainError.
+        build: Builds the model's skeleton, where that is not to be built here.
 
     Raises:
         UserCodeError: The model cannot be built.
@@ -99,14 +107,17 @@ class StageModel:
         device: torch.device | str = "cpu",
         precision: Precision = "fp32",
         buffers: dict[str, torch.Tensor] | None = None,
+        check: Callable[[], None] = _pass,
+        build: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.sections = sections
         self._job = job
         self._layout = layout
+        self._check = check
         self._device = torch.device(device)
         self._checks_finite = bool(os.environ.get(CHECK_FINITE))
         self._autocast_type = AUTOCAST_TYPES[precision]
-        self._model = build_skeleton(job.model).train()
+        self._model = (build_skeleton(job.model) if build is None else build()).train()
         self._twin = build_skeleton(job.model).to("meta") if sections.start else None
         self._section = self._reached = _IDLE
         self._writable_zeros = False
@@ -214,6 +225,7 @@ class StageModel:
 
     def _enter(self, section: int) -> None:
         """Begin a section: its random numbers, its copies of tied parameters."""
+        self._check()
         self._section = self._reached = section
         if section == 0 or section in self.sections:
             seed = self._seeds(section)
@@ -318,7 +330,7 @@ class StageModel:
             if section == last:
                 raise _Unwind(activation.contiguous())
             self._enter(section + 1)
-            return with_activation(cut, _as_if_sent(activation))
+            return with_activation(cut, _as_if_sent(activation, self._check))
 
         return run
 
@@ -383,14 +395,23 @@ def first_tensor(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> torch.Tens
     return next(values, torch.empty(0))
 
 
-def _as_if_sent(activation: torch.Tensor) -> torch.Tensor:
+def _as_if_sent(activation: torch.Tensor, check: Callable[[], None]) -> torch.Tensor:
     """Return an activation laid out as another stage would receive it.
 
     So too its gradient: the layout decides on the order of sums, hence on bits.
+
+    Args:
+        activation: Of the section that has ended.
+        check: Called when its gradient is known.
     """
+
+    def arrive(gradient: torch.Tensor) -> torch.Tensor:
+        check()
+        return gradient.contiguous()
+
     received = activation.view_as(activation).contiguous()
     if received.requires_grad:
-        received.register_hook(torch.Tensor.contiguous)  # type: ignore[no-untyped-call]
+        received.register_hook(arrive)  # type: ignore[no-untyped-call]
     return received
 
 

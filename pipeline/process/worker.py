@@ -17,12 +17,12 @@ from functools import partial
 from spottrain.activity import Activity
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.faults import FaultScript
-from spottrain.pipeline.base.heap import trim_heap
 from spottrain.pipeline.base.output import label_output
 from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.pipeline.model.skeleton import Skeletons
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import DamagedCheckpointError
@@ -186,8 +186,10 @@ def run_worker(
         batches=Prefetcher(
             loaded.job, loaded.spec.seed, loaded.spec.loader, link.open_loader
         ),
+        skeletons=Skeletons(loaded.job.model),
         activity=activity,
     )
+    context.skeletons.build_ahead()
     context.faults.end_with(partial(end_worker, context, "injected fault"))
     while True:
         command = link.next_command()
@@ -197,8 +199,6 @@ def run_worker(
         label_output(context.batches.label)
         reason = _run_one(context, link, command)
         activity.end()
-        gc.collect()  # models hold cycles, and arenas stay mapped as long as they do
-        trim_heap()
         if reason:
             link.report(
                 messages.GenerationBroken(
@@ -207,6 +207,9 @@ def run_worker(
                     reason=reason[:_MAX_REASON_CHARACTERS],
                 )
             )
+        # Models hold cycles, and arenas stay mapped as long as they do. The manager
+        # chooses the next plan meanwhile.
+        gc.collect()
 
 
 def _run_one(

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import socket
+from collections.abc import Hashable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from spottrain.activity import Activity
 from spottrain.pipeline.base.faults import FaultScript
+from spottrain.pipeline.base.heap import trim_heap
+from spottrain.pipeline.base.tracking import KnownTasks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.pipeline.model.skeleton import Skeletons
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
 from spottrain.wire import messages
@@ -48,6 +52,31 @@ class SupervisorPort(Protocol):
         """Return the newest profile asked for by the last ``stop_request``."""
 
 
+@dataclass(slots=True)
+class StageHistory:
+    """Stages that a worker has computed, and what is known of their tasks.
+
+    Most recoveries give a worker the stage that it had: it finds its heap as it left it,
+    and watches no task again.
+    """
+
+    _known: dict[Hashable, KnownTasks] = field(default_factory=dict)
+    _last: Hashable = None
+    known: KnownTasks = field(default_factory=KnownTasks)
+    """Of the stage that is computed now."""
+
+    def enter(self, stage: Hashable) -> None:
+        """Begin with a stage; another one than before finds the heap trimmed.
+
+        Args:
+            stage: Equal for stages whose tasks take the same; ``None``: no task runs.
+        """
+        if stage is None or stage != self._last:
+            trim_heap()
+        self._last = stage
+        self.known = self._known.setdefault(stage, KnownTasks())
+
+
 @dataclass(frozen=True, slots=True)
 class WorkerContext:
     """Everything that stays the same over the generations of one worker."""
@@ -61,4 +90,6 @@ class WorkerContext:
     supervisor: SupervisorPort
     faults: FaultScript
     batches: Prefetcher
+    skeletons: Skeletons
     activity: Activity = field(default_factory=Activity)
+    stages: StageHistory = field(default_factory=StageHistory)

@@ -1,24 +1,33 @@
-"""How long training stands still after a worker is killed: while it trains, and while the
-groups of the next generation form.
+"""How long training stands still: after a worker is killed, while it trains and while the
+groups of the next generation form; after all processes of a VM are killed, or stopped; and
+for the planned morph by which a VM joins.
 
-A job of real processes on the local provider. From the kill to the next commit, less an
-undisturbed mini-batch. Depends on how busy the machine is: compare runs of one hour.
+A job of real processes on the local provider: a byte-level GPT of 5 million parameters on four
+workers. From the fault to the next commit, less an undisturbed mini-batch. Depends on how
+busy the machine is: compare runs of one hour.
+
+KINDS names what to measure, KILLS how often.
 """
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
 import os
+import shutil
 import signal
 import statistics
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from pathlib import Path
 
-from tests.integration.jobs import Job
+from tests.integration.jobs import HERE, Job
 
+from spottrain.cloud.local.folder import marker
+from spottrain.cloud.process import tree
 from spottrain.varuna_manager.core.model.events import ReportReceived
 from spottrain.varuna_manager.core.model.records import GenerationPhase
 from spottrain.varuna_manager.jobs.follow import Follower
@@ -26,9 +35,12 @@ from spottrain.varuna_manager.jobs.measurements import Cursor, Minibatch
 from spottrain.wire import messages
 
 KILLS = int(os.environ.get("KILLS", "4"))
-PACE_S = 0.02
-"""Of a loss, so that a mini-batch takes its time."""
+KINDS = os.environ.get("KINDS", "worker forming vm morph silent").split()
 VMS = 4
+JOB = "recovery"
+HEARTBEAT_S, SUSPECT_S = 0.2, 1.0
+UNDISTURBED = 5
+"""Mini-batches before each fault, whose mean is that of an undisturbed one."""
 DEADLINE_S = 120.0
 
 
@@ -73,10 +85,17 @@ class Watched:
                 self.heard.append((event.at_s, "formed"))
             case messages.WorkerDied():
                 self.heard.append((event.at_s, "died"))
-            case messages.GenerationBroken():
+            case messages.GenerationBroken() | messages.GenerationStopped():
                 self.heard.append((event.at_s, "out"))
             case messages.StoreOpened():
                 self.heard.append((event.at_s, "store"))
+
+    @property
+    def shape(self) -> str:
+        """``PxD`` of the plan that runs."""
+        generation = self._follower.state.generation
+        assert generation is not None
+        return generation.plan.shape
 
     def trains(self, commits: int) -> bool:
         """Return whether so many mini-batches were committed."""
@@ -101,63 +120,157 @@ class Watched:
         os.kill(self.pids[self._killed], signal.SIGKILL)
         return generation.number, now_s
 
-    def recovery(self, *, forming: bool, index: int) -> list[float]:
-        """Kill once or, to hit what forms then, twice.
+    def signal_vm(self, job: str, index: int, number: signal.Signals) -> float:
+        """Send a signal to all processes of a VM, as nearly at once as can be."""
+        generation = self._follower.state.generation
+        assert generation is not None
+        vm_id = generation.plan.slots[index % len(generation.plan.slots)].vm_id
+        groups = tree.groups([marker(job, vm_id)])
+        now_s = time.time()
+        tree.signal_groups(groups, number)
+        return now_s
+
+    def undisturbed(self) -> float:
+        """Wait until all VMs train; return the seconds of a mini-batch."""
+        self.until(self._is_whole)
+        at = len(self.commits)
+        self.until(lambda: self.trains(at + UNDISTURBED + 1))
+        newest = self.commits[-UNDISTURBED - 1 :]
+        return (newest[-1] - newest[0]) / UNDISTURBED
+
+    def _is_whole(self) -> bool:
+        generation = self._follower.state.generation
+        return (
+            generation is not None
+            and generation.phase is GenerationPhase.RUNNING
+            and len(generation.plan.slots) == VMS
+            and generation.committed
+        )
+
+    def morph(self) -> list[float]:
+        """Return the pause of the planned morph by which the next VM joins."""
+        recovered = len(self.commits) - 1
+        morphs = self._follower.state.tally.morphs
+        self.until(lambda: self._follower.state.tally.morphs > morphs)
+        self.until(self._is_whole)
+        at = len(self.commits)
+        self.until(lambda: self.trains(at + UNDISTURBED))
+        near = self.commits[recovered:]
+        pauses = [b - a for a, b in itertools.pairwise(near)]
+        longest = max(range(len(pauses)), key=pauses.__getitem__)
+        began_s, first_s = near[longest : longest + 2]
+        return self._phases(began_s, first_s, statistics.median(pauses))
+
+    def _phases(self, began_s: float, first_s: float, step_s: float) -> list[float]:
+        """Return the seconds to the end of each phase, the last one less a mini-batch."""
+        ends = {
+            what: at_s - began_s
+            for at_s, what in self.heard
+            if began_s < at_s <= first_s
+        }
+        ends["first"] = first_s - began_s - step_s
+        return [ends.get(phase, math.nan) for phase in PHASES]
+
+    def recovery(self, kind: str, job: str, index: int) -> list[float]:
+        """Cause a fault and wait until it is over.
 
         Returns:
-            The seconds from the (last) kill to the end of each phase, the last one less
+            The seconds from the (last) fault to the end of each phase, the last one less
             an undisturbed mini-batch.
         """
-        at = len(self.commits)
-        self.until(lambda: self.trains(at + 10))
-        newest = self.commits[-10:]
-        step_s = (newest[-1] - newest[0]) / (len(newest) - 1)
-        number, killed_at_s = self.kill(index)
-        if forming:
+        step_s = self.undisturbed()
+        match kind:
+            case "vm":
+                killed_at_s = self.signal_vm(job, index, signal.SIGKILL)
+            case "silent":
+                killed_at_s = self.signal_vm(job, index, signal.SIGSTOP)
+            case _:
+                number, killed_at_s = self.kill(index)
+        if kind == "forming":
             self.until(lambda: self.is_forming(number))
             _, killed_at_s = self.kill(index + 1)
         after_s = killed_at_s + step_s / 2
         self.until(lambda: self.commits[-1] > after_s)
         first_s = min(at_s for at_s in self.commits if at_s > after_s)
-        ends = {
-            what: at_s - killed_at_s
-            for at_s, what in self.heard
-            if killed_at_s < at_s <= first_s
-        }
-        ends["first"] = first_s - killed_at_s - step_s
-        return [ends.get(phase, math.nan) for phase in PHASES]
+        return self._phases(killed_at_s, first_s, step_s)
 
 
 @contextmanager
 def _running(folder: Path) -> Iterator[Watched]:
     """Give a job that trains on ``VMS`` VMs, and never ends by itself."""
-    resources = {"min_vms": VMS, "max_vms": VMS}
-    with Job(folder, "recovery", steps=10**6, resources=resources) as job:
-        job.pace(PACE_S)
+    profile = folder / "profile.json"
+    with Job(
+        folder,
+        JOB,
+        steps=10**6,
+        entrypoint="gpt_job:small_job",
+        reduction="fast",
+        profile=str(profile),
+        checkpoint={"every_steps": 10**6},
+        manager={"heartbeat_s": HEARTBEAT_S, "suspect_s": SUSPECT_S},
+        resources={"min_vms": 1, "max_vms": VMS},
+    ) as job:
+        shutil.copy(Path(__file__).parent / "gpt_job.py", job.folder / "workdir")
+        _write_profile(job, profile)
         answer = job.launch("--detach")
         assert answer.code == 0, answer.err
         with closing(Follower(job.dir)) as follower:
-            watched = Watched(follower)
-            watched.until(lambda: watched.trains(VMS))
-            yield watched
+            yield Watched(follower)
+
+
+def _write_profile(job: Job, path: Path) -> None:
+    """Write a profile by which four replicas are the fastest, on however few cores."""
+    written = json.loads((HERE / "tiny_profile.json").read_text())
+    written["optimizer_s_per_byte"] = 1e-10
+    written["between_vms"]["bandwidth_bytes_per_s"] = 1e12
+    facts = job.run("inspect", str(job.file), "-o", "json").report
+    (of_size,) = written["microbatches"]
+    written["fingerprint"] = facts["fingerprint"]
+    of_size["sections"] = [
+        {**of_size["sections"][0], "index": index}
+        for index in range(len(facts["sections"]))
+    ]
+    path.write_text(json.dumps(written))
+
+
+TITLES = {
+    "worker": "worker killed",
+    "forming": "worker killed, groups form",
+    "vm": "VM killed",
+    "morph": "planned morph",
+    "silent": f"VM silent, {SUSPECT_S:g} s time-out",
+}
+
+
+def _print(name: str, rows: Sequence[Sequence[float]]) -> None:
+    medians = [statistics.median(column) for column in zip(*rows, strict=True)]
+    slowest = max(rows, key=lambda row: row[-1])
+    for which, row in (("median", medians), ("slowest", slowest)):
+        numbers = "".join(f"{one:>8.2f}" for one in row)
+        print(f"{f'{name}, {which}':<36}{len(rows):>4}{numbers}", flush=True)
 
 
 def main() -> None:
-    """Print medians and the slowest for each kind of kill."""
-    titles = "".join(f"{phase:>8}" for phase in PHASES)
-    print(f"{'worker killed while':<30}{'kills':>6}{titles}")
+    """Print medians and the slowest of each kind."""
     with tempfile.TemporaryDirectory() as folder, _running(Path(folder)) as watched:
-        for name, forming in (("it trains", False), ("groups form", True)):
-            rows = [
-                watched.recovery(forming=forming, index=index) for index in range(KILLS)
-            ]
-            medians = [statistics.median(column) for column in zip(*rows, strict=True)]
-            for which, row in (
-                ("median", medians),
-                ("slowest", max(rows, key=lambda row: row[-1])),
-            ):
-                numbers = "".join(f"{one:>8.2f}" for one in row)
-                print(f"{f'{name}, {which}':<30}{KILLS:>6}{numbers}", flush=True)
+        step_s = watched.undisturbed()
+        shape = watched.shape
+        print(f"{VMS} workers, {shape}, a mini-batch takes {step_s:.3f} s")
+        print(f"{'':<40}" + "".join(f"{phase:>8}" for phase in PHASES))
+        morphs = []
+        for kind in KINDS:
+            if kind == "morph" and "vm" in KINDS:
+                continue
+            rows = []
+            for index in range(KILLS):
+                cause = "vm" if kind == "morph" else kind
+                rows.append(watched.recovery(cause, JOB, index))
+                if cause == "vm" and "morph" in KINDS:
+                    morphs.append(watched.morph())
+            if kind != "morph":
+                _print(TITLES[kind], rows)
+        if morphs:
+            _print(TITLES["morph"], morphs)
 
 
 if __name__ == "__main__":

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+
 import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
@@ -15,18 +18,20 @@ LEARNING_RATE = 1e-3
 
 
 class Block(nn.Module):
-    def __init__(self) -> None:
+    def __init__(self, width: int, heads: int) -> None:
         super().__init__()
-        self.norm1 = nn.LayerNorm(WIDTH)
-        self.qkv = nn.Linear(WIDTH, 3 * WIDTH)
-        self.out = nn.Linear(WIDTH, WIDTH)
-        self.norm2 = nn.LayerNorm(WIDTH)
-        self.up = nn.Linear(WIDTH, 4 * WIDTH)
-        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.heads = heads
+        self.norm1 = nn.LayerNorm(width)
+        self.qkv = nn.Linear(width, 3 * width)
+        self.out = nn.Linear(width, width)
+        self.norm2 = nn.LayerNorm(width)
+        self.up = nn.Linear(width, 4 * width)
+        self.down = nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        batch, length, _ = x.shape
-        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, HEADS, WIDTH // HEADS)
+        batch, length, width = x.shape
+        each = width // self.heads
+        qkv = self.qkv(self.norm1(x)).view(batch, length, 3, self.heads, each)
         q, k, v = qkv.permute(2, 0, 3, 1, 4)
         attended = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         x = x + self.out(attended.transpose(1, 2).reshape(x.shape))
@@ -35,13 +40,15 @@ class Block(nn.Module):
 
 
 class GPT(nn.Module):
-    def __init__(self) -> None:
+    def __init__(
+        self, blocks: int = BLOCKS, width: int = WIDTH, heads: int = HEADS
+    ) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, WIDTH)
-        self.positions = nn.Parameter(0.02 * torch.randn(SEQUENCE, WIDTH))
-        self.blocks = nn.ModuleList(Block() for _ in range(BLOCKS))
-        self.norm = nn.LayerNorm(WIDTH)
-        self.head = nn.Linear(WIDTH, VOCABULARY, bias=False)
+        self.embedding = nn.Embedding(VOCABULARY, width)
+        self.positions = nn.Parameter(0.02 * torch.randn(SEQUENCE, width))
+        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(blocks))
+        self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, VOCABULARY, bias=False)
         nn.init.normal_(self.embedding.weight, std=0.02)
         self.head.weight = self.embedding.weight
 
@@ -82,3 +89,8 @@ def job() -> TrainingJob:
         optimizer=lambda named: torch.optim.AdamW(named, lr=LEARNING_RATE),
         clip_grad_norm=CLIP,
     )
+
+
+def small_job() -> TrainingJob:
+    """The same with 5 million parameters: that of the benchmark of recovery."""
+    return replace(job(), model=partial(GPT, blocks=8, width=224, heads=7))

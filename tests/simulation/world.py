@@ -85,8 +85,12 @@ class World:
         """Play on."""
         end_s = self.now_s + until_s
         while self.agenda and self.now_s < end_s and self.finished is None:
-            self.now_s, _, action = heapq.heappop(self.agenda)
-            action()
+            self.play_one()
+
+    def play_one(self) -> None:
+        """Play what comes next."""
+        self.now_s, _, action = heapq.heappop(self.agenda)
+        action()
 
     # --- The manager's process ----------------------------------------------------------
 

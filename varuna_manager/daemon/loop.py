@@ -39,6 +39,7 @@ from spottrain.varuna_manager.daemon.sessions import (
     AgentSessions,
     MeasurementStreams,
     OutOfStepError,
+    reconnect_s,
 )
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs.bucket import StoredJobError
@@ -65,8 +66,6 @@ logger = logging.getLogger(__name__)
 
 C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.ReleaseJob)
 
-RECONNECT_S = 5.0
-"""How long agents that outlived a manager may take to reach the next one."""
 CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
 JOURNAL_WAIT_S = 60.0
@@ -431,11 +430,12 @@ class ManagerLoop:
 
     def _readmit(self) -> None:
         """Admit the agents that outlived the previous manager."""
+        grace_s = reconnect_s(len(self.state.vms))
         for vm in self.state.vms.values():
             if vm.token_sha256s and vm.phase is not VmPhase.RETURNING:
                 self.sessions.admit(vm.vm_id, vm.token_sha256s[-1])
             if vm.phase in (VmPhase.REGISTERED, VmPhase.READY):
-                self.sessions.watch(vm.vm_id, RECONNECT_S)
+                self.sessions.watch(vm.vm_id, grace_s)
 
     async def _watch_silence(self) -> None:
         """Feed VMs that have fallen silent."""
@@ -564,10 +564,10 @@ class ManagerLoop:
             return f"the job's folder cannot be written: {error.strerror}"
         return ""
 
-    async def profile(self, minibatches: int) -> TraceSet:
-        """Tell every VM of the generation that runs to profile its next mini-batches.
+    async def trace(self, minibatches: int, content: messages.TraceContent) -> TraceSet:
+        """Tell every VM of the generation that runs to record its next mini-batches.
 
-        The core has no part in it: nothing that it decides depends on a profile.
+        The core has no part in it: nothing that it decides depends on a trace.
 
         Raises:
             TracesRefusedError: nothing trains now.
@@ -580,7 +580,10 @@ class ManagerLoop:
         ranks = tuple(slot.vm_id for slot in generation.plan.slots)
         begun = self._traces.begin(generation.number, ranks, minibatches)
         command = messages.TraceMinibatches(
-            generation=begun.generation, number=begun.number, minibatches=minibatches
+            generation=begun.generation,
+            number=begun.number,
+            minibatches=minibatches,
+            content=content,
         )
         for vm_id in sorted(set(ranks)):
             self.sessions.send(vm_id, command)

@@ -8,6 +8,7 @@ from torch import nn
 
 from spottrain.pipeline.base.tracking import (
     WATCHED_TASKS,
+    KnownTasks,
     LiveBytes,
     TensorTracker,
     batch_bytes,
@@ -141,6 +142,24 @@ def test_only_the_first_tasks_of_a_kind_are_watched() -> None:
     other = TensorTracker(0)
     train_one(other, 0, linear)
     assert watched == other.peak_bytes
+
+
+def test_a_stage_that_is_known_is_watched_no_more() -> None:
+    known = KnownTasks()
+    first = TensorTracker(100, known)
+    train_one(first, 0, layer())
+    assert not known.task_bytes  # a generation that breaks before has shown too little
+    first.settle()
+
+    second = TensorTracker(100, known)
+    assert second.largest_saved_bytes == first.largest_saved_bytes > 0
+    train_one(second, 0, layer())
+    assert second.peak_bytes == first.peak_bytes
+    with_more = second.forward(
+        "recompute", (1, 0), True, lambda: (torch.ones(10**6) * 2).sum()
+    )
+    assert with_more.item() == 2 * 10**6
+    assert second.peak_bytes < 4 * 10**6  # nobody has looked
 
 
 def test_a_forward_without_a_graph_leaves_its_output_only() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 from spottrain.pipeline.comm.groups import (
     Connections,
+    GenerationBrokenError,
     connect_rendezvous,
     release_rendezvous,
     serve_rendezvous,
@@ -71,6 +72,25 @@ def test_connections_are_taken_in_while_they_are_watched_for() -> None:
     others[1].sendall(b"x")
     assert others[2].recv(1) == b"x"
     close(*first, *others, *second)
+
+
+@pytest.mark.parametrize("who", [1, 2], ids=["cut here", "closed by the peer"])
+def test_the_end_of_a_sealed_connection_is_noticed_without_waiting(who: int) -> None:
+    connections = Connections()
+    ours = connect()
+    connections.seal()
+    other = connect()
+    connections.check()
+
+    close(*other)
+    connections.check()
+    if who == 1:
+        connections.cut()
+    else:
+        ours[2].close()
+    with pytest.raises(GenerationBrokenError, match="a peer is gone"):
+        connections.check()
+    close(*ours)
 
 
 def test_listeners_go_on_listening() -> None:

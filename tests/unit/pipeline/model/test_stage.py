@@ -129,6 +129,26 @@ def test_evaluation_mode_turns_dropout_off_and_training_mode_on(
     assert not torch.equal(loss_of(stage), calm)
 
 
+class LeftError(SpottrainError):
+    """Says that the computation is of no more use."""
+
+
+@pytest.mark.parametrize("passed", range(7))
+def test_a_computation_can_be_left_between_any_two_sections(
+    layout: ModelLayout, passed: int
+) -> None:
+    """Of four sections: before each forward, and before three backwards."""
+    left = iter(range(passed))
+
+    def check() -> None:
+        if next(left, None) is None:
+            raise LeftError
+
+    stage = StageModel(JOB, layout, range(4), tensors_of(layout), check=check)
+    with pytest.raises(LeftError):
+        stage.forward(BATCH, None, seeds).loss.backward()  # type: ignore[union-attr]
+
+
 def test_each_section_is_seeded_once_in_order_after_section_0(
     layout: ModelLayout,
 ) -> None:
