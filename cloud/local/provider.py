@@ -134,7 +134,7 @@ class LocalProvider:
         if isinstance(given, LocalRecord):
             raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
         body = {"vm": given, "lease_s": lease_s}
-        receiver._ask_market("POST", "/receive", body)  # noqa: SLF001 - of this class
+        receiver._ask_market("POST", "/receive", body)
 
     def start_agent(
         self, vm_id: str, bootstrap: port.AgentBootstrap

@@ -411,6 +411,8 @@ def advance(transition: Transition) -> None:
             if vm.phase is not VmPhase.RETURNING:
                 counters.replaced(transition, vm.slow)
             return_vms(transition, (vm,), f"slow: replaced by {vm.slow.replaced_by}")
+        elif vm.succession == "come" and not _is_needed(transition, vm):
+            return_vms(transition, (vm,), "others train more per dollar")
 
 
 def ask_again(transition: Transition, vm: VmRecord) -> None:

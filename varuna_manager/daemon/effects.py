@@ -243,9 +243,7 @@ class EffectRunner:
                 raise CloudError(f"{part.name} cannot hand VMs over")
             receiver = open_provider(job_dir(command.to))
             give = part.hand_over
-            await self._call_in(
-                self._threads, CALL_S, give, vm_id, receiver, lease_s
-            )
+            await self._call_in(self._threads, CALL_S, give, vm_id, receiver, lease_s)
         except SpottrainError as error:
             logger.warning("%s is not given to %s: %s", vm_id, command.to, error)
         await self._return(part, (vm_id,))

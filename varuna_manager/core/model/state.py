@@ -102,6 +102,14 @@ class State:
     """Intents (``tags.handed``) of VMs that came from other jobs, or did not come in time."""
     enough: records.Enough | None = None
     """Set when VMs were returned that the plan did not use; None: as many as allowed."""
+    move: records.Move | None = None
+    """To VMs that train more per dollar, while it is under way."""
+    move_after_s: float = 0.0
+    """When the next may begin, after one that was given up."""
+    rankings: int = 0
+    """Rankings of offers so far; ``considered``: up to which it was asked whether a move
+    pays."""
+    considered: int = 0
     fleet_changed_at_s: float = 0.0
     """When usable slots last came or went."""
     no_vms_since_s: float | None = None

@@ -191,7 +191,8 @@ def _shared_out(
             number = min(gives[k], need[k]) if need else 0
             number = min(number, _paid_for(state, other, k))
             number = next(
-                (n for n in range(number, 0, -1) if _may_get(state, job, other, k, n)), 0
+                (n for n in range(number, 0, -1) if _may_get(state, job, other, k, n)),
+                0,
             )
             if need and number > 0:
                 gives[k] -= number

@@ -229,8 +229,7 @@ def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
     return tuple(
         ReturnVms(job=name)
         for name, job in state.jobs.items()
-        if (_is_lost(state, job) and any(job.counts))
-        or _is_stranded(state, job)
+        if (_is_lost(state, job) and any(job.counts)) or _is_stranded(state, job)
     )
 
 
