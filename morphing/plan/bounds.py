@@ -193,7 +193,7 @@ def min_steps_s(
     counts: NDArray[np.int64],
     widths: NDArray[np.int64],
     *,
-    max_in_flight: NDArray[np.int64] | None,
+    in_flight_bound: int | None,
     stage_bytes: Array,
     update_s: float,
     profile: Profile,
@@ -208,7 +208,7 @@ def min_steps_s(
         counts: For each width, the minimum number of micro-batches of the largest
             replica.
         widths: Numbers of replicas.
-        max_in_flight: Maximum micro-batches in flight on each stage, as far as that is known.
+        in_flight_bound: Maximum micro-batches in flight on each stage, if there is one.
         stage_bytes: Parameters of each stage, which are reduced.
         update_s: Minimum time of the slowest update.
         profile: Has the rings.
@@ -225,8 +225,8 @@ def min_steps_s(
         to_first[:, 0] = np.maximum(to_first[:, 0], finish_s)
     # The latest over the stages from here on, less the way that is not gone.
     drained = np.maximum.accumulate(to_first[:, ::-1], axis=1)[:, ::-1] - pipe.return_s
-    if max_in_flight is not None:
-        turns = np.ceil(many / np.minimum(max_in_flight, many))
+    if in_flight_bound is not None:
+        turns = np.ceil(many / np.minimum(in_flight_bound, many))
         drained = np.maximum(drained, pipe.arrival_s + turns * pipe.round_trip_s)
     reduce_s = _reduce_s(pipe, profile, widths[:, None], stage_bytes, reduction)
     prepared = (drained + reduce_s).max(axis=1)

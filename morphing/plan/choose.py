@@ -319,6 +319,7 @@ class Search:
         outcome = scored.outcome = self.layouts.lay_out(draft)
         if isinstance(outcome, PlanLayout):
             self._simulate(scored, outcome)
+            self._make_deeper(scored, outcome.room)
         elif outcome.room is not None:
             self._refused[key] = scored
             self._make_leaner(draft, outcome.room)
@@ -355,6 +356,16 @@ class Search:
             if mode is not None:
                 for entry in self._bounded(draft.depth, mode, [draft.width]):
                     heapq.heappush(self._open, entry)
+
+    def _make_deeper(self, scored: _Scored, room: WorkerBytes) -> None:
+        """Add the same draft with more in flight, if it waits and memory is left."""
+        draft = scored.draft
+        if draft.mode.in_flight_bound or scored.cost <= scored.min_cost * (1 + NOISE):
+            return
+        for bound in sorted(self.layouts.cuts.deeper_bounds(draft, room)):
+            mode = replace(draft.mode, in_flight_bound=bound)
+            for entry in self._bounded(draft.depth, mode, [draft.width]):
+                heapq.heappush(self._open, entry)
 
     def _evaluate_other_home(self, chosen: Draft) -> None:
         """Work out the chosen plan with state in the other home, to be shown beside it.

@@ -36,10 +36,17 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.partition import join, partition, spread
 from spottrain.morphing.simulate.compute import min_update_s, trained_bytes
 from spottrain.morphing.simulate.reducing import sections_at, tied_bytes, tied_hops
-from spottrain.wire.model import StateHome
+from spottrain.wire.model import ScheduleKind, StateHome
 
 SHORT_LISTS = 8
-"""Micro-batches per stage of a schedule long enough to show what its stages hold."""
+"""Micro-batches per stage of a schedule long enough to show what its stages hold; no stage
+has more in flight, GPipe's aside."""
+FEW = 2
+"""Micro-batches in flight for each stage that are tried besides as many as fit: for as long
+as a message goes the way of a task again."""
+DEEPENED: tuple[ScheduleKind, ...] = ("varuna", "1f1b")
+"""Schedules whose stages may begin more forwards than their lists have in flight. Others
+begin all at once, or are followed in order."""
 NEVER = WorkerBytes(1 << 62)
 """More than any device has."""
 MAX_UNEVEN = 1.25
@@ -107,7 +114,7 @@ class Cuts:
             pipe,
             counts,
             ring,
-            max_in_flight=self.max_in_flight(depth, mode),
+            in_flight_bound=mode.in_flight_bound or None,
             stage_bytes=self._stage_params(depth, mode),
             update_s=self._update_s(
                 self.cut(mode.segments, depth * mode.chunks), depth, mode.state
@@ -146,14 +153,6 @@ class Cuts:
     ) -> tuple[Counts, Counts]:
         speeds = [device.speed for device in self.fleet.devices]
         return replica_counts(speeds, depth, widths)
-
-    def max_in_flight(
-        self, depth: int, mode: modes.ExecutionMode
-    ) -> NDArray[np.int64] | None:
-        """Return the maximum micro-batches in flight on each stage, as far as known."""
-        if mode.in_flight_bound:
-            return np.full(depth, mode.in_flight_bound)
-        return np.arange(depth, 0, -1) if mode.schedule == "1f1b" else None
 
     def _stage_params(self, depth: int, mode: modes.ExecutionMode) -> Array:
         cuts = np.array(self.cut(mode.segments, depth * mode.chunks))
@@ -360,24 +359,46 @@ class Cuts:
 
     def largest_bound(self, draft: modes.Draft, room: WorkerBytes) -> int | None:
         """Return the largest in-flight bound with which an even cut fits, if any does."""
-        depth, mode = draft.depth, draft.mode
-        replicas = self.even_shares(draft)
-        least = self.state_bytes(mode.state)
-        if mode.chunks > 1 or least.beyond(times(room, depth)) > 0:
+        least = self.state_bytes(draft.mode.state)
+        if draft.mode.chunks > 1 or least.beyond(times(room, draft.depth)) > 0:
             return None
-        even = self.even_cut(draft)
+        return self._search_bound(draft, room, 0, self._listed_in_flight(draft)) or None
 
-        def fits(bound: int) -> bool:
-            bounded = replace(mode, in_flight_bound=bound)
-            needed = self.needed_bytes(depth, bounded, even, replicas)
-            return largest(needed).beyond(room) <= 0
+    def deeper_bounds(self, draft: modes.Draft, room: WorkerBytes) -> set[int]:
+        """Return in-flight bounds with which stages have more in flight than by their
+        lists, and an even cut fits.
 
-        loads = self.loads(depth, mode, replicas[1])
-        low, high = 0, max(load.in_flight for load in loads)
+        A stage that would wait for a gradient then goes on with forwards, and late messages
+        hold nothing up. The largest is not always the best: activations keep a slow
+        network from gradients.
+        """
+        if draft.depth == 1 or draft.mode.schedule not in DEEPENED:
+            return set()
+        listed, count = self._listed_in_flight(draft), self.even_shares(draft)[1]
+        most = min(count, SHORT_LISTS * draft.depth)
+        largest_bound = self._search_bound(draft, room, listed - 1, most + 1)
+        few = max(listed, min(FEW * draft.depth, largest_bound))
+        return {few, largest_bound} if largest_bound >= listed else set()
+
+    def _listed_in_flight(self, draft: modes.Draft) -> int:
+        """Return the maximum micro-batches in flight by the lists of all stages."""
+        count = self.even_shares(draft)[1]
+        return max(
+            load.in_flight for load in self.loads(draft.depth, draft.mode, count)
+        )
+
+    def _search_bound(
+        self, draft: modes.Draft, room: WorkerBytes, low: int, high: int
+    ) -> int:
+        """Return the largest in-flight bound below ``high`` that fits, at least ``low``."""
+        even, replicas = self.even_cut(draft), self.even_shares(draft)
         while high - low > 1:
             middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low or None
+            bounded = replace(draft.mode, in_flight_bound=middle)
+            needed = self.needed_bytes(draft.depth, bounded, even, replicas)
+            fits = largest(needed).beyond(room) <= 0
+            low, high = (middle, high) if fits else (low, middle)
+        return low
 
     def segmented(
         self, draft: modes.Draft, room: WorkerBytes

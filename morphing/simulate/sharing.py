@@ -24,7 +24,7 @@ Shares = tuple[tuple[int, ...], tuple[float, ...]]
 
 @dataclass(frozen=True, slots=True)
 class SharedCores:
-    """Computers with fewer cores than slots of a plan."""
+    """Computers with no more cores than slots."""
 
     computers: tuple[int, ...]
     """Of each rank: the number of its computer, or ``OWN_CORE``."""
@@ -136,11 +136,12 @@ def shared_cores(
         machines: Of each rank, its computer and how many cores of it slots may use; 0:
             unknown, then as many as there are slots.
         fleet: The same of all slots, also those without a rank: a computer on which they
-            are more than cores counts as shared.
+            are several, and as many as cores or more, counts as shared: where no core
+            is left over, ranks share with agents, supervisors and the manager.
     """
     ranks = list(machines)
     slots = Counter(ranks) | Counter(fleet)
-    crowded = [at for at in dict.fromkeys(ranks) if 0 < at[1] < slots[at]]
+    crowded = [at for at in dict.fromkeys(ranks) if 0 < at[1] <= slots[at] > 1]
     if not crowded:
         return None
     numbers = {at: number for number, at in enumerate(crowded)}

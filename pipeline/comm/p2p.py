@@ -9,6 +9,7 @@ shape is known, or it would travel three times as long.
 from __future__ import annotations
 
 import threading
+import time
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -46,6 +47,8 @@ class Arrival:
     transfer: Transfer
     dtype: torch.dtype
     """In which its sender computes; it may travel in another one."""
+    at_s: float
+    """When it had come in, monotonic."""
     note: int = 0
     """What the sender has to say about it."""
 
@@ -175,7 +178,8 @@ class _Receiver(threading.Thread):
             self._signatures.append(signature)
             transfer = self._device.upload(tensor)
             own = _DTYPES[signature[1]]
-            self._arrivals.put(Arrival(self._direction, transfer, own, note))
+            at_s = time.monotonic()
+            self._arrivals.put(Arrival(self._direction, transfer, own, at_s, note))
 
 
 @dataclass(frozen=True, slots=True)

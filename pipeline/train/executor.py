@@ -37,6 +37,7 @@ from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, Real
 from spottrain.pipeline.model.loss import LossSums
 from spottrain.pipeline.model.stage import StageModel, StageOutput
+from spottrain.pipeline.train.recording import Recording
 from spottrain.steps import at_step
 
 _AHEAD = 2
@@ -96,6 +97,8 @@ class StageExecutor:
     """The same in evaluations."""
     activity: Activity = field(default_factory=Activity)
     """Where it tells what it does."""
+    recording: Recording | None = None
+    """Where tasks and messages are taken down, when somebody has asked for that."""
     busy_s: float = 0.0
     """Time inside the tasks of the newest mini-batch."""
     recomputes: int = 0
@@ -395,6 +398,8 @@ class _Minibatch:
             with record_function(f"{task.work.name.lower()} {task.microbatch}"):
                 run[task.work](task)
             self.tasks.append((began, self._device.mark()))
+            if self._stage.recording is not None:
+                self._stage.recording.task(task, *self.tasks[-1])
             self._stage.recomputes += task.work is Work.RECOMPUTE
             self._progress.completed(task)
         kept = self._arrived, self._stash, self._graphs, self._gradients, self._batches
@@ -415,6 +420,8 @@ class _Minibatch:
         unit = next(self._awaited[arrival.direction])
         self._activations += arrival.direction is Direction.ACTIVATION
         self._stage.tracker.adopt(arrival.transfer.target)
+        if self._stage.recording is not None:
+            self._stage.recording.arrived(arrival)
         if arrival.direction is Direction.ACTIVATION:
             self._arrived[unit] = arrival
             self._progress.activation_arrived(unit[1])
@@ -443,8 +450,7 @@ class _Minibatch:
             self._losses.append(out.values(self._stage.metrics))
             self._graphs[_unit(task)] = out.loss
             return
-        note = self._notes[task.microbatch]
-        self._links.send(Direction.ACTIVATION, out.detach(), note)
+        self._send(Direction.ACTIVATION, task, out.detach())
         if keep:
             self._graphs[_unit(task)] = out
 
@@ -537,7 +543,13 @@ class _Minibatch:
             del self._batches[task.microbatch], self._notes[task.microbatch]
         if not self._stage.reads_examples(task.chunk):
             assert gradient is not None
-            self._links.send(Direction.GRADIENT, gradient)
+            self._send(Direction.GRADIENT, task, gradient)
+
+    def _send(self, direction: Direction, task: Task, tensor: torch.Tensor) -> None:
+        if self._stage.recording is not None:
+            self._stage.recording.sent(direction, task.microbatch)
+        note = self._notes[task.microbatch] if direction is Direction.ACTIVATION else 0
+        self._links.send(direction, tensor, note)
 
     def _go_back(
         self,

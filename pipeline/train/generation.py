@@ -330,11 +330,7 @@ class _Training:
         self._copies = PeerCopies(context, command, rank, self._arenas)
         self._sections = self._make_sections()
         self._chunks = self._make_chunks()
-        self._parameters = {
-            k: model.parameters_of(k)
-            for model in itertools.chain(*self._chunks)
-            for k in model.sections
-        }
+        self._parameters = _parameters_of(self._chunks)
         self._ties = _trainable_ties(context.loaded.layout)
         self._updater = context.memory.updater(self._arenas, context.faults)
         self._tracker = TensorTracker(context.memory.num_bytes, context.stages.known)
@@ -358,11 +354,10 @@ class _Training:
         self._owes_checkpoint = self._is_save_due = self._is_copy_due = False
         self._updating: int | None = None
         """The section whose update is under way."""
-        self._share = 0
-        """Number of the ``ShareMinibatch`` that the executor follows."""
-        self._profiler = RankProfiler(context, rank)
-        self._tuned_bytes = 0
-        """Of the largest activation that the heap is tuned for."""
+        self._share, self._tuned_bytes = 0, 0
+        """Number of the ``ShareMinibatch`` that the executor follows; bytes of the largest
+        activation that the heap is tuned for."""
+        self._profiler = RankProfiler(context, plan, rank)
 
     def _make_sections(self) -> list[WorkingSection]:
         loaded = self._context.loaded
@@ -471,6 +466,7 @@ class _Training:
         stop, early = StopRequest.NONE, self._evaluation.stops_early()
         while self._step < spec.steps and stop == StopRequest.NONE and not early:
             self._profiler.follow(self._step)
+            self._executor.recording = self._profiler.recording
             stop = self._minibatch()
             self._evaluate_if_due()
             early = self._evaluation.stops_early()
@@ -628,7 +624,7 @@ class _Training:
         faults, generation = self._context.faults, self._command.generation
         activity = self._context.activity
         with self._network.device_groups.bounded():
-            with activity.waiting():
+            with activity.waiting(), self._profiler.phase("reduction"):
                 mine = self._reduce(losses)
             if not any(one.out_of_range for one in mine):
                 self._prepare(step, mine)
@@ -638,7 +634,7 @@ class _Training:
         profile = self._context.supervisor.newest_trace()
         numbers = (0 if one is None else one.number for one in (share, profile))
         settled, save = self._saving.settled_step(), self._saving.is_due(step + 1)
-        with activity.waiting():
+        with activity.waiting(), self._profiler.phase("commit"):
             all_ranks = self._gatherer.exchange(
                 mine,
                 stop,
@@ -656,7 +652,8 @@ class _Training:
         self._skipped = _skip_reason(self._context, decision)
         self._context.memory.control.decision = decision
         faults.at(Hook.DECIDED)
-        self._apply(decision)
+        with self._profiler.phase("update"):
+            self._apply(decision)
         self._step = step + 1
         faults.at(Hook.APPLIED)
         self._saving.settle(all_ranks.settled_step)
@@ -714,6 +711,17 @@ class _Training:
         self._reduction.close()
         self._reduction = self._make_reduction()
         self._executor = self._make_executor()
+
+
+def _parameters_of(
+    chunks: list[list[StageModel]],
+) -> dict[int, list[tuple[str, torch.nn.Parameter]]]:
+    """Return the (name, parameter) pairs of each section."""
+    return {
+        k: model.parameters_of(k)
+        for model in itertools.chain(*chunks)
+        for k in model.sections
+    }
 
 
 def _trainable_ties(layout: ModelLayout) -> list[TiedParameter]:

@@ -1,6 +1,6 @@
-"""A profiler's trace of some mini-batches of one rank, on demand.
+"""A trace of some mini-batches of one rank, on demand.
 
-``torch.profiler`` records what the rank's training thread and its GPU do: operators,
+A timeline is what the rank takes down itself (``recording``). For a profile ``torch.profiler`` records what the rank's training thread and its GPU do: operators,
 kernels, collectives, and the tasks of the schedule by name ("forward 3": of micro-batch
 3). It only listens: what is computed, and in which order, stays the same. A profiler that
 fails costs the trace, never the training.
@@ -13,37 +13,52 @@ import gzip
 import os
 import shutil
 import tempfile
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from torch.profiler import ProfilerActivity, profile
 
 from spottrain.pipeline.state.context import WorkerContext
+from spottrain.pipeline.train.recording import Recording
 from spottrain.wire import messages
+from spottrain.wire.model import Plan
+from spottrain.wire.timeline import Phase
 
 _COMPRESSION = 1
 """Of gzip: all ranks wait for the slowest, and level 9 takes several times as long."""
 
 
 class RankProfiler:
-    """Records profiles, one after the other, as they are asked for.
+    """Records profiles and timelines, one after the other, as they are asked for.
 
     Args:
         context: Of the worker.
-        rank: Of the generation's plan.
+        plan: Of the generation.
+        rank: Of the plan.
     """
 
-    def __init__(self, context: WorkerContext, rank: int) -> None:
+    def __init__(self, context: WorkerContext, plan: Plan, rank: int) -> None:
         self._context = context
-        self._rank = rank
+        self._plan, self._rank = plan, rank
         self._asked: messages.TraceMinibatches | None = None
         """The one that is recorded, or was last."""
         self._first_step = 0
-        self._running: profile | None = None
+        self._running: profile | Recording | None = None
         self.wanted: messages.TraceMinibatches | None = None
         """The newest that all ranks know."""
 
+    @property
+    def recording(self) -> Recording | None:
+        """The timeline that is recorded, if one is."""
+        return self._running if isinstance(self._running, Recording) else None
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """Return the context of a phase, which a timeline takes down."""
+        recording = self.recording
+        return nullcontext() if recording is None else recording.phase(phase)
+
     def follow(self, step: int) -> None:
-        """Begin or end a profile, between two mini-batches.
+        """Begin or end a trace, between two mini-batches.
 
         Args:
             step: Mini-batches applied so far.
@@ -57,7 +72,7 @@ class RankProfiler:
             self._begin(step, wanted)
 
     def finish(self, step: int) -> None:
-        """End the profile that is recorded, if there is one, and report its trace."""
+        """End the trace that is recorded, if there is one, and report it."""
         if self._running is None:
             return
         running, self._running = self._running, None
@@ -68,7 +83,7 @@ class RankProfiler:
             self._report(step, reason=str(error))
 
     def close(self) -> None:
-        """Drop a profile that an error has interrupted."""
+        """Drop a trace that an error has interrupted."""
         if self._running is not None:
             running, self._running = self._running, None
             with contextlib.suppress(RuntimeError):  # the device may be lost as well
@@ -76,6 +91,9 @@ class RankProfiler:
 
     def _begin(self, step: int, wanted: messages.TraceMinibatches) -> None:
         self._asked, self._first_step = wanted, step
+        if wanted.content == "timeline":
+            self._running = Recording(self._context.device, self._plan, self._rank)
+            return
         activities = [ProfilerActivity.CPU]
         if self._context.device.torch_device.type == "cuda":
             activities.append(ProfilerActivity.CUDA)
@@ -101,7 +119,7 @@ class RankProfiler:
         )
 
 
-def _write(ended: profile) -> Path:
+def _write(ended: profile | Recording) -> Path:
     """Write a trace to a compressed file of its own; return the file.
 
     Raises:
@@ -112,13 +130,16 @@ def _write(ended: profile) -> Path:
     os.close(descriptor)
     plain, packed = Path(name.removesuffix(".gz")), Path(name)
     try:
-        ended.export_chrome_trace(str(plain))
+        if isinstance(ended, Recording):
+            ended.write(plain)
+        else:
+            ended.export_chrome_trace(str(plain))
         with open(plain, "rb") as source, gzip.open(packed, "wb", _COMPRESSION) as to:
             shutil.copyfileobj(source, to)
         size, limit = packed.stat().st_size, messages.MAX_TRACE_BYTES
         if size > limit:
             raise RuntimeError(
-                f"the trace has {size} bytes, compressed, and may have {limit}: profile "
+                f"the trace has {size} bytes, compressed, and may have {limit}: record "
                 "fewer mini-batches"
             )
     except BaseException:

@@ -78,7 +78,7 @@ class Deaf:
     async def trouble(self) -> str:
         raise NotImplementedError
 
-    async def profile(self, minibatches: int) -> TraceSet:
+    async def trace(self, minibatches: int, content: messages.TraceContent) -> TraceSet:
         raise NotImplementedError
 
     async def receive_logs(self, tails: messages.LogTails) -> None:

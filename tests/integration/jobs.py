@@ -283,6 +283,13 @@ class Job:
                         found.append(int(folder.name))
         return found
 
+    def left_over(self) -> list[int]:
+        """Return the pids of processes that stay: killed ones take a moment to go."""
+        deadline_s = time.monotonic() + 10
+        while (pids := self.processes()) and time.monotonic() < deadline_s:
+            time.sleep(0.05)
+        return pids
+
     def checkpoints(self) -> list[CheckpointEntry]:
         """Return the complete checkpoints, newest first."""
         return list_checkpoints(open_store(self.checkpoint_root))

@@ -58,37 +58,45 @@ def test_a_worker_that_ends_itself_brings_the_state_of_its_device_to_safety(
 
 
 @pytest.mark.parametrize(
-    ("hook", "peers", "ranks", "state", "outcome"),
+    ("hangs", "raises", "state", "outcome"),
     [
-        # The first stage is the last to come to its reductions.
-        (Hook.REDUCE, Hook.REDUCE, (1, 0), "host", "its state is in the VM's memory"),
-        (Hook.GATHERED, Hook.REPORTED, (0, 3), "device", "in the VM's memory"),
+        # The one that raises comes to it only after the other has begun to hang: the
+        # first stage is the last to come to its reductions, ...
         (
-            Hook.UPDATED,
-            Hook.REPORTED,
-            (0, 3),
+            Blow(Hook.REDUCE, 1, Action.HANG, 3),
+            Blow(Hook.REDUCE, 0, Action.RAISE, 3),
+            "host",
+            "its state is in the VM's memory",
+        ),
+        # ... and a replica has the tasks of its next mini-batch before it.
+        (
+            Blow(Hook.GATHERED, 0, Action.HANG, 3),
+            Blow(Hook.REDUCE, 3, Action.RAISE, 4),
+            "device",
+            "in the VM's memory",
+        ),
+        (
+            Blow(Hook.UPDATED, 0, Action.HANG, 3),
+            Blow(Hook.REDUCE, 3, Action.RAISE, 4),
             "device",
             "its copy of the state is lost",
         ),
     ],
+    ids=lambda value: value.hook if isinstance(value, Blow) else None,
 )
 def test_a_worker_that_hangs_when_a_peer_is_gone_ends_itself_in_time(
     zygote: Zygote,
     undisturbed: dict[str, bytes],
     tmp_path: Path,
-    hook: Hook,
-    peers: Hook,
-    ranks: tuple[int, int],
+    hangs: Blow,
+    raises: Blow,
     state: StateHome,
     outcome: str,
 ) -> None:
     """In the middle of an update nothing can be copied: the replica has the state."""
-    hangs, raises = ranks
-    blows = [Blow(hook, hangs, Action.HANG, 3), Blow(peers, raises, Action.RAISE, 3)]
+    runtime = Runtime("deferred:3", state)
 
-    weights, fleet = train(
-        zygote, tmp_path, 2, 2, blows, runtime=Runtime("deferred:3", state)
-    )
+    weights, fleet = train(zygote, tmp_path, 2, 2, [hangs, raises], runtime=runtime)
 
     assert weights == undisturbed
     assert fleet.committed_twice() == []

@@ -66,7 +66,7 @@ def test_what_is_wrong_is_one_line_and_nothing_starts(
         assert words in answer.error
         assert answer.out == ""
         assert not job.dir.path.parent.exists()
-        assert job.processes() == []
+        assert job.left_over() == []
         assert ("Traceback" in answer.err) == ("raising" in str(settings))
 
 
@@ -86,7 +86,7 @@ def failed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Failed]:
     with Job(folder, "raising", **settings) as job:
         answer = job.launch("-o", "json")
         saved = [entry.step for entry in job.checkpoints()]
-        yield Failed(answer, job.processes(), saved)
+        yield Failed(answer, job.left_over(), saved)
 
 
 def test_code_that_raises_ends_the_job_with_3_and_its_traceback(

@@ -52,4 +52,4 @@ def test_a_job_stops_and_resumes_from_a_bucket_with_the_weights_of_the_undisturb
             assert exported.code == 0, exported.err
             assert exported.report["step"] == STEPS
             Tiny().load_state_dict(load_file(to / "model.safetensors"))
-            assert job.processes() == []
+            assert job.left_over() == []

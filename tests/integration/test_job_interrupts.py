@@ -92,7 +92,7 @@ def left(job: Job, answer: Answer, before: list[CheckpointEntry]) -> Left:
     return Left(
         answer.code,
         answer.err,
-        job.processes(),
+        job.left_over(),
         before,
         job.checkpoints(),
         job.state().progress.step,
@@ -172,7 +172,7 @@ def test_it_ends_as_if_nothing_had_happened(
     assert story.last.code == 0, story.last.err
     assert story.last.report["steps_done"] == STEPS
     assert weights(story.job.checkpoint_root) == reference.weights
-    assert story.job.processes() == []
+    assert story.job.left_over() == []
 
 
 def test_down_ends_a_running_job_for_good(tmp_path: Path) -> None:
@@ -182,7 +182,7 @@ def test_down_ends_a_running_job_for_good(tmp_path: Path) -> None:
         job.until_trains(1)
         answer = job.run("down", job.name)
         assert answer.code == 0, answer.err
-        assert job.processes() == []
+        assert job.left_over() == []
         assert job.run("report", job.name, "-o", "json").report["state"] == "down"
         resumed = job.resume()
         assert resumed.code == 2

@@ -34,7 +34,7 @@ def check_end(job: Job, report: dict[str, Any], state: str) -> None:
     assert report["exit_code"] == 4
     assert report["checkpoints"] == [entry.name for entry in job.checkpoints()]
     assert job.checkpoints()[0].step == report["steps_done"]
-    assert job.processes() == []
+    assert job.left_over() == []
 
 
 def agree(job: Job) -> None:
@@ -109,4 +109,4 @@ def test_a_market_without_machines_ends_the_job_with_5(tmp_path: Path) -> None:
         assert answer.code == 5, answer.err
         assert answer.error == "error: no VM could be rented for 1 s"
         assert answer.report["state"] == "capacity"
-        assert job.processes() == []
+        assert job.left_over() == []

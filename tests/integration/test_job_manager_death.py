@@ -96,7 +96,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
             older,
             restored,
             last,
-            job.processes(),
+            job.left_over(),
         )
 
 

@@ -65,7 +65,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         until("the end", lambda: not job.dir.is_managed())
         report = job.run("report", job.name, "-o", "json").report
         planned = [grown, noticed, third, fourth]
-        yield Story(job, report, planned, job.processes())
+        yield Story(job, report, planned, job.left_over())
 
 
 def trains_on(job: Job, shape: str = "", after: int = 0, **tally: int) -> int:

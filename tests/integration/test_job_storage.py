@@ -96,5 +96,5 @@ def test_a_job_with_a_dead_manager_and_a_damaged_journal_can_be_ended(
             assert "Traceback" not in answer.err
         answer = job.run("down", job.name)
         assert answer.code == 0, answer.err
-        assert job.processes() == []
+        assert job.left_over() == []
         assert job.checkpoints()

@@ -12,9 +12,12 @@ from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE, Action, Hook
+from spottrain.varuna_manager.cli.traces.timeline import merge
 from spottrain.wire import messages
+from spottrain.wire.codec import decode
 from spottrain.wire.messages import ShareMinibatch, TraceMinibatches
 from spottrain.wire.model import Plan, Slot
+from spottrain.wire.timeline import RankTimeline
 
 STEPS = 8
 SLOWLY = {"TINY_SLEEP_S": "0.03"}
@@ -68,6 +71,16 @@ class SharingFleet(Fleet):
         for name in machines or tuple(self.machines):
             self.machines[name].send(command)
 
+    def traces(self) -> list[messages.TraceWritten]:
+        """Return what ranks have recorded so far."""
+        return [r for _, r in self.history if isinstance(r, messages.TraceWritten)]
+
+    def wait_for_traces(self, count: int) -> list[messages.TraceWritten]:
+        """Return what ranks have recorded, once that many have."""
+        return self.wait_for(
+            "traces", lambda *_: found if len(found := self.traces()) == count else None
+        )
+
     def computed(self) -> list[tuple[int, ...]]:
         """Return, for each mini-batch of the newest generation, what every rank has."""
         rows: dict[int, dict[str, int]] = {}
@@ -106,28 +119,36 @@ def test_shares_change_in_the_middle_for_all_ranks_at_once(
 
 
 def test_ranks_tell_and_record_what_they_do_without_changing_a_bit(
-    zygote: Zygote, undisturbed: dict[str, bytes], tmp_path: Path
+    zygote: Zygote, longer: dict[str, bytes], tmp_path: Path
 ) -> None:
-    spec = job_spec(tmp_path)
-    with Fleet(spec, "ab", tmp_path / "log", zygote, SLOWLY) as fleet:
+    spec = job_spec(tmp_path, steps=STEPS)
+    with SharingFleet(spec, "ab", tmp_path / "log", zygote, SLOWLY) as fleet:
         fleet.ready()
         plan = make_plan(spec, 2, 1, "ab", NUM_SECTIONS, schedule="gpipe")
         fleet.run(plan, fleet.initialise())
         for machine in fleet.machines.values():
             machine.send(TraceMinibatches(generation=1, number=7, minibatches=2))
+        profiles = fleet.wait_for_traces(2)
+        for machine in fleet.machines.values():
+            command = TraceMinibatches(
+                generation=1, number=8, minibatches=1, content="timeline"
+            )
+            machine.send(command)
         assert fleet.wait_for_end(set("ab"))
         told = [
             (name, r)
             for name, r in fleet.history
             if isinstance(r, messages.MinibatchCommitted)
         ]
-        traces = [r for _, r in fleet.history if isinstance(r, messages.TraceWritten)]
+        traces = fleet.traces()
 
-    assert read_weights(tmp_path / "checkpoints") == undisturbed
-    assert sorted(trace.rank for trace in traces) == [0, 1]
-    ((first, last),) = {(trace.first_step, trace.last_step) for trace in traces}
-    assert last == first + 2
-    for trace in traces:
+    assert read_weights(tmp_path / "checkpoints") == longer
+    assert sorted((trace.number, trace.rank) for trace in traces) == [
+        *((7, 0), (7, 1), (8, 0), (8, 1))
+    ]
+    assert {(t.last_step - t.first_step, t.number) for t in traces} == {(2, 7), (1, 8)}
+    check_timeline([trace for trace in traces if trace.number == 8])
+    for trace in profiles:
         file = Path(trace.path)
         names = [
             e["name"]
@@ -141,6 +162,49 @@ def test_ranks_tell_and_record_what_they_do_without_changing_a_bit(
         assert 0 < r.busy_s <= r.tasks_s <= r.step_s
         assert r.microbatches == 4
         assert r.recomputes == (4 if name == "a" else 0)
+
+
+def check_timeline(written: list[messages.TraceWritten]) -> None:
+    """Check what the ranks of P=2 have recorded of one mini-batch."""
+    files = [Path(one.path) for one in sorted(written, key=lambda one: one.rank)]
+    measured = merge(
+        [decode(RankTimeline, gzip.decompress(file.read_bytes())) for file in files]
+    )
+    for file in files:
+        file.unlink()
+    order = [[str(s.task) for s in measured.tasks if s.stage == k] for k in (0, 1)]
+    assert order[0] == [
+        "F0",
+        "F1",
+        "F2",
+        "F3",
+        "R0",
+        "B0",
+        "R1",
+        "B1",
+        "R2",
+        "B2",
+        "R3",
+        "B3",
+    ]
+    assert sorted(order[1]) == ["B0", "B1", "B2", "B3", "F0", "F1", "F2", "F3"]
+    done = {(s.stage, str(s.task)): (s.start_s, s.end_s) for s in measured.tasks}
+    assert len(measured.messages) == 8
+    for one in measured.messages:
+        work = "B" if one.is_gradient else "F"
+        begun_s, _ = done[one.sender, f"{work}{one.microbatch}"]
+        needed_s, _ = done[one.receiver, f"{work}{one.microbatch}"]
+        assert begun_s < one.start_s < one.end_s < needed_s
+    assert [(s.stage, s.phase) for s in measured.phases] == [
+        (stage, phase)
+        for stage in (0, 1)
+        for phase in ("reduction", "commit", "update")
+    ]
+    for stage in (0, 1):
+        ends_s = [s.end_s for s in measured.tasks if s.stage == stage]
+        phases = [s for s in measured.phases if s.stage == stage]
+        assert max(ends_s) <= phases[0].start_s
+        assert all(s.start_s < s.end_s <= measured.end_s for s in phases)
 
 
 AROUND = [

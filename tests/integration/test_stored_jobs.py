@@ -133,7 +133,7 @@ def check_end(job: Job, last: Answer, before: int) -> None:
     assert report["minibatches_recomputed"] < before
     undisturbed = tensors(job.dir.path.parent / "finished" / "checkpoints")
     check_same(tensors(job.checkpoint_root), undisturbed)
-    assert job.processes() == []
+    assert job.left_over() == []
     with (
         pytest.MonkeyPatch.context() as patched
     ):  # the first manager has decided on all facts

@@ -64,7 +64,7 @@ def _run_undisturbed(folder: Path) -> dict[str, Any]:
         port = (job.dir.path / "port").read_text()
         return {
             "answer": asdict(answer),
-            "processes_left": len(job.processes()),
+            "processes_left": len(job.left_over()),
             "port_left": is_port_open(f"https://127.0.0.1:{port}"),
             "checkpoints": str(job.checkpoint_root),
         }

@@ -564,10 +564,10 @@ class ManagerLoop:
             return f"the job's folder cannot be written: {error.strerror}"
         return ""
 
-    async def profile(self, minibatches: int) -> TraceSet:
-        """Tell every VM of the generation that runs to profile its next mini-batches.
+    async def trace(self, minibatches: int, content: messages.TraceContent) -> TraceSet:
+        """Tell every VM of the generation that runs to record its next mini-batches.
 
-        The core has no part in it: nothing that it decides depends on a profile.
+        The core has no part in it: nothing that it decides depends on a trace.
 
         Raises:
             TracesRefusedError: nothing trains now.
@@ -580,7 +580,10 @@ class ManagerLoop:
         ranks = tuple(slot.vm_id for slot in generation.plan.slots)
         begun = self._traces.begin(generation.number, ranks, minibatches)
         command = messages.TraceMinibatches(
-            generation=begun.generation, number=begun.number, minibatches=minibatches
+            generation=begun.generation,
+            number=begun.number,
+            minibatches=minibatches,
+            content=content,
         )
         for vm_id in sorted(set(ranks)):
             self.sessions.send(vm_id, command)

@@ -14,6 +14,7 @@ from spottrain.wire.messages import (
     Registration,
     ReportAnswer,
     ReportBatch,
+    TraceContent,
     TraceWritten,
 )
 
@@ -66,8 +67,8 @@ class ChannelHandler(Protocol):
     async def trouble(self) -> str:
         """Return why the manager cannot do its work now, in one line; empty if it can."""
 
-    async def profile(self, minibatches: int) -> TraceSet:
-        """Have the next mini-batches profiled; returns before that is done.
+    async def trace(self, minibatches: int, content: TraceContent) -> TraceSet:
+        """Have the next mini-batches recorded; returns before that is done.
 
         Raises:
             TracesRefusedError: nothing trains now.

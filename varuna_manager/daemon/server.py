@@ -11,7 +11,8 @@
     POST /v1/admin/limits {"limits": [Limit], "sure": bool, "by": str} -> {}
                                                           409 it would end the job
     POST /v1/admin/grant  PoolGrant, its VMs as [{kind, number}] -> {}
-    POST /v1/admin/profile {"minibatches": int} -> TraceSet    409 nothing trains now
+    POST /v1/admin/profile {"minibatches": int, "content": TraceContent} -> TraceSet
+                                                               409 nothing trains now
     GET  /metrics         -> Prometheus' text format
     GET  /healthz         -> one line: 200, or 503 with what is wrong
 
@@ -66,6 +67,7 @@ from spottrain.wire.messages import (
     LogTails,
     Registration,
     ReportBatch,
+    TraceContent,
     TraceWritten,
 )
 
@@ -112,7 +114,7 @@ class ControlChannel:
                 Route("/v1/admin/grant", self._grant, methods=["POST"]),
                 Route("/v1/logs", self._logs, methods=["POST"]),
                 Route("/v1/traces", self._traces, methods=["POST"]),
-                Route("/v1/admin/profile", self._profile, methods=["POST"]),
+                Route("/v1/admin/profile", self._trace, methods=["POST"]),
                 Route("/metrics", self._metrics),
                 Route("/healthz", self._healthz),
             ],
@@ -249,19 +251,20 @@ class ControlChannel:
             raise HTTPException(410, str(error)) from error
         return JSONResponse({})
 
-    async def _profile(self, request: Request) -> Response:
+    async def _trace(self, request: Request) -> Response:
         self._check_admin(request)
-        wanted = _decode(_ProfileRequest, await _body(request))
+        wanted = _decode(_TraceRequest, await _body(request))
         try:
-            begun = await self.handler.profile(wanted.minibatches)
+            begun = await self.handler.trace(wanted.minibatches, wanted.content)
         except TracesRefusedError as error:
             raise HTTPException(409, str(error)) from error
         return Response(encode(begun), media_type="application/json")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _ProfileRequest:
+class _TraceRequest:
     minibatches: int
+    content: TraceContent = "profile"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

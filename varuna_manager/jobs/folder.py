@@ -15,7 +15,7 @@ The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
                        metrics.jsonl    its measurements, a line each
                        tracking/        of the processes that write them
                        tracking.json    what is in their way
-                       traces/          of 'spottrain profile', a folder each
+                       traces/          of 'spottrain profile' and 'timeline'
     <home>/cache/                       facts and profiles by fingerprint
            locks/<name>                 held while a job of that name is put on disk
 """
@@ -117,7 +117,7 @@ class JobDir:
 
     @property
     def traces(self) -> Path:
-        """What ``spottrain profile`` has recorded, a folder each time."""
+        """What ``spottrain profile`` and ``timeline`` have recorded, a folder each time."""
         return self.path / "traces"
 
     @property

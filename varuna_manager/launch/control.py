@@ -57,6 +57,7 @@ from spottrain.varuna_manager.launch.submit import (
     start_manager,
 )
 from spottrain.wire.codec import decode
+from spottrain.wire.messages import TraceContent
 
 ANSWER_S = 10.0
 """A manager that does not answer within this time counts as stuck."""
@@ -294,7 +295,9 @@ def return_vms(job: JobDir) -> int:
     return sum(vm.state is not VmState.TERMINATED for vm in vms)
 
 
-def begin_traces(job: JobDir, minibatches: int) -> TraceSet:
+def begin_traces(
+    job: JobDir, minibatches: int, content: TraceContent = "profile"
+) -> TraceSet:
     """Have the next mini-batches of a running job recorded; return before that is done.
 
     Raises:
@@ -304,10 +307,10 @@ def begin_traces(job: JobDir, minibatches: int) -> TraceSet:
     """
     if not job.is_managed():
         raise ConfigError(
-            f"job {job.name} does not run, so there is nothing to profile; see "
+            f"job {job.name} does not run, so there is nothing to record; see "
             f"'spottrain status {job.name}'"
         )
-    request = {"minibatches": minibatches}
+    request = {"minibatches": minibatches, "content": content}
     begun: TraceSet = decode(
         TraceSet, _ask_manager(job, "profile", request, TracesRefusedError)
     )

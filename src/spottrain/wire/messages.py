@@ -176,6 +176,11 @@ class ShareMinibatch:
     kind: Literal["share_minibatch"] = "share_minibatch"
 
 
+TraceContent = Literal["profile", "timeline"]
+"""What is recorded of mini-batches: all that ``torch.profiler`` sees, as a Chrome trace, or
+when tasks and messages were, as a ``RankTimeline``."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceMinibatches:
     """Record what every rank of a generation does in its next mini-batches.
@@ -188,6 +193,7 @@ class TraceMinibatches:
     number: int
     """Grows over the job's life: a higher one follows those before."""
     minibatches: int
+    content: TraceContent = "profile"
     kind: Literal["trace_minibatches"] = "trace_minibatches"
 
 
@@ -623,7 +629,7 @@ class TraceWritten:
     last_step: int
     """Mini-batches applied when it ended."""
     path: str
-    """A Chrome trace, compressed by gzip; empty: there is none."""
+    """What was asked for, compressed by gzip; empty: there is none."""
     reason: str = ""
     """Why there is none."""
     kind: Literal["trace_written"] = "trace_written"

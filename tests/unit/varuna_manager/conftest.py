@@ -87,7 +87,7 @@ class RecordingHandler:
     async def trouble(self) -> str:
         return self.troubles.pop() if self.troubles else ""
 
-    async def profile(self, minibatches: int) -> TraceSet:
+    async def trace(self, minibatches: int, content: messages.TraceContent) -> TraceSet:
         if minibatches > 9:
             raise TracesRefusedError("nothing trains at the moment")
         return TraceSet(

@@ -25,7 +25,7 @@ from spottrain.varuna_manager.cli.simulate.step_spec import (
     simulate_spec,
     trace_spec,
 )
-from spottrain.varuna_manager.cli.simulate.timeline import write_timeline
+from spottrain.varuna_manager.cli.simulate.timeline import simulated, write_timeline
 from spottrain.varuna_manager.format import number
 from spottrain.wire.model import ScheduleKind
 
@@ -111,7 +111,8 @@ def step(
         document = simulate_spec(asked)
         if timeline is not None:
             names = [stage.name or str(p) for p, stage in enumerate(asked.stages)]
-            write_timeline(timeline, trace_spec(asked), names, asked.allreduce_s)
+            traced = simulated(trace_spec(asked), names, asked.allreduce_s)
+            write_timeline(timeline, traced)
     except PlanError as error:
         raise ConfigError(f"{spec.name}: {error}") from error
     if output is Output.JSON:

@@ -9,14 +9,17 @@ from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_choose import inputs
 
 from spottrain.morphing.memory.loads import stage_loads
+from spottrain.morphing.memory.memory import plan_bytes
+from spottrain.morphing.plan.choose import choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.layouts import Layouts, PlanLayout
 from spottrain.morphing.plan.modes import (
     RUNNABLE,
     Draft,
-    ExecutionMode,
     execution_modes,
 )
+from spottrain.morphing.plan.placement import Device
+from spottrain.morphing.simulate.simulator import expect_step
 from spottrain.wire.model import (
     LinkProfile,
     Precision,
@@ -27,6 +30,9 @@ from spottrain.wire.model import (
     SectionProfile,
     TaskOverheads,
 )
+
+SLACK = 1.1
+"""Bounds in between those that are tried may be a little better."""
 
 times = st.integers(1, 40).map(lambda n: n / 1000)
 links = st.builds(
@@ -150,14 +156,34 @@ def test_a_stage_skips_one_recompute_at_most(
         assert load.recomputes >= count - 1
 
 
-@given(st.integers(1, 8), st.integers(1, 40))
-def test_1f1b_has_no_more_in_flight_than_the_bound_takes_for_granted(
-    depth: int, count: int
+@given(
+    case=cases(),
+    schedule=st.sampled_from(["1f1b", "varuna"]),
+    memory_bytes=st.sampled_from([2**40, 10**7]),
+    ahead=st.sampled_from([2, 3]),
+)
+def test_no_list_is_followed_to_the_letter_where_that_is_slower(
+    case: PlanInputs, schedule: ScheduleKind, memory_bytes: int, ahead: int
 ) -> None:
-    case = inputs(sections=depth, vms=depth, virtual_nodes=count)
-    max_in_flight = Layouts(case, 4).cuts.max_in_flight(
-        depth, ExecutionMode(1, 1, 0, False)
+    """Stages go on with forwards, as far as memory allows."""
+    slots = tuple(
+        Device(slot=device.slot, memory_bytes=memory_bytes, speed=1.0)
+        for device in case.slots
     )
-    assert max_in_flight is not None
-    loads = stage_loads("1f1b", depth, count, False)
-    assert [load.in_flight for load in loads] == [min(p, count) for p in max_in_flight]
+    depth = min(len(slots), len(case.facts.sections))
+    asked = replace(
+        case, slots=slots, schedule=schedule, recompute=False, pipeline_depth=depth
+    )
+    plan = choose_plan(asked).plan
+    if plan is None:
+        return
+    count = plan.replica_bounds[1]
+    bound = min(ahead * depth, count)
+    deeper = replace(plan, in_flight_bound=bound)
+    memory = asked.facts, asked.profile
+    for one in plan_bytes(*memory, plan, asked.reduction, asked.compute):
+        assert one.needed.device <= memory_bytes
+    rest = plan_bytes(*memory, deeper, asked.reduction, asked.compute)
+    if all(one.needed.device <= memory_bytes for one in rest):
+        step = expect_step(deeper, *memory[::-1], reduction=asked.reduction)
+        assert plan.predicted_step_s <= step.step_s * SLACK

@@ -60,8 +60,11 @@ def test_equal_works_share_cores_equally() -> None:
     assert apart.finish_s([0.0] * 3, [1.0] * 3) == [2.0, 2.0, 1.0]
 
 
-def test_only_computers_with_too_few_cores_are_shared() -> None:
-    assert shared_cores([("a", 2), ("a", 2), ("b", 1), ("", 0), ("", 0)]) is None
+def test_only_computers_whose_slots_leave_no_core_over_are_shared() -> None:
+    assert shared_cores([("a", 3), ("a", 3), ("b", 1), ("", 0), ("", 0)]) is None
+    assert shared_cores([("a", 2), ("a", 2), ("b", 1)]) == SharedCores(
+        computers=(0, 0, OWN_CORE), cores=(2,)
+    )
     assert shared_cores([("a", 1), ("b", 2), ("a", 1), ("", 0)]) == SharedCores(
         computers=(0, OWN_CORE, 0, OWN_CORE), cores=(1,)
     )
@@ -177,14 +180,12 @@ def test_tasks_grow_with_the_ranks_per_core_up_to_what_was_measured(
     assert SharedCores((OWN_CORE,) * ranks, (1,)).task_growth(0, CROWDING) == 1
 
 
-def test_a_computer_counts_as_shared_if_the_fleets_slots_are_more_than_its_cores() -> (
-    None
-):
-    fleet = [("a", 2)] * 3 + [("b", 2)] * 2
-    ranks = [("b", 2), ("a", 2), ("a", 2)]
+def test_a_computer_counts_as_shared_if_the_fleets_slots_leave_no_core_over() -> None:
+    fleet = [("a", 3)] * 3 + [("b", 2)]
+    ranks = [("b", 2), ("a", 3), ("a", 3)]
     assert shared_cores(ranks) is None
     assert shared_cores(ranks, fleet) == SharedCores(
-        computers=(OWN_CORE, 0, 0), cores=(2,)
+        computers=(OWN_CORE, 0, 0), cores=(3,)
     )
 
 

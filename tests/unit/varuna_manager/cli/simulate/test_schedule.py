@@ -152,7 +152,9 @@ def test_a_timeline_shows_every_task_wait_and_message(run: Run, tmp_path: Path) 
     assert (code, err) == (0, "")
     drawn = ElementTree.fromstring(picture.read_text())
     titles = [e.text or "" for e in drawn.iter("{http://www.w3.org/2000/svg}title")]
-    assert len(titles) == 68
+    drawn_waits = sum(title.startswith("wait") for title in titles)
+    assert len(titles) == 68 + kinds["wait"] + 48
+    assert drawn_waits == kinds["wait"]
     assert "F0: 0 to 1 s" in titles
     for wrong, words in (
         (tmp_path / "a.png", "must end in"),

@@ -1,0 +1,1 @@
+"""Commands that record what the ranks of a running job do: profile, timeline."""
