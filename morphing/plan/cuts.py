@@ -42,8 +42,8 @@ SHORT_LISTS = 8
 """Micro-batches per stage of a schedule long enough to show what its stages hold; no stage
 has more in flight, GPipe's aside."""
 FEW = 2
-"""Micro-batches in flight for each stage that are tried besides as many as fit: for as long
-as a message goes the way of a task again."""
+"""Micro-batches in flight for each stage of the pipeline that are tried besides as many as
+fit."""
 DEEPENED: tuple[ScheduleKind, ...] = ("varuna", "1f1b")
 """Schedules whose stages may begin more forwards than their lists have in flight. Others
 begin all at once, or are followed in order."""
