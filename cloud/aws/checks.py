@@ -148,8 +148,13 @@ class AwsChecks:
         }
 
     def _placement_arguments(self, region: str) -> dict[str, Any]:
-        """Return the subnet, groups and profile that the job file names."""
+        """Return the subnet, groups and profile that the job file names.
+
+        Raises:
+            MisconfiguredError: some do not exist.
+        """
         arguments: dict[str, Any] = {}
+        self._network.check_groups(region)
         if subnet := self._subnet(region):
             arguments["SubnetId"] = subnet["SubnetId"]
             if self._settings.security_groups:
@@ -159,17 +164,24 @@ class AwsChecks:
         return arguments
 
     def _subnet(self, region: str) -> dict[str, Any]:
-        """Return the subnet that the job file names in the region, empty if none."""
+        """Return the first subnet that the job file names in the region, empty if none.
+
+        Raises:
+            MisconfiguredError: one of them does not exist.
+        """
+        subnets: list[dict[str, Any]] = []
         for zone, subnet_id in self._settings.subnets.items():
-            if zone.startswith(region):
-                ec2 = self._clients.get("ec2", region)
-                by_id = [{"Name": "subnet-id", "Values": [subnet_id]}]
-                for found in ec2.describe_subnets(Filters=by_id)["Subnets"]:
-                    return dict(found)
+            if not zone.startswith(region):
+                continue
+            ec2 = self._clients.get("ec2", region)
+            by_id = [{"Name": "subnet-id", "Values": [subnet_id]}]
+            found = ec2.describe_subnets(Filters=by_id)["Subnets"]
+            if not found:
                 raise MisconfiguredError(
                     f"AWS: no subnet in {region}: got {subnet_id}; correct aws.subnets"
                 )
-        return {}
+            subnets += found
+        return subnets[0] if subnets else {}
 
 
 def _quota(region: str, family: str, limit: float) -> Finding:

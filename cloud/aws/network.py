@@ -93,7 +93,7 @@ class AwsNetwork:
         """Return the image's id and its root device.
 
         Raises:
-            MisconfiguredError: there is none.
+            MisconfiguredError: there is none, or it does not fit on the disk.
         """
         ec2 = self._clients.get("ec2", region)
         wanted = self._settings.image
@@ -114,7 +114,23 @@ class AwsNetwork:
         newest = max(
             images, key=lambda image: (image["CreationDate"], image["ImageId"])
         )
+        disk_gib, image_gib = self._settings.disk_gib, _size_gib(newest)
+        if disk_gib < image_gib:
+            raise MisconfiguredError(
+                f"AWS: image {newest['ImageId']} of {ec2.meta.region_name} needs a disk of "
+                f"{image_gib} GiB: got {disk_gib}; raise aws.disk_gib"
+            )
         return newest["ImageId"], newest["RootDeviceName"]
+
+    def check_groups(self, region: str) -> None:
+        """Check that the security groups exist which the job file names.
+
+        Raises:
+            MisconfiguredError: some do not.
+        """
+        if groups := self._settings.security_groups:
+            ec2 = self._clients.get("ec2", region)
+            _list_named(ec2, "describe_security_groups", "SecurityGroups", groups)
 
     def _make_placement(self, job: str, region: str, zone: str) -> AwsPlacement:
         ec2 = self._clients.get("ec2", region)
@@ -266,6 +282,18 @@ def _list(
     """Return all items of a paginated call."""
     pages = ec2.get_paginator(call).paginate(Filters=filters)
     return [item for page in pages for item in page[key]]
+
+
+def _size_gib(image: Mapping[str, Any]) -> int:
+    """Return the size of an image's root device; 0 if it is not told."""
+    return max(
+        (
+            device.get("Ebs", {}).get("VolumeSize", 0)
+            for device in image.get("BlockDeviceMappings", ())
+            if device["DeviceName"] == image["RootDeviceName"]
+        ),
+        default=0,
+    )
 
 
 def _list_named(

@@ -171,7 +171,7 @@ class AwsProvider:
         with self._principal_lock:
             if not self._principal:
                 sts = self._clients.get("sts", self._regions()[0])
-                with translating_errors("asking who rents here; or give aws.owner"):
+                with translating_errors("asking who rents here (or give aws.owner)"):
                     self._principal = str(sts.get_caller_identity()["Arn"])
             return self._principal
 

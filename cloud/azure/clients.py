@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import logging
 import os
 import threading
 from typing import Any
@@ -76,7 +77,7 @@ class AzureClients:
             except ImportError as error:
                 raise CloudError(EXTRA_MISSING) from error
             credential = self._shared["credential"]
-        with translating_errors("asking who rents here; or give azure.owner"):
+        with translating_errors("asking who rents here (or give azure.owner)"):
             url = self._settings.endpoint_url.rstrip("/")
             parts = credential.get_token(f"{url}/.default").token.split(".")
         if len(parts) != 3:
@@ -126,6 +127,8 @@ class AzureClients:
         """Create the credential and connection pool that all clients share."""
         if self._shared:
             return
+        # It logs a page for each missing login; the error says what to do.
+        logging.getLogger("azure.identity").setLevel(logging.ERROR)
         import requests
         from azure.core.pipeline.transport import RequestsTransport
         from azure.identity import DefaultAzureCredential

@@ -20,7 +20,7 @@ from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import translating_errors
 from spottrain.cloud.http import TIMEOUT
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.facts import CloudFacts, make_offer
+from spottrain.cloud.port.facts import CloudFacts, make_offer, with_attached
 from spottrain.cloud.port.provider import ANY_FAMILY, Offer, Quota, SpotPool
 
 logger = logging.getLogger(__name__)
@@ -85,19 +85,21 @@ class AzureMarket:
         seen_s, prices = self._prices_seen(region)
         attached = self._settings.attached_usd_per_hour
         return [
-            make_offer(
-                self._facts,
-                cloud=requests.CLOUD,
-                region=region,
-                zone=zone,
-                attached_usd_per_hour=attached,
-                instance_type=price.instance_type,
-                spot=price.spot,
-                usd_per_hour=price.usd_per_hour + attached,
-                observed_at_s=seen_s,
-                family=requests.SPOT_QUOTA
-                if price.spot
-                else sizes[price.instance_type].family,
+            with_attached(
+                make_offer(
+                    self._facts,
+                    cloud=requests.CLOUD,
+                    region=region,
+                    zone=zone,
+                    instance_type=price.instance_type,
+                    spot=price.spot,
+                    usd_per_hour=price.usd_per_hour,
+                    observed_at_s=seen_s,
+                    family=requests.SPOT_QUOTA
+                    if price.spot
+                    else sizes[price.instance_type].family,
+                ),
+                attached,
             )
             for price in prices
             if price.usd_per_hour > 0

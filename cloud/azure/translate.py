@@ -12,6 +12,8 @@ EXTRA_MISSING = "Azure's SDK is not installed; run pip install 'spottrain[azure]
 _RETRY_AFTER_S = 10.0
 _MAX_MESSAGE_CHARS = 300
 """Length limit of Azure's text in a message."""
+_ATTEMPTS = ". Attempted credentials:"
+"""What follows is a line for each of ten kinds of login; ``--debug`` shows them."""
 _THROTTLED = 429
 _QUOTA_WORDS = ("quota", "exceeding approved")
 
@@ -110,7 +112,8 @@ def translate(error: Exception, doing: str) -> errors.CloudError:
 
     code, status = code_of(error), status_of(error)
     words = getattr(getattr(error, "error", None), "message", None)
-    text = " ".join(str(words or error).split())[:_MAX_MESSAGE_CHARS]
+    text = " ".join(str(words or error).split()).partition(_ATTEMPTS)[0]
+    text = text[:_MAX_MESSAGE_CHARS]
     if isinstance(error, azure.ClientAuthenticationError) and not status:
         return errors.LoginExpiredError(f"Azure, {doing}: {text}; run 'az login'")
     if not status:

@@ -97,11 +97,19 @@ def make_offer(
     )
 
 
+PRICE_DIGITS = 12
+"""After the decimal point, of sums of prices: more than any cloud's, fewer than a float's."""
+
+
 def with_attached(offer: Offer, usd_per_hour: float) -> Offer:
-    """Return a machine's offer with its disk and address, which cost so much."""
+    """Return a machine's offer with its disk and address, which cost so much.
+
+    The sum is of the decimal numbers that were written: that of their floating-point ones
+    may be larger by an ulp, which the ledger would round up to a nano-dollar.
+    """
     return replace(
         offer,
-        usd_per_hour=offer.usd_per_hour + usd_per_hour,
+        usd_per_hour=round(offer.usd_per_hour + usd_per_hour, PRICE_DIGITS),
         attached_usd_per_hour=usd_per_hour,
     )
 

@@ -5,13 +5,15 @@ when it is done; one that loses a VM is dropped. A morph, planned or not, is a p
 groups form again, and workers new to a stage fetch its state. Planned morphs happen
 between mini-batches; so does leaving a VM with a notice, if it stays that long. While
 every stage has a holder nothing is lost; otherwise training goes on from the newest
-checkpoint.
+checkpoint. Where a shape is redundant (``Shape.covered_step_s``), the VM before a lost one
+in its pipeline takes over its stage, and the mini-batch goes on.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from enum import StrEnum
@@ -89,6 +91,10 @@ class FleetView:
     """Time of the last change of the usable VMs."""
     losses_at_s: Sequence[float]
     """Times at which VMs were lost."""
+    counts: Sequence[tuple[float, int]]
+    """The usable VMs so far: since when, and how many."""
+    covered: int
+    """Stages of pipelines that a neighbour's VM does beside its own."""
     costs: CostModel
 
 
@@ -181,7 +187,9 @@ class _Replay:
         """VMs with a notice that are still there."""
         self.shape: Shape | None = None
         self.stages: list[list[str]] = []
-        """VMs of the plan that runs or is morphed to; empty if there is none."""
+        """VMs of the plan that runs or is morphed to, in the order of the pipelines; empty
+        if there is none."""
+        self.covered = 0
         self.holders: list[set[str]] = []
         """VMs that hold the newest state of each stage of the plan that ran last; empty
         if the newest state is the checkpoint."""
@@ -197,6 +205,7 @@ class _Replay:
         self.losses_at_s: list[float] = []
         self.morphs = 0
         self.changed_at_s = 0.0
+        self.counts: list[tuple[float, int]] = []
 
     def run(self) -> ReplayResult:
         """Play all of it."""
@@ -245,14 +254,16 @@ class _Replay:
         self._step()
 
     def _step(self) -> None:
+        self.until_s = self.now_s + self._step_s()
+
+    def _step_s(self) -> float:
         assert self.shape is not None
-        self.until_s = self.now_s + self.shape.step_s
+        return self.shape.covered_step_s if self.covered else self.shape.step_s
 
     def _finish(self) -> None:
         """Commit a mini-batch."""
-        assert self.shape is not None
+        self.steps_s.append(self.now_s - self.since_s)
         self._spend(TimeUse.TRAINING)
-        self.steps_s.append(self.shape.step_s)
         if self.now_s >= self.save_s:
             self.saved += len(self.steps_s)
             self.steps_s = []
@@ -279,16 +290,51 @@ class _Replay:
             self.losses_at_s.append(self.now_s)
         if change.comes or change.leaves:
             self.changed_at_s = self.now_s
+            self.counts.append((self.now_s, len(self.usable)))
         gone = change.goes
         if self.paused:  # a plan that forms now does without those that leave
             gone = [*change.goes, *change.leaves]
         broken = not set(gone).isdisjoint(self._members())
+        if broken and not self.paused and self._covers(set(gone)):
+            return
         restart = self.rule.restarts and self.changed_at_s == self.now_s
-        if restart or not all(self.holders):
+        if restart or not self._has_every_stage():
             self._roll_back()
             broken = True
         if broken or not self.stages:
             self._recover()
+
+    def _has_every_stage(self) -> bool:
+        """Return whether somebody holds the newest state of each stage, if anybody does."""
+        if self.shape is None or self.shape.covered_step_s == math.inf:
+            return all(self.holders)
+        return all(
+            holders or self.holders[number - 1]
+            for number, holders in enumerate(self.holders)
+        )
+
+    def _covers(self, gone: set[str]) -> bool:
+        """Let the VMs before those that are gone do their stages, too, if all can.
+
+        A VM can do one more stage. The running mini-batch goes on at the new speed.
+        """
+        if self.shape is None or self.shape.covered_step_s == math.inf:
+            return False
+        stages = [list(stage) for stage in self.stages]
+        for number, stage in enumerate(self.stages):
+            for pipeline, vm in enumerate(stage):
+                if vm in gone:
+                    stages[number][pipeline] = self.stages[number - 1][pipeline]
+        taken = Counter(itertools.chain.from_iterable(stages))
+        if not gone.isdisjoint(taken) or max(taken.values()) > 2:
+            return False
+        left = (self.until_s - self.now_s) / self._step_s()
+        self.stages = stages
+        self.covered = sum(count - 1 for count in taken.values())
+        for holders, stage in zip(self.holders, stages, strict=True):
+            holders |= set(stage)
+        self.until_s = self.now_s + left * self._step_s()
+        return True
 
     def _roll_back(self) -> None:
         """Go back to the checkpoint, as nobody holds the newest state."""
@@ -317,8 +363,8 @@ class _Replay:
         if len(self.holders) == shape.depth:
             for stage, holders in zip(stages, self.holders, strict=True):
                 stage += [vm for vm in free if vm in holders][: shape.width]
-        for vm in itertools.chain.from_iterable(stages):
-            del free[vm]
+                for vm in stage:
+                    del free[vm]
         rest = iter(free)
         moves = any(len(stage) < shape.width for stage in stages)
         for stage in stages:
@@ -328,6 +374,7 @@ class _Replay:
             profile = self.shapes.workload.profile
             pause_s = self.costs.pause_s(shape, profile, moves=moves)
         self.shape, self.stages, self.paused = shape, stages, True
+        self.covered = 0
         self.until_s = self.now_s + pause_s
         self.morphs += 1
 
@@ -338,5 +385,7 @@ class _Replay:
             shape=self.shape,
             changed_at_s=self.changed_at_s,
             losses_at_s=self.losses_at_s,
+            counts=self.counts,
+            covered=self.covered,
             costs=self.costs,
         )

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from spottrain.morphing.adapt import policy
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.clairvoyant import max_minibatches
+from spottrain.morphing.replay.look_ahead import LookAhead
+from spottrain.morphing.replay.redundancy import Redundancy
 from spottrain.morphing.replay.replay import CostModel, FleetView, ReplayResult, replay
 from spottrain.morphing.replay.shapes import Shape, Shapes
 from spottrain.morphing.replay.traces import Trace
@@ -115,10 +117,12 @@ class RestartAll(AtEveryChange):
         return None
 
 
-RULES: tuple[type[AtEveryChange], ...] = (
+RULES: tuple[type[AtEveryChange | LookAhead | Redundancy], ...] = (
     WhenItPays,
     AtEveryChange,
     WidthOnly,
+    LookAhead,
+    Redundancy,
     RestartAll,
 )
 """Ours first."""

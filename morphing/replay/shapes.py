@@ -85,6 +85,9 @@ class Shape:
     move_bytes: int
     """Parameters and optimizer state of its largest stage: what a worker new to a stage
     has to fetch."""
+    covered_step_s: float = math.inf
+    """Time of a mini-batch while a VM does its successor's stage, too; infinite: it
+    cannot, as it does not have that stage's state."""
 
     @property
     def slots(self) -> int:

@@ -12,21 +12,21 @@ Which VMs are lost when a number falls is not known, so they are drawn from a se
 
 from __future__ import annotations
 
+import heapq
 import itertools
 import json
 import math
 import random
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, TypeGuard
 
+from spottrain.errors import shortened
 from spottrain.morphing.errors import PlanError
 from spottrain.units import DAY_S
 
 _MOST_VMS = 100_000
-_SHOWN = 60
-"""Characters of a file that an error shows."""
 LONGEST_S = 3652.5 * DAY_S
 """Maximum length of a trace; times in another unit would play for ever."""
 
@@ -61,6 +61,57 @@ class Trace:
         moments += [(vm.until_s, -1) for vm in self.lives]
         counts = itertools.accumulate(change for _, change in sorted(moments))
         return max(counts, default=0)
+
+
+def joined(traces: Sequence[Trace]) -> Trace:
+    """Return the spot groups of several zones as one, all from their first rows on.
+
+    It ends with the shortest of them.
+    """
+    if len(traces) == 1:
+        return traces[0]
+    end_s = min(trace.end_s for trace in traces)
+    lives = [
+        replace(vm, vm_id=f"{number}/{vm.vm_id}")
+        for number, trace in enumerate(traces)
+        for vm in trace.lives
+        if vm.from_s < end_s
+    ]
+    return Trace(
+        lives=tuple(sorted(lives, key=lambda vm: vm.from_s)),
+        end_s=end_s,
+        notices=tuple(notice for trace in traces for notice in trace.notices),
+    )
+
+
+def limited(trace: Trace, vms: int) -> Trace:
+    """Return what a job that never has more than ``vms`` VMs sees of a group.
+
+    A VM is kept until it is lost; then another one that is there is started, the newest.
+    """
+    lives: list[VmInterval] = []
+    held: list[float] = []
+    """When each VM that is held is lost."""
+    free: list[VmInterval] = []
+
+    def start(now_s: float) -> None:
+        while free and len(held) < vms:
+            vm = free.pop()
+            if vm.until_s > now_s:
+                heapq.heappush(held, vm.until_s)
+                lives.append(replace(vm, from_s=now_s))
+
+    def lose_until(now_s: float) -> None:
+        while held and held[0] <= now_s:
+            start(heapq.heappop(held))
+
+    for vm in trace.lives:
+        lose_until(vm.from_s)
+        free.append(vm)
+        start(vm.from_s)
+    lose_until(trace.end_s)
+    kept = tuple(sorted(lives, key=lambda vm: vm.from_s))
+    return replace(trace, lives=kept)
 
 
 def parse_trace(text: str, *, seed: int = 0) -> Trace:
@@ -119,7 +170,7 @@ def _rows(text: str) -> tuple[list[_Row], bool]:
         row = read(line)
         if row is None:
             raise PlanError(
-                f"row {number} of the trace has an unknown format: got {_shortened(line)}; "
+                f"row {number} of the trace has an unknown format: got {shortened(line)}; "
                 "write 'milliseconds,add|remove,node' or "
                 "'YYYY-mm-dd, HH:MM:SS, count' in every row"
             )
@@ -136,11 +187,11 @@ def _samples(text: str) -> list[_Row]:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise PlanError(
             f"the trace begins as JSON and cannot be read ({type(error).__name__}): got "
-            f"{_shortened(text)}; {form}"
+            f"{shortened(text)}; {form}"
         ) from error
     if not _is_number(gap_s, LONGEST_S) or gap_s == 0:
         raise PlanError(
-            f"gap_seconds of the trace must be seconds: got {_shortened(str(gap_s))}; {form}"
+            f"gap_seconds of the trace must be seconds: got {shortened(gap_s)}; {form}"
         )
     if not isinstance(counts, list) or not counts:
         raise PlanError(f"data of the trace must be a list of numbers; {form}")
@@ -148,7 +199,7 @@ def _samples(text: str) -> list[_Row]:
         if not _is_number(count, _MOST_VMS) or count != int(count):
             raise PlanError(
                 f"number {number} in data of the trace must be a number of VMs: got "
-                f"{_shortened(str(count))}; {form}"
+                f"{shortened(count)}; {form}"
             )
     return [
         _Row(at_s=number * gap_s, count=int(count))
@@ -160,12 +211,6 @@ def _is_number(value: Any, most: float) -> TypeGuard[float]:
     """Return whether a JSON value is a number from 0 to ``most``; NaN is not."""
     plain = isinstance(value, int | float) and not isinstance(value, bool)
     return plain and 0 <= value <= most
-
-
-def _shortened(text: str) -> str:
-    """Return the beginning of what a file holds, quoted, for an error's line."""
-    line = text.strip()
-    return repr(line if len(line) <= _SHOWN else f"{line[:_SHOWN]}...")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,20 +12,34 @@ GATHER_TAG = 0
 """Messages of pipeline links have the tags above it, up to ``COPY_TAG``."""
 COPY_TAG = 16
 """Of copies on their way to another VM."""
+_SHORT_BYTES, _LENGTH_BYTES = 4096, 8
+"""Of a text that comes with the first gather; of its length in front of it."""
 
 
 def gather_json(value: Any) -> list[Any]:
-    """Return what every rank of the default group gave, in the order of ranks."""
-    mine = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
-    sizes = [torch.zeros(1, dtype=torch.int64) for _ in range(dist.get_world_size())]
-    dist.all_gather(sizes, torch.tensor([mine.numel()]))
-    longest = max(int(size) for size in sizes)
-    padded = torch.zeros(longest, dtype=torch.uint8)
-    padded[: mine.numel()] = mine
-    rows = [torch.empty_like(padded) for _ in sizes]
-    dist.all_gather(rows, padded)
-    texts = (row[: int(size)] for row, size in zip(rows, sizes, strict=True))
+    """Return what every rank of the default group gave, in the order of ranks.
+
+    One gather where all texts are short; else the first one tells the longest.
+    """
+    text = json.dumps(value).encode()
+    rows = gather_rows(_row(text, _SHORT_BYTES))
+    longest = max(_length(row) for row in rows)
+    if longest > _SHORT_BYTES:
+        rows = gather_rows(_row(text, longest))
+    texts = (row[_LENGTH_BYTES : _LENGTH_BYTES + _length(row)] for row in rows)
     return [json.loads(bytes(text.numpy())) for text in texts]
+
+
+def _row(text: bytes, longest: int) -> torch.Tensor:
+    """Return a text's length, then as much of it as there is room for."""
+    head = len(text).to_bytes(_LENGTH_BYTES, "big") + text[:longest]
+    row = torch.zeros(_LENGTH_BYTES + longest, dtype=torch.uint8)
+    row[: len(head)] = torch.frombuffer(bytearray(head), dtype=torch.uint8)
+    return row
+
+
+def _length(row: torch.Tensor) -> int:
+    return int.from_bytes(bytes(row[:_LENGTH_BYTES].numpy()), "big")
 
 
 def gather_rows(row: torch.Tensor) -> torch.Tensor:

@@ -14,6 +14,7 @@ first.
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
 import threading
@@ -111,9 +112,9 @@ def choose_library(
 
 def _gather_endpoints(device: Device) -> list[Endpoint]:
     """Return what every rank sums on, in the order of ranks."""
-    mine = Endpoint.of(device)
-    rows = gather_json([mine.library, mine.identity, mine.lacks_library])
-    return [Endpoint(*row) for row in rows]
+    return [
+        Endpoint(*row) for row in gather_json(dataclasses.astuple(Endpoint.of(device)))
+    ]
 
 
 def _obstacle(
@@ -181,6 +182,7 @@ class DeviceGroups:
 
     def form(
         self,
+        endpoints: Sequence[Endpoint],
         network: Network,
         planned: Network,
         stages: Sequence[tuple[int, ...]],
@@ -190,6 +192,7 @@ class DeviceGroups:
         """Form the groups of all stages, and sum once; all ranks call this.
 
         Args:
+            endpoints: Of every rank.
             network: As in the job file.
             planned: As in the plan.
             stages: Ranks of every stage.
@@ -200,7 +203,6 @@ class DeviceGroups:
             NetworkRefusedError: See ``choose_library``.
             GenerationBrokenError, RuntimeError: A peer is gone.
         """
-        endpoints = _gather_endpoints(self._device)
         library = choose_library(network, endpoints, stages, planned)
         stages = [ranks for ranks in stages if len(ranks) > 1]
         if library is None or not stages:

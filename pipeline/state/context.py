@@ -14,6 +14,7 @@ from spottrain.pipeline.base.tracking import KnownTasks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
+from spottrain.pipeline.model.skeleton import Skeletons
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
 from spottrain.wire import messages
@@ -61,8 +62,10 @@ class StageHistory:
 
     _known: dict[Hashable, KnownTasks] = field(default_factory=dict)
     _last: Hashable = None
+    known: KnownTasks = field(default_factory=KnownTasks)
+    """Of the stage that is computed now."""
 
-    def enter(self, stage: Hashable) -> KnownTasks:
+    def enter(self, stage: Hashable) -> None:
         """Begin with a stage; another one than before finds the heap trimmed.
 
         Args:
@@ -71,11 +74,7 @@ class StageHistory:
         if stage is None or stage != self._last:
             trim_heap()
         self._last = stage
-        return (
-            KnownTasks()
-            if stage is None
-            else self._known.setdefault(stage, KnownTasks())
-        )
+        self.known = self._known.setdefault(stage, KnownTasks())
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,5 +90,6 @@ class WorkerContext:
     supervisor: SupervisorPort
     faults: FaultScript
     batches: Prefetcher
+    skeletons: Skeletons
     activity: Activity = field(default_factory=Activity)
     stages: StageHistory = field(default_factory=StageHistory)

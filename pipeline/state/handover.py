@@ -13,6 +13,7 @@ from torch.distributed.distributed_c10d import Store as RendezvousStore
 from spottrain.manifest import CheckpointError, parse_name, read_manifest
 from spottrain.pipeline.base.faults import FaultScript, Hook
 from spottrain.pipeline.comm.collectives import gather_json
+from spottrain.pipeline.comm.device_group import Endpoint
 from spottrain.pipeline.comm.groups import Connections, join, leave
 from spottrain.pipeline.comm.ranks import stage_ranks
 from spottrain.pipeline.state.agreement import (
@@ -56,6 +57,8 @@ class HandoverResult:
     """Sections that came from another rank's memory."""
     loaded: int
     """Sections that came from the checkpoint store."""
+    endpoints: Sequence[Endpoint]
+    """What each rank of the plan could sum its device's tensors with."""
     connections: Connections | None = None
     """Of the group, which the ranks of the plan go on with; None: donors had a part in
     it, and all have left it."""
@@ -77,6 +80,7 @@ def hand_over(
     checkpoints: Store,
     timeout_s: float,
     faults: FaultScript,
+    endpoint: Endpoint,
 ) -> HandoverResult:
     """Bring every section to the ranks that own it under the new plan.
 
@@ -91,7 +95,8 @@ def hand_over(
     connections = join(store, "handover", rank, len(command.participants), timeout_s)
     connections.seal()  # what is opened to read a checkpoint is none of them
     try:
-        result = _Handover(command, rank, memory, checkpoints, faults).run()
+        handover = _Handover(command, rank, memory, checkpoints, faults, endpoint)
+        result = handover.run()
     except BaseException:
         connections.cut()
         leave()
@@ -111,7 +116,9 @@ class _Handover:
         memory: SlotMemory,
         checkpoints: Store,
         faults: FaultScript,
+        endpoint: Endpoint,
     ) -> None:
+        self._endpoint = endpoint
         self._command = command
         self._rank = rank
         self._memory = memory
@@ -126,7 +133,7 @@ class _Handover:
 
     def run(self) -> HandoverResult:
         self._faults.at(Hook.JOINED)
-        records = self._exchange()
+        records, endpoints = self._exchange()
         entry = parse_name(self._command.checkpoint)
         step, generation = entry.step if entry else 0, self._command.generation
         agreement = agree(
@@ -156,15 +163,19 @@ class _Handover:
         self._memory.keep_only(self._mine)
         lasts = kept if self._command.plan.peer_copies else None
         self._memory.keep_copies(lambda c: c.content == lasts)
-        return HandoverResult(agreement, len(mine) - len(loads), len(loads))
+        num_loaded = len(loads)
+        endpoints = endpoints[: len(self._command.plan.slots)]
+        return HandoverResult(agreement, len(mine) - num_loaded, num_loaded, endpoints)
 
-    def _exchange(self) -> list[RankRecord]:
+    def _exchange(self) -> tuple[list[RankRecord], list[Endpoint]]:
         memory = self._memory
         memory.undo_unfinished()
         memory.move_home(self._command.plan.state)
         mine = RankRecord(self._rank, memory.records(), memory.control.decision)
-        rows = gather_json(dataclasses.asdict(mine))
-        return [from_data(RankRecord, row) for row in rows]
+        parts = dataclasses.asdict(mine), dataclasses.asdict(self._endpoint)
+        rows = gather_json(parts)
+        records = [from_data(RankRecord, record) for record, _ in rows]
+        return records, [Endpoint(**endpoint) for _, endpoint in rows]
 
     def _adopt(self, agreement: Agreement, mine: RankRecord) -> None:
         """Store the agreed decision, then apply it to prepared sections."""

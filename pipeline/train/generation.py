@@ -6,7 +6,7 @@ import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -18,8 +18,8 @@ from spottrain.morphing.schedules.schedule import Work, make_schedule
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
 from spottrain.pipeline.base.heap import trim_heap, tune_for_activations
-from spottrain.pipeline.base.tracking import KnownTasks, TensorTracker
-from spottrain.pipeline.comm.device_group import DeviceGroups
+from spottrain.pipeline.base.tracking import TensorTracker
+from spottrain.pipeline.comm.device_group import DeviceGroups, Endpoint
 from spottrain.pipeline.comm.groups import (
     Connections,
     connect_rendezvous,
@@ -75,18 +75,13 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     """
     rank = _rank_of(context, command)
     context.activity.begin(command.generation)
-    known = context.stages.enter(_stage_of(command, rank))
+    context.stages.enter(_stage_of(command, rank))
     timeout_s = context.loaded.spec.communication_timeout_s
     context.faults.rank = rank
     versions = (arena.version for arena in context.memory.arenas.values())
     context.faults.step = max(versions, default=0)
     store = connect_rendezvous(command.store_host, command.store_port, timeout_s)
-    sources = (context.memory, context.checkpoints)
-    try:
-        result = hand_over(command, rank, store, *sources, timeout_s, context.faults)
-    except torch.OutOfMemoryError as error:
-        _report_out_of_memory(context, command, error, "handover", None)
-        raise
+    result = _hand_over(context, command, rank, store)
     if rank >= len(command.plan.slots):
         release_rendezvous(store, len(command.participants))
         _report_stop(context, command, result.agreement.step)
@@ -101,10 +96,11 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
     device_groups = DeviceGroups(context.device, connections, end)
     try:
         with context.device.using():
-            groups = _form_groups(context, command, rank, connections, device_groups)
-            training = _Training(
-                context, command, rank, store, connections, groups, device_groups, known
+            groups = _form_groups(
+                context, command, rank, result.endpoints, connections, device_groups
             )
+            network = _Network(store, connections, groups, device_groups)
+            training = _Training(context, command, rank, network)
             release_rendezvous(store, len(command.participants))
             training.begin(result, pid)
             training.run()
@@ -119,6 +115,20 @@ def run_generation(context: WorkerContext, command: RunGeneration, pid: int) -> 
         if training is not None:
             training.close()
         leave()
+
+
+def _hand_over(
+    context: WorkerContext, command: RunGeneration, rank: int, store: RendezvousStore
+) -> HandoverResult:
+    """Bring every section to where the plan has it."""
+    sources = (context.memory, context.checkpoints)
+    endpoint = Endpoint.of(context.device)
+    bounds = (context.loaded.spec.communication_timeout_s, context.faults)
+    try:
+        return hand_over(command, rank, store, *sources, *bounds, endpoint)
+    except torch.OutOfMemoryError as error:
+        _report_out_of_memory(context, command, error, "handover", None)
+        raise
 
 
 def _save(
@@ -234,6 +244,7 @@ def _form_groups(
     context: WorkerContext,
     command: RunGeneration,
     rank: int,
+    endpoints: Sequence[Endpoint],
     connections: Connections,
     device_groups: DeviceGroups,
 ) -> dict[tuple[int, ...], dist.ProcessGroup]:
@@ -244,7 +255,8 @@ def _form_groups(
     groups = new_groups(memberships(plan, ties), rank, timeout_s)
     connections.seal()
     stages = [stage_ranks(plan, stage) for stage in range(plan.pipeline_depth)]
-    device_groups.form(spec.network, plan.network, stages, rank, timeout_s)
+    networks = spec.network, plan.network
+    device_groups.form(endpoints, *networks, stages, rank, timeout_s)
     return groups
 
 
@@ -287,6 +299,17 @@ def _rank_of(context: WorkerContext, command: RunGeneration) -> int:
     return ranks[0]
 
 
+@dataclass(frozen=True, slots=True)
+class _Network:
+    """A rank's connections to its peers in one generation."""
+
+    store: RendezvousStore
+    connections: Connections
+    groups: Mapping[tuple[int, ...], dist.ProcessGroup]
+    """Of the host, those that this rank is in."""
+    device_groups: DeviceGroups
+
+
 class _Training:
     """The training loop of one rank of a plan."""
 
@@ -295,15 +318,10 @@ class _Training:
         context: WorkerContext,
         command: RunGeneration,
         rank: int,
-        store: RendezvousStore,
-        connections: Connections,
-        groups: Mapping[tuple[int, ...], dist.ProcessGroup],
-        device_groups: DeviceGroups,
-        known: KnownTasks,
+        network: _Network,
     ) -> None:
         plan, spec = command.plan, context.loaded.spec
-        self._connections = connections
-        self._groups, self._device_groups = groups, device_groups
+        self._network = network
         self._context, self._command, self._plan = context, command, plan
         self._rank = rank
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
@@ -315,7 +333,7 @@ class _Training:
         self._parameters = _parameters_of(self._chunks)
         self._ties = _trainable_ties(context.loaded.layout)
         self._updater = context.memory.updater(self._arenas, context.faults)
-        self._tracker = TensorTracker(context.memory.num_bytes, known)
+        self._tracker = TensorTracker(context.memory.num_bytes, context.stages.known)
         self._reduction = self._make_reduction()
         self._gatherer = update.Gatherer(plan, len(context.loaded.layout.metrics))
         self._step = next(iter(self._arenas.values())).version
@@ -323,7 +341,7 @@ class _Training:
         sizes = plan.minibatch_size, plan.microbatch_size
         self._source = MicrobatchSource(job, spec.seed, *sizes, fetch)
         self._saving = CheckpointRound(
-            context, command, self._arenas, self._replica, store, self._tracker
+            context, command, self._arenas, self._replica, network.store, self._tracker
         )
         # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank), context.device, spec.wire)
@@ -371,7 +389,8 @@ class _Training:
                     device.torch_device,
                     loaded.spec.precision,
                     buffers,
-                    self._connections.check,
+                    self._network.connections.check,
+                    self._context.skeletons.build,
                 )
                 for sections in segments_of(run, self._plan.segments)
             ]
@@ -381,8 +400,8 @@ class _Training:
     def _make_reduction(self) -> GradientReduction:
         plan, spec = self._plan, self._context.loaded.spec
         replicas = Replicas(
-            group=self._groups.get(stage_ranks(plan, self._stage_index)),
-            device_group=self._device_groups.mine,
+            group=self._network.groups.get(stage_ranks(plan, self._stage_index)),
+            device_group=self._network.device_groups.mine,
             virtual_nodes=plan.virtual_nodes_of(self._replica),
             num_virtual_nodes=plan.replica_bounds[-1],
             has_loss=self._stage_index == plan.pipeline_depth - 1,
@@ -466,7 +485,7 @@ class _Training:
             self._saving.finish()
         with self._context.activity.waiting():
             self._links.flush()
-            self._device_groups.finish()
+            self._network.device_groups.finish()
             dist.barrier()
         self._context.supervisor.report(
             messages.GenerationStopped(
@@ -604,7 +623,7 @@ class _Training:
         """
         faults, generation = self._context.faults, self._command.generation
         activity = self._context.activity
-        with self._device_groups.bounded():
+        with self._network.device_groups.bounded():
             with activity.waiting(), self._profiler.phase("reduction"):
                 mine = self._reduce(losses)
             if not any(one.out_of_range for one in mine):
@@ -661,7 +680,9 @@ class _Training:
         self._context.faults.at(Hook.REDUCE)
         fits = self._reduction.reduce()
         totals = self._reduction.total_loss(losses)
-        sum_tied(self._plan, self._replica, self._ties, self._arenas, self._groups)
+        sum_tied(
+            self._plan, self._replica, self._ties, self._arenas, self._network.groups
+        )
         self._context.faults.at(Hook.REDUCED)
         last = self._plan.num_sections - 1
         return [
@@ -675,7 +696,7 @@ class _Training:
         """Mark gradients as whole, once the device is done with them."""
         for arena in self._arenas.values():
             arena.synchronise()
-        self._device_groups.check()
+        self._network.device_groups.check()
         with self._context.memory.control.lock:
             for arena, one in zip(self._arenas.values(), mine, strict=True):
                 arena.prepare(self._command.generation, step, one)

@@ -312,6 +312,10 @@ class Ledger:
         """Price of the fleet now, without storage."""
         return money.total_rate(line.rate_now for line in self.open.values())
 
+    def rate_of(self, vm_id: str) -> money.Rate:
+        """Return the price of a VM now."""
+        return self._line(vm_id).rate_now
+
     @property
     def storage_rate(self) -> money.Rate:
         """Price of storage now."""

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+
+from spottrain.units import HOUR_S
 
 _S = 1_000_000
 CLOUD_USD_PER_GB = 0.09
@@ -25,6 +28,21 @@ class BillingTerms:
     """List price of a gigabyte from one zone to another, both ends together."""
     region_usd_per_gb: float = 0.0
     """The same from one region to another."""
+
+    def unused_s(self, ends_per_hour: float) -> float:
+        """Return the seconds that are billed beyond a VM's life, on the average.
+
+        Lives end at a constant rate; half a unit is rounded up.
+        """
+        least_s, ends_per_s = self.min_us / _S, ends_per_hour / HOUR_S
+        if ends_per_s <= 0:
+            return self.unit_us / _S / 2
+        short_s = least_s + math.expm1(-ends_per_s * least_s) / ends_per_s
+        return self.unit_us / _S / 2 + short_s
+
+    def billed_s(self, seconds: float) -> float:
+        """Return what is billed of a life, rounding aside."""
+        return max(seconds, self.min_us / _S)
 
 
 EXACT = BillingTerms()

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+from spottrain.cloud.port.facts import with_attached
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.prices.catalogue import Catalogue, InstanceType
 from spottrain.pricing.prices.history import History
@@ -66,13 +67,10 @@ def check_live(
         if price is None:
             warnings.append(f"{offer_key(offer)}: no price to rent by; left out")
             continue
-        checked.append(
-            replace(
-                offer,
-                usd_per_hour=price.usd_per_hour + offer.attached_usd_per_hour,
-                observed_at_s=price.seen_s,
-            )
+        machine = replace(
+            offer, usd_per_hour=price.usd_per_hour, observed_at_s=price.seen_s
         )
+        checked.append(with_attached(machine, offer.attached_usd_per_hour))
     return checked, tuple(warnings)
 
 

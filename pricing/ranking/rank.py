@@ -17,6 +17,8 @@ from spottrain.morphing.adapt.checkpointing import PRIOR_COST_S, interval_s
 from spottrain.morphing.adapt.policy import slowdown
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.money import FREE, Rate, is_amount
+from spottrain.pricing.billing.terms import EXACT as EXACT_BILLING
+from spottrain.pricing.billing.terms import TERMS
 from spottrain.pricing.prices.place import Place, offer_key, place_of
 from spottrain.pricing.ranking.machine import MachineShape
 from spottrain.pricing.ranking.order import preference
@@ -346,7 +348,8 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
     An interruption costs two morphs (to go on without the VM, and to add another), work
     repeated where no replica is left (``policy.slowdown``), and a VM's share of the
     throughput while its replacement boots, which is paid for meanwhile. A place that will
-    hardly give so many VMs costs boots in vain.
+    hardly give so many VMs costs boots in vain. Every life of a VM is billed for a cloud's
+    shortest time at least.
     """
     offer, place = priced.offer, priced.place
     examples_per_s = throughput.examples_per_s * terms.correction(place)
@@ -370,6 +373,11 @@ def worth_of(throughput: FleetThroughput, priced: Priced, terms: RankingTerms) -
     fetched_usd = throughput.vms * terms.fetched_usd(place)
     once += fetched_usd
     again = fetched_usd * priced.losses_per_hour
+    billing = TERMS.get(offer.cloud, EXACT_BILLING)
+    unused_h = billing.unused_s(priced.losses_per_hour) / HOUR_S
+    again += losses_per_hour * unused_h * offer.usd_per_hour
+    whole_s = terms.examples / per_hour * HOUR_S + priced.boot_s
+    once += rent * (billing.billed_s(whole_s) - whole_s) / HOUR_S
     crossing = _crossing_usd(throughput, place, terms) / step_s * HOUR_S
     usd = (rent + storage + crossing + again) * terms.examples / per_hour + once
     return Worth(

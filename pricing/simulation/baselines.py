@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
+from spottrain.morphing.replay import look_ahead
 from spottrain.pricing.deadline.fallback import on_demand_fallback
 from spottrain.pricing.deadline.model import (
     Beginning,
@@ -14,6 +16,7 @@ from spottrain.pricing.deadline.model import (
 from spottrain.pricing.deadline.outlook import MarketOutlook, observe
 from spottrain.pricing.deadline.policy import decide
 from spottrain.pricing.simulation.replay import ON_DEMAND, REVIEW_S, MarketView
+from spottrain.pricing.simulation.scenarios import Scenario
 
 
 def job_status(view: MarketView) -> JobStatus:
@@ -141,6 +144,77 @@ class UniformProgress:
         return spot | {ON_DEMAND: missing if self.behind else 0}
 
 
+class Redundancy(SpotOnlyWait):
+    """Spot only, every VM able to do its neighbour's work, as Bamboo (NSDI 2023) does.
+
+    No work is lost with a VM. A forward, its recomputation and its backward take as long as
+    four forwards, and the neighbour's forward is a fifth. To the rule's favour: twice the
+    state needs no more VMs, and no two neighbours are lost at once.
+    """
+
+    name = "redundancy"
+    speed = 4 / 5
+
+    @classmethod
+    def scenario(cls, scenario: Scenario) -> Scenario:
+        """Return the scenario with the fleet of redundant VMs."""
+        fleet = scenario.fleet
+        rates = tuple(rate * cls.speed for rate in fleet.examples_per_s)
+        fleet = replace(fleet, examples_per_s=rates, lost_s=0.0)
+        return replace(scenario, fleet=fleet)
+
+
+class LookAhead(SpotOnlyWait):
+    """Spot only, the fleet that trains most in the next 12 minutes, as Parcae (NSDI 2024).
+
+    The number of VMs that can be had is forecast from that of the last 12 minutes; a VM
+    is rented only if it makes up for the pause in which it joins within the next 12.
+    """
+
+    name = "12-minute look-ahead"
+
+    def __init__(self) -> None:
+        self.counts: list[tuple[float, int]] = []
+
+    def wanted(self, view: MarketView) -> Mapping[str, int]:
+        """Return the VMs that are held, and as many more as will pay."""
+        held = sum(vms.rented for vms in view.holdings)
+        ready = sum(vms.ready for vms in view.holdings)
+        full = _fill(view, view.supplies)
+        possible = sum(full.values())
+        if not self.counts or self.counts[-1][1] != possible:
+            self.counts.append((view.now_s, possible))
+        if possible == held:
+            return full
+        samples = look_ahead.sampled(self.counts, view.now_s)
+        coming = look_ahead.predicted(samples)
+        sizes = range(max(held, 1), possible + 1)
+        best = max(sizes, key=lambda vms: self._examples(view, coming, ready, vms))
+        return _fill(view, view.supplies, best)
+
+    @staticmethod
+    def _examples(
+        view: MarketView, coming: Sequence[int], ready: int, vms: int
+    ) -> float:
+        """Return what a fleet trains while so many VMs are there."""
+        fleet, interval_s = view.scenario.fleet, look_ahead.INTERVAL_S
+        done = at_s = 0.0
+        ready_at_s = 0.0 if vms == ready else fleet.boot_s
+        before = vms
+        for count in coming:
+            at_s += interval_s
+            now = min(vms, count)
+            trains_s = interval_s
+            if ready_at_s > 0 and at_s > ready_at_s >= at_s - interval_s:
+                trains_s -= fleet.morph_s
+            if now < before:
+                trains_s -= fleet.morph_s + fleet.lost_s
+            size = now if at_s > ready_at_s else min(ready, now)
+            done += fleet.rates[size] * max(0.0, trains_s)
+            before = now
+        return done
+
+
 def _fill(
     view: MarketView, supplies: Sequence[Supply], max_vms: int | None = None
 ) -> dict[str, int]:
@@ -165,5 +239,7 @@ RULES: tuple[type[CostOptimal | OnDemandOnly | SpotOnlyWait | UniformProgress], 
     SpotOnlyWait,
     GreedyFailover,
     UniformProgress,
+    LookAhead,
+    Redundancy,
 )
 """The deadline policy first: cost-optimal, then time-optimal."""

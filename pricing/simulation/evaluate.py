@@ -12,7 +12,12 @@ from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Forecast
 from spottrain.pricing.simulation import baselines, offline_optimum, online_bound
 from spottrain.pricing.simulation.coverage import Foretold
-from spottrain.pricing.simulation.replay import MarketView, SimulatedRun, play
+from spottrain.pricing.simulation.replay import (
+    FleetRule,
+    MarketView,
+    SimulatedRun,
+    play,
+)
 from spottrain.pricing.simulation.scenarios import Scenario, prolonged
 
 FREE = "no frictions"
@@ -197,12 +202,19 @@ def evaluate(scenario: Scenario) -> Case:
         on_demand_usd=scenario.on_demand()[1],
         offline_optimum_usd=offline_optimum_usd(scenario),
         online_bound_usd=online_bound_usd(scenario),
-        outcomes=(ours, soon, *(play(endless, rule()) for rule in baselines.RULES[2:])),
+        outcomes=(ours, soon, *(_play(endless, rule) for rule in baselines.RULES[2:])),
         free=play(free, baselines.CostOptimal()),
         free_bound_usd=offline_optimum_usd(free),
         forecasts=forecasts,
         time_optimal_forecasts=soon_forecasts,
     )
+
+
+def _play(scenario: Scenario, rule: type[FleetRule]) -> SimulatedRun:
+    """Return the outcome of a baseline, on a fleet of its own if it is redundant."""
+    if issubclass(rule, baselines.Redundancy):
+        scenario = rule.scenario(scenario)
+    return play(scenario, rule())
 
 
 def evaluate_all(scenarios: Sequence[Scenario], processes: int) -> list[Case]:

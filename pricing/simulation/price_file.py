@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import date
 
-from spottrain.errors import ConfigError
+from spottrain.errors import ConfigError, shortened
 from spottrain.pricing.prices.place import Place
 
 COLUMNS = ("cloud", "zone", "instance_type", "observed_at", "usd_per_hour")
@@ -91,7 +91,7 @@ def parse_prices(text: str) -> PriceFile:
 def _parse(reader: csv.DictReader[str]) -> PriceFile:
     if tuple(reader.fieldnames or ()) != COLUMNS:
         raise ConfigError(
-            f"columns: got {','.join(reader.fieldnames or ()) or 'none'}; write "
+            f"columns: got {shortened(','.join(reader.fieldnames or ()) or 'none')}; write "
             f"{','.join(COLUMNS)}"
         )
     found: dict[date, dict[Place, list[float]]] = {}
@@ -142,7 +142,7 @@ def _day(text: str | None, number: int) -> date:
         return date.fromisoformat((text or "")[:10])
     except ValueError as error:
         raise ConfigError(
-            f"row {number}: observed_at: got {text!r}; write 2020-02-27 or "
+            f"row {number}: observed_at: got {shortened(text)}; write 2020-02-27 or "
             "2020-02-27T04:42:58Z"
         ) from error
 

@@ -17,7 +17,7 @@ from statistics import mean
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.simulation import switching
+from spottrain.pricing.ranking import switching
 from spottrain.pricing.simulation.price_file import INSTANCES, PriceFile
 from spottrain.units import HOUR_S
 

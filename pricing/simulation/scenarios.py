@@ -283,7 +283,7 @@ def _walk(draw: random.Random, on_demand_usd: float, end_s: float) -> tuple[floa
 
 def from_trace(
     name: str,
-    trace: Trace,
+    traces: Sequence[Trace],
     fleet: Fleet,
     *,
     tightness: float,
@@ -291,35 +291,39 @@ def from_trace(
     spot_share: float = 0.3,
     budget_share: float = 1.0,
 ) -> Scenario:
-    """Return a job on a recorded trace, with a constant spot price.
+    """Return a job on recorded traces, with a constant spot price.
 
     Args:
         name: Of the scenario.
-        trace: Lives of the VMs of one zone.
-        fleet: Its size need not be that of the trace.
-        tightness: Time that on-demand VMs need, as a share of the trace, whose end is the
-            deadline.
+        traces: Lives of the VMs of each zone.
+        fleet: Its size need not be that of a trace.
+        tightness: Time that on-demand VMs need, as a share of the shortest trace, whose end
+            is the deadline.
         on_demand_usd_per_hour: Of one VM.
         spot_share: The spot price as a share of it.
         budget_share: The budget as a share of what on-demand VMs cost.
     """
     start_s = fleet.boot_s + fleet.morph_s
-    train_s = trace.end_s * tightness - start_s
+    end_s = min(trace.end_s for trace in traces)
+    train_s = end_s * tightness - start_s
     usd_per_hour = fleet.max_vms * on_demand_usd_per_hour
     return Scenario(
         name=name,
-        zones=(
+        zones=tuple(
             Zone(
-                name="trace",
-                lives=tuple((vm.from_s, vm.until_s) for vm in trace.lives),
+                name=f"trace {number}" if number else "trace",
+                lives=tuple(
+                    (vm.from_s, vm.until_s) for vm in trace.lives if vm.from_s < end_s
+                ),
                 usd_per_hour=(spot_share * on_demand_usd_per_hour,),
-            ),
+            )
+            for number, trace in enumerate(traces)
         ),
         on_demand_usd_per_hour=on_demand_usd_per_hour,
         notice_s=0.0,
         fleet=fleet,
         examples=train_s * fleet.rates[-1],
-        deadline_s=trace.end_s,
+        deadline_s=end_s,
         max_usd=usd_per_hour * (start_s + train_s) / HOUR_S * budget_share,
-        market_s=trace.end_s,
+        market_s=end_s,
     )

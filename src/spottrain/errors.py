@@ -17,6 +17,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+_SHOWN = 60
+"""Characters of what somebody gave that an error shows."""
+
+
+def shortened(given: object) -> str:
+    """Return ``repr`` of what an error complains about, cut: it may be a whole file."""
+    shown = given if isinstance(given, str) else repr(given)
+    if len(shown) > _SHOWN:
+        shown = f"{shown[:_SHOWN]}..."
+    return repr(shown) if isinstance(given, str) else shown
+
 
 class SpottrainError(Exception):
     """Something the user can act on; the CLI prints it as one line."""

@@ -19,7 +19,7 @@ from spottrain.pricing.simulation.baselines import (
 from spottrain.pricing.simulation.evaluate import offline_optimum_usd, online_bound_usd
 from spottrain.pricing.simulation.replay import ON_DEMAND, MarketView, play
 from spottrain.pricing.simulation.scenarios import Scenario
-from spottrain.varuna_manager.cli.simulate.deadlines import deadlines, on_trace
+from spottrain.varuna_manager.cli.simulate.deadlines import deadlines, on_traces
 
 
 class Mixed(SpotOnlyWait):
@@ -71,7 +71,7 @@ def main() -> None:
     deadlines(trace=traces)
     print(f"{time.perf_counter() - started_s:.0f} s")
     for trace in traces:
-        for scenario in on_trace(trace):
+        for scenario in on_traces([trace]):
             print(in_the_way(scenario))
 
 

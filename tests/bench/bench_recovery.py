@@ -149,13 +149,13 @@ class Watched:
 
     def morph(self) -> list[float]:
         """Return the pause of the planned morph by which the next VM joins."""
-        state = self._follower.state
-        morphs = state.tally.morphs
+        recovered = len(self.commits) - 1
+        morphs = self._follower.state.tally.morphs
         self.until(lambda: self._follower.state.tally.morphs > morphs)
         self.until(self._is_whole)
         at = len(self.commits)
         self.until(lambda: self.trains(at + UNDISTURBED))
-        near = self.commits[-4 * UNDISTURBED :]
+        near = self.commits[recovered:]
         pauses = [b - a for a, b in itertools.pairwise(near)]
         longest = max(range(len(pauses)), key=pauses.__getitem__)
         began_s, first_s = near[longest : longest + 2]

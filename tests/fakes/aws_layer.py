@@ -43,6 +43,8 @@ _ERROR = (
     "<RequestID>fake</RequestID></Response>"
 )
 _SPOT_QUOTA = {"g": "L-3819A6DF", "p": "L-7212CCBC"}
+_IMAGE_GIB = 15
+"""Size of moto's images."""
 _DISK_QUOTA = "L-7A658B76"
 _ON_DEMAND_QUOTA = {"g": "L-DB2E81BA", "p": "L-417A185B"}
 
@@ -272,6 +274,11 @@ class Layer:
             code = "MaxSpotInstanceCountExceeded" if spot else "VcpuLimitExceeded"
             raise RefusedError(code, "quota")
         disk_gib = asked["BlockDeviceMappings"][0]["Ebs"]["VolumeSize"]
+        if disk_gib < _IMAGE_GIB:  # as users of Terraform and Packer are told
+            told = (
+                f"Volume of size {disk_gib}GB is smaller than snapshot 'snap-1', expect"
+            )
+            raise RefusedError("InvalidBlockDeviceMapping", f"{told} size >= 15GB")
         limit_tib = world.quotas.get(_DISK_QUOTA, float("inf"))
         if (len(list(world.live(call.region))) + count) * disk_gib > 1024 * limit_tib:
             told = (

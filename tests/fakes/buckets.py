@@ -10,9 +10,10 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from urllib.parse import parse_qs, unquote, urlsplit
-from xml.sax.saxutils import escape
+from xml.sax.saxutils import escape, unescape
 
 BUCKET = "bucket"
+S3_REGION = "eu-west-1"
 _PAGE = 2
 _DATE = "Fri, 20 Nov 2026 00:00:00 GMT"
 
@@ -104,6 +105,42 @@ class _Gcs(_Handler):
         return f"<ListBucketResult>{''.join(items)}{token}</ListBucketResult>"
 
 
+class _S3(_Gcs):
+    """S3's, in ``S3_REGION``: requests that are signed for another one are redirected
+    ("Making requests to S3", temporary and permanent redirects)."""
+
+    only_new = ("If-None-Match", "*")
+
+    def parse_request(self) -> bool:
+        if not super().parse_request():
+            return False
+        scope = re.search(r"Credential=[^/]+/\d+/([^/]+)/s3", self._signed)
+        if scope is not None and scope[1] == S3_REGION:
+            return True
+        self.rfile.read(int(self.headers.get("Content-Length", 0)))
+        self.send_response(301)
+        self.send_header("x-amz-bucket-region", S3_REGION)
+        body = b"<Error><Code>PermanentRedirect</Code></Error>"
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+        return False
+
+    @property
+    def _signed(self) -> str:
+        return self.headers.get("Authorization", "")
+
+    def do_POST(self) -> None:
+        """Delete several at once."""
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        keys = re.findall("<Key>(.*?)</Key>", body)
+        for key in keys:
+            self.objects.pop(unescape(key), None)
+        deleted = "".join(f"<Deleted><Key>{key}</Key></Deleted>" for key in keys)
+        self.answer(200, f"<DeleteResult>{deleted}</DeleteResult>".encode())
+
+
 class _Azure(_Handler):
     """The Blob service."""
 
@@ -142,8 +179,8 @@ def name_of(path: str) -> str:
 
 @contextlib.contextmanager
 def serve(cloud: str) -> Iterator[str]:
-    """Serve an empty bucket of ``gs`` or ``az``; give the server's address."""
-    kind = {"gs": _Gcs, "az": _Azure}[cloud]
+    """Serve an empty bucket of ``s3``, ``gs`` or ``az``; give the server's address."""
+    kind = {"s3": _S3, "gs": _Gcs, "az": _Azure}[cloud]
     handler = type("Handler", (kind,), {"objects": {}})
     with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
         thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -151,6 +188,16 @@ def serve(cloud: str) -> Iterator[str]:
         yield f"http://127.0.0.1:{server.server_port}"
         server.shutdown()
         thread.join()
+
+
+def s3_environment(endpoint: str, region: str) -> dict[str, str]:
+    """Return the variables with which a machine set up for a region asks S3 here."""
+    return {
+        "AWS_ENDPOINT_URL_S3": endpoint,
+        "AWS_REGION": region,
+        "AWS_ACCESS_KEY_ID": "id",
+        "AWS_SECRET_ACCESS_KEY": "secret",
+    }
 
 
 def write_key(file: Path, endpoint: str) -> None:

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 import torch
 
-from spottrain.pipeline.comm.collectives import gather_rows
+from spottrain.pipeline.comm.collectives import gather_json, gather_rows
 from spottrain.pipeline.comm.device_group import TrialGroups
 from spottrain.pipeline.comm.groups import (
     GenerationBrokenError,
@@ -35,7 +35,10 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float64)
 
 
 def gathers(rank: int, size: int) -> None:
-    """Every rank gets every rank's row, time after time."""
+    """Every rank gets every rank's row or text, time after time."""
+    for length in (0, 3, 4094, 4095, 100_000):
+        texts = gather_json(str(rank) * length if rank == size - 1 else None)
+        assert texts == [None] * (size - 1) + [str(size - 1) * length]
     for turn in range(4):
         rows = gather_rows(torch.tensor([rank, turn], dtype=torch.float64))
         assert rows.tolist() == [[other, turn] for other in range(size)], rows

@@ -16,9 +16,11 @@ from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.tracer import trace
 from spottrain.varuna_manager.config.job import load_config
+from spottrain.varuna_manager.launch.preflight import check_build
 from spottrain.wire.model import Plan
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
+CLOUDS = ("aws", "azure", "gcp")
 
 
 @pytest.mark.filterwarnings("default::FutureWarning")  # of peft
@@ -48,6 +50,24 @@ def test_an_example_is_accepted(
     assert job.lr_schedule is not None
     assert job.lr_schedule(0) == 0
     assert job.lr_schedule(config.steps) < 0.2
+
+
+def test_the_first_jobs_on_clouds_are_accepted_and_their_vms_have_torch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("AZURE_STORAGE_ACCOUNT_NAME", "AZURE_STORAGE_ACCOUNT_KEY"):
+        monkeypatch.setenv(name, "given")
+    configs = [load_config(EXAMPLES / f"{name}.yaml") for name in sorted(CLOUDS)]
+    assert [config.clouds[0].cloud for config in configs] == sorted(CLOUDS)
+    for config in configs:
+        lines = check_build(config)
+        assert lines
+        assert not any("WARNING" in line for line in lines), lines
+    (entrypoint,) = {config.entrypoint for config in configs}
+    job = load_job(entrypoint, EXAMPLES)
+    layout = trace(job)
+    assert layout.num_sections == 8
+    try_optimizer(job, layout)
 
 
 def always(plan: Plan) -> Callable[[Sequence[str]], Plan]:

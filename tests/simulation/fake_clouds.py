@@ -32,6 +32,8 @@ class FakeCloud:
     name: str
     ask: Callable[..., Any]
     """Calls a method of the fake's world."""
+    reset: Callable[[], None]
+    """Empties the account."""
     connect: Callable[..., CloudProvider]
     """Makes one more client, as a new manager does, of a clock and settings."""
     restock: Callable[[random.Random], None]
@@ -55,11 +57,14 @@ def aws_cloud() -> Iterator[FakeCloud]:
     """AWS: moto and its layer, by way of boto3."""
     zones = ("us-east-1a", "us-east-1b", "us-east-1c")
     with aws.running() as fake:
-        fake.reset()
-        for usd, zone in enumerate(zones[1:], 1):
-            fake.ask(
-                "price", zone=zone, instance_type=aws.KIND, usd=0.4 + usd / 100, at_s=0
-            )
+
+        def reset() -> None:
+            fake.reset()
+            for number, zone in enumerate(zones[1:], 1):
+                usd = 0.4 + number / 100
+                fake.ask("price", zone=zone, instance_type=aws.KIND, usd=usd, at_s=0)
+
+        reset()
 
         def restock(draw: random.Random) -> None:
             for zone in zones:
@@ -74,6 +79,7 @@ def aws_cloud() -> Iterator[FakeCloud]:
         yield FakeCloud(
             name="aws",
             ask=fake.ask,
+            reset=reset,
             connect=fake.provider,
             restock=restock,
             bill=lambda: [
@@ -114,6 +120,7 @@ def azure_cloud() -> Iterator[FakeCloud]:
         yield FakeCloud(
             name="azure",
             ask=fake.ask,
+            reset=fake.reset,
             connect=fake.provider,
             restock=restock,
             bill=lambda: [
@@ -166,6 +173,7 @@ def gcp_cloud() -> Iterator[FakeCloud]:
         yield FakeCloud(
             name="gcp",
             ask=fake.ask,
+            reset=fake.reset,
             connect=lambda clock, **settings: fake.provider(
                 clock, regions=("us-central1", "us-west1"), **settings
             ),

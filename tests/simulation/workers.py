@@ -240,14 +240,22 @@ class Workers:
         return newest if len(covered) == full else None
 
     def check_restore(self) -> None:
-        """A checkpoint is loaded only if VMs that are there and heard hold no state."""
-        there = (
-            self.world.cloud.vms[vm_id]
-            for vm_id, record in self.world.state.vms.items()
-            if record.phase is VmPhase.READY and record.silent_since_s is None
-        )
-        held = self.newest_in(vm for vm in there if vm.alive)
+        """A checkpoint is loaded only if VMs that are there and heard hold no state.
+
+        VMs in a region that the job leaves are out of reach, and have saved theirs.
+        """
+        state = self.world.state
+        is_far = state.move is not None and state.move.is_far
+        near, far = list[SimulatedVm](), list[SimulatedVm]()
+        for vm_id, record in state.vms.items():
+            vm = self.world.cloud.vms[vm_id]
+            heard = record.phase is VmPhase.READY and record.silent_since_s is None
+            if heard and vm.alive:
+                (far if is_far and record.succession else near).append(vm)
+        held = self.newest_in(near)
         assert held is None or held < self.committed, "memory is forgotten"
+        held, saved = self.newest_in(far), max(c.step for c in self.checkpoints)
+        assert held is None or held <= saved, "what is left behind was saved"
 
     # --- Training ---------------------------------------------------------------------
 

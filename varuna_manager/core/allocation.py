@@ -17,7 +17,7 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing import egress
 from spottrain.pricing.deadline.model import Holdings
 from spottrain.pricing.prices.catalogue import catalogue
-from spottrain.pricing.prices.place import offer_key
+from spottrain.pricing.prices.place import Place, offer_key
 from spottrain.pricing.ranking import cooldowns
 from spottrain.pricing.ranking.order import in_order
 from spottrain.pricing.ranking.quotas import quota_left
@@ -31,6 +31,7 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import (
     State,
+    arriving_by_kind,
     budget,
     held_by_kind,
     is_unfit,
@@ -65,14 +66,17 @@ def room(state: State) -> int:
     """Return how many more VMs may be asked for; see ``VmRecord.counts``.
 
     Against a pool's grant every VM counts that is billed: others may not hold it too.
+    During a move as many as there were when it began; those do not count.
     """
+    if state.move is not None and not state.move.is_left:
+        return len(state.move.vm_ids) - _count(state)
     enough, limit = state.enough, state.most_vms
     if enough is not None:
         limit_usd_per_hour = (1 - CHEAPER) * enough.usd_per_hour
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
             limit = min(limit, enough.vms)
     if state.job.grant is not None:
-        return limit - held_by_kind(state).total()
+        return limit - (held_by_kind(state) + arriving_by_kind(state)).total()
     return limit - _count(state)
 
 
@@ -81,7 +85,7 @@ def within_grant(state: State) -> Callable[[Offer], int]:
     grant, max_vms = state.job.grant, state.job.max_vms
     if grant is None:
         return lambda offer: max_vms
-    granted, held = dict(grant.vms), held_by_kind(state)
+    granted, held = dict(grant.vms), held_by_kind(state) + arriving_by_kind(state)
     return lambda offer: granted.get(kind := kind_of(offer), 0) - held[kind]
 
 
@@ -237,7 +241,7 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
         return NextLaunch()
     offers = in_order(state.offers, state.worths)
     affords, demand = affordable(state), wanted_by_deadline(state, replacing)
-    left, granted = quota_left(state.offers, _rented(state)), within_grant(state)
+    left, granted = quota_left(state.offers, rented(state)), within_grant(state)
     counts: dict[str, int] = {}
     candidates: list[Offer] = []
     for offer in offers:
@@ -377,6 +381,15 @@ def is_at(state: State, where: tuple[str, ...] | None, offer: Offer) -> bool:
     return where is None or cooldowns.location_of(offer, state.job.span) == where
 
 
+def reach_each_other(state: State, one: Place, other: Place) -> bool:
+    """Return whether VMs of two places can train together."""
+    span = state.job.span
+    return (
+        span == "any"
+        or one[: 1 + (span == "region")] == other[: 1 + (span == "region")]
+    )
+
+
 def at_home(state: State) -> tuple[VmRecord, ...]:
     """Return the VMs that can train together."""
     return _placed(state).at_home
@@ -414,6 +427,8 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
 def _reachable(state: State, offers: list[Offer]) -> list[Offer]:
     """Return the offers where the other VMs are. If there are none, and those VMs are too
     few to train, all others: the job moves."""
+    if state.move is not None and not state.move.is_left:
+        return [one for one in offers if offer_key(one) == state.move.offer]
     where = home(state)
     near = [offer for offer in offers if is_at(state, where, offer)]
     here = sum(vm.counts for vm in at_home(state)) + sum(
@@ -443,7 +458,7 @@ def available(state: State, offer: Offer) -> int:
     return offer.available - asked - len(_unseen(state, offer))
 
 
-def _rented(state: State) -> Counter[Offer]:
+def rented(state: State) -> Counter[Offer]:
     """Return the VMs that count against quotas, launches in flight included."""
     found = Counter(vm.offer for vm in state.vms.values())
     for intent in state.intents.values():

@@ -169,10 +169,15 @@ def _state_losses_per_s(state: State, plan: Plan) -> float:
 
 
 def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
-    """Return slots outside the plan whose memory may hold a section's newest copy."""
+    """Return slots outside the plan whose memory may hold a section's newest copy.
+
+    VMs that a job has left for another region are out of reach.
+    """
+    far = state.move is not None and state.move.is_far
     return tuple(
         slot
         for vm in state.vms.values()
+        if not (far and vm.succession)
         if vm.phase is VmPhase.READY and vm.silent_since_s is None
         for slot in (Slot(vm_id=vm.vm_id, index=i) for i in vm.used_slots)
         if slot not in slots

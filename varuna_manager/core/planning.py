@@ -44,8 +44,18 @@ def wants_training(state: State) -> bool:
 
 
 def usable_vms(state: State) -> tuple[records.VmRecord, ...]:
-    """Return the VMs whose slots a plan may use."""
-    return tuple(vm for vm in allocation.at_home(state) if vm.is_usable)
+    """Return the VMs whose slots a plan may use.
+
+    While a move waits for new VMs, the old ones; new ones near by take the places of old
+    ones that are lost.
+    """
+    usable = tuple(vm for vm in allocation.at_home(state) if vm.is_usable)
+    move = state.move
+    if move is None or move.is_left:
+        return usable
+    old = tuple(vm for vm in state.vms.values() if vm.succession and vm.is_usable)
+    new = () if move.is_far else tuple(vm for vm in usable if not vm.succession)
+    return old + new[: max(0, len(move.vm_ids) - len(old))]
 
 
 def advance(transition: Transition) -> None:
@@ -253,6 +263,10 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
         _leave(transition, f"notice: {names}", checkpoint=answer.plan is None)
         return
     plan = answer.plan
+    move = state.move
+    if move is not None and move.is_left and plan is not None:
+        _leave(transition, f"moving to {move.to}", checkpoint=move.is_far)
+        return
     if slow and plan is not None:
         names = ", ".join(f"{one.vm_id} by {one.replaced_by}" for one in slow)
         _leave(transition, f"slow: {names}", checkpoint=False)
@@ -304,6 +318,7 @@ def _return_unused(
         vm.slow is None and (vm.is_usable or vm.phase is records.VmPhase.RETURNING)
         for vm in state.vms.values()
     )
+    settled = settled and state.move is None
     if state.job.plan_objective != "examples_per_dollar" or not going or not settled:
         return
     if transition.is_due(max(generation.since_s, state.fleet_changed_at_s) + UNUSED_S):

@@ -88,9 +88,13 @@ def listed(transition: Transition, vms: Iterable[Vm]) -> None:
             continue
         ledger = state.ledger
         known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
-        ours = vm.intent in state.intents or vm.intent in state.given_up
+        is_handed = tags.is_handed(vm.intent)
+        ours = vm.intent in state.intents or vm.intent in state.given_up or is_handed
         if not known and ours:
             opened(transition, vm)  # it started and ended between two polls
+        if is_handed:
+            received = transition.state.received | {vm.intent}
+            transition.state = replace(transition.state, received=received)
         if known or ours:
             ledger = transition.state.ledger.ended(vm.vm_id, vm.ended_at_s)
             transition.state = replace(transition.state, ledger=ledger)
@@ -100,7 +104,8 @@ def settled(state: State, event: VmsListed) -> State:
     """Take over when VMs ended after the job has: its manager's VM outlives it."""
     transition = Transition(state, event.at_s)
     listed(transition, event.vms)
-    return replace(state, ledger=transition.state.ledger)
+    found = transition.state
+    return replace(state, ledger=found.ledger, received=found.received)
 
 
 def fetches(transition: Transition, vm: VmRecord) -> None:

@@ -23,7 +23,7 @@ a manager restarts (``jobs.replay``). The rules:
 The life of a job: NEW until it is submitted. While it is ACTIVE, the parts below rent VMs
 (``allocation``, ``launches``, ``fleet``), have the model measured and plans computed
 (``calibration``, ``planning``), and train one generation after the other
-(``generation``, ``hangs``, ``stragglers``). Success, a limit, a failure or a person ends it
+(``generation``, ``hangs``, ``replacement``). Success, a limit, a failure or a person ends it
 (``shutdown``): while it is ENDING, a last checkpoint is written if there is time, and all
 VMs are returned; it is ENDED once nothing costs money any more. ``resume`` makes a job
 that has not succeeded ACTIVE again.
@@ -47,7 +47,6 @@ from spottrain.varuna_manager.core import (
     reports,
     shutdown,
     spending,
-    stragglers,
 )
 from spottrain.varuna_manager.core import generation as generations
 from spottrain.varuna_manager.core.model import events as e
@@ -58,6 +57,7 @@ from spottrain.varuna_manager.core.model.errors import InternalError
 from spottrain.varuna_manager.core.model.recent import with_event
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
+from spottrain.varuna_manager.core.replacement import moves, stragglers
 from spottrain.wire.messages import Initialise, MinibatchCommitted
 
 MAX_ROUNDS = 20
@@ -145,7 +145,8 @@ def _fold(transition: Transition, event: e.Event) -> None:
             launches.offers_seen(transition, _all_offers(transition.state, event))
         case e.OffersRanked():
             known = _all_worths(transition.state, event)
-            transition.state = replace(transition.state, worths=known)
+            number = transition.state.rankings + 1
+            transition.state = replace(transition.state, worths=known, rankings=number)
         case e.FleetRated():
             deadline.fleet_rated(transition, event)
         case e.LaunchIntended():
@@ -299,6 +300,7 @@ def _settle(transition: Transition) -> None:
         hangs.advance(transition)
         generations.advance(transition)
         stragglers.advance(transition)
+        moves.advance(transition)
         planning.advance(transition)
         shutdown.advance(transition)
         if transition.state is before:

@@ -39,6 +39,7 @@ from spottrain.varuna_manager.daemon.sessions import (
     AgentSessions,
     MeasurementStreams,
     OutOfStepError,
+    reconnect_s,
 )
 from spottrain.varuna_manager.daemon.tracking import Trackers
 from spottrain.varuna_manager.jobs.bucket import StoredJobError
@@ -63,10 +64,8 @@ from spottrain.wire import messages
 
 logger = logging.getLogger(__name__)
 
-C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.ReleaseJob)
+C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.HandOverVm, c.ReleaseJob)
 
-RECONNECT_S = 5.0
-"""How long agents that outlived a manager may take to reach the next one."""
 CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
 JOURNAL_WAIT_S = 60.0
@@ -371,6 +370,8 @@ class ManagerLoop:
                 self._start(self._effects.start_agent(command))
             case c.TerminateVms():
                 self._start(self._ask_cloud(self._effects.terminate, command))
+            case c.HandOverVm():
+                self._start(self._ask_cloud(self._effects.hand_over, command))
             case c.ReleaseJob():
                 self._start(self._ask_cloud(self._effects.release, command))
             case c.AskProvider():
@@ -431,11 +432,12 @@ class ManagerLoop:
 
     def _readmit(self) -> None:
         """Admit the agents that outlived the previous manager."""
+        grace_s = reconnect_s(len(self.state.vms))
         for vm in self.state.vms.values():
             if vm.token_sha256s and vm.phase is not VmPhase.RETURNING:
                 self.sessions.admit(vm.vm_id, vm.token_sha256s[-1])
             if vm.phase in (VmPhase.REGISTERED, VmPhase.READY):
-                self.sessions.watch(vm.vm_id, RECONNECT_S)
+                self.sessions.watch(vm.vm_id, grace_s)
 
     async def _watch_silence(self) -> None:
         """Feed VMs that have fallen silent."""
@@ -547,6 +549,8 @@ class ManagerLoop:
     async def receive_grant(self, grant: PoolGrant) -> None:
         """Record what the job's pool grants it."""
         await self.feed(e.GrantReceived(at_s=self.now_s(), grant=grant))
+        if grant.arriving:
+            self._effects.poller.poll_now()
 
     def metrics_text(self) -> bytes:
         """Return the job's metrics in Prometheus' text format."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import json
 import logging
 import os
@@ -36,7 +35,7 @@ from spottrain.varuna_manager.daemon.server import (
     tune_for_many_agents,
 )
 from spottrain.varuna_manager.daemon.tracking import FINISH_S, Trackers
-from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.folder import JobDir, held_lock
 from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import own_vm
@@ -64,7 +63,6 @@ COPY_WAIT_S = 5.0
 """How long a manager that is told to exit waits for the copy of its journal."""
 DURABLE_COPY = "--durable-copy"
 """Second argument: no VM is rented before its intent is in the checkpoint store."""
-_LOCK_S = 2.0
 
 
 class ManagerError(SpottrainError):
@@ -78,23 +76,11 @@ def only_manager(job_dir: Path) -> Iterator[None]:
     Raises:
         ManagerError: another manager of the job runs.
     """
-    with open(job_dir / "manager.lock", "ab") as lock:
-        give_up_at_s = time.monotonic() + _LOCK_S
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                # A process that checks for a manager holds the lock for a moment.
-                if time.monotonic() > give_up_at_s:
-                    raise ManagerError(
-                        f"job {job_dir.name} already has a manager: 'spottrain status "
-                        f"{job_dir.name}' shows it"
-                    ) from error
-            time.sleep(0.02)
-        lock.truncate(0)
-        lock.write(b"%d" % os.getpid())
-        lock.flush()
+    refusal = ManagerError(
+        f"job {job_dir.name} already has a manager: 'spottrain status {job_dir.name}' "
+        "shows it"
+    )
+    with held_lock(job_dir / "manager.lock", refusal):
         # A manager that was killed has left it; its pid may be anybody's by now.
         (job_dir / "manager.json").unlink(missing_ok=True)
         yield

@@ -23,6 +23,15 @@ from spottrain.wire.messages import (
     ReportBatch,
 )
 
+_RECONNECT_S, _RECONNECT_S_PER_VM = 5.0, 0.0026
+"""Twice what 10,000 agents took on two busy cores, 13.2 s (docs/operating.md): most of it
+is a TLS handshake for each."""
+
+
+def reconnect_s(num_vms: int) -> float:
+    """Return how long agents that outlived a manager may take to reach the next one."""
+    return _RECONNECT_S + num_vms * _RECONNECT_S_PER_VM
+
 
 class OutOfStepError(SpottrainError):
     """An agent's numbers do not follow those received before: the agent must exit."""

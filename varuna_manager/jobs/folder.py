@@ -22,16 +22,19 @@ The state directory is the XDG one (``SPOTTRAIN_HOME`` overrides it):
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import json
 import os
+import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from platformdirs import user_state_path
 
-from spottrain.errors import ConfigError
+from spottrain.errors import ConfigError, SpottrainError
 from spottrain.wire.codec import decode, encode
 from spottrain.wire.model import ModelFacts
 
@@ -44,6 +47,46 @@ def home() -> Path:
     if override := os.environ.get("SPOTTRAIN_HOME"):
         return Path(override).expanduser().absolute()
     return user_state_path("spottrain")
+
+
+LOCK_S = 2.0
+"""How long to wait for a lock that a command may hold for a moment."""
+
+
+def is_locked(lock_file: Path) -> bool:
+    """Return whether a process holds a lock for its life; the file need not exist."""
+    try:
+        with open(lock_file, "rb") as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+@contextlib.contextmanager
+def held_lock(lock_file: Path, refusal: SpottrainError) -> Iterator[None]:
+    """Hold a lock, with this process's id in its file.
+
+    Raises:
+        SpottrainError: ``refusal``: another process holds it.
+    """
+    with open(lock_file, "ab") as lock:
+        give_up_at_s = time.monotonic() + LOCK_S
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError as error:
+                # A process that checks for a holder holds the lock for a moment.
+                if time.monotonic() > give_up_at_s:
+                    raise refusal from error
+            time.sleep(0.02)
+        lock.truncate(0)
+        lock.write(b"%d" % os.getpid())
+        lock.flush()
+        yield
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,14 +191,7 @@ class JobDir:
 
     def is_managed(self) -> bool:
         """Return whether a manager of this job runs: it holds the lock while it does."""
-        try:
-            with open(self.path / "manager.lock", "rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(self.path / "manager.lock")
 
     def manager(self) -> ManagerAddress | None:
         """Return the running manager's address, once it has published it."""

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
+from spottrain.cloud.port.facts import with_attached
 from spottrain.cloud.port.provider import LaunchRequest, Offer, ReachedBySsh
 from spottrain.cloud.process.child import ChildProvider
 from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError
@@ -94,8 +95,7 @@ def requests(
             zone=zone,
             instance_type=machine.instance_type,
             spot=False,
-            usd_per_hour=machine.usd_per_hour + attached,
-            attached_usd_per_hour=attached,
+            usd_per_hour=machine.usd_per_hour,
             gpus=0,
             gpu_memory_bytes=0,
             available=None,
@@ -106,7 +106,7 @@ def requests(
             token=f"{uid}-{tags.MANAGER}-{number}",
             job=config.name,
             intent=tags.MANAGER,
-            offer=offer,
+            offer=with_attached(offer, attached),
             count=1,
             lease_s=config.manager_vm.lease_s,
         )

@@ -273,14 +273,17 @@ class _Preparation:
 def pins_of(software: Mapping[str, str]) -> list[str]:
     """Return requirements that give a host the fleet's versions of packages.
 
-    A release of torch in the middle of a job would otherwise make all later VMs unfit.
-    NCCL and CUDA come with torch, which names their versions.
+    A release in the middle of a job would otherwise make all later VMs unfit. They bind
+    what ``check_software`` compares and pip installs: torch, whose build for a version of
+    CUDA is the index's, and NCCL, which a setup may install in another version than torch
+    names.
 
     Args:
         software: Of the fleet's first host, by ``HostAgent.probe``.
     """
-    torch = software.get("torch", "").partition("+")[0]  # the build is the index's
-    return [f"torch=={torch}"] if torch else []
+    torch = software.get("torch", "").partition("+")[0]
+    pins = {"torch": torch, software.get("nccl_package", ""): software.get("nccl", "")}
+    return [f"{name}=={version}" for name, version in pins.items() if name and version]
 
 
 def check_software(

@@ -467,7 +467,7 @@ class HostAgent:
         asked = [sys.executable, "-c", _FIND_SOFTWARE]
         found = subprocess.run(asked, cwd="/", stdout=subprocess.PIPE, check=True)
         software: dict[str, str] = json.loads(found.stdout)
-        nccl = [software.pop(name) for name in _NCCL]
+        nccl = {name: version for name in _NCCL if (version := software.pop(name))}
         cuda = re.search(
             r"^cuda\b[^=]*=\s*'([\d.]+)'", software.pop("build"), re.MULTILINE
         )
@@ -477,7 +477,8 @@ class HostAgent:
             "python": ".".join(map(str, sys.version_info[:2])),
             **software,
             "cuda": cuda[1] if cuda else "",
-            "nccl": next(filter(None, nccl), ""),
+            "nccl": next(iter(nccl.values()), ""),
+            "nccl_package": next(iter(nccl), ""),
             "driver": _driver(),
             "gpu": gpu_names(),
         }

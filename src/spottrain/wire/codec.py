@@ -14,7 +14,7 @@ import typing
 from collections.abc import Callable, Mapping
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 
-from spottrain.errors import WireError
+from spottrain.errors import WireError, shortened
 
 SCHEMA_VERSION = 1
 """Version of every message and file defined here."""
@@ -30,7 +30,9 @@ def encode(message: Any) -> str:
 def _fields(message: Any) -> dict[str, Any]:
     """Return the fields of a dataclass, those of others within it as they are."""
     if not dataclasses.is_dataclass(message):
-        raise TypeError(f"messages hold no {type(message).__name__}: got {message!r}")
+        raise TypeError(
+            f"messages hold no {type(message).__name__}: got {shortened(message)}"
+        )
     cls: Any = type(message)
     return {name: getattr(message, name) for name in _names(cls)}
 
@@ -82,7 +84,7 @@ def _check_version(data: Mapping[str, Any], place: str) -> None:
     version = data.get("schema_version", SCHEMA_VERSION)
     if version != SCHEMA_VERSION:
         raise _UnfitError(
-            f"{place}schema_version must be {SCHEMA_VERSION}: got {version!r}; "
+            f"{place}schema_version must be {SCHEMA_VERSION}: got {shortened(version)}; "
             "run the same version of spottrain everywhere"
         )
 
@@ -110,7 +112,9 @@ def _reader(hint: Any) -> _Reader:
 
 
 def _unfit(hint: Any, data: Any) -> _UnfitError:
-    return _UnfitError(f" must be {getattr(hint, '__name__', hint)}: got {data!r}")
+    return _UnfitError(
+        f" must be {getattr(hint, '__name__', hint)}: got {shortened(data)}"
+    )
 
 
 def _read_plain(hint: Any, data: Any) -> Any:
@@ -135,7 +139,7 @@ def _read_literal(known: tuple[Any, ...], data: Any) -> Any:
     if data in known:
         return data
     listed = ", ".join(map(repr, known))
-    raise _UnfitError(f" must be one of {listed}: got {data!r}")
+    raise _UnfitError(f" must be one of {listed}: got {shortened(data)}")
 
 
 def _read_tuple(read: _Reader, hint: Any, data: Any) -> tuple[Any, ...]:
@@ -160,11 +164,11 @@ def _read_union(members: tuple[Any, ...], data: Any) -> Any:
                 kinds = get_args(_hints(typing.cast(type, member))["kind"])
                 if data["kind"] in kinds:
                     return _reader(typing.cast(type, member))(data)
-        raise _UnfitError(f".kind is unknown: got {data['kind']!r}")
+        raise _UnfitError(f".kind is unknown: got {shortened(data['kind'])}")
     plain = [m for m in members if m is not type(None)]
     if len(plain) == 1:
         return _reader(plain[0])(data)
-    raise _UnfitError(f" must be an object with a kind: got {data!r}")
+    raise _UnfitError(f" must be an object with a kind: got {shortened(data)}")
 
 
 @functools.cache

@@ -54,21 +54,7 @@ def prepare(
     Raises:
         SpottrainError: It cannot run there; says why, and what to do.
     """
-    if not (0 < priority < math.inf):
-        raise ConfigError(f"--priority: must be a number above 0: got {priority:g}")
-    config = load_job_of(pool.config(), file)
-    if config.slo.min_examples_per_s is not None:
-        raise ConfigError(
-            f"{file.name}: slo.min_examples_per_s: a pool keeps deadlines only; remove it"
-        )
-    ask_pool(pool, "ping")
-    deadline_s = config.deadline_s(time.time())
-    config = config.model_copy(update={"slo": SloConfig()})
-    submit.check_name(config.name)
-    submit.check_budget(config)
-    check_secrets(config.secrets)
-    os.environ.update(config.env)
-    submit.check_checkpoint_path(config)
+    config, deadline_s = _checked(pool, file, priority)
     data_bytes = dict(data.prepare_data(config, say) or {})
     lines, offers = control.check_machines(config)
     for line in lines:
@@ -92,6 +78,7 @@ def prepare(
         examples=float(config.steps * config.minibatch_size),
         team=team,
         weight=priority,
+        machine=machine_of(config),
         deadline_s=math.inf if deadline_s is None else deadline_s,
         limits=Limits(
             max_vms=config.resources.max_vms,
@@ -100,6 +87,40 @@ def prepare(
         ),
     )
     return PreparedJob(config, facts, profile, data_bytes, request)
+
+
+def _checked(
+    pool: PoolDir, file: Path, priority: float
+) -> tuple[JobConfig, float | None]:
+    """Return the job file and its deadline, checked as far as no model is needed.
+
+    Raises:
+        SpottrainError: The job cannot run in this pool; says why, and what to do.
+    """
+    if not (0 < priority < math.inf):
+        raise ConfigError(f"--priority: must be a number above 0: got {priority:g}")
+    config = load_job_of(pool.config(), file)
+    if config.slo.min_examples_per_s is not None:
+        raise ConfigError(
+            f"{file.name}: slo.min_examples_per_s: a pool keeps deadlines only; remove it"
+        )
+    ask_pool(pool, "ping")
+    deadline_s = config.deadline_s(time.time())
+    config = config.model_copy(update={"slo": SloConfig()})
+    submit.check_name(config.name)
+    submit.check_budget(config)
+    check_secrets(config.secrets)
+    os.environ.update(config.env)
+    submit.check_checkpoint_path(config)
+    return config, deadline_s
+
+
+def machine_of(config: JobConfig) -> str:
+    """Return what a job's VMs are made of; jobs of the same can give them to each other.
+
+    Empty where the cloud's VMs are returned and rented anew.
+    """
+    return "local" if config.resources.provider == "local" else ""
 
 
 def plan(pool: PoolDir, prepared: PreparedJob) -> dict[str, Any]:

@@ -13,13 +13,12 @@ import typer
 from rich.table import Table
 
 from spottrain.errors import ConfigError
-from spottrain.morphing.errors import PlanError
-from spottrain.morphing.replay.traces import Trace, parse_trace
+from spottrain.morphing.replay.traces import Trace
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.simulation import coverage, evaluate
 from spottrain.pricing.simulation.scenarios import Scenario, from_trace, synthetic
 from spottrain.varuna_manager.cli import console
-from spottrain.varuna_manager.cli.simulate.files import read_text
+from spottrain.varuna_manager.cli.simulate.trace import read_traces
 
 SLACKS = (1.0, 1.15, 1.4, 1.7, 2.1, 10.0)
 """Edges of the groups of jobs by the time they have."""
@@ -64,6 +63,12 @@ SlackOption = Annotated[
         help="Time of a job on each trace, in times what on-demand VMs need; any number.",
     ),
 ]
+ZonesOption = Annotated[
+    bool,
+    typer.Option(
+        "--zones", help="The traces are zones of one market, which a fleet may span."
+    ),
+]
 MarketsOption = Annotated[
     int, typer.Option(min=0, max=100_000, help="Synthetic markets to replay.")
 ]
@@ -75,6 +80,7 @@ def deadlines(
     trace: TracesOption = [],  # noqa: B006 - typer makes a new one each time
     vms: VmsOption = [],  # noqa: B006
     slack: SlackOption = [],  # noqa: B006
+    zones: ZonesOption = False,
     markets: MarketsOption = 200,
     first_seed: SeedOption = 1,
     processes: ProcessesOption = 0,
@@ -84,12 +90,16 @@ def deadlines(
 
     On-demand VMs could finish every job in time and within its budget. Compared are
     spottrain's deadline policy, on-demand VMs only, spot VMs only, the failover of today's
-    tools, and Uniform Progress; costs are relative to the offline optimum.
+    tools, Uniform Progress, Parcae's look-ahead, and redundancy as Bamboo's; costs are
+    relative to the offline optimum.
     """
-    if (vms or slack) and not trace:
-        raise ConfigError("--vms and --slack are of jobs on a trace: got no --trace")
+    if (vms or slack or zones) and not trace:
+        raise ConfigError(
+            "--vms, --slack and --zones are of jobs on a trace: got no --trace"
+        )
     sizes, times = vms or TRACE_VMS, slack or TRACE_SLACKS
-    groups = {file.name: on_trace(file, sizes, times) for file in trace}
+    given = [trace] if zones and trace else [[file] for file in trace]
+    groups = {_title(files): on_traces(files, sizes, times) for files in given}
     if markets:
         seeds = range(first_seed, first_seed + markets)
         groups[f"markets {seeds.start} to {seeds.stop - 1}"] = [*map(synthetic, seeds)]
@@ -98,12 +108,13 @@ def deadlines(
     scenarios = [scenario for group in groups.values() for scenario in group]
     found = iter(evaluate.evaluate_all(scenarios, processes or os.cpu_count() or 1))
     cases = {name: [next(found) for _ in group] for name, group in groups.items()}
-    if len(trace) > 1:
-        together = [case for file in trace for case in cases[file.name]]
-        cases[f"{len(trace)} traces together"] = together
+    traced = [_title(files) for files in given]
+    if len(traced) > 1:
+        together = [case for title in traced for case in cases[title]]
+        cases[f"{len(traced)} traces together"] = together
     document = {name: _document(group) for name, group in cases.items()}
     market_of = {  # jobs on one trace share its market
-        case.scenario: file.name for file in trace for case in cases[file.name]
+        case.scenario: title for title in traced for case in cases[title]
     }
     for name, group in cases.items():
         document[name]["coverage"] = _coverage(group, market_of)
@@ -114,34 +125,32 @@ def deadlines(
             console.show(*_parts(name, part))
 
 
-def on_trace(
-    file: Path,
+def on_traces(
+    files: Sequence[Path],
     sizes: Sequence[int] = TRACE_VMS,
     slacks: Sequence[float] = TRACE_SLACKS,
 ) -> list[Scenario]:
-    """Return the jobs to replay on a trace, of every size and slack."""
-    text = read_text(file)
-    try:
-        played = parse_trace(text)
-    except PlanError as error:
-        raise ConfigError(f"{file.name}: {error}") from error
-    for notice in played.notices:
-        console.say(f"{file.name}: {notice}")
-    return [
-        _trace_job(file.name, played, size, slack) for size in sizes for slack in slacks
-    ]
+    """Return the jobs to replay on the traces of a market, of every size and slack."""
+    zones = [read_traces([file]) for file in files]
+    title = _title(files)
+    return [_trace_job(title, zones, size, slack) for size in sizes for slack in slacks]
 
 
-def _trace_job(name: str, played: Trace, size: int, slack: float) -> Scenario:
+def _title(files: Sequence[Path]) -> str:
+    return ", ".join(file.name for file in files)
+
+
+def _trace_job(name: str, zones: Sequence[Trace], size: int, slack: float) -> Scenario:
     rates = [vms / (1 + TRACE_FRICTION * (vms - 1)) for vms in range(1, size + 1)]
     fleet = Fleet(examples_per_s=(0.0, *rates))
-    if played.end_s <= slack * (fleet.boot_s + fleet.morph_s):
+    end_s = min(trace.end_s for trace in zones)
+    if end_s <= slack * (fleet.boot_s + fleet.morph_s):
         raise ConfigError(
-            f"{name}: a trace of {played.end_s:.0f} s is too short for --slack {slack:g}: "
+            f"{name}: a trace of {end_s:.0f} s is too short for --slack {slack:g}: "
             "give a longer trace or less slack"
         )
     title = f"{name}, {size} VMs, {slack:g} times the on-demand time"
-    return from_trace(title, played, fleet, tightness=1 / slack, budget_share=1.1)
+    return from_trace(title, zones, fleet, tightness=1 / slack, budget_share=1.1)
 
 
 def _document(cases: Sequence[evaluate.Case]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ from rich.table import Table
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.billing.terms import CLOUD_USD_PER_GB
+from spottrain.pricing.ranking.switching import Frictions, SwitchingRule
 from spottrain.pricing.simulation.price_file import PriceFile, parse_prices
 from spottrain.pricing.simulation.price_ladder import (
     DURATIONS_V100_DAYS,
@@ -21,7 +22,6 @@ from spottrain.pricing.simulation.price_ladder import (
     Rung,
     Strategy,
 )
-from spottrain.pricing.simulation.switching import Frictions, SwitchingRule
 from spottrain.units import DAY_S, GB_BYTES
 from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.cli.simulate.files import read_text

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Annotated, Any
@@ -16,7 +17,7 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.replay.replay import CostModel, ReplayResult, TimeUse
 from spottrain.morphing.replay.rules import Comparison, compare
 from spottrain.morphing.replay.shapes import Shapes, Workload
-from spottrain.morphing.replay.traces import Trace, parse_trace
+from spottrain.morphing.replay.traces import Trace, joined, limited, parse_trace
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.cli import console
 from spottrain.varuna_manager.cli.simulate.files import read_text
@@ -28,8 +29,15 @@ DEFAULTS = CostModel()
 MILLION = 1_000_000
 
 TraceArgument = Annotated[
-    Path,
-    typer.Argument(help="Rows 'milliseconds,add|remove,node' or 'date, time, count'."),
+    list[Path],
+    typer.Argument(
+        help="Rows 'milliseconds,add|remove,node' or 'date, time, count', or SkyPilot's "
+        "JSON; several: the zones that the fleet is spread over."
+    ),
+]
+VmsOption = Annotated[
+    int | None,
+    typer.Option(min=1, help="VMs that the job has at most; all, if not given."),
 ]
 ProfileOption = Annotated[
     Path, typer.Option(help="Model, profile and machines (see examples/profiles).")
@@ -64,6 +72,7 @@ SeedOption = Annotated[
 def trace(
     file: TraceArgument,
     profile: ProfileOption,
+    vms: VmsOption = None,
     facts: FactsOption = None,
     minibatch_size: MinibatchOption = None,
     gpu_memory_gib: MemoryOption = None,
@@ -79,10 +88,11 @@ def trace(
     """Replay a trace of VMs that come and go, in virtual time, under several rules.
 
     Each VM has one GPU. Compared are spottrain's rule, a morph at every change, changes
-    of the number of replicas only, restarts of everything, and an optimal rule that knows
-    the whole trace beforehand.
+    of the number of replicas only, Parcae's look-ahead, redundancy as Bamboo's, restarts
+    of everything, and an optimal rule that knows the whole trace beforehand.
     """
-    text, name = read_text(file), file.name
+    played = read_traces(file, seed)
+    name = ", ".join(one.name for one in file)
     workload = read_workload(
         profile, facts, minibatch_size, gpu_memory_gib, usd_per_hour
     )
@@ -94,18 +104,35 @@ def trace(
             checkpoint_every_s=checkpoint_every_s,
             notice_s=notice_s,
         )
-        played = parse_trace(text, seed=seed)
+        if vms is not None:
+            played = limited(played, vms)
         shapes = Shapes(workload)
         comparison = compare(played, shapes, cost_model)
     except PlanError as error:
         raise ConfigError(f"{name}: {error}") from error
-    for notice in played.notices:
-        console.say(f"{name}: {notice}")
     document = _document(name, played, workload, cost_model, comparison)
     if output is console.Output.JSON:
         console.show_json(document)
     else:
         console.show(*_parts(document))
+
+
+def read_traces(files: Sequence[Path], seed: int = 0) -> Trace:
+    """Return the traces of a job's zones as one, and say what was corrected in each.
+
+    Raises:
+        ConfigError: One cannot be read or is no trace.
+    """
+    traces = []
+    for file in files:
+        text = read_text(file)
+        try:
+            traces.append(parse_trace(text, seed=seed))
+        except PlanError as error:
+            raise ConfigError(f"{file.name}: {error}") from error
+        for notice in traces[-1].notices:
+            console.say(f"{file.name}: {notice}")
+    return joined(traces)
 
 
 def read_workload(

@@ -150,12 +150,17 @@ class VmRecord:
     """When the cloud takes it, as announced, or when it is returned if it is drained."""
     slow: SlowVm | None = None
     """Set once it was found so slow that replacing it pays."""
+    succession: Literal["", "coming", "come"] = ""
+    """Whether other VMs are to take its place because they train more per dollar, and
+    whether they are all there (``Move``)."""
     return_reason: str = ""
     """Why it was returned."""
     hung_at_s: float | None = None
     """When a worker of it was last found to hang."""
     drain_reason: str = ""
     """Why it is being drained; empty: it is not."""
+    hand_to: str = ""
+    """The job of the same pool that gets it instead of the cloud; empty: none."""
     retry_at_s: float | None = None
     """When to repeat a command for this VM that failed."""
 
@@ -168,7 +173,8 @@ class VmRecord:
     def is_usable(self) -> bool:
         """True if a new plan may use its slots."""
         staying = self.leaves_at_s is None and self.silent_since_s is None
-        return self.phase is VmPhase.READY and staying and not self.is_replaced
+        needed = not self.is_replaced and self.succession != "come"
+        return self.phase is VmPhase.READY and staying and needed
 
     @property
     def is_replaced(self) -> bool:
@@ -180,12 +186,42 @@ class VmRecord:
         """True if it counts towards the VMs that the job may have: one that leaves or is to
         be replaced makes room for another before it is gone."""
         going = self.phase is VmPhase.RETURNING or self.leaves_at_s is not None
-        return not going and self.slow is None
+        return not going and self.slow is None and not self.succession
 
     @property
     def is_coming(self) -> bool:
         """True if it is expected to become usable."""
         return self.phase in (VmPhase.STARTING, VmPhase.BOOTING, VmPhase.REGISTERED)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedVm:
+    """A VM that another job of the pool gets, or got: it may be either's."""
+
+    vm_id: str
+    kind: str
+    to: str
+    at_s: float
+    """When that was decided."""
+    serial: int
+    """Of the grant that said so."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """A move to VMs that train more per dollar, see ``core.replacement.moves``."""
+
+    vm_ids: tuple[str, ...]
+    """The VMs that are left; as many new ones are rented."""
+    offer: str
+    """What is rented, see ``offer_key``."""
+    to: str
+    """The same for people."""
+    since_s: float
+    is_far: bool
+    """True if new and old VMs do not reach each other."""
+    is_left: bool = False
+    """True once the new ones are all there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

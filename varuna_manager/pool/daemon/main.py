@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import fcntl
 import logging
-import os
 import signal
 import sys
 import threading
@@ -22,6 +20,7 @@ import uvloop
 
 from spottrain.errors import SpottrainError, causes
 from spottrain.logs import LOG_CHECK_S, rotate
+from spottrain.varuna_manager.jobs.folder import held_lock
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.server import listen, make_server
 from spottrain.varuna_manager.pool.store.folder import PoolDir
@@ -38,23 +37,11 @@ def only_daemon(pool: PoolDir) -> Iterator[None]:
     Raises:
         PoolJournalError: Another daemon of the pool runs.
     """
-    with open(pool.lock, "ab") as lock:
-        give_up_at_s = time.monotonic() + 2.0
-        while True:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError as error:
-                # A command that checks for a daemon holds the lock for a moment.
-                if time.monotonic() > give_up_at_s:
-                    raise PoolJournalError(
-                        f"pool {pool.name} already has a daemon: 'spottrain pool status "
-                        f"{pool.name}' shows what it does"
-                    ) from error
-            time.sleep(0.02)
-        lock.truncate(0)
-        lock.write(b"%d" % os.getpid())
-        lock.flush()
+    refusal = PoolJournalError(
+        f"pool {pool.name} already has a daemon: 'spottrain pool status {pool.name}' shows "
+        "what it does"
+    )
+    with held_lock(pool.lock, refusal):
         yield
 
 

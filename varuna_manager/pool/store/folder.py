@@ -21,7 +21,7 @@ from pathlib import Path
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.pool import PoolConfig, parse_pool
-from spottrain.varuna_manager.jobs.folder import home
+from spottrain.varuna_manager.jobs.folder import home, is_locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,14 +90,7 @@ class PoolDir:
 
     def is_served(self) -> bool:
         """Return whether a daemon of this pool runs: it holds the lock while it does."""
-        try:
-            with open(self.lock, "rb") as lock:
-                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except FileNotFoundError:
-            return False
-        except BlockingIOError:
-            return True
-        return False
+        return is_locked(self.lock)
 
 
 def pool_dir(name: str) -> PoolDir:

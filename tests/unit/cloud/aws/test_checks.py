@@ -86,7 +86,7 @@ def test_permissions_are_checked_in_the_given_network_and_role(
     assert "VpcId=vpc-" in asked["CreateSecurityGroup"]
 
 
-def test_an_unknown_region_image_or_type_is_reported_by_the_checks(
+def test_an_unknown_region_image_type_or_group_is_reported_by_the_checks(
     aws: FakeAws,
 ) -> None:
     findings = wrong(aws, regions=("eu-centarl-1",))
@@ -97,6 +97,12 @@ def test_an_unknown_region_image_or_type_is_reported_by_the_checks(
         "no image in us-east-1: got 'Nothing'"
         in wrong(aws, image="Nothing")[f"image {REGION}"]
     )
+    findings = wrong(aws, security_groups=("sg-1",))
+    assert (
+        "got sg-1, of which 0 exist" in findings[f"permission {REGION} run_instances"]
+    )
+    small = wrong(aws, disk_gib=14)[f"image {REGION}"]
+    assert "needs a disk of 15 GiB: got 14; raise aws.disk_gib" in small
     findings = wrong(aws, regions=("us-west-1",))
     assert "us-west-1 does not rent g5.xlarge" in findings["types us-west-1"]
 

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
 from azure.core import exceptions as azure
 from azure.core.exceptions import HttpResponseError
-from azure.identity import CredentialUnavailableError
+from azure.identity import (
+    ChainedTokenCredential,
+    CredentialUnavailableError,
+    EnvironmentCredential,
+)
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -129,3 +134,17 @@ def test_an_invalid_answer_is_explained(
     assert type(told.value) is kind
     assert "\n" not in str(told.value)
     assert "listing" in str(told.value)
+
+
+def test_a_missing_login_is_told_without_a_page_on_each_kind_of_login(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in [name for name in os.environ if name.startswith("AZURE_")]:
+        monkeypatch.delenv(name)
+    login = ChainedTokenCredential(EnvironmentCredential(), EnvironmentCredential())
+    with pytest.raises(LoginExpiredError) as told, translating_errors("listing"):
+        login.get_token("https://management.azure.com/.default")
+    assert str(told.value) == (
+        "Azure, listing: ChainedTokenCredential failed to retrieve a token from the "
+        "included credentials; run 'az login'"
+    )

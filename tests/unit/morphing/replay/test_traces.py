@@ -14,7 +14,12 @@ from hypothesis import strategies as st
 from tests.unit.morphing.spot import spot_group
 
 from spottrain.morphing.errors import PlanError
-from spottrain.morphing.replay.traces import VmInterval, parse_trace
+from spottrain.morphing.replay.traces import (
+    VmInterval,
+    joined,
+    limited,
+    parse_trace,
+)
 
 EVENTS = "1000,add,a\n1000,add,b\n4000,remove,a\n5000,add,c\n11000,remove,c\n"
 COUNTS = "2021-12-11, 00:00:00, 3\n2021-12-11, 00:00:10, 1\n2021-12-11, 00:01:00, 2\n"
@@ -115,10 +120,10 @@ def test_a_name_may_be_used_again() -> None:
         (samples([1, 0], gap_seconds="a minute"), "gap_seconds of the trace must be"),
         (
             samples([1, 0], gap_seconds=0),
-            "gap_seconds of the trace must be seconds: got '0'",
+            "gap_seconds of the trace must be seconds: got 0",
         ),
         (samples([]), "data of the trace must be a list"),
-        (samples([1, -1]), "number 1 in data of the trace .* got '-1'"),
+        (samples([1, -1]), "number 1 in data of the trace .* got -1"),
         (samples([1, 0.5]), "number 1 in data"),
         (samples([True]), "number 0 in data"),
         (samples([10**400]), "number 0 in data"),
@@ -135,3 +140,25 @@ def test_no_life_ends_before_it_begins(seed: int) -> None:
     trace = spot_group(seed)
     assert all(0 <= vm.from_s < vm.until_s for vm in trace.lives)
     assert trace.lives == tuple(sorted(trace.lives, key=lambda vm: vm.from_s))
+
+
+@given(st.integers(0, 500), st.integers(1, 13))
+def test_a_smaller_fleet_has_what_is_there_up_to_its_size(seed: int, vms: int) -> None:
+    trace = spot_group(seed)
+    small = limited(trace, vms)
+    moments = sorted({vm.from_s for vm in trace.lives} | {0.0, trace.end_s / 3})
+    for at_s in moments:
+        there, held = (
+            sum(vm.from_s <= at_s < vm.until_s for vm in one.lives)
+            for one in (trace, small)
+        )
+        assert held == min(there, vms)
+
+
+def test_zones_are_one_group_until_the_shortest_trace_ends() -> None:
+    trace, other = parse_trace(EVENTS), parse_trace(COUNTS)
+    both = joined([trace, other])
+    assert both.end_s == 10.0
+    assert both.max_vms() == 5
+    assert [vm.vm_id for vm in both.lives][:2] == ["0/a", "0/b"]
+    assert joined([trace]) == trace

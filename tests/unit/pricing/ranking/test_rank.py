@@ -20,6 +20,7 @@ from tests.unit.pricing.ranked import (
     terms,
 )
 
+from spottrain.pricing.billing.terms import TERMS as TERMS_OF
 from spottrain.pricing.prices.place import Place, offer_key
 from spottrain.pricing.ranking.rank import (
     Priced,
@@ -111,7 +112,20 @@ def test_an_interruption_costs_two_morphs_a_boot_and_repeated_work() -> None:
     worth = worth_of(THROUGHPUT, rough, asked)
     assert worth.net_examples_per_s == pytest.approx(net_examples_per_s)
     boot_usd = 8.0 * 240.0 / 3600
-    assert worth.usd == pytest.approx(8.0 * 1e6 / net_examples_per_s / 3600 + boot_usd)
+    unused_usd = 4 * 0.5 * 2.0 * TERMS_OF["aws"].unused_s(0.5) / 3600
+    hours = 1e6 / net_examples_per_s / 3600
+    assert worth.usd == pytest.approx((8.0 + unused_usd) * hours + boot_usd)
+
+
+def test_no_life_is_billed_for_less_than_the_clouds_shortest_time() -> None:
+    # 8 examples take a second; 4 VMs are billed for a minute each.
+    short = replace(TERMS, examples=8.0)
+    assert worth_of(THROUGHPUT, priced(), short).usd == pytest.approx(8.0 / 60)
+    exact = priced(cloud="local")
+    assert worth_of(THROUGHPUT, exact, short).usd == pytest.approx(8.0 / 3600)
+    # Lives of a second on the average, of which hardly one exceeds the minute.
+    assert TERMS_OF["aws"].unused_s(3600.0) == pytest.approx(0.5 + 59.0)
+    assert TERMS_OF["aws"].unused_s(0.0) == 0.5
 
 
 def test_a_place_that_hardly_gives_machines_costs_boots_in_vain() -> None:

@@ -78,8 +78,8 @@ def test_rows_of_other_instance_types_are_left_out_and_counted() -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("", "columns: got none"),
-        ("a,b\n1,2", "columns: got a,b; write cloud,zone"),
+        ("", "columns: got 'none'"),
+        ("a,b\n1,2", "columns: got 'a,b'; write cloud,zone"),
         (rows(), "no row has a price"),
         (rows("aws,us-east-1b,p3.2xlarge,yesterday,1"), "row 2: observed_at: got 'y"),
         (rows(",us-east-1b,p3.2xlarge,2020-02-27,1"), "row 2: no cloud or no zone"),

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.prices.place import Place
+from spottrain.pricing.ranking.switching import Frictions, Quote, SwitchingRule
 from spottrain.pricing.simulation.price_file import COLUMNS, PriceFile, parse_prices
 from spottrain.pricing.simulation.price_ladder import (
     THROUGHPUTS,
@@ -21,7 +22,6 @@ from spottrain.pricing.simulation.price_ladder import (
     Rung,
     Strategy,
 )
-from spottrain.pricing.simulation.switching import Frictions, Quote, SwitchingRule
 
 REPOSITORY = Path(__file__).resolve().parents[4]
 FIRST = date(2020, 1, 1)

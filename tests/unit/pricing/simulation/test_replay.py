@@ -17,7 +17,9 @@ from spottrain.pricing.deadline.outlook import MarketOutlook
 from spottrain.pricing.simulation.baselines import (
     CostOptimal,
     GreedyFailover,
+    LookAhead,
     OnDemandOnly,
+    Redundancy,
     SpotOnlyWait,
     UniformProgress,
 )
@@ -110,6 +112,30 @@ def test_limits_are_kept_with_next_to_no_slack_of_time_and_money(
     outcome = play(tight, CostOptimal())
     assert outcome.in_time
     assert outcome.in_budget
+
+
+def test_redundant_vms_are_slower_and_lose_no_work() -> None:
+    plain = scenario(STEADY, hours=20, work=5)
+    redundant = Redundancy.scenario(plain)
+    whole = play(redundant, Redundancy())
+    start_s = FLEET.boot_s + FLEET.morph_s
+    assert whole.finished_s == pytest.approx(start_s + 5 * HOUR_S / Redundancy.speed)
+    struck = Redundancy.scenario(
+        scenario([(0.0, 2 * HOUR_S), *STEADY], hours=20, work=5)
+    )
+    one_lost = play(struck, Redundancy())
+    assert one_lost.finished_s < whole.finished_s + FLEET.boot_s + 2 * FLEET.morph_s + 1
+
+
+def test_the_look_ahead_rents_no_vms_that_it_expects_to_lose() -> None:
+    rule = LookAhead()
+    lives = [(0.0, 600.0), (0.0, 900.0), (0.0, 1200.0), (0.0, math.inf)]
+    outcome = play(scenario(lives, hours=30, work=5), rule)
+    eager = play(scenario(lives, hours=30, work=5), SpotOnlyWait())
+    assert outcome.finished
+    assert outcome.launches <= eager.launches
+    steady = scenario(STEADY, hours=9, work=5)
+    assert play(steady, LookAhead()).usd == play(steady, SpotOnlyWait()).usd
 
 
 def test_on_demand_only_is_in_time_and_spot_only_may_be_late() -> None:

@@ -11,6 +11,7 @@ from spottrain.varuna_manager.daemon.sessions import (
     AgentSessions,
     MeasurementStreams,
     OutOfStepError,
+    reconnect_s,
 )
 from spottrain.varuna_manager.jobs.identity import token_sha256
 from spottrain.wire import messages
@@ -260,3 +261,8 @@ def test_a_new_agent_of_a_vm_counts_from_the_beginning() -> None:
     assert steps(streams.take(batch(0, 3))) == [0, 1, 2]
     streams.forget("a")
     assert steps(streams.take(batch(0, 1))) == [0]
+
+
+def test_a_large_fleet_has_longer_to_reach_a_new_manager() -> None:
+    assert 5.0 < reconnect_s(16) < 5.1
+    assert reconnect_s(10_000) > 2 * 13.2  # as docs/operating.md measured it

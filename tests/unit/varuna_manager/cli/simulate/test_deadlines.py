@@ -87,6 +87,21 @@ def test_a_trace_is_played_with_the_fleets_and_deadlines_asked_for(
     assert [(row["from"], row["jobs"]) for row in by_slack] == [(1.15, 2)]
 
 
+def test_traces_are_the_zones_of_one_market(run: Run, trace: Path) -> None:
+    again = trace.with_name("again.csv")
+    again.write_text("0,add,a\n9000000,remove,a")
+    files = ("--trace", trace, "--trace", again, "--zones", "--markets", 0)
+    asked = ("--vms", 21, "--slack", 2, "--processes", 1, "-o", "json")
+    code, out, _ = run(*files, *asked)
+    assert code == 0
+    (group,) = json.loads(out).values()
+    assert group["one_zone"] is None
+    rules = {row["rule"]: row for row in group["rules"]}
+    assert rules["redundancy"]["jobs"] == rules["12-minute look-ahead"]["jobs"] == 1
+    # 20 VMs of one zone and one of the other train as fast as the whole fleet on demand.
+    assert rules["spot only, wait"]["in_time"] == 1
+
+
 def test_fleets_and_deadlines_without_a_trace_that_lasts_as_long_are_refused(
     run: Run, tmp_path: Path
 ) -> None:

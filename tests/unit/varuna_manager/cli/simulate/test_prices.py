@@ -117,7 +117,7 @@ def test_people_get_tables_and_what_was_assumed(run: Run, file: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("a,b", "error: prices.csv: columns: got a,b; write cloud,zone"),
+        ("a,b", "error: prices.csv: columns: got 'a,b'; write cloud,zone"),
         (HEADER, "error: prices.csv: no row has a price"),
         (f"{HEADER}\naws,us-east-1a,p3.2xlarge,2020-01-01,1", "more than 5 are needed"),
     ],

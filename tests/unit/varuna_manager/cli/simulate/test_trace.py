@@ -20,7 +20,7 @@ ROWS = ["0,add,a", "0,add,b", "60000,add,c", "900000,remove,a", "4000000,add,d"]
 
 @pytest.fixture
 def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
-    def answer(*arguments: str | Path) -> tuple[int, str, str]:
+    def answer(*arguments: str | Path | int) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["spottrain", *map(str, arguments)])
         with pytest.raises(SystemExit) as end:
             main()
@@ -55,6 +55,8 @@ def test_the_answer_tells_examples_lost_time_and_dollars_of_every_rule(
         "when it pays",
         "at every change",
         "width only",
+        "12-minute look-ahead",
+        "redundancy",
         "restart all",
     ]
     for row in document["rules"]:
@@ -77,6 +79,22 @@ def test_a_file_needs_no_command_before_it(
     code, _, err = run("simulate", "trase", "--profile", profile)
     assert code == 2
     assert "No such command" in err
+
+
+def test_several_zones_and_a_smaller_fleet_are_played(
+    run: Run, trace: Path, profile: Path
+) -> None:
+    other = trace.with_name("other.json")
+    other.write_text(json.dumps({"metadata": {"gap_seconds": 600}, "data": [2, 1, 2]}))
+    command = ("simulate", trace, other, "--profile", profile, "-o", "json")
+    code, out, _ = run(*command)
+    document = json.loads(out)
+    assert (code, document["trace"]) == (0, "spot.csv, other.json")
+    assert (document["most_vms"], document["trace_s"]) == (5, 1800.0)
+    code, out, _ = run(*command, "--vms", 2)
+    document = json.loads(out)
+    assert (code, document["most_vms"]) == (0, 2)
+    assert document["vm_hours"] == pytest.approx(1.0), "what is lost is replaced"
 
 
 def test_corrections_of_a_trace_are_reported(

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pricing.prices.place import Place
-from spottrain.pricing.simulation.switching import (
+from spottrain.pricing.ranking.switching import (
     CHEAPEST_NOW,
     NO_FRICTIONS,
     Frictions,

@@ -127,7 +127,7 @@ def _evidence(vm: VmRecord, event: StragglerFound, *, alone: bool) -> str:
 
 def _may_replace(state: State) -> bool:
     """Return whether to replace one now: one at a time, in a calm fleet, not too many."""
-    if any(vm.slow is not None for vm in state.vms.values()):
+    if state.move or any(vm.slow is not None for vm in state.vms.values()):
         return False
     lately = sum(slow.found_at_s > state.now_s - HOUR_S for slow in state.slow_vms)
     vms = state.vms.values()
@@ -153,7 +153,7 @@ def _pays(transition: Transition, event: StragglerFound, vm: VmRecord) -> bool:
     examples = generation.plan.minibatch_size
     left_s = (state.job.spec.steps - state.progress.step) * step_s
     if offer is not None:
-        left_s -= _boot_s(state)
+        left_s -= boot_s(state)
         now = rate_usd_per_hour(state)
         then = now - vm.offer.usd_per_hour + offer.usd_per_hour
         if then * new_step_s > now * step_s:
@@ -186,7 +186,7 @@ def speed_of(state: State, offer: Offer, profile: Profile) -> float:
     return gpu_speed(offer, profile, state.job.facts, state.job.spec.precision)
 
 
-def _boot_s(state: State) -> float:
+def boot_s(state: State) -> float:
     """Return the median time from launch to ready of the VMs, 0 if unknown."""
     times_s = [
         vm.ready_at_s - vm.launched_at_s

@@ -1,0 +1,217 @@
+"""What a running job gains by moving, over recorded prices: the manager's core beside a replay.
+
+Jobs of some days on one VM begin on each of the last days of a file of prices
+(``cloud,zone,instance_type,observed_at,usd_per_hour``). Prices are those of a GPU over the speed
+of its type for a model, so all places train alike, and a place is what it costs. Compared
+are a job that stays where it is cheapest at its beginning, one that goes wherever
+``switching.decide`` says each day, and the core in virtual time with a simulated cloud: it
+boots, calibrates, saves, morphs, moves by checkpoints between regions, and pays for the
+fleets that overlap.
+"""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+from tests.simulation.market import Cloud
+from tests.simulation.market import offer as offer_in
+from tests.simulation.test_simulation import FACTS, SPEC, settings
+from tests.simulation.world import World
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.prices.place import Place, offer_key
+from spottrain.pricing.ranking.order import OfferWorth
+from spottrain.pricing.ranking.switching import (
+    Frictions,
+    Quote,
+    SwitchingState,
+    decide,
+)
+from spottrain.pricing.simulation.price_file import INSTANCES, parse_prices
+from spottrain.pricing.simulation.price_ladder import THROUGHPUTS
+from spottrain.units import DAY_S, HOUR_S
+from spottrain.varuna_manager.core.model import events as e
+from spottrain.varuna_manager.core.replacement.moves import RULE
+
+DAYS = 4.0
+POLL_S = 1800.0
+"""Time between two looks at the market."""
+
+
+class Market(Cloud):
+    """Offers at the prices of each day; VMs are billed at them, as clouds do."""
+
+    days: list[dict[Place, float]]
+    world: World
+
+    def offers(self) -> tuple[Offer, ...]:
+        """Return what is offered now."""
+        return tuple(
+            replace(
+                offer_in(place.zone, usd),
+                cloud=place.cloud,
+                region=place.region,
+                instance_type=f"{place.instance_type} of 2020",
+                available=10,
+            )
+            for place, usd in _on(self.days, self.world.now_s - START_S).items()
+        )
+
+
+START_S = 1_000_000.0
+"""When a world begins."""
+
+
+def _on(days: list[dict[Place, float]], after_s: float) -> dict[Place, float]:
+    return days[min(int(after_s / DAY_S), len(days) - 1)]
+
+
+class Recorded(World):
+    """One VM on the market of some days, ranked at every look."""
+
+    def __init__(self, seed: int, days: list[dict[Place, float]], steps: int) -> None:
+        zones = {place.zone: 10 for day in days for place in day}
+        market = Market(capacity=zones, prices={})
+        market.days, market.world = days, self
+        sections = tuple(
+            replace(section, param_bytes=1 << 24, optimizer_bytes=1 << 25)
+            for section in FACTS.sections
+        )
+        spec = replace(SPEC, steps=steps, minibatch_size=64)
+        job = settings(
+            spec=spec,
+            facts=replace(FACTS, sections=sections),
+            max_vms=1,
+            objective="examples_per_dollar",
+        )
+        super().__init__(seed, job, market)
+
+    def poll_again(self) -> None:
+        """Look seldom: prices change by the day."""
+        epoch = self.epoch
+        wait_s = POLL_S if self.state.generation is not None else 30.0
+
+        def again() -> None:
+            if epoch == self.epoch:
+                self.poll()
+
+        self.after(wait_s, again)
+
+    def fold(self, event: e.Event) -> Any:
+        """Rank what is seen."""
+        commands = super().fold(event)
+        if isinstance(event, e.OffersSeen):
+            self.later(self.ranked)
+        return commands
+
+    def ranked(self) -> e.OffersRanked:
+        """All places train alike."""
+        worths = tuple(
+            OfferWorth(
+                offer=offer_key(offer),
+                examples_per_usd=RATE_PER_HOUR / offer.usd_per_hour,
+                usd_per_hour=offer.usd_per_hour,
+            )
+            for offer in self.cloud.offers()
+        )
+        return e.OffersRanked(at_s=self.now_s, worths=worths)
+
+
+RATE_PER_HOUR = 64 / 512 * HOUR_S
+"""Examples that one of these VMs trains; its mini-batches of 64 take some 512 s."""
+
+
+def stays_usd(days: list[dict[Place, float]], lasts_s: float, rule: bool) -> float:
+    """Return the cost of a job by a replay, hour by hour.
+
+    Args:
+        days: Prices.
+        lasts_s: Training time.
+        rule: Whether it moves as ``decide`` says; else it stays where it began.
+    """
+    near, far = (
+        Frictions(boot_s=10.0, move_s=10.0),
+        Frictions(boot_s=10.0, move_s=300.0),
+    )
+    held: Place | None = None
+    usd, left_s, now_s, price = 0.0, lasts_s, 0.0, 0.0
+    while left_s > 0:
+        prices = _on(days, now_s)
+        if held is None:
+            held = min(prices, key=lambda place: (prices[place], place))
+        price = prices.get(held, price)
+        if rule:
+            quotes = {
+                place: Quote(place=place, usd_per_hour=each, examples_per_s=1.0)
+                for place, each in (prices | {held: price}).items()
+            }
+            at = SwitchingState(examples=left_s, held=held)
+            best = min(quotes, key=lambda place: (quotes[place].usd_per_hour, place))
+            frictions = near if best.site[:2] == held.site[:2] else far
+            found = decide([quotes[held], quotes[best]], at, frictions, RULE)
+            if found.moves:
+                usd += prices[best] * frictions.boot_s / HOUR_S
+                left_s += frictions.move_s
+                held, price = best, prices[best]
+        spent_s = min(HOUR_S, left_s)
+        usd += price * spent_s / HOUR_S
+        left_s -= spent_s
+        now_s += spent_s
+    return usd
+
+
+def main() -> None:
+    """Print a row for each model, within a region and over all clouds."""
+    file, *rest = sys.argv[1:]
+    starts = int(rest[0]) if rest else 30
+    prices = parse_prices(Path(file).read_text())
+    print(
+        "| model | places | stays, $ | replay | core | of the replay's gain | moves |"
+    )
+    print("|---|---|---|---|---|---|---|")
+    for model in ("A3C", "ResNet-50(128)", "Transformer(256)"):
+        for region in ("us-east-1", ""):
+            row(prices.days, model, region, starts)
+
+
+def row(days: Any, model: str, region: str, starts: int) -> None:
+    """Play the jobs of one row."""
+    speeds = THROUGHPUTS[model]
+    whole = [
+        {
+            place: min(seen)
+            / INSTANCES[place.instance_type].count
+            / (speeds[INSTANCES[place.instance_type].gpu] / speeds["v100"])
+            for place, seen in day.items()
+            if region in ("", place.region)
+        }
+        for day in days.values()
+    ]
+    steps = int(DAYS * DAY_S / 512)
+    kept, by_rule, by_core, moves = [], [], [], 0
+    for start in range(len(whole) - starts - int(DAYS), len(whole) - int(DAYS)):
+        job = Recorded(start, whole[start:], steps)
+        job.run(until_s=4 * DAYS * DAY_S)
+        assert job.finished is not None
+        assert job.finished.kind == "succeeded"
+        trained_s = job.now_s - START_S
+        kept.append(stays_usd(whole[start:], trained_s, rule=False))
+        by_rule.append(stays_usd(whole[start:], trained_s, rule=True))
+        by_core.append(job.state.ledger.spent(job.now_s).usd)
+        moves += len(job.cloud.vms) - 1
+    static, replay, core = fmean(kept), fmean(by_rule), fmean(by_core)
+    gain = static - replay
+    share = f"{(static - core) / gain:.0%}" if gain > 1e-9 else "-"
+    print(
+        f"| {model} | {region or 'all clouds'} | {static:.2f} | {replay:.2f} | {core:.2f} "
+        f"| {share} | {moves} |",
+        flush=True,
+    )
+
+
+if __name__ == "__main__":
+    main()

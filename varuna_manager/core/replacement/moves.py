@@ -1,0 +1,279 @@
+"""Moving to another offer for money while the job runs.
+
+    begun --enough new VMs are ready--> left --the old ones are returned--> over
+      --they are not in time, or cannot train--> given up: the new ones are returned
+
+Asked at every new ranking, once the fleet is calm and does not grow. The new VMs are
+rented beside the old ones, which train on until all of them are ready. The rules:
+
+1. Old VMs do not count towards ``max_vms`` from the beginning of a move on
+   (``VmRecord.counts``), so as many new ones may be rented; all of them count for the
+   hourly cap and the budget, as ever.
+2. Where they reach each other the new VMs take sections from the old ones. Elsewhere the
+   old ones save a checkpoint, and the new ones load it (``Move.is_far``).
+3. Plans use old VMs up to the end of the first phase, then new ones
+   (``planning.usable_vms``).
+4. Only one move at a time, none for a job with a deadline, whose policy knows one type of
+   machine, and none within a pool's grant, in which all that is billed counts.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace as changed
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.billing import egress
+from spottrain.pricing.prices.place import Place, offer_key, place_of
+from spottrain.pricing.ranking import cooldowns
+from spottrain.pricing.ranking.quotas import quota_left
+from spottrain.pricing.ranking.switching import (
+    Frictions,
+    Quote,
+    SwitchingRule,
+    SwitchingState,
+    decide,
+)
+from spottrain.units import DAY_S, HOUR_S
+from spottrain.varuna_manager.core import allocation
+from spottrain.varuna_manager.core.fleet import return_vms
+from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.varuna_manager.core.model.records import (
+    GenerationPhase,
+    Move,
+    VmPhase,
+)
+from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.transition import Transition
+from spottrain.varuna_manager.core.planning import MORPH_COST_S
+from spottrain.varuna_manager.core.replacement.stragglers import boot_s
+
+RULE = SwitchingRule(hysteresis=0.05, horizon_s=7 * DAY_S)
+"""As ``simulate prices`` assumes."""
+RELOAD_S = 300.0
+"""Training time that a move costs where VMs do not reach each other: a checkpoint is saved,
+and loaded elsewhere. Oobleck's artifact (SOSP 2023) has 76 to 701 s for restarts."""
+READY_BOUND_S = 1800.0
+"""How long new VMs may take, refusals included."""
+PAUSE_S = 3600.0
+"""After a move that was given up, until the next may begin."""
+
+
+def advance(transition: Transition) -> None:
+    """Begin a move that pays, take one further, or give it up."""
+    state = transition.state
+    if state.phase is not JobPhase.ACTIVE:
+        return
+    if state.move is None:
+        _begin(transition)
+    elif state.move.is_left:
+        _end(transition, state.move)
+    else:
+        _wait(transition, state.move)
+
+
+# --- Whether a move pays ------------------------------------------------------------------
+
+
+def _begin(transition: Transition) -> None:
+    state = transition.state
+    if state.considered == state.rankings or not _is_calm(state):
+        return
+    if state.now_s < state.move_after_s:
+        transition.wake(state.move_after_s)
+        return
+    transition.state = state = replace(state, considered=state.rankings)
+    found = _better(state)
+    if found is None:
+        return
+    offer, why = found
+    where = cooldowns.location_of(offer, state.job.span)
+    move = Move(
+        vm_ids=tuple(state.vms),
+        offer=offer_key(offer),
+        to=f"{offer.instance_type} in {offer.zone}",
+        since_s=state.now_s,
+        is_far=where != allocation.home(state),
+    )
+    for vm in tuple(state.vms.values()):
+        transition.put_vm(replace(vm, succession="coming"))
+    transition.state = replace(transition.state, move=move)
+    transition.log(f"moving to {move.to}: {why}")
+
+
+def _is_calm(state: State) -> bool:
+    """Return whether a move may begin: the whole fleet trains, and nothing is under way."""
+    job, generation = state.job, state.generation
+    if job.plan_objective != "examples_per_dollar" or job.has_slo or job.grant:
+        return False
+    if generation is None or generation.phase is not GenerationPhase.RUNNING:
+        return False
+    if generation.done or generation.save_only or not state.reconciled:
+        return False
+    if state.intents or state.launch_pending:
+        return False
+    vms = state.vms.values()
+    train = all(
+        vm.is_usable and vm.slow is None and generation.trains_on(vm.vm_id)
+        for vm in vms
+    )
+    return train and allocation.next_launch(state).offer is None
+
+
+def _better(state: State) -> tuple[Offer, str] | None:
+    """Return the offer to move to and why; None: to stay is better."""
+    held = _held_quote(state)
+    if held is None:
+        return None
+    count = len(state.vms)
+    affords = allocation.affordable(state)
+    left = quota_left(state.offers, allocation.rented(state))
+    offers: dict[Place, Offer] = {}
+    quotes = [held]
+    for offer in state.offers:
+        worth = state.worths.get(offer_key(offer))
+        if worth is None or worth.examples_per_usd <= 0:
+            continue
+        # First what costs little to ask: most offers are no better.
+        if worth.at(offer.usd_per_hour) * held.usd_per_hour <= _per_hour(held):
+            continue
+        place = place_of(offer)
+        rooms = allocation.available(state, offer), affords(offer), left(offer)
+        if min(rooms) < count or not (offer.spot or state.job.allow_on_demand):
+            continue
+        rate = count * worth.examples_per_usd * worth.usd_per_hour / HOUR_S
+        usd = count * offer.usd_per_hour
+        quotes.append(Quote(place=place, usd_per_hour=usd, examples_per_s=rate))
+        known = offers.get(place)
+        if known is None or offer.usd_per_hour < known.usd_per_hour:
+            offers[place] = offer
+    if len(quotes) == 1:
+        return None
+    step_left = state.job.spec.steps - state.progress.step
+    examples = float(step_left * state.job.spec.minibatch_size)
+    at = SwitchingState(
+        # Until the new VMs have booted the old ones train on.
+        examples=max(0.0, examples - held.examples_per_s * boot_s(state)),
+        held=held.place,
+        checkpoint=_place(state),
+    )
+    decisions = [
+        decide([held, quote], at, _frictions(state, quote.place), RULE)
+        for quote in quotes[1:]
+    ]
+    moves = [one.quote for one in decisions if one.moves]
+    if not moves:
+        return None
+    best = min(moves, key=lambda q: (q.usd_per_hour / q.examples_per_s, q.place))
+    gain = _per_hour(best) / best.usd_per_hour * held.usd_per_hour / _per_hour(held)
+    return offers[best.place], f"{gain - 1:.0%} more examples per dollar"
+
+
+def _per_hour(quote: Quote) -> float:
+    return quote.examples_per_s * HOUR_S
+
+
+def _held_quote(state: State) -> Quote | None:
+    """Return what the fleet trains and costs now; None if one of its VMs is unranked.
+
+    Its place is no offer's: at another price the same machine may be worth renting anew.
+    """
+    usd = examples = 0.0
+    for vm in state.vms.values():
+        worth = state.worths.get(offer_key(vm.offer))
+        if worth is None:
+            return None
+        usd += state.ledger.rate_of(vm.vm_id).usd_per_hour
+        examples += worth.examples_per_usd * worth.usd_per_hour / HOUR_S
+    if not (usd > 0 and examples > 0):
+        return None
+    return Quote(
+        place=_place(state)._replace(zone="held"),
+        usd_per_hour=usd,
+        examples_per_s=examples,
+    )
+
+
+def _place(state: State) -> Place:
+    """Return the place of most VMs."""
+    places = Counter(place_of(vm.offer) for vm in state.vms.values())
+    return max(places, key=lambda place: (places[place], place))
+
+
+def _frictions(state: State, to: Place) -> Frictions:
+    """Return what a move to a place costs."""
+    job, here = state.job, _place(state)
+    near = to.site == here.site or allocation.reach_each_other(state, here, to)
+    moved_s = state.progress.morph_cost_s or MORPH_COST_S
+    fetched = egress.fetched(job.data_bytes, to.cloud).usd * len(state.vms)
+    base = Frictions()
+    zone = job.zone_usd_per_gb
+    return changed(
+        base,
+        boot_s=boot_s(state),
+        move_s=moved_s if near else RELOAD_S,
+        checkpoint_bytes=float(job.facts.stored_bytes(1)),
+        zone_usd_per_gb=base.zone_usd_per_gb if zone is None else zone,
+        dataset_bytes=fetched / base.cloud_usd_per_gb * 1e9,
+    )
+
+
+# --- A move under way ---------------------------------------------------------------------
+
+
+def _wait(transition: Transition, move: Move) -> None:
+    """Leave the old VMs once there are as many new ones, or give up."""
+    state = transition.state
+    old = [vm for vm in state.vms.values() if vm.succession]
+    new = [vm for vm in state.vms.values() if vm.counts]
+    ready = [vm for vm in new if vm.is_usable]
+    if not old:  # there is nothing to wait for
+        transition.state = replace(state, move=None)
+        return
+    if len(ready) >= len(move.vm_ids):
+        for vm in old:
+            transition.put_vm(replace(vm, succession="come"))
+        transition.state = replace(transition.state, move=changed(move, is_left=True))
+        transition.note_fleet_change()
+        return
+    # Launches that nobody has answered yet may still bring VMs.
+    if transition.is_due(move.since_s + READY_BOUND_S) and not state.intents:
+        _give_up(transition, f"{len(ready)} of {len(move.vm_ids)} VMs are ready")
+
+
+def _end(transition: Transition, move: Move) -> None:
+    """End the move once no old VM is left; undo it if the new ones cannot train."""
+    state = transition.state
+    old = [vm for vm in state.vms.values() if vm.succession]
+    if not old:
+        transition.state = replace(state, move=None)
+        return
+    generation, answer = state.generation, state.answer
+    saved = state.newest_checkpoint.step if state.newest_checkpoint else 0
+    if generation is None and move.is_far and state.progress.step > saved:
+        _give_up(transition, "the old VMs could not save what they hold")
+        return
+    if generation is None or generation.phase is not GenerationPhase.RUNNING:
+        return
+    stays = any(generation.trains_on(vm.vm_id) for vm in old)
+    if stays and answer is not None and answer.plan is None:
+        _give_up(transition, answer.why_not)
+
+
+def _give_up(transition: Transition, reason: str) -> None:
+    """Keep the old VMs, and as many new ones as take the places of lost ones near by."""
+    state, move = transition.state, transition.state.move
+    assert move is not None
+    old = [vm for vm in state.vms.values() if vm.succession]
+    new = [vm for vm in state.vms.values() if vm.counts]
+    new.sort(key=lambda vm: (not vm.is_usable, vm.vm_id))
+    staying = [vm for vm in old if vm.phase is not VmPhase.RETURNING]
+    kept = 0 if move.is_far and staying else len(move.vm_ids) - len(staying)
+    for vm in old:
+        transition.put_vm(replace(vm, succession=""))
+    transition.state = replace(
+        transition.state, move=None, move_after_s=state.now_s + PAUSE_S
+    )
+    transition.note_fleet_change()
+    transition.log(f"not moving to {move.to}: {reason}")
+    return_vms(transition, new[max(0, kept) :], "the move was given up")
