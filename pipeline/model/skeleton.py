@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
@@ -53,28 +52,6 @@ def build_skeleton(factory: Callable[[], nn.Module], seed: int = 0) -> nn.Module
             "resize_token_embeddings pass mean_resizing=False",
             error.traceback,
         ) from error
-
-
-class Skeletons:
-    """Builds the user's model, the first time ahead of its use.
-
-    Args:
-        factory: Of the user's job.
-    """
-
-    def __init__(self, factory: Callable[[], nn.Module]) -> None:
-        self._factory = factory
-        self._spare: nn.Module | None = None
-
-    def build_ahead(self) -> None:
-        """Build one, while there is nothing else to do."""
-        with contextlib.suppress(UserCodeError):  # raised again where it is needed
-            self._spare = build_skeleton(self._factory)
-
-    def build(self) -> nn.Module:
-        """Return a model that nobody else has, as ``build_skeleton`` does."""
-        spare, self._spare = self._spare, None
-        return build_skeleton(self._factory) if spare is None else spare
 
 
 def materialise(job: TrainingJob, seed: int) -> nn.Module:

@@ -91,7 +91,6 @@ class StageModel:
         check: Called between sections, forward and backward: what it raises ends the
             computation there, and is no error of the user's code if it is a
             SpottrainError.
-        build: Builds the model's skeleton, where that is not to be built here.
 
     Raises:
         UserCodeError: The model cannot be built.
@@ -108,7 +107,6 @@ class StageModel:
         precision: Precision = "fp32",
         buffers: dict[str, torch.Tensor] | None = None,
         check: Callable[[], None] = _pass,
-        build: Callable[[], nn.Module] | None = None,
     ) -> None:
         self.sections = sections
         self._job = job
@@ -117,7 +115,7 @@ class StageModel:
         self._device = torch.device(device)
         self._checks_finite = bool(os.environ.get(CHECK_FINITE))
         self._autocast_type = AUTOCAST_TYPES[precision]
-        self._model = (build_skeleton(job.model) if build is None else build()).train()
+        self._model = build_skeleton(job.model).train()
         self._twin = build_skeleton(job.model).to("meta") if sections.start else None
         self._section = self._reached = _IDLE
         self._writable_zeros = False

@@ -146,7 +146,6 @@ class Supervisor:
         # is none, and to look at it would copy it.
         gc.freeze()
         try:
-            self._fork_ahead()
             while True:
                 for key, _ in self._selector.select():
                     if key.fd == sys.stdin.fileno():
@@ -219,15 +218,6 @@ class Supervisor:
 
     def _running(self) -> list[_Child]:
         return [child for child in self._children.values() if child.running]
-
-    def _fork_ahead(self) -> None:
-        """Have workers ready for the first generation: others wait for their models then.
-
-        Not on a GPU, as in ``_replace``, and not where each would load the job itself.
-        """
-        for slot in self._slots:
-            if self._loaded is not None and slot.device == "cpu":
-                self._fork_worker(slot)
 
     def _run_generation(self, command: messages.RunGeneration) -> None:
         if command.generation <= self._generation:

@@ -22,7 +22,6 @@ from spottrain.pipeline.comm.device_group import NetworkRefusedError
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
-from spottrain.pipeline.model.skeleton import Skeletons
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import DamagedCheckpointError
@@ -186,10 +185,8 @@ def run_worker(
         batches=Prefetcher(
             loaded.job, loaded.spec.seed, loaded.spec.loader, link.open_loader
         ),
-        skeletons=Skeletons(loaded.job.model),
         activity=activity,
     )
-    context.skeletons.build_ahead()
     context.faults.end_with(partial(end_worker, context, "injected fault"))
     while True:
         command = link.next_command()

@@ -14,7 +14,6 @@ from spottrain.pipeline.base.tracking import KnownTasks
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import LoadedJob
-from spottrain.pipeline.model.skeleton import Skeletons
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.storage.store import Store
 from spottrain.wire import messages
@@ -90,6 +89,5 @@ class WorkerContext:
     supervisor: SupervisorPort
     faults: FaultScript
     batches: Prefetcher
-    skeletons: Skeletons
     activity: Activity = field(default_factory=Activity)
     stages: StageHistory = field(default_factory=StageHistory)

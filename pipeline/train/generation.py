@@ -390,7 +390,6 @@ class _Training:
                     loaded.spec.precision,
                     buffers,
                     self._network.connections.check,
-                    self._context.skeletons.build,
                 )
                 for sections in segments_of(run, self._plan.segments)
             ]

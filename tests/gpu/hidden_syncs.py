@@ -30,7 +30,6 @@ from spottrain.pipeline.devices.open import open_device
 from spottrain.pipeline.devices.port import Device
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import load
-from spottrain.pipeline.model.skeleton import Skeletons
 from spottrain.pipeline.process.tasks import initialise
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.slot import SlotMemory
@@ -149,7 +148,6 @@ def places_of_minibatches(
             supervisor=watcher,
             faults=FaultScript(),
             batches=Prefetcher(loaded.job, 0, NO_LOADERS, watcher.open_loader),
-            skeletons=Skeletons(loaded.job.model),
         )
         plan = runs.plan_for(spec, (1, 1), "a", state=state)
         run_generation(context, first_generation(plan, store, saved.name), os.getpid())

@@ -10,11 +10,7 @@ from torch import nn
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.model.job import TrainingJob
-from spottrain.pipeline.model.skeleton import (
-    Skeletons,
-    build_skeleton,
-    materialise,
-)
+from spottrain.pipeline.model.skeleton import build_skeleton, materialise
 
 
 class Zoo(nn.Module):
@@ -121,27 +117,3 @@ def test_a_factory_that_raises_or_builds_something_else_is_refused(
     with pytest.raises(UserCodeError, match="raised KeyError") as caught:
         build(lambda: dict[str, nn.Module]()["missing"])
     assert "missing" in caught.value.traceback
-
-
-def test_a_skeleton_that_was_built_ahead_is_given_away_once() -> None:
-    built = []
-
-    def factory() -> nn.Module:
-        built.append(Zoo())
-        return built[-1]
-
-    skeletons = Skeletons(factory)
-    skeletons.build_ahead()
-    assert skeletons.build() is built[0]
-    assert skeletons.build() is built[1]
-    assert len(built) == 2
-
-
-def test_what_a_model_raises_ahead_of_its_use_is_raised_when_it_is_used() -> None:
-    def factory() -> nn.Module:
-        raise ValueError("no weights here")
-
-    skeletons = Skeletons(factory)
-    skeletons.build_ahead()
-    with pytest.raises(UserCodeError, match="no weights here"):
-        skeletons.build()

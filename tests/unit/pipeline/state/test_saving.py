@@ -22,7 +22,6 @@ from spottrain.pipeline.comm.groups import open_rendezvous
 from spottrain.pipeline.devices.host import HostDevice
 from spottrain.pipeline.loader.prefetch import Prefetcher
 from spottrain.pipeline.model.loaded import load
-from spottrain.pipeline.model.skeleton import Skeletons
 from spottrain.pipeline.process.tasks import initialise
 from spottrain.pipeline.state import saving
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
@@ -131,7 +130,6 @@ def train(
         supervisor=manager,
         faults=FaultScript(),
         batches=Prefetcher(loaded.job, 0, NO_LOADERS, manager.open_loader),
-        skeletons=Skeletons(loaded.job.model),
     )
     plan = runs.plan_for(spec, (1, 1), "a")
     command = dataclasses.replace(
