@@ -23,13 +23,19 @@ from spottrain.varuna_manager.cli.console import (
 from spottrain.varuna_manager.cli.pool import commands
 from spottrain.varuna_manager.cli.simulate.trace import read_workload, size_bytes
 from spottrain.varuna_manager.config.job import JobConfig, load_config
-from spottrain.varuna_manager.launch import data, inspect, submit, weights
+from spottrain.varuna_manager.launch import data, inspect, preflight, submit, weights
 from spottrain.varuna_manager.offers import preview as previews
 from spottrain.varuna_manager.offers.feasibility import check_memory, predict
 from spottrain.varuna_manager.offers.preview import DEFAULT_GPUS, SearchScope
 from spottrain.varuna_manager.offers.table import ranking_parts
 from spottrain.varuna_manager.reporting.tables import preview_parts
-from spottrain.wire.model import Precision, ScheduleKind, StateHome
+from spottrain.wire.model import (
+    ModelFacts,
+    Precision,
+    Profile,
+    ScheduleKind,
+    StateHome,
+)
 
 FileArgument = Annotated[
     Path,
@@ -280,22 +286,16 @@ def preview(
     if config.cloud is None:
         previews.check_capacity(config)
     data_bytes = data.prepare_data(config, say)
-    say(f"inspecting and measuring {config.entrypoint} on this machine")
+    say(f"inspecting {config.entrypoint}")
     facts = inspect.inspect_model(config)
     if config.cloud is None:  # a cloud's offers are asked for at launch
         check_memory(config, facts, None)
     if (first := weights.check_first(config)) is not None:
         for line in weights.describe(first):
             say(line)
-    profile = None
-    if config.cloud is not None and config.profile is None:
-        profile = previews.profile_on_known_device(
-            facts, config.loader_spec, config.device == "cpu"
-        )
-    profile = profile or inspect.calibrate(config)
-    document = previews.preview_job(
-        config, facts, profile, scope or SearchScope(), data_bytes
-    )
+    scope = scope or SearchScope()
+    profile = _profile(config, facts, scope)
+    document = previews.preview_job(config, facts, profile, scope, data_bytes)
     forecast = None
     if config.cloud is None:
         forecast = predict(config, facts, profile=profile)
@@ -303,6 +303,20 @@ def preview(
     _show(document, output, explain, every)
     if forecast is not None and forecast.possible is False:
         raise BudgetError(forecast.reason)
+
+
+def _profile(config: JobConfig, facts: ModelFacts, scope: SearchScope) -> Profile:
+    """Return the profile to plan with, measured here if there is none."""
+    if config.cloud is not None and config.profile is None:
+        on_cpus = config.device == "cpu"
+        profile = previews.profile_on_known_device(facts, config.loader_spec, on_cpus)
+        if profile is not None:
+            return profile
+        if not on_cpus and scope.measured_on is None:
+            preflight.check_measuring(config)
+    if config.profile is None:
+        say(f"measuring {config.entrypoint} on this machine, unless it was before")
+    return inspect.calibrate(config)
 
 
 def _show(document: dict[str, Any], output: Output, explain: bool, every: bool) -> None:

@@ -140,6 +140,25 @@ def check_here(config: JobConfig) -> str:
     return f"computes on {found.name}"
 
 
+def check_measuring(config: JobConfig) -> None:
+    """Check that a profile of this machine says something about a cloud's GPUs.
+
+    Raises:
+        ConfigError: This machine has no GPU that the catalogue knows.
+    """
+    found = find_devices(
+        config.device, "", 1, job=config.name, precision=config.runtime.precision
+    )
+    known = catalogue().gpu_of(found.name) if isinstance(found, VmDevices) else None
+    if known is None or not known.compute_capability:
+        raise ConfigError(
+            f"{config.name} trains on GPUs, and this machine has none that is known: a "
+            "launch measures on the first VM; to plan before, name a profile of a GPU as "
+            "'profile' in the job file, or with --measured-on the GPU to take this "
+            "machine for"
+        )
+
+
 def check_build(config: JobConfig) -> list[str]:
     """Check that the torch of a job's VMs runs on the GPUs and drivers that it names.
 

@@ -252,6 +252,15 @@ def test_clouds_offers_are_ranked_by_what_a_dollar_trains(run: Run, home: Path) 
     assert "too old to rent by" in err
 
 
+def test_a_machine_without_a_gpu_is_not_measured_for_jobs_on_gpus(
+    run: Run, home: Path
+) -> None:
+    code, _, err = run(PROFILES.parent / "gcp.yaml", "--offline")
+    assert code == 2
+    assert "a launch measures on the first VM" in " ".join(err.split())
+    assert "measuring" not in err
+
+
 def test_without_credentials_dated_prices_serve_and_the_best_fleet_is_planned(
     run: Run, home: Path
 ) -> None:
