@@ -119,23 +119,6 @@ class LocalProvider:
         """Kill all processes of some VMs; returns when all have ended."""
         self._ask_or_recover("POST", "/terminate", list(vm_ids))
 
-    def hand_over(
-        self, vm_id: str, receiver: port.CloudProvider, lease_s: float
-    ) -> None:
-        """End all processes of a VM and clear its folder; the other job's cloud then has the
-        machine without a boot. If this is broken off in between, the machine has ended.
-
-        Raises:
-            CloudError: the VM has ended, or the other cloud has no room.
-        """
-        if not isinstance(receiver, LocalProvider):
-            raise CloudError(f"the local cloud gives no VM to {receiver.name}")
-        given = self._ask_or_recover("POST", "/give", vm_id)
-        if isinstance(given, LocalRecord):
-            raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
-        body = {"vm": given, "lease_s": lease_s}
-        receiver._ask_market("POST", "/receive", body)
-
     def start_agent(
         self, vm_id: str, bootstrap: port.AgentBootstrap
     ) -> Sequence[port.StartStep]:

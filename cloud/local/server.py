@@ -3,7 +3,6 @@
     GET  /offers                        POST /launch      POST /agents
     GET  /vms                           POST /terminate   POST /shutdown
     GET  /metadata/{vm_id}/interruption POST /market
-    POST /give       POST /receive
 
 An error is 409 with ``{"error": class name, "message": one line}``; 503 means that the
 process is ending: retry with the next one.
@@ -32,7 +31,6 @@ from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.state import AgentSoftware, LocalCloud
 from spottrain.cloud.local.vms import LocalVms
 from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
-from spottrain.cloud.port.stored import vm_from_data
 from spottrain.cloud.unix_http import address
 from spottrain.errors import SpottrainError
 from spottrain.wire.codec import decode, from_data
@@ -124,13 +122,6 @@ class _Api:
         launch = decode(LaunchRequest, await request.body())
         return dataclasses.asdict(self._vms.launch(launch))
 
-    async def give(self, request: Request) -> Any:
-        return dataclasses.asdict(await self._vms.give(await request.json()))
-
-    async def receive(self, request: Request) -> Any:
-        body = await request.json()
-        self._vms.receive(vm_from_data(body["vm"]), body["lease_s"])
-
     async def list_vms(self, _: Request) -> Any:
         return [dataclasses.asdict(vm) for vm in self._vms.cloud.vms.values()]
 
@@ -181,8 +172,6 @@ def application(vms: LocalVms) -> Starlette:
         routes=[
             route("/offers", "GET", api.offers),
             route("/launch", "POST", api.launch),
-            route("/give", "POST", api.give),
-            route("/receive", "POST", api.receive),
             route("/vms", "GET", api.list_vms),
             route("/terminate", "POST", api.terminate),
             route("/agents", "POST", api.start_agent),

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spottrain.cloud.local.market import MarketEvent, MarketSpec, ZoneSpec
-from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     LaunchRequest,
@@ -110,10 +109,6 @@ class LocalCloud:
             raise VmNotFoundError(f"VM {vm_id} is {vm.state if vm else 'unknown'}")
         return vm
 
-    def is_taken(self, vm_id: str) -> bool:
-        """Return whether the market has taken a VM back, which may still run."""
-        return vm_id in self._taken
-
     @property
     def alive(self) -> tuple[str, ...]:
         """VMs that have not ended yet."""
@@ -210,40 +205,6 @@ class LocalCloud:
         ]
         self.vms.update({vm.vm_id: vm for vm in vms})
         return tuple(vm.vm_id for vm in vms)
-
-    def receive(self, given: Vm, at_s: float, new_id: Callable[[], str]) -> Vm:
-        """Take a machine over from another job; it runs, and costs what it did there.
-
-        A machine that came before is the same one.
-
-        Args:
-            given: As the other job had it.
-            at_s: Until when the other job pays for it.
-            new_id: Makes its id here.
-
-        Raises:
-            NoCapacityError: its zone has no room; the machine is lost.
-            CloudError: there is no such zone.
-        """
-        intent = tags.handed(given.vm_id)
-        if intent not in self.tokens:
-            zone = self._zones.get(given.offer.zone)
-            if zone is None:
-                raise CloudError(f"the local market has no zone {given.offer.zone}")
-            if given.offer.spot and not self._available(zone):
-                raise NoCapacityError(f"zone {zone.spec.name} has no room left")
-            vm = replace(
-                given,
-                vm_id=new_id(),
-                job=self.settings.job,
-                intent=intent,
-                state=VmState.RUNNING,
-                launched_at_s=at_s,
-                ended_at_s=None,
-            )
-            self.vms[vm.vm_id] = vm
-            self.tokens[intent] = (vm.vm_id,)
-        return self.vms[self.tokens[intent][0]]
 
     def boot_s(self, vm_id: str) -> float:
         """Return how long this VM takes from launch to running."""

@@ -22,7 +22,7 @@ from spottrain.cloud.local.image import AGENT_ARGV, VmImage
 from spottrain.cloud.local.market import MarketEvent, stream
 from spottrain.cloud.local.state import AgentSoftware, LocalCloud, LocalNotice
 from spottrain.cloud.port import provider as port
-from spottrain.cloud.port.errors import CloudError, VmNotFoundError
+from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.stored import clear_vm_folder, write_private
 from spottrain.cloud.process import die_with_parent, tree
 
@@ -43,10 +43,6 @@ class _Agent:
     """A descriptor of the process."""
     process: subprocess.Popen[bytes] | None
     """``None``: the image has forked it, and reaps it."""
-
-
-def _new_id() -> str:
-    return f"vm-{uuid.uuid4().hex[:8]}"
 
 
 class LocalVms:
@@ -85,37 +81,14 @@ class LocalVms:
     def launch(self, request: port.LaunchRequest) -> port.LaunchResult:
         """Rent machines; see ``LocalCloud.launch``."""
         before = set(self.cloud.vms)
-        result = self.cloud.launch(request, time.time(), _new_id)
+        result = self.cloud.launch(
+            request, time.time(), lambda: f"vm-{uuid.uuid4().hex[:8]}"
+        )
         for vm in result.vms:
             if vm.vm_id not in before and vm.state == port.VmState.STARTING:
                 self._later(self.cloud.boot_s(vm.vm_id), self._boot, vm.vm_id)
         self._commit()
         return result
-
-    async def give(self, vm_id: str) -> port.Vm:
-        """Remove a VM, all processes and files of it, for another job; return what it was.
-
-        Raises:
-            VmNotFoundError: the VM is unknown, has ended or is ending.
-        """
-        vm = self.cloud.vm(vm_id)
-        if vm_id in self._endings or self.cloud.is_taken(vm_id):
-            raise VmNotFoundError(f"VM {vm_id} is ending")
-        await self.terminate([vm_id])
-        return self.cloud.vms[vm.vm_id]
-
-    def receive(self, given: port.Vm, lease_s: float) -> None:
-        """Take a machine over from another job; see ``LocalCloud.receive``."""
-        at_s = time.time() if given.ended_at_s is None else given.ended_at_s
-        vm = self.cloud.receive(given, at_s, _new_id)
-        self._later(lease_s, self._end_unclaimed, vm.vm_id)
-        self._commit()
-
-    def _end_unclaimed(self, vm_id: str) -> None:
-        """End a machine on which nobody has started an agent."""
-        if vm_id not in self._agents and vm_id in self.cloud.alive:
-            _log.info("VM %s: nobody has started an agent", vm_id)
-            self._end(vm_id)
 
     async def start_agent(
         self, vm_id: str, bootstrap: port.AgentBootstrap, software: AgentSoftware

@@ -186,28 +186,6 @@ class StartsAgents(Protocol):
 
 
 @runtime_checkable
-class HandsOverVms(Protocol):
-    """Can give a running VM to another job of the same owner, without a reboot."""
-
-    def hand_over(self, vm_id: str, receiver: CloudProvider, lease_s: float) -> None:
-        """Give a VM to another job; its agent and all that it left there are removed first.
-
-        From one moment on it is billed to the other job: this job lists it as terminated
-        then, the other as launched then, with the intent ``tags.handed(vm_id)`` and an id of
-        its own. If this fails or is broken off, the VM is this job's, the other's, or has
-        ended; never both jobs'.
-
-        Args:
-            vm_id: The VM.
-            receiver: The other job's provider, of the same kind.
-            lease_s: The VM ends if nobody starts an agent on it for so long.
-
-        Raises:
-            CloudError: It was not given.
-        """
-
-
-@runtime_checkable
 class ForwardsCalls(Protocol):
     """Keeps connections to its VMs and forwards their agents' calls to the manager."""
 

@@ -25,8 +25,6 @@ INTENT = "spottrain-intent"
 """The launch intent that a VM fulfils."""
 MANAGER = "manager"
 """Intent of the VM that a job's manager runs on; the core never launches with it."""
-HANDED = "handed-"
-"""What the intent of a VM begins with that came from another job; its id there follows."""
 PRICE = "spottrain-usd-per-hour"
 """Price at launch; absent where labels cannot hold a decimal point."""
 ATTACHED = "spottrain-attached-usd-per-hour"
@@ -63,16 +61,6 @@ def of_job(job: str, settings: JobSettings) -> dict[str, str]:
 def is_ours(found: Mapping[str, str], settings: JobSettings) -> bool:
     """Return True if a resource with these tags, found by its job's name, is ours."""
     return found.get(UID, settings.uid) == settings.uid
-
-
-def handed(vm_id: str) -> str:
-    """Return the intent of a VM that another job knew as ``vm_id``."""
-    return f"{HANDED}{vm_id}"
-
-
-def is_handed(intent: str) -> bool:
-    """Return whether a VM came from another job."""
-    return intent.startswith(HANDED)
 
 
 def key_of(job: str, uid: str) -> str:

@@ -1,7 +1,6 @@
 """The show of examples/pool.yaml beside its jobs alone: the table of docs/pool.md.
 
-``python -m tests.bench.bench_pool_show [BOOT_S]``: the pool with VMs that go from one job to
-another, the pool without, and each job alone on all VMs. A VM takes BOOT_S to boot (5).
+``python -m tests.bench.bench_pool_show``: the pool, and each job alone on all its VMs.
 """
 
 from __future__ import annotations
@@ -28,11 +27,6 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("thesis", "paper", "urgent")
 SOONER, MINUTES = 0.4, 4
 MAIN = "from spottrain.varuna_manager.cli.main import main; main()"
-WITHOUT = (
-    "from spottrain.varuna_manager.cli.pool import submit; "
-    "submit.machine_of = lambda config: ''; "
-)
-"""Has every VM returned and rented anew."""
 
 
 class Run(NamedTuple):
@@ -41,7 +35,6 @@ class Run(NamedTuple):
     began_s: float
     ended_s: float
     microusd: int
-    handed: int
     weights: Any
 
     @property
@@ -49,10 +42,10 @@ class Run(NamedTuple):
         return self.ended_s - self.began_s
 
 
-def run(home: Path, *arguments: str, first: str = "") -> str:
+def run(home: Path, *arguments: str) -> str:
     environment = {**os.environ, "SPOTTRAIN_HOME": str(home), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", first + MAIN, *arguments],
+        [sys.executable, "-c", MAIN, *arguments],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -72,7 +65,6 @@ def outcome(home: Path, name: str) -> Run:
         state.submitted_at_s,
         _end_s(state),
         state.ledger.spent(state.now_s).microusd,
-        len(state.handed),
         weights(Path(state.job.spec.checkpoint_path)),
     )
 
@@ -81,24 +73,12 @@ def _end_s(state: State) -> float:
     return state.progress.last_commit_at_s or state.now_s
 
 
-def pool(folder: Path, file: Mapping[str, Any], first: str = "") -> dict[str, Run]:
+def pool(folder: Path, file: Mapping[str, Any]) -> dict[str, Run]:
     home = folder / "home"
     shutil.copytree(EXAMPLES / "pool", folder / "pool")
     (folder / "pool.yaml").write_text(yaml.safe_dump(dict(file)))
-    document = json.loads(
-        run(
-            home,
-            *(
-                "pool",
-                "create",
-                str(folder / "pool.yaml"),
-                "--until-done",
-                "-o",
-                "json",
-            ),
-            first=first,
-        )
-    )
+    create = "pool", "create", str(folder / "pool.yaml"), "--until-done"
+    document = json.loads(run(home, *create, "-o", "json"))
     found = {name: outcome(home, name) for name in NAMES}
     total = sum(one.microusd for one in found.values())
     assert round(document["usd_spent"] * 1e6) == total, (document["usd_spent"], total)
@@ -125,25 +105,21 @@ def told(what: str, found: Mapping[str, Run]) -> None:
     began_s = min(one.began_s for one in found.values())
     times = "  ".join(f"{name} {found[name].took_s:6.1f}" for name in NAMES)
     print(
-        f"{what:<24} {times}  all {max(r.ended_s for r in found.values()) - began_s:6.1f} s  "
-        f"{sum(r.microusd for r in found.values()) / 1e6:.6f} USD  "
-        f"{sum(r.handed for r in found.values())} VMs handed over",
+        f"{what:<24} {times}  all {max(r.ended_s for r in found.values()) - began_s:6.1f} s"
+        f"  {sum(r.microusd for r in found.values()) / 1e6:.6f} USD",
         flush=True,
     )
 
 
-def main(boot_s: float = 5.0) -> None:
+def main() -> None:
     file = yaml.safe_load((EXAMPLES / "pool.yaml").read_text())
-    for zone in file["local"]["zones"]:
-        zone["boot_s"] = boot_s
     with tempfile.TemporaryDirectory(prefix="pool-show-") as parent:
-        folders = [Path(parent) / name for name in ("with", "without", "alone")]
+        folders = [Path(parent) / name for name in ("pool", "alone")]
         for folder in folders:
             folder.mkdir()
         together = pool(folders[0], file)
         told("pool", together)
-        told("pool, rented anew", pool(folders[1], file, WITHOUT))
-        apart = alone(folders[2], file)
+        apart = alone(folders[1], file)
     each = [apart[name].took_s for name in NAMES]
     after_s = max(job.get("after_s", 0) for job in file["jobs"])
     one_by_one_s, urgent_s = sum(each), sum(each) - after_s
@@ -161,4 +137,4 @@ def main(boot_s: float = 5.0) -> None:
 
 
 if __name__ == "__main__":
-    main(*map(float, sys.argv[1:]))
+    main()

@@ -10,13 +10,10 @@ import sys
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import NamedTuple
 
 from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
-    Hand,
-    HandedOver,
     HoldingsListed,
     HoldingsReported,
     JobRequest,
@@ -45,8 +42,6 @@ FAIR = frozenset({"fair", "hierarchical"})
 """Policies whose shares are promised; those of others are aims, of queues before caps."""
 BELOW_S = 360.0 + 300.0
 """Of a job at most, with nothing failing: a round, and the silence after which a manager is dead."""
-LEASE_S = 60.0
-"""A VM that was given to a job whose manager does not come ends after it."""
 LEAD_TICKS = 600
 """Faults happen until then; every job has to end afterwards."""
 
@@ -63,38 +58,19 @@ class SimulatedManager:
     done: float = 0.0
     is_alive: bool = True
     is_over: bool = False
-    handed: list[HandedOver] = field(default_factory=list)
-    inbox: list[HandedOver] = field(default_factory=list)
-    """VMs that others gave to it and that it has not found."""
-    received: set[str] = field(default_factory=set)
-    beyond_s: float | None = None
-    """Since when it has held more than it is granted."""
 
     def obey(self, grant: Grant) -> None:
         """Follow a grant, unless it is an old one."""
         if self.grant is None or grant.serial >= self.grant.serial:
             self.grant, self.is_alive = grant, True
-
-    def look(self, now_s: float) -> None:
-        """Find what others gave, or wait no longer for it."""
-        if self.grant is None or not self.is_alive:
-            return
-        for one in self.inbox:
-            self.held[one.supply] += 1
-            self.received.add(one.intent)
-        self.inbox.clear()
-        late = (one for one in self.grant.arriving if now_s >= one.at_s + 60.0)
-        self.received.update(one.intent for one in late)
+            self.held = list(map(min, self.held, grant.vms))
 
     def rents_one(self, chance: random.Random) -> None:
         """Rent one VM more, as clouds have them."""
         if self.grant is None or not self.is_alive or self.is_over:
             return
-        arriving = [
-            one.supply for one in self.grant.arriving if one.intent not in self.received
-        ]
         for k, n in enumerate(self.grant.vms):
-            if self.held[k] + arriving.count(k) < n and chance.random() < 0.8:
+            if self.held[k] < n and chance.random() < 0.8:
                 self.held[k] += 1
 
     def train(self, now_s: float, prices: list[int]) -> None:
@@ -102,8 +78,6 @@ class SimulatedManager:
         cost = (
             sum(p * n for p, n in zip(prices, self.held, strict=True)) * TICK_S / 3600
         )
-        waiting = sum(prices[one.supply] for one in self.inbox) * TICK_S / 3600
-        self.spent += waiting
         grant = self.grant
         if (
             grant is None
@@ -118,15 +92,6 @@ class SimulatedManager:
             for table, n in zip(self.request.throughputs, self.held, strict=True):
                 rate = max(rate, max((r for k, r in table if k <= n), default=0.0))
             self.done += rate * TICK_S
-
-
-class Given(NamedTuple):
-    """A VM that one job gave to another."""
-
-    by: str
-    supply: int
-    to: str
-    serial: int
 
 
 class World:
@@ -145,9 +110,6 @@ class World:
         self.is_up = True
         self.now_s = 0.0
         self.under_way: list[Grant] = []
-        self.given: list[Given] = []
-        self.moved = 0
-        """VMs that went from one job to another."""
 
     def tell(self, event: PoolEvent) -> None:
         """Give the pool an event; what it commands happens now, late, or never."""
@@ -161,19 +123,12 @@ class World:
                 case ReturnVms(job=name):
                     manager = self.managers[name]
                     manager.held = [0] * len(self.supplies)
-                    manager.received.update(one.intent for one in manager.inbox)
-                    manager.received.update(
-                        one.intent for one in self.state.jobs[name].arriving
-                    )
-                    manager.inbox.clear()
                     manager.is_alive = False
                     listed = HoldingsListed(
                         at_s=self.now_s,
                         job=name,
                         held=tuple(manager.held),
                         spent=round(manager.spent),
-                        handed=tuple(manager.handed),
-                        received=frozenset(manager.received),
                     )
                     self.tell(listed)
                 case Refuse(job=name):
@@ -189,9 +144,6 @@ class World:
     def report(self, manager: SimulatedManager) -> None:
         if not manager.is_alive or manager.grant is None:
             return
-        is_done = manager.done >= manager.request.examples and not manager.is_over
-        if is_done and self.is_up:
-            self.give(manager, list(manager.held))
         self.tell(
             HoldingsReported(
                 at_s=self.now_s,
@@ -200,64 +152,12 @@ class World:
                 held=tuple(manager.held),
                 spent=round(manager.spent),
                 examples_done=manager.done,
-                handed=tuple(manager.handed),
-                received=frozenset(manager.received),
             )
         )
-        if is_done:
+        if manager.done >= manager.request.examples and not manager.is_over:
             manager.is_over = self.is_up
+            manager.held = [0] * len(self.supplies)
             self.tell(PoolJobEnded(at_s=self.now_s, job=manager.request.name))
-
-    def shrink(self, manager: SimulatedManager) -> None:
-        """Return what a manager holds beyond its grant, or give it to whom the grant says."""
-        grant = manager.grant
-        if grant is None or not manager.is_alive:
-            return
-        over = [max(0, h - n) for h, n in zip(manager.held, grant.vms, strict=True)]
-        if not any(over):
-            manager.beyond_s = None
-            return
-        if manager.received and not any(hand.number for hand in grant.hands):
-            # One of them may have come before the pool knew.
-            if manager.beyond_s is None:
-                manager.beyond_s = self.now_s
-            if self.now_s < manager.beyond_s + 30.0:
-                return
-        self.give(manager, over)
-
-    def give(self, manager: SimulatedManager, over: list[int]) -> None:
-        """Take VMs from a manager, by its grant to others, else to the cloud."""
-        assert manager.grant is not None
-        for hand in manager.grant.hands:
-            done = sum(
-                (one.supply, one.to) == (hand.supply, hand.to)
-                and one.serial == manager.grant.serial
-                for one in self.given
-                if one.by == manager.request.name
-            )
-            for _ in range(min(over[hand.supply], hand.number - done)):
-                over[hand.supply] -= 1
-                manager.held[hand.supply] -= 1
-                self.move(manager, hand)
-        manager.held = [h - n for h, n in zip(manager.held, over, strict=True)]
-
-    def move(self, manager: SimulatedManager, hand: Hand) -> None:
-        """Give a VM to another job; now and then it is lost by that."""
-        assert manager.grant is not None
-        one = HandedOver(
-            intent=f"handed-{len(self.given)}",
-            supply=hand.supply,
-            to=hand.to,
-            at_s=self.now_s,
-            serial=manager.grant.serial,
-        )
-        manager.handed.append(one)
-        self.given.append(
-            Given(manager.request.name, hand.supply, hand.to, manager.grant.serial)
-        )
-        if self.chance.random() < 0.9:
-            self.managers[hand.to].inbox.append(one)
-            self.moved += 1
 
     def tick(self) -> None:
         """Let a tick pass."""
@@ -271,9 +171,6 @@ class World:
         prices = [supply.microusd_per_hour for supply in self.state.supplies]
         for manager in self.managers.values():
             manager.train(self.now_s, prices)
-            manager.look(self.now_s)
-            self.shrink(manager)
-            manager.inbox = [o for o in manager.inbox if self.now_s < o.at_s + LEASE_S]
             manager.rents_one(self.chance)
             self.check()
             if self.chance.random() >= self.lost:
@@ -313,10 +210,7 @@ class World:
     def check(self) -> None:
         """What is held and spent is within every cap, whatever the pool believes."""
         settings = self.state.settings
-        held = {name: list(manager.held) for name, manager in self.managers.items()}
-        for name, manager in self.managers.items():
-            for one in manager.inbox:
-                held[name][one.supply] += 1
+        held = {name: manager.held for name, manager in self.managers.items()}
         for k, supply in enumerate(self.supplies):
             assert sum(vms[k] for vms in held.values()) <= supply.vms
         groups = [(settings.limits, list(held))]
@@ -352,7 +246,6 @@ def jobs(chance: random.Random, count: int, kinds: int) -> list[JobRequest]:
             team=chance.choice(["a", "b"]),
             weight=chance.choice([1.0, 5.0, 10.0]),
             limits=Limits(max_vms=chance.choice([3, 100])),
-            machine="m",
         )
         for m in range(count)
     ]

@@ -223,8 +223,6 @@ class World:
                 self.soon(lambda: self.boot(vm_id))
             case c.TerminateVms(vm_ids=vm_ids):
                 self.soon(lambda: self.terminate(vm_ids))
-            case c.HandOverVm(vm_id=vm_id, to=to):
-                self.soon(lambda: self.hand_over(vm_id, to))
             case c.ReleaseJob():
                 self.later(lambda: e.JobReleased(at_s=self.now_s))
             case c.AskProvider(vm_id=vm_id):
@@ -242,10 +240,6 @@ class World:
                 self.manager_alive = False
             case _:
                 assert_never(command)
-
-    def hand_over(self, vm_id: str, to: str) -> None:
-        """Give a VM to another job, of which there is none here: it is returned."""
-        self.terminate((vm_id,))
 
     def plan(self, command: c.ComputePlan) -> None:
         choice = self.choose(command)

@@ -31,7 +31,6 @@ from spottrain.varuna_manager.core.model.records import (
 )
 from spottrain.varuna_manager.core.model.state import (
     State,
-    arriving_by_kind,
     budget,
     held_by_kind,
     is_unfit,
@@ -76,7 +75,7 @@ def room(state: State) -> int:
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
             limit = min(limit, enough.vms)
     if state.job.grant is not None:
-        return limit - (held_by_kind(state) + arriving_by_kind(state)).total()
+        return limit - held_by_kind(state).total()
     return limit - _count(state)
 
 
@@ -85,7 +84,7 @@ def within_grant(state: State) -> Callable[[Offer], int]:
     grant, max_vms = state.job.grant, state.job.max_vms
     if grant is None:
         return lambda offer: max_vms
-    granted, held = dict(grant.vms), held_by_kind(state) + arriving_by_kind(state)
+    granted, held = dict(grant.vms), held_by_kind(state)
     return lambda offer: granted.get(kind := kind_of(offer), 0) - held[kind]
 
 

@@ -6,7 +6,6 @@ back, so that no billed VM is missed.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable
 
 from spottrain.cloud.port import tags
@@ -21,7 +20,6 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
-    HandedVm,
     VmPhase,
     VmRecord,
 )
@@ -93,15 +91,12 @@ def adopt(transition: Transition, vm: Vm) -> None:
     if vm.vm_id in state.vms or vm.state in _ENDING_STATES:
         return
     intent = state.intents.get(vm.intent)
-    is_handed = tags.is_handed(vm.intent)
-    wanted = (intent is not None or is_handed) and state.phase is JobPhase.ACTIVE
+    wanted = intent is not None and state.phase is JobPhase.ACTIVE
     if intent is not None and intent.missing <= 0:
         wanted = False
     if intent is not None and wanted:
         arrived = replace(intent, arrived=intent.arrived + 1)
         transition.put_intent(arrived)
-    if is_handed:
-        transition.state = replace(state, received=state.received | {vm.intent})
     spending.opened(transition, vm)
     running = vm.state is VmState.RUNNING
     offer = spending.priced(state, vm)
@@ -152,9 +147,6 @@ def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
         initialiser=None if state.initialiser == vm.vm_id else state.initialiser,
         ledger=state.ledger.gone(vm.vm_id, transition.now_s),
     )
-    if vm.hand_to and vm.phase is not VmPhase.RETURNING:
-        handed = tuple(one for one in state.handed if one.vm_id != vm.vm_id)
-        transition.state = replace(transition.state, handed=handed)
     if vm.is_usable:
         transition.note_fleet_change()
     transition.note_phase(vm.phase, None)
@@ -187,59 +179,7 @@ def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> 
     if transition.state.initialiser in ids:
         transition.state = replace(transition.state, initialiser=None)
     transition.note_fleet_change()
-    for vm in going:
-        if vm.hand_to:
-            transition.emit(c.HandOverVm(vm_id=vm.vm_id, to=vm.hand_to))
-    if left := tuple(vm.vm_id for vm in going if not vm.hand_to):
-        transition.emit(c.TerminateVms(vm_ids=left))
-
-
-def with_receivers(transition: Transition, vms: Iterable[VmRecord]) -> list[VmRecord]:
-    """Return VMs that are to go, with the jobs of the pool that get them instead of the
-    cloud.
-
-    Only VMs whose agents have called and that nothing is wrong with are given away.
-    """
-    state = transition.state
-    grant = state.job.grant
-    if grant is None or not grant.hands:
-        return list(vms)
-    left = Counter({(one.kind, one.to): one.number for one in grant.hands})
-    for one in state.handed:
-        left[one.kind, one.to] -= one.serial == grant.serial
-    found = []
-    for vm in vms:
-        receivers = [k for k, n in left.items() if n > 0 and k[0] == kind_of(vm.offer)]
-        if receivers and _may_be_given(vm):
-            left[receivers[0]] -= 1
-            vm = _given(transition, vm, receivers[0][1], grant.serial)
-        found.append(vm)
-    return found
-
-
-def _given(
-    transition: Transition, vm: VmRecord, to: str, grant_serial: int
-) -> VmRecord:
-    """Return a VM that another job gets once it is returned; the pool counts it for both."""
-    entry = HandedVm(
-        vm_id=vm.vm_id,
-        kind=kind_of(vm.offer),
-        to=to,
-        at_s=transition.now_s,
-        serial=grant_serial,
-    )
-    state = transition.state
-    transition.state = replace(state, handed=(*state.handed, entry))
-    vm = replace(vm, hand_to=to)
-    transition.put_vm(vm)
-    transition.log(f"{vm.vm_id} goes to job {to}")
-    return vm
-
-
-def _may_be_given(vm: VmRecord) -> bool:
-    called = vm.phase in (VmPhase.REGISTERED, VmPhase.READY)
-    is_well = vm.silent_since_s is None and vm.slow is None and not vm.throttled
-    return called and is_well and vm.leaves_at_s is None and not vm.hand_to
+    transition.emit(c.TerminateVms(vm_ids=ids))
 
 
 def vms_returned(transition: Transition, event: e.VmsReturned) -> None:

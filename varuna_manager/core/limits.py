@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from spottrain.cloud.port.tags import is_handed
 from spottrain.pricing.billing.money import FREE, Rate
-from spottrain.varuna_manager.core.fleet import return_vms, with_receivers
+from spottrain.varuna_manager.core.fleet import return_vms
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import (
     CodeUpdated,
@@ -16,17 +15,13 @@ from spottrain.varuna_manager.core.model.events import (
     StepsChanged,
 )
 from spottrain.varuna_manager.core.model.records import VmPhase, VmRecord
-from spottrain.varuna_manager.core.model.settings import JobSettings, PoolGrant
+from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget, kind_of
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import utc
 
 DRAIN_S = 120.0
 """How long a VM over the hourly cap may take to hand its sections over."""
-EARLY_S = 30.0
-"""How long a VM that another job gave may stay beyond the grant: the pool may know later."""
-ARRIVE_S = DRAIN_S + 60.0
-"""How long a VM that another job gives is waited for."""
 _WORDS = {
     "max_usd": ("budget.max_usd", " USD"),
     "max_usd_per_hour": ("budget.max_usd_per_hour", " USD/h"),
@@ -151,35 +146,15 @@ def _drain_to_grant(transition: Transition) -> None:
     grant = transition.state.job.grant
     if grant is None:
         return
-    _give_up_arriving(transition, grant)
     granted = dict(grant.vms)
     by_kind: dict[str, list[VmRecord]] = {}
     for vm in transition.state.vms.values():
-        if not _is_going(vm) and not _is_early(transition, vm, grant):
+        if not _is_going(vm):
             by_kind.setdefault(kind_of(vm.offer), []).append(vm)
     for kind, vms in by_kind.items():
-        over = max(0, len(vms) - granted.get(kind, 0))
-        going = by_eviction_cost(transition.state, vms)[:over]
-        for vm in with_receivers(transition, going):
+        over = len(vms) - granted.get(kind, 0)
+        for vm in by_eviction_cost(transition.state, vms)[: max(0, over)]:
             drain(transition, vm, f"pool {grant.pool} gives it to another job")
-
-
-def _is_early(transition: Transition, vm: VmRecord, grant: PoolGrant) -> bool:
-    """Return whether a VM came from another job before the pool could say so."""
-    if not is_handed(vm.intent) or vm.intent in {one.intent for one in grant.arriving}:
-        return False
-    return not transition.is_due(vm.known_at_s + EARLY_S)
-
-
-def _give_up_arriving(transition: Transition, grant: PoolGrant) -> None:
-    """Wait no longer for VMs that should have come from another job."""
-    for one in grant.arriving:
-        received = transition.state.received
-        if one.intent not in received and transition.is_due(one.at_s + ARRIVE_S):
-            transition.state = replace(
-                transition.state, received=received | {one.intent}
-            )
-            transition.log(f"{one.intent} did not come")
 
 
 def _is_going(vm: VmRecord) -> bool:

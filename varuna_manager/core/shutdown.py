@@ -10,7 +10,7 @@ from spottrain.pricing.billing.budget import LAST_CHECKPOINT_S, Budget, reserve_
 from spottrain.pricing.billing.money import FREE, NOTHING, Money
 from spottrain.varuna_manager.core import generation, planning, spending
 from spottrain.varuna_manager.core.allocation import affordable
-from spottrain.varuna_manager.core.fleet import return_vms, with_receivers
+from spottrain.varuna_manager.core.fleet import return_vms
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Finish, Outcome, ReleaseJob
 from spottrain.varuna_manager.core.model.events import CommandFailed, StopRequested
@@ -145,8 +145,6 @@ def advance(transition: Transition) -> None:
         transition.state = replace(transition.state, ending_checkpoint=False)
     if transition.state.generation is not None:
         generation.close(transition, state.outcome.reason)
-    going = [vm for vm in transition.state.vms.values() if not vm.hand_to]
-    with_receivers(transition, going)
     return_vms(transition, transition.state.vms.values(), "the job is over")
     rents_nothing = not transition.state.vms and not transition.state.intents
     if rents_nothing and is_released(transition):

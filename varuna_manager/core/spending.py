@@ -88,13 +88,9 @@ def listed(transition: Transition, vms: Iterable[Vm]) -> None:
             continue
         ledger = state.ledger
         known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
-        is_handed = tags.is_handed(vm.intent)
-        ours = vm.intent in state.intents or vm.intent in state.given_up or is_handed
+        ours = vm.intent in state.intents or vm.intent in state.given_up
         if not known and ours:
             opened(transition, vm)  # it started and ended between two polls
-        if is_handed:
-            received = transition.state.received | {vm.intent}
-            transition.state = replace(transition.state, received=received)
         if known or ours:
             ledger = transition.state.ledger.ended(vm.vm_id, vm.ended_at_s)
             transition.state = replace(transition.state, ledger=ledger)
@@ -104,8 +100,7 @@ def settled(state: State, event: VmsListed) -> State:
     """Take over when VMs ended after the job has: its manager's VM outlives it."""
     transition = Transition(state, event.at_s)
     listed(transition, event.vms)
-    found = transition.state
-    return replace(state, ledger=found.ledger, received=found.received)
+    return replace(state, ledger=transition.state.ledger)
 
 
 def fetches(transition: Transition, vm: VmRecord) -> None:

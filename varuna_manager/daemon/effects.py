@@ -18,7 +18,7 @@ from spottrain.cloud.port import errors
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, Vm
-from spottrain.errors import ConfigError, SpottrainError, UserCodeError
+from spottrain.errors import ConfigError, UserCodeError
 from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
@@ -33,9 +33,7 @@ from spottrain.varuna_manager.daemon.poller import CloudPoller
 from spottrain.varuna_manager.daemon.ports import EventSink
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs import profiles
-from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.identity import Identity, token_sha256
-from spottrain.varuna_manager.launch.control import open_provider
 
 logger = logging.getLogger(__name__)
 
@@ -229,24 +227,6 @@ class EffectRunner:
             wanted.setdefault(self._part_of(vm_id), []).append(vm_id)
         returns = (self._return(part, tuple(ids)) for part, ids in wanted.items())
         await asyncio.gather(*returns)
-
-    async def hand_over(self, command: c.HandOverVm) -> None:
-        """Revoke a VM's token and give it to another job of the pool.
-
-        If that fails it is returned.
-        """
-        vm_id, part = command.vm_id, self._part_of(command.vm_id)
-        self._sessions.revoke(vm_id)
-        lease_s = self._job.spec.lease_s
-        try:
-            if not isinstance(part, port.HandsOverVms):
-                raise CloudError(f"{part.name} cannot hand VMs over")
-            receiver = open_provider(job_dir(command.to))
-            give = part.hand_over
-            await self._call_in(self._threads, CALL_S, give, vm_id, receiver, lease_s)
-        except SpottrainError as error:
-            logger.warning("%s is not given to %s: %s", vm_id, command.to, error)
-        await self._return(part, (vm_id,))
 
     async def _return(self, part: CloudProvider, vm_ids: tuple[str, ...]) -> None:
         try:

@@ -64,7 +64,7 @@ from spottrain.wire import messages
 
 logger = logging.getLogger(__name__)
 
-C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.HandOverVm, c.ReleaseJob)
+C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.ReleaseJob)
 
 CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
@@ -370,8 +370,6 @@ class ManagerLoop:
                 self._start(self._effects.start_agent(command))
             case c.TerminateVms():
                 self._start(self._ask_cloud(self._effects.terminate, command))
-            case c.HandOverVm():
-                self._start(self._ask_cloud(self._effects.hand_over, command))
             case c.ReleaseJob():
                 self._start(self._ask_cloud(self._effects.release, command))
             case c.AskProvider():
@@ -549,8 +547,6 @@ class ManagerLoop:
     async def receive_grant(self, grant: PoolGrant) -> None:
         """Record what the job's pool grants it."""
         await self.feed(e.GrantReceived(at_s=self.now_s(), grant=grant))
-        if grant.arriving:
-            self._effects.poller.poll_now()
 
     def metrics_text(self) -> bytes:
         """Return the job's metrics in Prometheus' text format."""

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
-from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     CloudProvider,
@@ -134,7 +133,6 @@ class CloudPoller:
             or vm.intent in state.intents
             or vm.intent in state.given_up
             or vm.vm_id in unconfirmed
-            or (tags.is_handed(vm.intent) and vm.intent not in state.received)
         )
         ours = {k for k, vm in state.vms.items() if cloud in ("", vm.offer.cloud)}
         if vms != self._vms.get(cloud) or ours - {vm.vm_id for vm in vms}:

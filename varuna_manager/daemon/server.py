@@ -49,12 +49,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from spottrain.errors import SpottrainError, WireError
-from spottrain.varuna_manager.core.model.settings import (
-    ArrivingVm,
-    HandOver,
-    Limit,
-    PoolGrant,
-)
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
 from spottrain.varuna_manager.daemon.metrics import CONTENT_TYPE
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
@@ -237,8 +232,6 @@ class ControlChannel:
             vms=tuple((one.kind, one.number) for one in told.vms),
             until_s=told.until_s,
             max_microusd=told.max_microusd,
-            hands=told.hands,
-            arriving=told.arriving,
         )
         await self.handler.receive_grant(grant)
         return JSONResponse({})
@@ -287,8 +280,6 @@ class _GrantRequest:
     vms: tuple[_GrantedVms, ...]
     until_s: float
     max_microusd: int
-    hands: tuple[HandOver, ...] = ()
-    arriving: tuple[ArrivingVm, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

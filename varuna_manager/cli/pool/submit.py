@@ -78,7 +78,6 @@ def prepare(
         examples=float(config.steps * config.minibatch_size),
         team=team,
         weight=priority,
-        machine=machine_of(config),
         deadline_s=math.inf if deadline_s is None else deadline_s,
         limits=Limits(
             max_vms=config.resources.max_vms,
@@ -113,14 +112,6 @@ def _checked(
     os.environ.update(config.env)
     submit.check_checkpoint_path(config)
     return config, deadline_s
-
-
-def machine_of(config: JobConfig) -> str:
-    """Return what a job's VMs are made of; jobs of the same can give them to each other.
-
-    Empty where the cloud's VMs are returned and rented anew.
-    """
-    return "local" if config.resources.provider == "local" else ""
 
 
 def plan(pool: PoolDir, prepared: PreparedJob) -> dict[str, Any]:

@@ -57,14 +57,6 @@ class TerminateVms:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandOverVm:
-    """Revoke a VM's token and give it to another job; answered by ``VmsReturned``."""
-
-    vm_id: str
-    to: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class ReleaseJob:
     """Remove what the job's VMs shared in the cloud; answered by ``JobReleased``."""
 
@@ -142,7 +134,6 @@ Command = (
     | LaunchVms
     | StartAgent
     | TerminateVms
-    | HandOverVm
     | ReleaseJob
     | AskProvider
     | Send

@@ -159,8 +159,6 @@ class VmRecord:
     """When a worker of it was last found to hang."""
     drain_reason: str = ""
     """Why it is being drained; empty: it is not."""
-    hand_to: str = ""
-    """The job of the same pool that gets it instead of the cloud; empty: none."""
     retry_at_s: float | None = None
     """When to repeat a command for this VM that failed."""
 
@@ -192,19 +190,6 @@ class VmRecord:
     def is_coming(self) -> bool:
         """True if it is expected to become usable."""
         return self.phase in (VmPhase.STARTING, VmPhase.BOOTING, VmPhase.REGISTERED)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandedVm:
-    """A VM that another job of the pool gets, or got: it may be either's."""
-
-    vm_id: str
-    kind: str
-    to: str
-    at_s: float
-    """When that was decided."""
-    serial: int
-    """Of the grant that said so."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

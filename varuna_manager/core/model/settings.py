@@ -25,27 +25,6 @@ from spottrain.wire.model import ModelFacts, Profile, ScheduleKind, StateHome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HandOver:
-    """VMs of a kind that a job gives to another one of its pool instead of returning them."""
-
-    kind: str
-    to: str
-    """Name of the other job."""
-    number: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ArrivingVm:
-    """A VM that another job of the pool gives to this one."""
-
-    intent: str
-    """What it is listed with (``tags.handed``)."""
-    kind: str
-    at_s: float
-    """When the other job decided to give it. Seconds since the epoch."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGrant:
     """What a job of a pool may hold and spend, until a time."""
 
@@ -58,10 +37,6 @@ class PoolGrant:
     """All VMs are to be returned by then. Seconds since the epoch."""
     max_microusd: int = 0
     """Micro-dollars over the job's life."""
-    hands: tuple[HandOver, ...] = ()
-    """Where VMs go that the job returns because its pool takes them or it is over."""
-    arriving: tuple[ArrivingVm, ...] = ()
-    """Part of ``vms``: the job waits for them instead of renting others."""
 
     @property
     def total(self) -> int:

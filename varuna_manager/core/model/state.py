@@ -96,10 +96,6 @@ class State:
     launch_choice: records.LaunchChoice | None = None
     """What the newest launch was chosen from."""
     vms: Mapping[str, records.VmRecord] = field(default_factory=dict)
-    handed: tuple[records.HandedVm, ...] = ()
-    """VMs that other jobs of the pool got from this one."""
-    received: frozenset[str] = frozenset()
-    """Intents (``tags.handed``) of VMs that came from other jobs, or did not come in time."""
     enough: records.Enough | None = None
     """Set when VMs were returned that the plan did not use; None: as many as allowed."""
     move: records.Move | None = None
@@ -203,13 +199,6 @@ def held_by_kind(state: State) -> Counter[str]:
     for intent in state.intents.values():
         held[kind_of(intent.offer)] += intent.missing
     return held
-
-
-def arriving_by_kind(state: State) -> Counter[str]:
-    """Return the VMs that other jobs of the pool give to this one and that are not here."""
-    grant = state.job.grant
-    arriving = () if grant is None else grant.arriving
-    return Counter(one.kind for one in arriving if one.intent not in state.received)
 
 
 def is_unfit(state: State, offer: Offer) -> bool:

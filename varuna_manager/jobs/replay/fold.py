@@ -132,8 +132,6 @@ def asked_for(commands: Iterable[c.Command]) -> list[list[str]]:
         match command:
             case c.IntendLaunch() | c.LaunchVms():
                 asked.setdefault((*kind, command.intent, str(command.count)), [])
-            case c.HandOverVm():
-                asked.setdefault((*kind, command.vm_id, command.to), [])
             case c.StartAgent() | c.AskProvider():
                 asked.setdefault(kind, []).append(command.vm_id)
             case c.TerminateVms():

@@ -20,8 +20,6 @@ from spottrain.varuna_manager.pool.core.sizes import grown, whole_vms
 
 PAST_S = 1e-3
 """Later than an end, whatever the clock's resolution."""
-STRANDED_S = 60.0
-"""How long VMs that others have given wait for a job that is granted nothing."""
 
 
 def with_time(state: PoolState, now_s: float) -> PoolState:
@@ -82,9 +80,8 @@ def _is_worth_it(
     """Return whether targets are to change.
 
     They are where a job begins that waited, where the present ones are not allowed any more,
-    where a deadline needs it, where no job loses by it, and where a job that has had less than
-    its share for a round gets more. Else a stay has passed since the last change, and in
-    another one more is trained than the changes cost.
+    where a deadline needs it, and where no job loses by it. Else a stay has passed since the last change, and in another
+    one more is trained than the changes cost.
     """
     gains = [
         (job.rate(size) - job.rate(job.target)) / job.best
@@ -97,12 +94,7 @@ def _is_worth_it(
         job.rate(job.target) < min(needed * (1 - 1e-9), job.rate(size))
         for job, size, needed in zip(jobs, sizes, contest.needed, strict=True)
     )
-    is_round_over = state.now_s >= state.decided_s + state.settings.round_s
-    unfair = is_round_over and any(
-        is_below_share(job) and job.rate(size) > job.rate(job.target)
-        for job, size in zip(jobs, sizes, strict=True)
-    )
-    if begins or behind or unfair or not _is_allowed(state, jobs) or min(gains) >= 0:
+    if begins or behind or not _is_allowed(state, jobs) or min(gains) >= 0:
         return True
     if state.now_s < state.decided_s + state.settings.min_stay_s:
         return False
@@ -112,13 +104,6 @@ def _is_worth_it(
         if size != job.target
     )
     return sum(gains) * state.settings.min_stay_s > cost_s
-
-
-def is_below_share(job: PoolJob) -> bool:
-    """Return whether a job has less than its share by more than a whole VM, and has had."""
-    tables = [table[0] for table in job.request.throughputs if table]
-    a_vm = max(rate / n for n, rate in tables)
-    return job.rate(job.target) < job.target_rate - a_vm and job.got_s < job.due_s
 
 
 def _is_allowed(state: PoolState, jobs: Sequence[PoolJob]) -> bool:
@@ -155,8 +140,6 @@ def next_s(state: PoolState) -> float:
             ends.append(job.until_s)
         if any(job.may_hold):
             ends.append(job.may_until_s)
-        if job.arriving:
-            ends.append(stranded_s(job))
         later += [t + PAST_S for t in ends if t >= state.now_s]
     if state.settings.budget_per == "month" and any(map(state.takes_part, jobs)):
         later.append(_next_month_s(state.now_s))
@@ -168,11 +151,6 @@ def _next_month_s(now_s: float) -> float:
     at = datetime.fromtimestamp(now_s, UTC)
     year, month = divmod(at.year * 12 + at.month, 12)
     return datetime(year, month + 1, 1, tzinfo=UTC).timestamp()
-
-
-def stranded_s(job: PoolJob) -> float:
-    """Return when VMs that others have given to a job have waited for long enough."""
-    return max(one.at_s for one in job.arriving) + STRANDED_S
 
 
 def renewal_s(state: PoolState, job: PoolJob) -> float:
@@ -199,9 +177,6 @@ def _moments(state: PoolState) -> list[float]:
     parts = [job for job in state.jobs.values() if state.takes_part(job)]
     if any(_is_behind(state, job) for job in parts):
         moments.append(state.considered_s + settings.min_stay_s)
-    if any(map(is_below_share, parts)):
-        moments.append(state.decided_s + settings.round_s)
-        moments.append(state.considered_s + settings.round_s)
     if any(not any(job.target) for job in parts):
         # Rounds end together, as far as a stay allows, and not each by itself.
         step_s = max(settings.min_stay_s, PAST_S)

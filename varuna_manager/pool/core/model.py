@@ -83,43 +83,6 @@ class JobRequest:
     limits: Limits = Limits()
     morph_s: float = 10.0
     """What a change of size costs it, in seconds without training."""
-    machine: str = ""
-    """What its VMs are: owner, image, role, setup and network. A VM goes from one job to
-    another as it is only where this is the same; empty: never."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class HandedOver:
-    """A VM that one job gives to another one."""
-
-    intent: str
-    """What the other job knows it by."""
-    supply: int
-    to: str
-    at_s: float
-    """When that was decided."""
-    serial: int = 0
-    """Of the grant that said so."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hand:
-    """So many VMs of a supply go from one job to another when the one returns them."""
-
-    supply: int
-    to: str
-    number: int
-    serial: int = 0
-    """Of the grant that says so."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Promise:
-    """VMs that a job will get if another one returns them."""
-
-    by: str
-    supply: int
-    number: int
 
 
 class PoolJobPhase(Enum):
@@ -169,39 +132,11 @@ class PoolJob:
     got_s: float = 0.0
     """What it was granted so far, in seconds at its best throughput."""
     resized_s: float = -math.inf
-    hands: tuple[Hand, ...] = ()
-    """Where what it returns goes, by the last grant."""
-    may_hand: tuple[Hand, ...] = ()
-    """The same, by any grant that its manager may still follow."""
-    handed: tuple[HandedOver, ...] = ()
-    """VMs that it gave to others, as last reported; they may be the others' by then."""
-    received: frozenset[str] = frozenset()
-    """Intents of VMs that it got from others, or waits for no longer, as last reported."""
-    arriving: tuple[HandedOver, ...] = ()
-    """VMs that others have given to it and that it has not received."""
-    promised: tuple[Promise, ...] = ()
-    """What others may still give to it; it does not count where the giver counts too."""
-    coming: int = 0
-    """Micro-dollars that VMs may cost which others give to it, until it is granted them or
-    they are returned."""
-
-    @property
-    def counts(self) -> Vms:
-        """VMs of each supply that count as its own: what it holds or may hold.
-
-        A VM that goes from one job to another counts for both until both have said so.
-        """
-        if not self.arriving:
-            return tuple(map(max, self.may_hold, self.held))
-        held = list(self.held)
-        for one in self.arriving:
-            held[one.supply] += 1
-        return tuple(map(max, self.may_hold, held))
 
     @property
     def committed(self) -> int:
         """Micro-dollars that are spent or may be."""
-        return max(self.spent, self.may_spend) + self.coming
+        return max(self.spent, self.may_spend)
 
     @property
     def committed_now(self) -> int:
@@ -307,8 +242,6 @@ class HoldingsReported(PoolEvent):
     examples_done: float
     throughputs: Throughputs | None = None
     """As corrected by measurements; None while they are the same."""
-    handed: tuple[HandedOver, ...] = ()
-    received: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -319,8 +252,6 @@ class HoldingsListed(PoolEvent):
     held: Vms
     spent: int
     """Micro-dollars over its life."""
-    handed: tuple[HandedOver, ...] = ()
-    received: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -378,9 +309,6 @@ class Grant:
     until_s: float
     allowance: int
     """Micro-dollars over the job's life."""
-    hands: tuple[Hand, ...] = ()
-    arriving: tuple[HandedOver, ...] = ()
-    """Part of ``vms``: they come from others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,10 +19,9 @@ from typing import assert_never
 
 from spottrain.varuna_manager.pool.core import decide
 from spottrain.varuna_manager.pool.core.admission import objection
-from spottrain.varuna_manager.pool.core.grants import last_grant, regrant, with_arriving
+from spottrain.varuna_manager.pool.core.grants import regrant
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
-    HandedOver,
     HoldingsListed,
     HoldingsReported,
     JobRequested,
@@ -51,7 +50,6 @@ def step(
     """Return the state after ``event``, and the commands that it calls for."""
     state = decide.with_time(state, event.at_s)
     state, is_reset, commands = _fold(state, event)
-    state = with_arriving(state)
     if is_reset or decide.is_due(state):
         state = decide.decided(state)
     state, granted = regrant(state)
@@ -127,16 +125,8 @@ def _with_free_name(state: PoolState, name: str) -> PoolState:
         number += 1
     former = state.jobs[name]
     former = replace(former, request=replace(former.request, name=free))
-    others = {
-        k: replace(job, handed=tuple(_renamed(one, name, free) for one in job.handed))
-        for k, job in state.jobs.items()
-        if k != name
-    }
+    others = {k: job for k, job in state.jobs.items() if k != name}
     return replace(state, jobs={**others, free: former})
-
-
-def _renamed(one: HandedOver, name: str, free: str) -> HandedOver:
-    return replace(one, to=free) if one.to == name else one
 
 
 def _reported(
@@ -158,9 +148,6 @@ def _reported(
         may_hold=_most(job.granted, event.held) if follows else job.may_hold,
         may_until_s=job.until_s if follows else job.may_until_s,
         may_spend=max(spent, job.allowance) if follows else job.may_spend,
-        may_hand=job.hands if follows else job.may_hand,
-        handed=event.handed,
-        received=event.received,
     )
     measured = event.throughputs
     corrected = measured is not None and measured != job.request.throughputs
@@ -170,7 +157,7 @@ def _reported(
     unexpected = (follows and loss) and any(
         held < granted for held, granted in zip(job.held, job.granted, strict=True)
     )
-    told = () if follows else (last_grant(job),)  # it may have been lost
+    told = () if follows else (_last_grant(job),)  # it may have been lost
     return state.with_job(job), was_silent or corrected or unexpected, told
 
 
@@ -179,18 +166,10 @@ def _listed(
 ) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
     """Fold what a dead manager's job holds; what it may hold ends with its grant."""
     job = state.jobs.get(event.job)
-    if job is None or not (_is_lost(state, job) or _is_stranded(state, job)):
+    if job is None or not _is_lost(state, job):
         return state, False, ()
     spent = max(job.spent, event.spent)
-    job = replace(
-        job,
-        held=event.held,
-        may_hold=event.held,
-        spent=spent,
-        may_hand=(),
-        handed=event.handed,
-        received=event.received,
-    )
+    job = replace(job, held=event.held, may_hold=event.held, spent=spent)
     if not any(event.held):
         job = replace(job, may_spend=spent)
     return state.with_job(job), True, ()
@@ -217,19 +196,11 @@ def _is_lost(state: PoolState, job: PoolJob) -> bool:
     return state.is_silent(job) and state.now_s >= job.may_until_s
 
 
-def _is_stranded(state: PoolState, job: PoolJob) -> bool:
-    """Return whether a job was given VMs by others and nobody is there to take them."""
-    if not job.arriving or any(job.may_hold) or any(job.held):
-        return False
-    is_over = job.phase is not PoolJobPhase.ACTIVE or state.is_closed
-    return is_over or state.now_s >= decide.stranded_s(job)
-
-
 def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
     return tuple(
         ReturnVms(job=name)
         for name, job in state.jobs.items()
-        if (_is_lost(state, job) and any(job.counts)) or _is_stranded(state, job)
+        if _is_lost(state, job) and any(job.may_hold)
     )
 
 
@@ -247,7 +218,17 @@ def _heard(state: PoolState) -> PoolState:
 def _again(state: PoolState) -> tuple[Grant, ...]:
     """Return the last grants; a pool that has died may not have told them."""
     jobs = state.jobs.values()
-    return tuple(last_grant(job) for job in jobs if any(job.may_hold))
+    return tuple(_last_grant(job) for job in jobs if any(job.may_hold))
+
+
+def _last_grant(job: PoolJob) -> Grant:
+    return Grant(
+        job=job.request.name,
+        serial=job.serial,
+        vms=job.granted,
+        until_s=job.until_s,
+        allowance=job.allowance,
+    )
 
 
 def _most(a: Vms, b: Vms) -> Vms:

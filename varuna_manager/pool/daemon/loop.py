@@ -201,7 +201,7 @@ class PoolLoop:
 
     def _is_over(self) -> bool:
         jobs = self.state.jobs.values()
-        held = any(any(job.counts) for job in jobs)
+        held = any(any(job.may_hold) or any(job.held) for job in jobs)
         return self.state.is_closed and not held and not self._tasks
 
     def _end_jobs(self) -> None:

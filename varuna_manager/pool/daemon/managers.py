@@ -14,13 +14,8 @@ import time
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from spottrain.cloud.port import tags
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.core.model.settings import (
-    ArrivingVm,
-    HandOver,
-    PoolGrant,
-)
+from spottrain.varuna_manager.core.model.settings import PoolGrant
 from spottrain.varuna_manager.core.model.state import JobPhase, State, held_by_kind
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import Follower, read_state
@@ -29,7 +24,6 @@ from spottrain.varuna_manager.launch.submit import start_manager
 from spottrain.varuna_manager.offers.fleets import JobThroughputs
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
-    HandedOver,
     HoldingsListed,
     HoldingsReported,
     PoolEvent,
@@ -136,7 +130,7 @@ class JobManagers:
         """
         found: list[PoolEvent] = []
         for name, job in state.jobs.items():
-            runs = any(job.counts)
+            runs = any(job.may_hold) or any(job.held)
             if job.phase is PoolJobPhase.ENDED and not runs:
                 continue
             try:
@@ -166,8 +160,6 @@ class JobManagers:
             spent=state.ledger.spent(at_s).microusd,
             examples_done=float(state.progress.step * state.job.spec.minibatch_size),
             throughputs=self._corrected(watched, state, job, now_s),
-            handed=self._handed(state),
-            received=state.received,
         )
         if _is_news(watched.reported, report):
             watched.reported = report
@@ -178,19 +170,6 @@ class JobManagers:
             watched.starts = 0
         if job.phase is not PoolJobPhase.ENDED and not is_alive:
             yield from self._after(watched, state, now_s, has_ended=was_alive)
-
-    def _handed(self, state: State) -> tuple[HandedOver, ...]:
-        """Return the VMs that a job has given to others."""
-        return tuple(
-            HandedOver(
-                intent=tags.handed(one.vm_id),
-                supply=self._kinds.index(one.kind),
-                to=one.to,
-                at_s=one.at_s,
-                serial=one.serial,
-            )
-            for one in state.handed
-        )
 
     def _after(
         self, watched: WatchedJob, state: State, now_s: float, *, has_ended: bool
@@ -241,16 +220,6 @@ class JobManagers:
             vms=tuple(zip(self._kinds, grant.vms, strict=True)),
             until_s=grant.until_s,
             max_microusd=grant.allowance,
-            hands=tuple(
-                HandOver(kind=self._kinds[one.supply], to=one.to, number=one.number)
-                for one in grant.hands
-            ),
-            arriving=tuple(
-                ArrivingVm(
-                    intent=one.intent, kind=self._kinds[one.supply], at_s=one.at_s
-                )
-                for one in grant.arriving
-            ),
         )
         try:
             control.give_grant(watched.folder, told)
@@ -299,8 +268,6 @@ class JobManagers:
             job=name,
             held=tuple(held[kind] for kind in self._kinds),
             spent=state.ledger.spent(state.now_s).microusd,
-            handed=self._handed(state),
-            received=state.received,
         )
 
     def end(self, name: str) -> None:
@@ -329,8 +296,7 @@ def _is_news(before: HoldingsReported | None, now: HoldingsReported) -> bool:
         return True
     if now.throughputs is not None:
         return True
-    old = before.serial, before.held, before.handed, before.received
-    return old != (now.serial, now.held, now.handed, now.received)
+    return (before.serial, before.held) != (now.serial, now.held)
 
 
 def _about_equal(new: Throughputs, old: Throughputs) -> bool:

@@ -67,8 +67,7 @@ def cause(journal: Journal, seq: int) -> int | None:
         case e.ProviderAnswered(vm_id=vm_id):
             return _asked(journal, seq, "AskProvider", vm_id)
         case e.VmsReturned(vm_ids=(vm_id, *_)):
-            returned = _asked(journal, seq, "TerminateVms", vm_id)
-            return returned or _asked(journal, seq, "HandOverVm", vm_id)
+            return _asked(journal, seq, "TerminateVms", vm_id)
         case e.PlanComputed(inputs_hash=inputs_hash):
             return _asked(journal, seq, "ComputePlan", inputs_hash)
         case e.JobReleased():
@@ -129,7 +128,7 @@ def left(journal: Journal, vm_id: str) -> int | None:
     for row in journal.search(json.dumps(vm_id)):
         parts = parts_of(row.decision or "")
         for kind, *names in parts.get("asked", ()):
-            if kind in ("TerminateVms", "HandOverVm") and vm_id in names:
+            if kind == "TerminateVms" and vm_id in names:
                 asked = row.seq
         vms: Any = parts.get("changes", {}).get("vms")
         if vms and vms[0] == "map":

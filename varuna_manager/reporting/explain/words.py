@@ -152,9 +152,6 @@ def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
                 reasons.setdefault(vm.return_reason if vm else "", []).append(name)
             for reason, those in reasons.items():
                 yield f"return {ids(those)}" + (f": {reason}" if reason else "")
-        case ["HandOverVm", vm_id, to]:
-            vm = after.vms.get(vm_id)
-            yield f"give {vm_id} to job {to}" + (f": {vm.return_reason}" if vm else "")
         case ["ComputePlan", *_]:
             slots = sum(vm.num_slots for vm in after.vms.values() if vm.is_usable)
             yield f"ask the planner for the best plan over the usable slots ({slots})"

@@ -11,7 +11,6 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.local.state import LocalCloud, LocalSettings
-from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, VmState
 from spottrain.cloud.port.stored import vm_from_data
@@ -269,17 +268,3 @@ class Market(RuleBasedStateMachine):
 
 TestMarket = Market.TestCase
 TestMarket.settings = settings(deadline=None, max_examples=50)
-
-
-def test_a_machine_that_another_job_gives_is_taken_over_once() -> None:
-    given = replace(
-        Driver().launch().vms[0], state=VmState.TERMINATED, ended_at_s=109.0
-    )
-    driver = Driver()
-    ours = driver.cloud.receive(given, 109.0, lambda: "mine")
-    assert driver.cloud.receive(given, 109.0, lambda: "another") == ours
-    assert (ours.vm_id, ours.intent) == ("mine", tags.handed(given.vm_id))
-    assert (ours.launched_at_s, ours.ended_at_s) == (109.0, None)
-    assert ours.state is VmState.RUNNING, "it has booted there"
-    assert ours.offer == given.offer, "it costs what it did"
-    assert driver.available() == 2
