@@ -107,9 +107,8 @@ def test_clocks_that_contradict_messages_are_set(
     depth: int, microbatches: int, latency_s: float, data: st.DataObject
 ) -> None:
     apart = st.floats(1.01 * latency_s, 100.0) | st.floats(-100.0, -1.01 * latency_s)
-    ahead_s = [0.0]
-    for _ in range(depth - 1):
-        ahead_s.append(ahead_s[-1] + data.draw(apart))
+    # Of each against the first, to which those before it have been set.
+    ahead_s = [0.0, *(data.draw(apart) for _ in range(depth - 1))]
     trace = simulated(depth, microbatches, latency_s)
     found = merge(measured(trace, ahead_s))
     expected = {(span.stage, span.task): span.start_s for span in trace.tasks}
