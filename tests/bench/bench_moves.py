@@ -19,12 +19,12 @@ from typing import Any
 
 from tests.simulation.market import Cloud
 from tests.simulation.market import offer as offer_in
+from tests.simulation.ranked_world import RankedWorld
 from tests.simulation.test_simulation import FACTS, SPEC, settings
 from tests.simulation.world import World
 
 from spottrain.cloud.port.provider import Offer
-from spottrain.pricing.prices.place import Place, offer_key
-from spottrain.pricing.ranking.order import OfferWorth
+from spottrain.pricing.prices.place import Place
 from spottrain.pricing.ranking.switching import (
     Frictions,
     Quote,
@@ -34,7 +34,6 @@ from spottrain.pricing.ranking.switching import (
 from spottrain.pricing.simulation.price_file import INSTANCES, parse_prices
 from spottrain.pricing.simulation.price_ladder import THROUGHPUTS
 from spottrain.units import DAY_S, HOUR_S
-from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.replacement.moves import RULE
 
 DAYS = 4.0
@@ -70,7 +69,7 @@ def _on(days: list[dict[Place, float]], after_s: float) -> dict[Place, float]:
     return days[min(int(after_s / DAY_S), len(days) - 1)]
 
 
-class Recorded(World):
+class Recorded(RankedWorld):
     """One VM on the market of some days, ranked at every look."""
 
     def __init__(self, seed: int, days: list[dict[Place, float]], steps: int) -> None:
@@ -100,29 +99,6 @@ class Recorded(World):
                 self.poll()
 
         self.after(wait_s, again)
-
-    def fold(self, event: e.Event) -> Any:
-        """Rank what is seen."""
-        commands = super().fold(event)
-        if isinstance(event, e.OffersSeen):
-            self.later(self.ranked)
-        return commands
-
-    def ranked(self) -> e.OffersRanked:
-        """All places train alike."""
-        worths = tuple(
-            OfferWorth(
-                offer=offer_key(offer),
-                examples_per_usd=RATE_PER_HOUR / offer.usd_per_hour,
-                usd_per_hour=offer.usd_per_hour,
-            )
-            for offer in self.cloud.offers()
-        )
-        return e.OffersRanked(at_s=self.now_s, worths=worths)
-
-
-RATE_PER_HOUR = 64 / 512 * HOUR_S
-"""Examples that one of these VMs trains; its mini-batches of 64 take some 512 s."""
 
 
 def stays_usd(days: list[dict[Place, float]], lasts_s: float, rule: bool) -> float:

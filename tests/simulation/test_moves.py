@@ -7,17 +7,14 @@ from typing import Any
 
 import pytest
 from tests.simulation.market import Cloud
+from tests.simulation.ranked_world import RankedWorld
 from tests.simulation.test_simulation import SPEC, check_end, settings, torment
 from tests.simulation.two_clouds import Sky
 from tests.simulation.world import World
 
 from spottrain.cloud.port.provider import Offer, Vm
-from spottrain.pricing.prices.place import offer_key
-from spottrain.pricing.ranking.order import OfferWorth
-from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.replacement.moves import PAUSE_S, READY_BOUND_S
 
-EXAMPLES_PER_HOUR = 450.0
 """Of one VM, wherever it is."""
 
 
@@ -41,33 +38,14 @@ class Market(Sky):
         return super().launch(token, intent, wanted, count, at_s)
 
 
-class Ranked(World):
-    """A world whose offers are ranked whenever they change."""
-
-    def fold(self, event: e.Event) -> Any:
-        commands = super().fold(event)
-        if isinstance(event, e.OffersSeen):
-            self.later(self.ranked)
-        return commands
-
-    def ranked(self) -> e.OffersRanked:
-        worths = tuple(
-            OfferWorth(
-                offer=offer_key(offer),
-                examples_per_usd=EXAMPLES_PER_HOUR / offer.usd_per_hour,
-                usd_per_hour=offer.usd_per_hour,
-            )
-            for offer in self.cloud.offers()
-        )
-        return e.OffersRanked(at_s=self.now_s, worths=worths)
-
-
 def market_of(job: World) -> Market:
     assert isinstance(job.cloud, Market)
     return job.cloud
 
 
-def moving(seed: int, *, far: bool = False, steps: int = 300, **changes: Any) -> Ranked:
+def moving(
+    seed: int, *, far: bool = False, steps: int = 300, **changes: Any
+) -> RankedWorld:
     """Four VMs at 1.0 $/h; as many are to be had in zone b, which may be a region."""
     market = Market(
         capacity={"a": 6, "b": 6},
@@ -77,7 +55,7 @@ def moving(seed: int, *, far: bool = False, steps: int = 300, **changes: Any) ->
     )
     own = {"max_vms": 4, "min_vms": 2, "objective": "examples_per_dollar"}
     spec = replace(SPEC, steps=steps)
-    return Ranked(seed, settings(spec=spec, **{**own, **changes}), market)
+    return RankedWorld(seed, settings(spec=spec, **{**own, **changes}), market)
 
 
 def zones(job: World) -> set[str]:
