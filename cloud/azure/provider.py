@@ -104,6 +104,7 @@ class AzureProvider:
         except CloudError:
             self._network.forget(request.job)
             raise
+        request = replace(request, image=self._usable_image(request))
         group = requests.group_of(request.job, self._settings)
         names = requests.vm_names(request, self._settings)
         past = self._ends.lifetimes_of_launch(request.job, request.token, names)
@@ -125,6 +126,14 @@ class AzureProvider:
             return requests.vm_of(resource, self._facts)
 
         return self._result(request, run_parallel(make, names))
+
+    def _usable_image(self, request: port.LaunchRequest) -> str:
+        """Return the launch's image if its region has it (still); else nothing."""
+        *_, version = request.image.split(":")
+        if not version:
+            return ""
+        there = self._market.image_versions(request.offer.region, request.image)
+        return request.image if version in there else ""
 
     def _result(
         self, request: port.LaunchRequest, outcomes: Iterable[port.Vm | CloudError]

@@ -79,7 +79,9 @@ class GcpProvider:
         known = self._network.knows(request.job, offer.region)
         try:
             with translating_errors(f"launching {count} in {offer.zone}"):
-                placement = self._network.placement(request.job, offer.region)
+                placement = self._network.placement(
+                    request.job, offer.region, request.image
+                )
                 result = self._launches.launch(request, placement, self.principal())
         except CloudError as error:
             if type(error) in (CloudError, MisconfiguredError):

@@ -311,7 +311,7 @@ class AwsConfig(CloudConfig):
     """Name of a profile in ~/.aws; by default boto3 chooses: the environment, the
     profile `default`, SSO, a role."""
     image: Name = IMAGE_NAME
-    """Image id (`ami-…`), or a name with wildcards; the newest match is used."""
+    """Image id (`ami-…`), or a name with wildcards; the newest match at the first launch is used."""
     image_owner: Name = "amazon"
     """Owner of images that are found by name."""
     user: Name = "ubuntu"
@@ -448,7 +448,7 @@ class GcpConfig(CloudConfig):
     project: str = ""
     """Id of the project; required."""
     image: Name = GCP_IMAGE
-    """`projects/P/global/images/NAME`, or `…/images/family/FAMILY` for the newest."""
+    """`projects/P/global/images/NAME`, or `…/images/family/FAMILY` for the newest at the first launch."""
     user: Name = "spottrain"
     """Login name; the account is created at boot."""
     network: str = ""
