@@ -17,7 +17,7 @@ from spottrain.cloud.aws.requests import CLOUD
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, translating_errors
 from spottrain.cloud.lag.recent import RecentCalls
-from spottrain.cloud.parallel import flat_map_parallel
+from spottrain.cloud.parallel import flat_map_parallel, run_parallel
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
@@ -131,9 +131,12 @@ class AwsProvider:
             region, instance_id = requests.split_vm_id(vm_id)
             if region:
                 by_region.setdefault(region, []).append(instance_id)
-        for region, instance_ids in by_region.items():
-            for start in range(0, len(instance_ids), _BATCH):
-                self._terminate(region, instance_ids[start : start + _BATCH])
+        batches = [
+            (region, instance_ids[start : start + _BATCH])
+            for region, instance_ids in by_region.items()
+            for start in range(0, len(instance_ids), _BATCH)
+        ]
+        run_parallel(lambda batch: self._terminate(*batch), batches)
 
     def list_all(self) -> Sequence[port.Vm]:
         """Return the VMs of all jobs in every enabled region.

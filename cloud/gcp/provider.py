@@ -86,7 +86,7 @@ class GcpProvider:
         except CloudError as error:
             if type(error) in (CloudError, MisconfiguredError):
                 self._network.forget(request.job)  # it may have been removed
-                if known:
+                if known and type(error) is MisconfiguredError:
                     raise CloudError(f"{error}; will be retried") from error
             raise
         self._recent.launched(result.vms)
