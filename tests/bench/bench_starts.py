@@ -156,7 +156,7 @@ def print_computed() -> None:
 def main() -> None:
     """Print both."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mb", type=float, default=60.0, help="size of the package")
+    parser.add_argument("--mb", type=float, default=20.0, help="size of the package")
     parser.add_argument("--rate", type=float, default=5.0, help="of the index, MB/s")
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
