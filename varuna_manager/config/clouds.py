@@ -31,6 +31,7 @@ from spottrain.pricing.prices.catalogue import InstanceType, catalogue
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.base import Section
+from spottrain.varuna_manager.config.places import check_keys, check_places
 from spottrain.varuna_manager.config.ssh import Folder
 from spottrain.wire.messages import DeviceChoice
 from spottrain.wire.model import Precision
@@ -148,7 +149,7 @@ class CloudConfig(Section):
     """Instance types that may be rented; `spottrain prices` lists them."""
     gpus: tuple[Name, ...] = ()
     """Rent any type with these GPUs, such as A100 (any memory) or A100-80GB."""
-    owner: str = ""
+    owner: Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$", max_length=256)] = ""
     """Who rents, as VMs' tags say and `spottrain gc` asks; by default the principal of
     your credentials: an ARN on AWS, object and tenant id on Azure, an email on GCP."""
     tags: dict[str, str] = Field(default_factory=dict)
@@ -208,10 +209,27 @@ class CloudConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
+        check_places(self.cloud, self.regions, self.zones)
         try:
-            self.kinds()
+            kinds = self.kinds()
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        wanted = ", ".join((*self.instance_types, *self.gpus))
+        if wanted and not kinds:
+            raise ValueError(
+                f"nothing can be rented: {self.cloud} has no {wanted}; 'spottrain prices "
+                f"--cloud {self.cloud}' lists what it has"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reached(self) -> Self:
+        ways = self.bastion, self.ssh_proxy, self.has_own_network
+        if not self.public_addresses and not any(ways):
+            raise ValueError(
+                f"public_addresses: false needs {self.network_key} of yours, bastion or "
+                "ssh_proxy: in a network that spottrain creates VMs could not be reached"
+            )
         return self
 
     @property
@@ -339,6 +357,12 @@ class AwsConfig(CloudConfig):
                 "ssh_proxy: ssm needs an instance_profile with the policy "
                 "AmazonSSMManagedInstanceCore, without which VMs do not register"
             )
+        for zone in self.subnets:
+            if zone in self.regions:
+                raise ValueError(
+                    f"subnets: are given by zone, such as {zone}a: got {zone}"
+                )
+        check_keys("subnets", self.subnets, self.regions, f"{self.regions[0]}a")
         return self
 
     def proxy_argv(self, vm_id: str, port: int) -> list[str]:
@@ -406,6 +430,16 @@ class AzureConfig(CloudConfig):
             raise ValueError(
                 "ssh_proxy needs subnets: those that the Bastion's network reaches"
             )
+        check_keys("subnets", self.subnets, self.regions, self.regions[0])
+        for key, ids in (
+            ("subnets", self.subnets.values()),
+            ("identity", [self.identity]),
+        ):
+            for each in ids:
+                if each and not each.startswith("/subscriptions/"):
+                    raise ValueError(
+                        f"{key}: must be a resource id, /subscriptions/…: got {each}"
+                    )
         return self
 
     def proxy_argv(self, vm_id: str, port: int) -> list[str]:
@@ -470,6 +504,18 @@ class GcpConfig(CloudConfig):
     proxy_tools: ClassVar[tuple[str, ...]] = ("gcloud",)
     # "Using IAP for TCP forwarding": all its connections come from there.
     proxy_networks: ClassVar[tuple[str, ...]] = ("35.235.240.0/20",)
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        check_keys("subnetworks", self.subnetworks, self.regions, self.regions[0])
+        if self.subnetworks and not self.network:
+            raise ValueError("subnetworks needs network: the one that they are of")
+        if self.service_account and "@" not in self.service_account:
+            raise ValueError(
+                "service_account: must be an email, such as NAME@PROJECT.iam."
+                f"gserviceaccount.com: got {self.service_account}"
+            )
+        return self
 
     def proxy_argv(self, vm_id: str, port: int) -> list[str]:
         """Return ``gcloud compute start-iap-tunnel`` on stdin and stdout.
