@@ -6,6 +6,7 @@ import getpass
 import ipaddress
 import os
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -31,7 +32,6 @@ from spottrain.pricing.prices.catalogue import InstanceType, catalogue
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.base import Section
-from spottrain.varuna_manager.config.places import check_keys, check_places
 from spottrain.varuna_manager.config.ssh import Folder
 from spottrain.wire.messages import DeviceChoice
 from spottrain.wire.model import Precision
@@ -209,7 +209,7 @@ class CloudConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
-        check_places(self.cloud, self.regions, self.zones)
+        _check_places(self.cloud, self.regions, self.zones)
         try:
             kinds = self.kinds()
         except ConfigError as error:
@@ -362,7 +362,7 @@ class AwsConfig(CloudConfig):
                 raise ValueError(
                     f"subnets: are given by zone, such as {zone}a: got {zone}"
                 )
-        check_keys("subnets", self.subnets, self.regions, f"{self.regions[0]}a")
+        _check_keys("subnets", self.subnets, self.regions, f"{self.regions[0]}a")
         return self
 
     def proxy_argv(self, vm_id: str, port: int) -> list[str]:
@@ -430,7 +430,7 @@ class AzureConfig(CloudConfig):
             raise ValueError(
                 "ssh_proxy needs subnets: those that the Bastion's network reaches"
             )
-        check_keys("subnets", self.subnets, self.regions, self.regions[0])
+        _check_keys("subnets", self.subnets, self.regions, self.regions[0])
         for key, ids in (
             ("subnets", self.subnets.values()),
             ("identity", [self.identity]),
@@ -507,7 +507,7 @@ class GcpConfig(CloudConfig):
 
     @model_validator(mode="after")
     def _named(self) -> Self:
-        check_keys("subnetworks", self.subnetworks, self.regions, self.regions[0])
+        _check_keys("subnetworks", self.subnetworks, self.regions, self.regions[0])
         if self.subnetworks and not self.network:
             raise ValueError("subnetworks needs network: the one that they are of")
         if self.service_account and "@" not in self.service_account:
@@ -586,4 +586,54 @@ def check_cloud(
             f"resources.span {span} needs a network of your own that joins all regions, "
             f"as VMs send each other unencrypted data there: name {missing}; or keep "
             "resources.span at region"
+        )
+
+
+# --- Names of places ---
+
+_REGIONS = {
+    "aws": (re.compile(r"[a-z]{2}(-[a-z]+)+-\d+"), "us-east-1"),
+    "azure": (re.compile(r"[a-z]+\d*"), "eastus"),
+    "gcp": (re.compile(r"[a-z]+-[a-z]+\d+"), "us-central1"),
+}
+
+
+def _check_places(cloud: str, regions: Sequence[str], zones: Collection[str]) -> None:
+    """Check the form of regions, and that some of the zones are in them.
+
+    Raises:
+        ValueError: nothing could be rented there; with what to write instead.
+    """
+    form, example = _REGIONS[cloud]
+    for region in regions:
+        if not form.fullmatch(region):
+            raise ValueError(
+                f"regions: must be names of {cloud}'s regions, such as {example}: got "
+                f"{region}"
+            )
+    if zones and not any(
+        zone.startswith(region) for zone in zones for region in regions
+    ):
+        raise ValueError(
+            f"zones: {', '.join(zones)}: none is in the regions {', '.join(regions)}"
+        )
+
+
+def _check_keys(
+    key: str, given: Collection[str], regions: Sequence[str], example: str
+) -> None:
+    """Check that what is given by region or zone is of use.
+
+    Raises:
+        ValueError: nothing is given for a region, and something for none of them: a name
+            is misspelt, and the region's VMs would be somewhere else.
+    """
+    stray = [name for name in given if not name.startswith(tuple(regions))]
+    bare = [
+        each for each in regions if not any(name.startswith(each) for name in given)
+    ]
+    if stray and bare:
+        raise ValueError(
+            f"{key}: {stray[0]} is none of the job's; {bare[0]} has none: give names such "
+            f"as {example}"
         )
