@@ -14,6 +14,7 @@ import typer
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Finding, run_check
 from spottrain.errors import SpottrainError
+from spottrain.storage.store import is_url
 from spottrain.varuna_manager.cli.console import (
     Output,
     OutputOption,
@@ -152,6 +153,10 @@ def _checkpoints(config: JobConfig) -> Finding:
         check_checkpoint_path(config)
     except SpottrainError as error:
         return Finding(what="checkpoints", ok=False, told=str(error))
+    if config.clouds and not is_url(place):
+        place += (
+            ": a folder, which every VM must see too, such as a network file system"
+        )
     return Finding(what="checkpoints", ok=True, told=place)
 
 

@@ -7,7 +7,13 @@ from typing import Annotated
 
 from pydantic import AfterValidator, BaseModel, ConfigDict
 
-from spottrain.storage.store import StorageError, local_folder, parse_url
+from spottrain.storage.store import (
+    OBJECT_SCHEMES,
+    StorageError,
+    is_url,
+    local_folder,
+    parse_url,
+)
 
 
 class Section(BaseModel):
@@ -47,6 +53,9 @@ def _store_place(text: str) -> str:
         raise ValueError(f"{error}") from error
     if not text:
         raise ValueError("must be a folder or the URL of a bucket")
+    misspelt = re.match(rf"({'|'.join(OBJECT_SCHEMES)}):/*", text)
+    if misspelt and not is_url(text):
+        raise ValueError(f"must begin with {misspelt[1]}:// to be a bucket: got {text}")
     return text
 
 

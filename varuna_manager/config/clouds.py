@@ -134,6 +134,15 @@ _BASTION_ID = re.compile(
 )
 
 
+def _http_url(text: str) -> str:
+    if not text.startswith(("http://", "https://")):
+        raise ValueError(f"must be a URL such as https://example.org: got {text}")
+    return text
+
+
+HttpUrl = Annotated[str, AfterValidator(_http_url)]
+
+
 class CloudConfig(Section):
     """Keys that all clouds have."""
 
@@ -343,7 +352,7 @@ class AwsConfig(CloudConfig):
     """Name of an instance profile (role) for the VMs."""
     interruption_role: str = ""
     """ARN of a role with which the Fault Injection Service may interrupt VMs."""
-    endpoint_url: str | None = None
+    endpoint_url: HttpUrl | None = None
     """Endpoint instead of AWS's own."""
     ssh_proxy: Literal["", "ssm"] = ""
     """`ssm`: reach VMs through Systems Manager's Session Manager, with `aws ssm
@@ -415,7 +424,7 @@ class AzureConfig(CloudConfig):
     self_delete: bool = True
     """Let VMs without contact to a manager delete themselves, which needs an
     identity."""
-    endpoint_url: Name = MANAGEMENT_URL
+    endpoint_url: HttpUrl = MANAGEMENT_URL
     """Endpoint instead of the public cloud's, such as a national cloud's."""
     authority_url: str = ""
     """Token authority; by default that of Azure's SDK."""

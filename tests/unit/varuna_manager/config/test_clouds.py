@@ -200,6 +200,14 @@ MISTAKES = [
     ),
     (job("aws", {"gpus": ["L4"], "owner": "a\nb"}), "aws.owner"),
     (
+        job("aws", {"gpus": ["L4"], "endpoint_url": "localhost"}),
+        "aws.endpoint_url: must be a URL such as https://example.org: got localhost",
+    ),
+    (
+        job("aws", {"gpus": ["L4"]}, checkpoint={"path": "s3:/bucket/p"}),
+        "checkpoint.path: must begin with s3:// to be a bucket: got s3:/bucket/p",
+    ),
+    (
         job("aws", {"gpus": ["L4"]}, resources={"provider": "aws", "span": "any"}),
         "resources.span any needs a network of your own",
     ),
