@@ -61,6 +61,8 @@ class Compute(Shared):
         where = {"perLocationStatus": {f"zones/{zone}": status}}
         more: Json = {"instancesBulkInsertOperationMetadata": where}
         more["clientOperationId"] = asked["requestId"]
+        if error is None and made < count and world.tells_missing:
+            error = (_STOCK_OUT, f"{count - made} machines are lacking.", 503)
         if error:
             more |= _failed(*error)
         return world.begin(

@@ -70,6 +70,7 @@ class World(Script):
         self.scores: dict[str, float] = {}
         self.throttle = Throttle(per_minute(GCP_PER_MINUTE))
         self.policies: set[str] = set()
+        self.tells_missing = False
         self.images = {f"{IMAGE_FAMILY}-v20260901": "ACTIVE"}
         self.preemptions: dict[str, list[float]] = {}
         self.host_keys: dict[str, str] = {}
@@ -106,6 +107,13 @@ class World(Script):
     def publish(self, name: str, state: str = "ACTIVE") -> None:
         """Set the state of an image of the family, such as DEPRECATED."""
         self.images[name] = state
+
+    def tell_missing(self) -> None:
+        """Let bulk inserts that gave fewer machines than asked for end with an error too.
+
+        Whether they do is not documented.
+        """
+        self.tells_missing = True
 
     def throttle_calls(self) -> None:
         """Throttle by the documented rates from now on."""

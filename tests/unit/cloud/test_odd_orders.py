@@ -16,6 +16,7 @@ from spottrain.cloud.port.errors import (
     ThrottledError,
 )
 from spottrain.cloud.port.provider import LaunchRequest, Vm, VmState
+from spottrain.pricing.prices.catalogue import catalogue
 
 EXPIRED = {
     "azure": {"code": "ExpiredAuthenticationToken", "status": 401},
@@ -130,6 +131,23 @@ def test_capacity_may_go_between_the_list_and_the_launch(cloud: Cloud) -> None:
     result = provider.launch(asked)  # the token is as good as before
     assert len(result.vms) == cloud.alive() == 2
     assert result.refusal
+
+
+def test_vms_of_a_bulk_insert_that_ended_with_an_error_are_kept(cloud: Cloud) -> None:
+    """Azure: a quota or zone that is exhausted after some of the VMs."""
+    provider = cloud.fake.provider()
+    asked = wish(provider)
+    if cloud.name == "gcp":
+        cloud.fake.ask("tell_missing")
+        cloud.fake.ask("stock", zone=asked.offer.zone, kind=gcp.KIND, count=2)
+    else:
+        vcpus = 2 * catalogue().types["azure", azure.KIND].vcpus
+        named = {"region": azure.REGION, "family": "lowPriorityCores"}
+        cloud.fake.ask("quota", **named, vcpus=vcpus)
+    for each in (provider, cloud.fake.provider()):  # also of a manager that restarted
+        result = each.launch(asked)
+        assert len(result.vms) == cloud.alive() == 2
+        assert result.refusal
 
 
 def test_a_vm_whose_end_takes_long_is_leaving_and_nothing_is_removed_under_it(
