@@ -13,7 +13,7 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tests.chaos.watch import POLL_S, Watch
@@ -40,10 +40,16 @@ class Struck:
     rng: random.Random
     disk: Path
     """Where checkpoints go: a small file system of their own."""
+    slowed: set[str] = field(default_factory=set)
+    """VMs that the cloud stops and continues all the time."""
 
     def pick(self) -> str:
         """Return a VM that trains."""
         return self.rng.choice(self.watch.vms())
+
+    def pick_steady(self) -> str:
+        """Return one that stays stopped if it is stopped."""
+        return self.rng.choice([v for v in self.watch.vms() if v not in self.slowed])
 
 
 def _worker(on: Struck) -> None:
@@ -92,12 +98,12 @@ def written(disk: Path) -> dict[str, bool]:
 
 def _hang(on: Struck) -> None:
     """Stop a worker: it neither dies nor goes on."""
-    os.kill(on.watch.worker(on.pick()), signal.SIGSTOP)
+    os.kill(on.watch.worker(on.pick_steady()), signal.SIGSTOP)
 
 
 def _freeze(on: Struck) -> None:
     """Stop all processes of a VM, as a machine that is cut off."""
-    tree.signal_groups(on.watch.groups(on.pick()), signal.SIGSTOP)
+    tree.signal_groups(on.watch.groups(on.pick_steady()), signal.SIGSTOP)
 
 
 def _manager_killed(on: Struck) -> None:
@@ -182,11 +188,11 @@ def _damaged(on: Struck) -> None:
     tree.signal_groups(groups, signal.SIGKILL)
 
 
-def _market(on: Struck, kind: EventKind, **what: float) -> None:
-    """Let the market do something to a VM that trains."""
+def _market(on: Struck, kind: EventKind, **what: float) -> tuple[str, ...]:
+    """Let the market do something to a VM that trains; return it."""
     running = [vm.vm_id for vm in on.job.vms() if vm.state is VmState.RUNNING]
     machine = running.index(on.pick())
-    on.job.market(kind, zone=ZONE, machine=machine, **what)
+    return on.job.market(kind, zone=ZONE, machine=machine, **what)
 
 
 def _notice(on: Struck) -> None:
@@ -202,7 +208,7 @@ def _silence(on: Struck) -> None:
 
 
 def _slow(on: Struck) -> None:
-    _market(on, "slow", factor=on.rng.uniform(1.5, 3.0))
+    on.slowed.update(_market(on, "slow", factor=on.rng.uniform(1.5, 3.0)))
 
 
 def _price(on: Struck) -> None:
@@ -213,7 +219,6 @@ def _price(on: Struck) -> None:
 def _capacity(on: Struck) -> None:
     """Take a VM for good, and have the market give another one later."""
     before = on.watch.number
-    on.job.market("capacity", zone=ZONE, count=VMS - 1)
     _market(on, "kill")
     on.watch.until("fewer VMs", lambda: on.watch.number > before and on.watch.trains())
     on.job.market("capacity", zone=ZONE, count=VMS)

@@ -109,8 +109,15 @@ class Watch:
         return [] if now is None else [slot.vm_id for slot in now.plan.slots]
 
     def worker(self, vm_id: str) -> int:
-        """Return the pid of a VM's newest worker."""
-        return self._workers[vm_id]
+        """Return the pid of a VM's newest worker.
+
+        Raises:
+            ProcessLookupError: It has ended.
+        """
+        pid = self._workers[vm_id]
+        if os.getpgid(pid) not in self.groups(vm_id):
+            raise ProcessLookupError(f"the worker of {vm_id} has ended")
+        return pid
 
     def supervisor(self, vm_id: str) -> int:
         """Return the pid of the process that forks a VM's workers."""
