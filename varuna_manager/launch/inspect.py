@@ -110,7 +110,7 @@ def kept_layout(config: JobConfig) -> Path:
 
 
 def _kept(config: JobConfig) -> Path:
-    key = _key(config.entrypoint, Path(config.workdir))
+    key = _key(config)
     return home() / "cache" / "inspect" / f"{key}.json"
 
 
@@ -159,11 +159,14 @@ def calibrate(
     return profile
 
 
-def _key(entrypoint: str, workdir: Path) -> str:
+def _key(config: JobConfig) -> str:
     """Return a name for an inspection: a hash of all that its answer depends on."""
-    ours = Path(spottrain.__file__).parent / "pipeline"
-    parts = [fingerprint(folder, packed_files(folder)) for folder in (workdir, ours)]
-    parts += [entrypoint, spottrain.__version__, sys.version]
+    theirs, ours = Path(config.workdir), Path(spottrain.__file__).parent / "pipeline"
+    parts = [
+        fingerprint(theirs, packed_files(theirs, config.checkpoint.path)),
+        fingerprint(ours, packed_files(ours)),
+    ]
+    parts += [config.entrypoint, spottrain.__version__, sys.version]
     with contextlib.suppress(PackageNotFoundError):
         parts.append(version("torch"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]
