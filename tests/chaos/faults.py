@@ -101,6 +101,18 @@ def _hang(on: Struck) -> None:
     os.kill(on.watch.worker(on.pick_steady()), signal.SIGSTOP)
 
 
+def _hang_in_forming(on: Struck) -> None:
+    """Stop a worker while the generation forms that follows the death of another."""
+    killed, stopped = on.rng.sample(sorted(on.watch.vms()), 2)
+    dies, hangs = on.watch.worker(killed), on.watch.worker(stopped)
+    if stopped in on.slowed:
+        raise LookupError(f"{stopped} would not stay stopped")
+    before = on.watch.number
+    os.kill(dies, signal.SIGKILL)
+    on.watch.until("a new generation", lambda: on.watch.number > before)
+    os.kill(hangs, signal.SIGSTOP)
+
+
 def _freeze(on: Struck) -> None:
     """Stop all processes of a VM, as a machine that is cut off."""
     tree.signal_groups(on.watch.groups(on.pick_steady()), signal.SIGSTOP)
@@ -242,6 +254,7 @@ KINDS = {
     "all VMs": Kind(_all_vms),
     "worker while saving": Kind(_while_saving),
     "hang": Kind(_hang),
+    "hang in forming": Kind(_hang_in_forming),
     "freeze": Kind(_freeze),
     "manager killed": Kind(_manager_killed, breaks=False),
     "manager ended": Kind(_manager_ended, breaks=False),
