@@ -24,7 +24,7 @@ from spottrain.wire.messages import (
 )
 
 _RECONNECT_S, _RECONNECT_S_PER_VM = 5.0, 0.0026
-"""Twice what 10,000 agents took on two busy cores, 13.2 s (docs/operating.md): most of it
+"""Twice what 10,000 agents took on two cores, 13.3 s (docs/operating.md): most of it
 is a TLS handshake for each."""
 
 

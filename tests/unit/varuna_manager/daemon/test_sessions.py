@@ -286,4 +286,4 @@ def test_a_new_agent_of_a_vm_counts_from_the_beginning() -> None:
 
 def test_a_large_fleet_has_longer_to_reach_a_new_manager() -> None:
     assert 5.0 < reconnect_s(16) < 5.1
-    assert reconnect_s(10_000) > 2 * 13.2  # as docs/operating.md measured it
+    assert reconnect_s(10_000) > 2 * 13.3  # as docs/operating.md measured it
