@@ -269,9 +269,7 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
         # complete before all have begun, which takes their marks of attempts before back.
         if is_retry and everybody < now + SENT:
             return None
-        told = list(slot.told)
-        told[slot.step % 2] = has_received(shape, slot)
-        after = after._replace(told=(told[0], told[1]))
+        after = after._replace(told=telling(shape, slot))
         if shape.out_of_range == slot.stage and not is_retry:
             return after
         for k in own:
@@ -334,6 +332,13 @@ def has_received(shape: Shape, slot: Slot) -> bool:
     assert slot.stage is not None
     states = {(one.section, one.state) for one in slot.kept}
     return all((k, slot.pending) in states for k in kept_for(shape, slot.stage))
+
+
+def telling(shape: Shape, slot: Slot) -> tuple[bool, bool]:
+    """Return what a slot has told once it enters the gather of this mini-batch."""
+    even, odd = slot.told
+    received = has_received(shape, slot)
+    return (even, received) if slot.step % 2 else (received, odd)
 
 
 def receive(shape: Shape, world: World, i: int) -> Iterator[World]:
