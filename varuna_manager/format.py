@@ -45,6 +45,15 @@ def dollars(usd: float | None) -> str:
     return f"${usd:,.2f}" if usd == 0 or usd >= 1 else f"${usd:.4f}"
 
 
+def saved(share: float | None) -> str:
+    """Return in words which share of a cost was saved, or was paid on top of it."""
+    if share is None:
+        return NOTHING
+    if abs(share) < 0.005:
+        return "the same"
+    return f"{share:.0%} saved" if share > 0 else f"{-share:.0%} more was paid"
+
+
 def size(num_bytes: float | None) -> str:
     """Return bytes, such as ``12.3 MB``."""
     if num_bytes is None:

@@ -50,22 +50,26 @@ def patience_s(floor_s: float, step_s: float) -> float:
     return max(floor_s, STEPS * step_s)
 
 
-def allowed_s(rank: WorkerState, patience_s: float, *, is_first: bool) -> float:
+def allowed_s(
+    rank: WorkerState, patience_s: float, *, is_first: bool, is_forming: bool = False
+) -> float:
     """Return how long a rank may be at the task that it does.
 
     Args:
         rank: What it does.
         patience_s: See there.
         is_first: Its generation has not committed a mini-batch yet.
+        is_forming: Its generation forms, and moves state.
 
     Returns:
-        Infinite for one that waits, or has ended, of which its supervisor tells.
+        Infinite for one that waits, or moves state, which may take long, and for one that
+        has ended, of which its supervisor tells.
     """
     if rank.process == "gone":
         return math.inf
     if rank.process == "stopped":
         return patience_s
-    if rank.doing == "wait":
+    if rank.doing == "wait" or is_forming:
         return math.inf
     if rank.doing == "save":
         return SAVING * patience_s
@@ -79,6 +83,7 @@ def judge(
     patience_s: float,
     *,
     is_first: bool,
+    is_forming: bool = False,
 ) -> Verdict:
     """Return which ranks hang.
 
@@ -87,6 +92,7 @@ def judge(
         num_ranks: Of the plan.
         patience_s: See there.
         is_first: Their generation has not committed a mini-batch yet.
+        is_forming: Their generation forms, and moves state.
     """
     awaited = [
         number
@@ -97,11 +103,14 @@ def judge(
         number
         for number in awaited
         if ranks[number].still_s
-        >= allowed_s(ranks[number], patience_s, is_first=is_first)
+        >= allowed_s(
+            ranks[number], patience_s, is_first=is_first, is_forming=is_forming
+        )
     ]
     least_s = DEADLOCK * patience_s * (LONG if is_first else 1.0)
     is_deadlock = (
         len(ranks) == num_ranks
+        and not is_forming
         and not awaited
         and all(rank.still_s >= least_s for rank in ranks.values())
     )

@@ -170,6 +170,7 @@ def run_worker(
     activity: Activity,
 ) -> None:
     """Run one generation after the other, forever."""
+    activity.begin()
     scales_loss = loaded.spec.precision == "fp16"
     context = WorkerContext(
         loaded=loaded,

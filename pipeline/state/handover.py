@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -33,6 +34,10 @@ from spottrain.storage.store import Store
 from spottrain.wire.codec import from_data
 from spottrain.wire.messages import RunGeneration
 from spottrain.wire.model import Plan
+
+_POSTED = 2
+"""Sections whose receives are posted while another one comes in: each may need host
+memory of its own."""
 
 
 class DamagedCheckpointError(CheckpointError):
@@ -201,16 +206,16 @@ class _Handover:
                 for span in arena.movable:
                     if span.numel():
                         sends.append(dist.isend(_on_host(arena, span), move.target))
+        coming = deque[_Receipt]()
         for move in moving:
             if move.target == self._rank:
                 assert move.source is not None
                 arena = self._memory.arenas[move.section]
-                arena.invalidate()
-                for span in arena.movable:
-                    if span.numel():
-                        _receive(arena, span, move.source)
-                arena.synchronise()
-                arena.set_version(agreement.step, agreement.origin)
+                coming.append(_Receipt(arena, move.source))
+                if len(coming) > _POSTED:
+                    coming.popleft().finish(agreement)
+        for receipt in coming:
+            receipt.finish(agreement)
         for send in sends:
             assert send is not None
             send.wait()
@@ -237,13 +242,41 @@ def _on_host(arena: SectionArena, span: torch.Tensor) -> torch.Tensor:
     return arena.device.finish(arena.device.download(span))
 
 
-def _receive(arena: SectionArena, span: torch.Tensor, source: int) -> None:
-    if arena.device is None or span is arena.numbers.contents:
-        dist.recv(span, source)
-        return
-    staging = arena.device.allocate_host(span.shape, span.dtype)
-    dist.recv(staging, source)
-    arena.device.finish(arena.device.upload(staging, span))
+class _Receipt:
+    """A section whose receives are posted: what is sent before costs a further copy, and
+    each part would wait for its sender to hear that it may come."""
+
+    def __init__(self, arena: SectionArena, source: int) -> None:
+        self._arena = arena
+        arena.invalidate()
+        self._parts = [
+            (span, *_post(arena, span, source))
+            for span in arena.movable
+            if span.numel()
+        ]
+
+    def finish(self, agreement: Agreement) -> None:
+        """Wait for the section; it is whole then."""
+        arena = self._arena
+        for span, received, work in self._parts:
+            work.wait()
+            if received is not span:
+                assert arena.device is not None
+                arena.device.finish(arena.device.upload(received, span))
+        arena.synchronise()
+        arena.set_version(agreement.step, agreement.origin)
+
+
+def _post(
+    arena: SectionArena, span: torch.Tensor, source: int
+) -> tuple[torch.Tensor, dist.Work]:
+    """Post a receive; return the host's memory that it is to come to."""
+    received = span
+    if arena.device is not None and span is not arena.numbers.contents:
+        received = arena.device.allocate_host(span.shape, span.dtype)
+    work = dist.irecv(received, source)
+    assert work is not None
+    return received, work
 
 
 def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:

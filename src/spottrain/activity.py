@@ -53,8 +53,8 @@ class Activity:
         start = slot * _RECORD_BYTES
         return cls(memoryview(mmap.mmap(fd, 0))[start : start + _RECORD_BYTES])
 
-    def begin(self, generation: int) -> None:
-        """Begin to take part in a generation."""
+    def begin(self, generation: int = 0) -> None:
+        """Begin to take part in a generation; 0: in none yet."""
         self._words[_PID] = os.getpid()
         self._words[_GENERATION] = generation
         self.note("start")
@@ -110,7 +110,8 @@ class ActivityPage:
     def inspect(
         self, generation: int, pause: Callable[[float], object]
     ) -> tuple[WorkerState, ...]:
-        """Look twice at the workers that take part in a generation.
+        """Look twice at the workers that take part in a generation, and at those that are
+        stopped, which may be why they do not.
 
         Args:
             generation: Its number.
@@ -121,7 +122,8 @@ class ActivityPage:
         found = []
         for slot in self._slots:
             words = self._record(slot)
-            if words[_GENERATION] != generation:
+            process = state_between(first[slot], _look(words[_PID]))
+            if words[_GENERATION] != generation and process != "stopped":
                 continue
             waits_for = words[_WAITS_FOR]
             found.append(
@@ -131,7 +133,7 @@ class ActivityPage:
                     doing=_DOINGS[words[_DOING]],
                     waits_for=None if waits_for == _NOBODY else waits_for,
                     still_s=(time.monotonic_ns() - words[_SINCE_NS]) / 1e9,
-                    process=state_between(first[slot], _look(words[_PID])),
+                    process=process,
                 )
             )
         return tuple(found)

@@ -1,7 +1,7 @@
 """Ranks that hang rather than die: found, broken off, and their VM replaced in the end.
 
-Where no mini-batch is committed for long, agents are asked what the workers do; the
-arithmetic is in ``morphing.adapt.hangs``. A worker that hangs is killed: its memory stays,
+Where no mini-batch is committed for long, also as a generation does not come to train, agents
+are asked what the workers do; the arithmetic is in ``morphing.adapt.hangs``. A worker that hangs is killed: its memory stays,
 and the survivors agree as after any death of a worker. A VM on which that happens again
 is drained.
 """
@@ -29,7 +29,11 @@ ANSWER_S = 10.0
 """How long agents may take to answer before they are asked again."""
 AGAIN_S = 3600.0
 """A VM that hangs twice within this time is replaced."""
-_PROGRESSING = (GenerationPhase.RUNNING, GenerationPhase.STOPPING)
+_PROGRESSING = (
+    GenerationPhase.STARTING,
+    GenerationPhase.RUNNING,
+    GenerationPhase.STOPPING,
+)
 _DOES = {
     "start": "has been starting",
     "compute": "has been at one task",
@@ -104,7 +108,7 @@ def quiet_line(state: State, at_s: float) -> str:
     verdict, ranks = _verdict(state, generation)
     if not verdict.awaited:
         return f"{quiet}: its workers wait for each other"
-    slots = generation.plan.slots
+    slots = _slots(generation)
     first, names = verdict.awaited[0], [slots[one].vm_id for one in verdict.awaited]
     told = f"{_told(slots[first], ranks[first])}"
     others = len(set(names) - {names[0]})
@@ -121,8 +125,14 @@ def _patience_s(state: State, generation: Generation) -> float:
     return rules.patience_s(state.job.hang_s, step_s)
 
 
+def _slots(generation: Generation) -> Sequence[Slot]:
+    """Return the slots of all ranks: donors have one as long as state moves."""
+    forms = generation.phase is GenerationPhase.STARTING
+    return generation.participants if forms else generation.plan.slots
+
+
 def _vm_ids(generation: Generation) -> set[str]:
-    return {slot.vm_id for slot in generation.plan.slots}
+    return {slot.vm_id for slot in _slots(generation)}
 
 
 def _verdict(
@@ -134,16 +144,22 @@ def _verdict(
         for vm_id, workers in generation.inspection.answers.items()
         for worker in workers
     }
-    slots = generation.plan.slots
+    slots = _slots(generation)
     ranks = {number: seen[slot] for number, slot in enumerate(slots) if slot in seen}
     patience_s = _patience_s(state, generation)
-    is_first = not generation.committed
-    return rules.judge(ranks, len(slots), patience_s, is_first=is_first), ranks
+    verdict = rules.judge(
+        ranks,
+        len(slots),
+        patience_s,
+        is_first=not generation.committed,
+        is_forming=generation.phase is GenerationPhase.STARTING,
+    )
+    return verdict, ranks
 
 
 def _judge(transition: Transition, generation: Generation) -> None:
     verdict, ranks = _verdict(transition.state, generation)
-    slots = generation.plan.slots
+    slots = _slots(generation)
     if verdict.hung:
         first = verdict.hung[0]
         hung = [slots[number] for number in verdict.hung]

@@ -137,7 +137,8 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
         facts = inspect_model(after) if changes.code else state.job.facts
         events: list[Event] = []
         if changes.code:
-            pack(workdir, packed_files(workdir), package, kept_layout(after))
+            sent = packed_files(workdir, after.checkpoint.path)
+            pack(workdir, sent, package, kept_layout(after))
             files = differing(job.workdir, package)
             told.insert(0, _shown("code", files or ["as it was"]))
             events.append(_updated(package, facts, told, given_profile(after, facts)))

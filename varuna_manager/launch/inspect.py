@@ -61,6 +61,12 @@ def inspect_model(config: JobConfig) -> ModelFacts:
             f"{facts.unsendable}; let collate return tensors, in tuples or dictionaries, "
             "or set it to 0"
         )
+    if config.device == "gpu" and facts.unmovable:
+        raise ConfigError(
+            f"batches cannot go to a GPU: collate returns a {facts.unmovable}, whose "
+            "tensors spottrain does not find; let collate return tensors, in tuples, "
+            "dictionaries or dataclasses"
+        )
     return facts
 
 
@@ -110,7 +116,7 @@ def kept_layout(config: JobConfig) -> Path:
 
 
 def _kept(config: JobConfig) -> Path:
-    key = _key(config.entrypoint, Path(config.workdir))
+    key = _key(config)
     return home() / "cache" / "inspect" / f"{key}.json"
 
 
@@ -159,11 +165,14 @@ def calibrate(
     return profile
 
 
-def _key(entrypoint: str, workdir: Path) -> str:
+def _key(config: JobConfig) -> str:
     """Return a name for an inspection: a hash of all that its answer depends on."""
-    ours = Path(spottrain.__file__).parent / "pipeline"
-    parts = [fingerprint(folder, packed_files(folder)) for folder in (workdir, ours)]
-    parts += [entrypoint, spottrain.__version__, sys.version]
+    theirs, ours = Path(config.workdir), Path(spottrain.__file__).parent / "pipeline"
+    parts = [
+        fingerprint(theirs, packed_files(theirs, config.checkpoint.path)),
+        fingerprint(ours, packed_files(ours)),
+    ]
+    parts += [config.entrypoint, spottrain.__version__, sys.version]
     with contextlib.suppress(PackageNotFoundError):
         parts.append(version("torch"))
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:32]

@@ -270,7 +270,7 @@ def submit(
         ) as first,
     ):
         workdir = Path(config.workdir)
-        files = packed_files(workdir)
+        files = packed_files(workdir, config.checkpoint.path)
         size = pack(workdir, files, draft.workdir, kept_layout(config))
         draft.write(config, facts)
         at_s = time.time()

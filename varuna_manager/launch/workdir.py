@@ -7,9 +7,13 @@ import gzip
 import hashlib
 import os
 import tarfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from spottrain.errors import ConfigError
+from spottrain.storage.store import local_folder
+from spottrain.varuna_manager.jobs.folder import home
 from spottrain.wire.model import LAYOUT_FILE
 
 MAX_BYTES = 512 * 1024**2
@@ -37,8 +41,14 @@ IGNORE_FILE = ".spottrainignore"
 with a ``/`` inside is a path from the workdir, any other a name in any folder."""
 
 
-def packed_files(workdir: Path) -> list[Path]:
+def packed_files(workdir: Path, checkpoints: str | None = None) -> list[Path]:
     """Return the files of a workdir that are sent: relative paths, sorted.
+
+    The state directory and the job's checkpoints may be folders of it: they are not sent.
+
+    Args:
+        workdir: The user's.
+        checkpoints: Where the job keeps its checkpoints, a folder or a URL.
 
     Raises:
         ConfigError: It is too large, or a link leads out of it.
@@ -46,9 +56,15 @@ def packed_files(workdir: Path) -> list[Path]:
     found = []
     size = 0
     patterns = _ignored(workdir)
+    ours = {home().resolve(), Path(local_folder(checkpoints or "") or "/").resolve()}
     for folder, folders, files in os.walk(workdir):
         below = Path(folder).relative_to(workdir)
-        folders[:] = [x for x in folders if not _is_left_out(below / x, patterns)]
+        folders[:] = [
+            name
+            for name in folders
+            if not _is_left_out(below / name, patterns)
+            and Path(folder, name).resolve() not in ours
+        ]
         links = [name for name in folders if Path(folder, name).is_symlink()]
         files = [x for x in files if not _is_ignored(below / x, patterns)]
         if folder == os.fspath(workdir):  # ours, in one that was sent before
@@ -110,11 +126,17 @@ def _check_link(path: Path, workdir: Path) -> None:
 
 
 def fingerprint(workdir: Path, files: list[Path]) -> str:
-    """Return a hash of the names and contents of ``files``."""
+    """Return a hash of the names and contents of ``files``.
+
+    Raises:
+        ConfigError: One cannot be read.
+    """
     digest = hashlib.sha256()
     for file in files:
         path = workdir / file
-        content = os.readlink(path).encode() if path.is_symlink() else path.read_bytes()
+        with _reading(path):
+            is_link = path.is_symlink()
+            content = os.readlink(path).encode() if is_link else path.read_bytes()
         digest.update(f"{file.as_posix()}\0{len(content)}\0".encode())
         digest.update(content)
     return digest.hexdigest()
@@ -133,6 +155,9 @@ def pack(
 
     Returns:
         The size of the package in bytes.
+
+    Raises:
+        ConfigError: A file cannot be read.
     """
     with (
         open(target, "wb") as raw,
@@ -140,10 +165,24 @@ def pack(
         tarfile.open(fileobj=zipped, mode="w") as archive,
     ):
         for file in files:
-            archive.add(workdir / file, file.as_posix(), filter=_anonymous)
+            with _reading(workdir / file):
+                archive.add(workdir / file, file.as_posix(), filter=_anonymous)
         if layout is not None and layout.exists():
             archive.add(layout, LAYOUT_FILE, filter=_anonymous)
     return target.stat().st_size
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if error.filename != str(path):
+            raise  # the package cannot be written
+        raise ConfigError(
+            f"workdir: {path} cannot be read: {error.strerror}; move it out of the "
+            f"workdir, or name it in {IGNORE_FILE}"
+        ) from error
 
 
 def _anonymous(member: tarfile.TarInfo) -> tarfile.TarInfo:

@@ -247,7 +247,7 @@ def _totals(report: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if compute := use_line(report):
         yield "compute", f"{compute}, while training"
     spent, on_demand = report["usd_spent"], report["usd_on_demand"]
-    saved = "" if not on_demand else f" ({100 * (1 - spent / on_demand):.0f} % less)"
+    saved = "" if not on_demand else f" ({fmt.saved(1 - spent / on_demand)})"
     yield "cost", f"{fmt.dollars(spent)}, on demand {fmt.dollars(on_demand)}{saved}"
     cost = report["cost"]
     yield "per million examples", fmt.dollars(cost["usd_per_million_examples"])

@@ -11,6 +11,7 @@ from spottrain.varuna_manager.format import (
     dollars,
     duration,
     number,
+    saved,
     size,
     step_time,
 )
@@ -84,13 +85,13 @@ def _money_sentence(report: Mapping[str, Any]) -> str:
         usd = dollars(savings["usd_on_demand"])
         sentences.append(
             f"The same VM time on demand would have cost {usd}: "
-            f"{_less(savings['saved_on_demand_share'])}."
+            f"{saved(savings['saved_on_demand_share'])}."
         )
     if (fixed := savings["fixed"]) is not None:
         sentences.append(
             f"In hindsight, the cheapest single offer ({fixed_name(fixed)}), rented all "
             f"along, would have cost {dollars(fixed['usd'])}: "
-            f"{_less(fixed['saved_share'])}."
+            f"{saved(fixed['saved_share'])}."
         )
     return " ".join(sentences)
 
@@ -99,14 +100,6 @@ def fixed_name(fixed: Mapping[str, Any]) -> str:
     """Return an offer as text."""
     market = "spot" if fixed["spot"] else "on demand"
     return f"{fixed['instance_type']} in {fixed['zone']}, {market}"
-
-
-def _less(share: float | None) -> str:
-    if share is None:
-        return NOTHING
-    if abs(share) < 0.005:
-        return "the same"
-    return f"{share:.0%} saved" if share > 0 else f"{-share:.0%} more was paid"
 
 
 def _trouble_sentence(report: Mapping[str, Any]) -> str:
@@ -207,7 +200,7 @@ def money_rows(report: Mapping[str, Any]) -> list[Row]:
 
 
 def _versus(share: float | None, what: str) -> str:
-    return what if share is None else f"{what}: {_less(share)}"
+    return what if share is None else f"{what}: {saved(share)}"
 
 
 def plan_rows(report: Mapping[str, Any]) -> list[Row]:

@@ -48,6 +48,7 @@ def test_a_worker_is_seen_waiting_stopped_and_gone() -> None:
         assert seen.still_s >= 0
         process.send_signal(signal.SIGSTOP)
         os.waitid(os.P_PID, process.pid, os.WSTOPPED)
+        assert [one.process for one in page.inspect(8, pause=bool)] == ["stopped"]
         (again,) = page.inspect(7, pause=bool)
         assert (again.process, again.tasks) == ("stopped", seen.tasks)
         process.kill()
@@ -56,7 +57,7 @@ def test_a_worker_is_seen_waiting_stopped_and_gone() -> None:
         assert gone.process == "gone"
 
 
-def test_only_workers_of_the_generation_are_seen() -> None:
+def test_only_workers_of_the_generation_are_seen_unless_they_are_stopped() -> None:
     page = ActivityPage(os.memfd_create("page"), 2)
     activity = Activity.of_slot(page.fd, 0)
     activity.begin(7)

@@ -137,8 +137,9 @@ GENERATION: Machine = {
     ),
     (GenerationPhase.OPENING, GenerationPhase.BREAKING): _BREAKS,
     (GenerationPhase.STARTING, GenerationPhase.BREAKING): Entry(
-        "a rank is lost or out of memory, a timeout expires, or its checkpoint is damaged",
-        (*_BREAKS.causes, messages.OutOfMemory, messages.CheckpointDamaged),
+        "a rank is lost, stopped or out of memory, a timeout expires, or its checkpoint is "
+        "damaged",
+        (*_BREAKS_IN_TRAINING.causes, messages.CheckpointDamaged),
     ),
     (GenerationPhase.RUNNING, GenerationPhase.BREAKING): _BREAKS_IN_TRAINING,
     (GenerationPhase.STOPPING, GenerationPhase.BREAKING): _BREAKS_IN_TRAINING,

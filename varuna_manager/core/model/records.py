@@ -72,6 +72,8 @@ class Intent:
     """When the manager that runs now asked for it first."""
     retry_at_s: float | None = None
     """When to ask again, after an answer that did not say whether VMs were rented."""
+    image: str = ""
+    """That its VMs are to have; empty: the newest."""
 
     @property
     def missing(self) -> int:

@@ -72,7 +72,8 @@ def test_a_rank_that_hangs_is_killed_and_survivors_go_on() -> None:
     assert (story.state.tally.hangs, story.state.tally.worker_deaths) == (1, 0)
 
 
-def test_a_vm_on_which_a_rank_hangs_again_is_drained() -> None:
+def hung_twice() -> Story:
+    """Up to a generation of a and b that forms, with c, which has hung, and d as donors."""
     story = quiet(*FOUR, c=SLEEPS)
     killed(story, "c", "a", "b", "d")
     story.open()
@@ -85,10 +86,35 @@ def test_a_vm_on_which_a_rank_hangs_again_is_drained() -> None:
     assert [d.slot.vm_id for d in question.inputs.slots] == ["a", "b", "d"]
     story.plan("a", "b")
     story.open()
+    return story
+
+
+def test_a_vm_on_which_a_rank_hangs_again_is_drained() -> None:
+    story = hung_twice()
     donors = story.sent(messages.RunGeneration)["c"].participants[2:]
     assert "c" in {slot.vm_id for slot in donors}, "its memory is not lost"
     story.begin(4)
     assert story.state.vms["c"].return_reason == "has hung twice"
+
+
+def test_a_worker_that_is_stopped_keeps_no_generation_from_forming() -> None:
+    """Also a donor's; to move state may take long, and is no hang."""
+    story = hung_twice()
+    moves = replace(SLEEPS, doing="start", still_s=290.0)
+    hear(story, *FOUR, **dict.fromkeys(FOUR, moves))
+    assert story.generation.phase is GenerationPhase.STARTING
+    told = "its worker of slot 0 has been starting for 290 s (idle)"
+    assert quiet_line(story.state, story.now_s).endswith(f"and for 3 more: {told}")
+    story.wait(15.0)
+    for vm_id in FOUR:
+        answer(
+            story, vm_id, replace(moves, process="stopped" if vm_id == "d" else "busy")
+        )
+    assert list(story.sent(messages.EndWorkers)) == ["d"]
+    assert (
+        "d hangs: its worker of slot 0 has been stopped"
+        in story.generation.break_reason
+    )
 
 
 def test_vms_that_all_hang_at_once_are_not_replaced() -> None:

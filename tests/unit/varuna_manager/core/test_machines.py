@@ -101,6 +101,7 @@ def bases() -> Iterator[Watched]:
     yield fork(story)
     story.open()
     yield fork(story)
+    yield quiet(fork(story))
     half = fork(story)
     half.report("a", half.started(0))
     yield half

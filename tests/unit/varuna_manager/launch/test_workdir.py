@@ -11,6 +11,7 @@ from spottrain.errors import ConfigError
 from spottrain.varuna_manager.launch.workdir import (
     IGNORE_FILE,
     differing,
+    fingerprint,
     pack,
     packed_files,
 )
@@ -30,6 +31,30 @@ def sent(folder: Path) -> list[str]:
 def test_everything_is_sent_but_caches_and_repositories(tmp_path: Path) -> None:
     workdir(tmp_path, "train.py", "pkg/a.py", ".git/x", "pkg/__pycache__/a.pyc")
     assert sent(tmp_path) == ["pkg/a.py", "train.py"]
+
+
+def test_neither_state_nor_checkpoints_are_sent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "state"))
+    workdir(
+        tmp_path, "train.py", "state/jobs/a/identity.pem", "kept/step-1/x", "b/kept"
+    )
+    for place in (tmp_path / "kept", (tmp_path / "kept").as_uri()):
+        files = packed_files(tmp_path, str(place))
+        assert [path.as_posix() for path in files] == ["b/kept", "train.py"]
+
+
+def test_a_file_that_is_gone_is_named(tmp_path: Path) -> None:
+    workdir(tmp_path, "train.py", "gone.py")
+    files = packed_files(tmp_path)
+    (tmp_path / "gone.py").unlink()
+    with pytest.raises(ConfigError, match=r"gone\.py cannot be read: No such file"):
+        fingerprint(tmp_path, files)
+    with pytest.raises(ConfigError, match=r"gone\.py cannot be read: No such file"):
+        pack(tmp_path, files, tmp_path / "package")
+    with pytest.raises(FileNotFoundError):  # no error of the workdir
+        pack(tmp_path, [Path("train.py")], tmp_path / "nowhere" / "package")
 
 
 @pytest.mark.parametrize(

@@ -443,7 +443,7 @@ def test_the_summary_lists_plans_interruptions_and_money() -> None:
         "500 ms",
         "demo: succeeded after 2 min 30 s (all steps are done)",
         "5.500 → 3.000",
-        "$0.5000, on demand $1.00 (50 % less)",
+        "$0.5000, on demand $1.00 (50% saved)",
         "0 lost, 0 recomputed",
     ):
         assert part in text
