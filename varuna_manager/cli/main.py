@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import sqlite3
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -203,6 +204,14 @@ def main() -> None:
         sys.exit(error.exit_code)
     except typer.Abort:
         say("error: aborted")
+        sys.exit(1)
+    except sqlite3.DatabaseError as error:
+        # Measurements are read by SQL here and there, long after the file was opened.
+        say_error(
+            error,
+            f"a database of the job is damaged: {error}; restore a copy of its folder, "
+            "or end the job with 'spottrain down' (checkpoints are kept)",
+        )
         sys.exit(1)
     except Exception as error:  # noqa: BLE001 - a bug of ours is one line, too
         hint = "" if is_debugging() else "; run it again with --debug and report it"

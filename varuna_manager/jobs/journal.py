@@ -671,7 +671,7 @@ class Journal:
             raise JournalWriteError(
                 f"{self._path}: cannot use the journal: {error}"
             ) from error
-        except sqlite3.DatabaseError as error:
+        except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             raise JournalError(
                 f"{self._path}: journal is damaged: {error}; restore a copy of it, or "
                 "end the job with 'spottrain down' (checkpoints are kept)"

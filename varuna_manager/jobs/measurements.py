@@ -74,6 +74,8 @@ _ROW = (
 )
 _EVALUATION = "step, name, generation, at_s, loss, metrics, is_best"
 _END = 1 << 62
+_LARGEST = 1 << 60
+"""Of steps and generations; SQLite stores 64 bits."""
 MEDIAN_OF = 2000
 """Mini-batches whose times are sorted for a generation's median."""
 
@@ -97,7 +99,7 @@ class Minibatch:
     loss: float
     grad_norm: float
     weight: float = 0.0
-    """Sum of the loss's weights; 0: not reported."""
+    """Sum of the loss's weights; 0: not reported, or not a number."""
     learning_rate: float | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     step_s: float | None = None
@@ -195,8 +197,13 @@ class Measurements:
     # --- Writing --------------------------------------------------------------------------
 
     def write(self, samples: Iterable[Sample]) -> None:
-        """Add samples, within the caller's transaction; see the module."""
+        """Add samples, within the caller's transaction; see the module.
+
+        What no worker of ours reports is left out: it must not end the manager.
+        """
         for sample in samples:
+            if not all(0 <= n <= _LARGEST for n in (sample.generation, sample.step)):
+                continue
             match sample:
                 case GenerationBegan():
                     self._begin(sample)
@@ -242,6 +249,7 @@ class Measurements:
             self._commit(row.generation, row.step)
         if self._is_superseded(row):
             return
+        weight = 0.0 if math.isnan(row.weight) else row.weight
         found = self._db.execute(
             "SELECT generation, learning_rate FROM minibatches WHERE step = ?",
             (row.step,),
@@ -252,7 +260,7 @@ class Measurements:
                 f"INSERT INTO minibatches ({_ROW}) VALUES ({', '.join('?' * 13)})",
                 (
                     *(row.step, row.generation, row.at_s, row.loss, row.grad_norm),
-                    *(row.weight, row.learning_rate, _text(row.metrics), row.step_s),
+                    *(weight, row.learning_rate, _text(row.metrics), row.step_s),
                     *(row.examples, row.plan, row.usd_spent, row.skipped),
                 ),
             )
@@ -265,6 +273,7 @@ class Measurements:
             )
 
     def _add_evaluation(self, row: Evaluation) -> None:
+        name = row.name.encode("utf-8", "replace").decode()
         start = self._start(row.generation)
         if start is not None and row.step > start:
             self._commit(row.generation, row.step)
@@ -272,14 +281,14 @@ class Measurements:
             return
         found = self._db.execute(
             "SELECT 1 FROM evaluations WHERE step = ? AND name = ?",
-            (row.step, row.name),
+            (row.step, name),
         ).fetchone()
         if found is None:
             self._note_insertion(row)
             self._db.execute(
                 f"INSERT INTO evaluations ({_EVALUATION}) VALUES (?, ?, ?, ?, ?, ?, ?)",
                 (
-                    *(row.step, row.name, row.generation, row.at_s, row.loss),
+                    *(row.step, name, row.generation, row.at_s, row.loss),
                     *(_text(row.metrics), row.is_best),
                 ),
             )

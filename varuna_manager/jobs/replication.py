@@ -33,6 +33,7 @@ from tenacity import (
 from spottrain.errors import SpottrainError
 from spottrain.storage.store import StorageError, is_url
 from spottrain.varuna_manager.core.model.events import JobSubmitted, ReportReceived
+from spottrain.varuna_manager.core.model.state import NoJobError
 from spottrain.varuna_manager.jobs.blocks import BlockCopy
 from spottrain.varuna_manager.jobs.bucket import (
     FencedError,
@@ -73,11 +74,13 @@ def uid_of(job: JobDir) -> str:
 
     Raises:
         JournalError: Its journal cannot be read.
+        NoJobError: It lacks the first event.
     """
     with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
-        _, event = next(journal.read())
-    assert isinstance(event, JobSubmitted), "it is always the first event"
-    return event.settings.uid
+        _, event = next(journal.read(), (0, None))
+    if isinstance(event, JobSubmitted):
+        return event.settings.uid
+    raise NoJobError
 
 
 def stored_job(job: JobDir) -> StoredJob | None:

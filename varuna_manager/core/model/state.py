@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 
 from spottrain.cloud.port.provider import Offer
+from spottrain.errors import SpottrainError
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.budget import Budget, reserve_s
 from spottrain.pricing.billing.ledger import Ledger
@@ -38,6 +39,16 @@ class JobPhase(StrEnum):
     ENDING = "ending"
     """The outcome is known; a last checkpoint may be written, VMs are returned."""
     ENDED = "ended"
+
+
+class NoJobError(SpottrainError):
+    """A journal lacks the event that says what the job is."""
+
+    def __init__(self) -> None:
+        super().__init__(
+            "the job's journal is damaged: it does not begin with the job; restore a copy "
+            "of it, or end the job with 'spottrain down' (checkpoints are kept)"
+        )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -163,8 +174,13 @@ class State:
 
     @property
     def job(self) -> JobSettings:
-        """The settings; known from ``JobSubmitted`` on."""
-        assert self.settings is not None, "the journal does not begin with JobSubmitted"
+        """The settings; known from ``JobSubmitted`` on.
+
+        Raises:
+            NoJobError: The journal does not begin with it.
+        """
+        if self.settings is None:
+            raise NoJobError
         return self.settings
 
     @property

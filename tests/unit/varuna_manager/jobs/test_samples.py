@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sqlite3
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -100,6 +101,40 @@ def test_a_copied_journal_has_the_measurements_of_its_events(
         journal.measure()
     assert rows(copy) == rows(source)
     story.events.append(last)
+
+
+def test_whatever_numbers_and_names_a_worker_reports_do_not_end_the_manager(
+    story: Story, tmp_path: Path
+) -> None:
+    """Also a loss whose weight is not a number, as of a mask without elements."""
+    nan, odd = float("nan"), messages.Metric(name="\ud800", value=float("inf"))
+    sane = messages.MinibatchCommitted(
+        generation=2,
+        slot=0,
+        step=4,
+        sections=(0,),
+        loss=nan,
+        grad_norm=nan,
+        step_s=nan,
+        peak_bytes=10**30,
+        weight=nan,
+        learning_rate=nan,
+        metrics=(odd,),
+    )
+    reports = (replace(sane, step=10**30), replace(sane, step=-1), sane)
+    samples = [
+        sample
+        for report in reports
+        for sample in Sampler().measured(report, story.now_s, story.state)
+    ]
+    samples.append(
+        Evaluation(step=4, name="\ud800", generation=2, at_s=1.0, loss=nan, metrics={})
+    )
+    with closing(Journal(tmp_path / "journal.sqlite")) as journal:
+        journal.append(*story.events, samples=samples)
+    (minibatch,), (evaluation,) = rows(tmp_path / "journal.sqlite")
+    assert (minibatch.step, minibatch.weight) == (4, 0.0)
+    assert evaluation.name == "?"
 
 
 def test_what_is_not_journalled_is_not_measured(story: Story, tmp_path: Path) -> None:
