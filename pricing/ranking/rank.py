@@ -206,6 +206,7 @@ def rank(
             out.append(row)
         else:
             heapq.heappush(waiting, (_order(row), number, refined + 1, row))
+    done.sort(key=_order)  # a bound may round to less than what it bounds
     rest = [row for *_, row in sorted(waiting, key=lambda entry: entry[0])]
     out.sort(key=lambda row: (row.why_not, offer_key(row.priced.offer)))
     return Ranking(rows=(*done, *rest, *out))
