@@ -21,7 +21,9 @@ def run_parallel(ask: Callable[[S], T], items: Sequence[S]) -> tuple[T, ...]:
     if len(items) == 1:
         return (ask(items[0]),)
     with ThreadPoolExecutor(_THREADS) as pool:
-        return tuple(pool.map(ask, items))
+        # ``map`` would cancel what has not begun when one fails.
+        calls = [pool.submit(ask, item) for item in items]
+    return tuple(call.result() for call in calls)
 
 
 def flat_map_parallel(

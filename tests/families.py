@@ -281,6 +281,41 @@ class Gpt(nn.Module):
         return self.head(x)  # type: ignore[no-any-return]
 
 
+def sequential() -> nn.Module:
+    """All of it in one list, with what comes before and after the blocks."""
+    blocks = [Block() for _ in range(LAYERS)]
+    ends = nn.Embedding(VOCABULARY, WIDTH), nn.Linear(WIDTH, VOCABULARY)
+    return nn.Sequential(ends[0], *blocks, nn.Dropout(DROPOUT), ends[1])
+
+
+class OtherBlock(Block):
+    """A block of another class."""
+
+
+class Unlike(Gpt):
+    """Every other block is of another class."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList((Block, OtherBlock)[k % 2]() for k in range(LAYERS))
+
+
+class Attributes(Gpt):
+    """Blocks in no list."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.blocks
+        for number in range(LAYERS):
+            self.add_module(f"layer{number}", Block())
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.tokens(tokens) + self.positions
+        for number in range(LAYERS):
+            x = self.get_submodule(f"layer{number}")(x)
+        return self.head(x)  # type: ignore[no-any-return]
+
+
 class Checkpointed(Gpt):
     """Activation checkpoints around its blocks."""
 
@@ -409,6 +444,7 @@ FAMILIES: dict[str, Family] = {
     "Mixtral, output_router_logits": llama_like(
         "Mixtral", num_local_experts=4, output_router_logits=True
     ),
+    "Jamba": llama_like("Jamba", attn_layer_period=2, attn_layer_offset=1, num_experts=4),
     "Gemma2": llama_like("Gemma2", head_dim=8),
     "Gemma3": llama_like(
         "Gemma3", kind="TextConfig", head_dim=8, sliding_window=8
@@ -471,6 +507,9 @@ FAMILIES: dict[str, Family] = {
     ),
     "CLIP": Family(clip, "both", clip_loss),
     "GPT by hand": Family(Gpt, loss=cross_entropy),
+    "GPT by hand, a Sequential": Family(sequential, loss=cross_entropy),
+    "GPT by hand, blocks of two classes": Family(Unlike, loss=cross_entropy),
+    "GPT by hand, blocks as attributes": Family(Attributes, loss=cross_entropy),
     "GPT by hand, weights tied twice": Family(tied, loss=cross_entropy),
     "GPT by hand, checkpoint(block, x)": Family(Checkpointed, loss=cross_entropy),
     "GPT by hand, checkpoint, reentrant": Family(Reentrant, loss=cross_entropy),

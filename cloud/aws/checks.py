@@ -78,7 +78,7 @@ class AwsChecks:
 
     def _image(self, region: str) -> str:
         with translating_errors(f"looking for the image in {region}"):
-            return self._network.image(region)[0]
+            return str(self._network.image(region)["ImageId"])
 
     def _types(self, region: str) -> str:
         wanted = self._settings.instance_types
@@ -137,7 +137,7 @@ class AwsChecks:
             }
         return {
             **self._placement_arguments(region),
-            "ImageId": self._network.image(region)[0],
+            "ImageId": self._network.image(region)["ImageId"],
             "InstanceType": self._offered(region)[0],
             "MinCount": 1,
             "MaxCount": 1,

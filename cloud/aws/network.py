@@ -32,19 +32,32 @@ class AwsNetwork:
         self._clients = clients
         self._settings = settings
         self._lock = threading.Lock()
-        self._placements: dict[tuple[str, str, str], AwsPlacement] = {}
+        self._placements: dict[tuple[str, str, str, str], AwsPlacement] = {}
 
-    def placement(self, job: str, region: str, zone: str) -> AwsPlacement:
+    def placement(
+        self, job: str, region: str, zone: str, image: str = ""
+    ) -> AwsPlacement:
         """Return the placement of a job's VMs in a zone; created if needed.
+
+        Args:
+            job: Name of the job.
+            region: The region.
+            zone: The zone.
+            image: Name of the image that is preferred to the newest.
 
         Raises:
             MisconfiguredError: there is no such image, subnet or zone.
         """
-        key = job, region, zone
+        key = job, region, zone, image
         with self._lock:  # else parallel launches would create everything twice
             if key not in self._placements:
-                self._placements[key] = self._make_placement(job, region, zone)
+                self._placements[key] = self._make_placement(*key)
             return self._placements[key]
+
+    def knows(self, job: str, region: str) -> bool:
+        """Return True if a placement of a job in a region is known."""
+        with self._lock:
+            return any(key[:2] == (job, region) for key in self._placements)
 
     def forget(self, job: str) -> None:
         """Check the resources again at the next launch: some may be missing."""
@@ -89,8 +102,12 @@ class AwsNetwork:
                     InternetGatewayId=gateway["InternetGatewayId"]
                 )
 
-    def image(self, region: str) -> tuple[str, str]:
-        """Return the image's id and its root device.
+    def image(self, region: str, preferred: str = "") -> Mapping[str, Any]:
+        """Return the image, as EC2 describes it.
+
+        Args:
+            region: The region.
+            preferred: Name of the image that is taken before the newest one.
 
         Raises:
             MisconfiguredError: there is none, or it does not fit on the disk.
@@ -100,18 +117,13 @@ class AwsNetwork:
         if wanted.startswith("ami-"):
             images = ec2.describe_images(ImageIds=[wanted])["Images"]
         else:
-            filters = [
-                {"Name": "name", "Values": [wanted]},
-                {"Name": "state", "Values": ["available"]},
-            ]
-            owners = [self._settings.image_owner]
-            images = ec2.describe_images(Owners=owners, Filters=filters)["Images"]
+            images = self._images(ec2, preferred) or self._images(ec2, wanted)
         if not images:
             raise MisconfiguredError(
                 f"AWS: no image in {ec2.meta.region_name}: got {wanted!r}; give the id "
                 "of one with NVIDIA's driver"
             )
-        newest = max(
+        newest: Mapping[str, Any] = max(
             images, key=lambda image: (image["CreationDate"], image["ImageId"])
         )
         disk_gib, image_gib = self._settings.disk_gib, _size_gib(newest)
@@ -120,7 +132,26 @@ class AwsNetwork:
                 f"AWS: image {newest['ImageId']} of {ec2.meta.region_name} needs a disk of "
                 f"{image_gib} GiB: got {disk_gib}; raise aws.disk_gib"
             )
-        return newest["ImageId"], newest["RootDeviceName"]
+        return newest
+
+    def _images(self, ec2: Any, name: str) -> list[Mapping[str, Any]]:
+        """Return the images of a name, which may have wildcards.
+
+        EC2 hides a deprecated one, and launches it all the same ("Deprecate an Amazon EC2
+        AMI"): a job that has it keeps it.
+        """
+        if not name:
+            return []
+        filters = [
+            {"Name": "name", "Values": [name]},
+            {"Name": "state", "Values": ["available"]},
+        ]
+        found = ec2.describe_images(
+            Owners=[self._settings.image_owner],
+            Filters=filters,
+            IncludeDeprecated=name != self._settings.image,
+        )
+        return list(found["Images"])
 
     def check_groups(self, region: str) -> None:
         """Check that the security groups exist which the job file names.
@@ -132,7 +163,9 @@ class AwsNetwork:
             ec2 = self._clients.get("ec2", region)
             _list_named(ec2, "describe_security_groups", "SecurityGroups", groups)
 
-    def _make_placement(self, job: str, region: str, zone: str) -> AwsPlacement:
+    def _make_placement(
+        self, job: str, region: str, zone: str, image: str
+    ) -> AwsPlacement:
         ec2 = self._clients.get("ec2", region)
         subnet = self._subnet(ec2, job, zone)
         groups = self._settings.security_groups
@@ -140,13 +173,14 @@ class AwsNetwork:
             _list_named(ec2, "describe_security_groups", "SecurityGroups", groups)
         else:
             groups = (self._group(ec2, job, subnet["VpcId"]),)
-        image_id, root_device = self.image(region)
+        found = self.image(region, image)
         return AwsPlacement(
             subnet_id=subnet["SubnetId"],
             group_ids=groups,
             key_name=self._key_pair(ec2, job),
-            image_id=image_id,
-            root_device=root_device,
+            image_id=found["ImageId"],
+            root_device=found["RootDeviceName"],
+            image="" if self._settings.image.startswith("ami-") else found["Name"],
         )
 
     # --- the network ------------------------------------------------------------------

@@ -17,7 +17,7 @@ from spottrain.cloud.aws.requests import CLOUD
 from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.aws.translate import GONE, TOKEN_USED, code_of, translating_errors
 from spottrain.cloud.lag.recent import RecentCalls
-from spottrain.cloud.parallel import flat_map_parallel
+from spottrain.cloud.parallel import flat_map_parallel, run_parallel
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
@@ -88,17 +88,21 @@ class AwsProvider:
         """
         offer = request.offer
         count = f"{request.count} {offer.instance_type}"
+        known = self._network.knows(request.job, offer.region)
         try:
             with translating_errors(f"launching {count} in {offer.zone}"):
                 placement = self._network.placement(
-                    request.job, offer.region, offer.zone
+                    request.job, offer.region, offer.zone, request.image
                 )
                 owned = replace(self._settings, owner=self.principal())
                 arguments = requests.run_instances(request, placement, owned)
-                vms = self._run(request, arguments)
+                vms = self._run(request, arguments, placement)
         except CloudError as error:
-            if type(error) is CloudError:  # a group or key may have been removed
+            if type(error) in (CloudError, MisconfiguredError):
+                # A group, key or image may have been removed.
                 self._network.forget(request.job)
+                if known:
+                    raise CloudError(f"{error}; will be retried") from error
             raise
         self._recent.launched(vms)
         missing = request.count - len(vms)
@@ -127,9 +131,12 @@ class AwsProvider:
             region, instance_id = requests.split_vm_id(vm_id)
             if region:
                 by_region.setdefault(region, []).append(instance_id)
-        for region, instance_ids in by_region.items():
-            for start in range(0, len(instance_ids), _BATCH):
-                self._terminate(region, instance_ids[start : start + _BATCH])
+        batches = [
+            (region, instance_ids[start : start + _BATCH])
+            for region, instance_ids in by_region.items()
+            for start in range(0, len(instance_ids), _BATCH)
+        ]
+        run_parallel(lambda batch: self._terminate(*batch), batches)
 
     def list_all(self) -> Sequence[port.Vm]:
         """Return the VMs of all jobs in every enabled region.
@@ -271,7 +278,10 @@ class AwsProvider:
         return self._settings.regions or prices.regions(self._clients)
 
     def _run(
-        self, request: port.LaunchRequest, arguments: dict[str, Any]
+        self,
+        request: port.LaunchRequest,
+        arguments: dict[str, Any],
+        placement: requests.AwsPlacement,
     ) -> tuple[port.Vm, ...]:
         """Call RunInstances; if the token was used before, return its VMs."""
         from botocore.exceptions import ClientError
@@ -295,7 +305,9 @@ class AwsProvider:
                 raise
             return found
         return tuple(
-            requests.vm_of(region, instance, self._facts)
+            replace(
+                requests.vm_of(region, instance, self._facts), image=placement.image
+            )
             for instance in answer["Instances"]
         )
 

@@ -41,6 +41,8 @@ class AwsPlacement:
     """Empty: no key pair."""
     image_id: str
     root_device: str
+    image: str = ""
+    """The image's name, the same in all regions; empty: it is named by id."""
 
 
 def vm_id_of(region: str, instance_id: str) -> str:

@@ -172,16 +172,14 @@ class AzureChecks:
             MisconfiguredError: it does not exist.
         """
         named = self._settings.image
-        reference = requests.image(named)
-        with translating_errors(f"looking for image {named} in {region}"):
-            if "id" in reference:
+        if "id" not in requests.image(named):
+            found = self._market.image_versions(region, named)
+        else:
+            with translating_errors(f"looking for image {named} in {region}"):
                 self._clients.resources.resources.get_by_id(
                     named, api_version="2024-03-03"
                 )
-                return named
-            found = self._clients.compute.virtual_machine_images.list(
-                region, reference["publisher"], reference["offer"], reference["sku"]
-            )
+            return named
         if not found:
             raise MisconfiguredError(f"{region} has no image {named}; give azure.image")
         return named

@@ -8,7 +8,7 @@ from spottrain.cloud.azure import requests
 from spottrain.cloud.azure.clients import AzureClients
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.azure.translate import is_missing, status_of, translate
-from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.errors import CloudError, ThrottledError
 
 Resource = dict[str, Any]
 """A VM in Azure's JSON."""
@@ -43,11 +43,11 @@ class AzureLaunches:
         try:
             found.wait(self._settings.allocation_s)
         except AzureError as error:
-            resource = translate(error, doing)
             if 0 < status_of(error) < _REFUSED:  # the allocation failed
                 self._clear(group, name)
-            raise resource from error
-        vm = self.get(group, name)
+                raise translate(error, doing) from error
+            raise _undecided(translate(error, doing)) from error
+        vm = self._look(group, name)
         if vm is None:
             raise CloudError(f"Azure, {doing}: {name} has already ended; retry")
         return vm
@@ -91,7 +91,7 @@ class AzureLaunches:
         except HttpResponseError as error:
             if status_of(error) != _EXISTS:
                 raise
-        vm = self.get(group, name)
+        vm = self._look(group, name)
         if vm is None or requests.is_leaving(vm):
             raise CloudError(f"Azure is still removing {name}; retry")
         if requests.has_failed(vm):
@@ -99,6 +99,24 @@ class AzureLaunches:
             raise CloudError(f"Azure failed to create {name}; retry")
         return vm
 
+    def _look(self, group: str, name: str) -> Resource | None:
+        """Return a VM that was asked for.
+
+        Raises:
+            CloudError: the outcome is unknown; a retry is safe.
+        """
+        try:
+            return self.get(group, name)
+        except CloudError as error:
+            raise _undecided(error) from error
+
     def _clear(self, group: str, name: str) -> None:
         """Delete a failed VM, so that it can be created again."""
         self.end(group, name, wait=True)
+
+
+def _undecided(error: CloudError) -> CloudError:
+    """Return an error of a VM that may exist, such as that of a login that expires."""
+    if type(error) in (CloudError, ThrottledError):
+        return error
+    return CloudError(f"{error}; will be retried")

@@ -185,6 +185,15 @@ class AzureMarket:
             if use["name"]["value"].strip().lower() in _ADDRESS_QUOTAS
         ]
 
+    def image_versions(self, region: str, named: str) -> list[str]:
+        """Return the versions that a region has of ``publisher:offer:sku:version``."""
+        part = requests.image(named)
+        with translating_errors(f"looking for image {named} in {region}"):
+            found = self._clients.compute.virtual_machine_images.list(
+                region, part["publisher"], part["offer"], part["sku"]
+            )
+        return [each.name for each in found]
+
     def spot_pools(self) -> list[SpotPool]:
         """Return the eviction rates of our types in our regions.
 

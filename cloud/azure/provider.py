@@ -22,6 +22,7 @@ from spottrain.cloud.parallel import flat_map_parallel, run_parallel
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import (
+    AuthError,
     CloudError,
     MisconfiguredError,
     NoCapacityError,
@@ -104,6 +105,7 @@ class AzureProvider:
         except CloudError:
             self._network.forget(request.job)
             raise
+        request = replace(request, image=self._usable_image(request))
         group = requests.group_of(request.job, self._settings)
         names = requests.vm_names(request, self._settings)
         past = self._ends.lifetimes_of_launch(request.job, request.token, names)
@@ -126,6 +128,14 @@ class AzureProvider:
 
         return self._result(request, run_parallel(make, names))
 
+    def _usable_image(self, request: port.LaunchRequest) -> str:
+        """Return the launch's image if its region has it (still); else nothing."""
+        *_, version = request.image.split(":")
+        if not version:
+            return ""
+        there = self._market.image_versions(request.offer.region, request.image)
+        return request.image if version in there else ""
+
     def _result(
         self, request: port.LaunchRequest, outcomes: Iterable[port.Vm | CloudError]
     ) -> port.LaunchResult:
@@ -137,10 +147,12 @@ class AzureProvider:
                 vms.append(outcome)
         self._recent.launched(vm for vm in vms if vm.ended_at_s is None)
         self._ends.vms.note(vm for vm in vms if vm.ended_at_s is None)
-        for error in errors:
-            if not isinstance(error, _REFUSALS):
+        others = [error for error in errors if not isinstance(error, _REFUSALS)]
+        if others:
+            self._network.forget(request.job)
+        for error in others:
+            if not (vms and isinstance(error, AuthError | MisconfiguredError)):
                 # A retry with the same token finds the other VMs.
-                self._network.forget(request.job)
                 raise error
         if not vms:
             raise errors[0]
@@ -178,10 +190,10 @@ class AzureProvider:
             CloudError: a request failed.
         """
         ours = [vm_id for vm_id in vm_ids if requests.split_vm_id(vm_id)[0]]
-        for vm_id, error in run_parallel(self._end, ours):
-            if error is not None:
-                raise error
-            self._recent.terminated([vm_id])
+        ended = run_parallel(self._end, ours)
+        self._recent.terminated([vm_id for vm_id, error in ended if error is None])
+        for error in filter(None, (error for _, error in ended)):
+            raise error
 
     def list_all(self) -> Sequence[port.Vm]:
         """Return the VMs of all jobs in every region and group of the subscription.

@@ -147,7 +147,7 @@ def virtual_machine(
         "properties": {
             "hardwareProfile": {"vmSize": offer.instance_type},
             "priority": "Spot" if offer.spot else "Regular",
-            "storageProfile": _storage(name, settings),
+            "storageProfile": _storage(name, request.image, settings),
             "osProfile": _system(request, name, placement, host_key, settings),
             "networkProfile": {
                 "networkApiVersion": _NETWORK_VERSION,
@@ -184,9 +184,9 @@ def _launch_tags(request: LaunchRequest, settings: AzureSettings) -> dict[str, s
     }
 
 
-def _storage(name: str, settings: AzureSettings) -> dict[str, Any]:
+def _storage(name: str, named: str, settings: AzureSettings) -> dict[str, Any]:
     return {
-        "imageReference": image(settings.image),
+        "imageReference": image(named or settings.image),
         "osDisk": {
             "name": f"{name}-disk",
             "createOption": "FromImage",
@@ -431,11 +431,20 @@ def vm_of(
         intent=vm_tags.get(tags.INTENT, ""),
         uid=vm_tags.get(tags.UID, ""),
         owner=vm_tags.get(tags.OWNER, ""),
+        image=_image_of(properties),
         state=_STATES.get(properties.get("provisioningState", ""), VmState.RUNNING),
         offer=offer,
         private_address=private_address,
         launched_at_s=made_at,
     )
+
+
+def _image_of(properties: Mapping[str, Any]) -> str:
+    """Return the image of a VM with its version; empty if it is a resource."""
+    told = properties.get("storageProfile", {}).get("imageReference", {})
+    version = told.get("exactVersion", "")
+    parts = (*(told.get(key, "") for key in ("publisher", "offer", "sku")), version)
+    return ":".join(parts) if all(parts) else ""
 
 
 def has_failed(resource: Mapping[str, Any]) -> bool:

@@ -7,7 +7,7 @@ from datetime import datetime
 from typing import Any
 
 from spottrain.cloud.gcp import requests
-from spottrain.cloud.gcp.requests import CLOUD, TYPE
+from spottrain.cloud.gcp.requests import CLOUD, IMAGE, TYPE
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.facts import CloudFacts, make_offer
 from spottrain.cloud.port.provider import Vm, VmState
@@ -88,6 +88,7 @@ def vm_of(instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         intent=metadata.get(tags.INTENT, labels.get(tags.INTENT, "")),
         uid=labels.get(tags.UID, ""),
         owner=metadata.get(tags.OWNER, labels.get(tags.OWNER, "")),
+        image=metadata.get(IMAGE, ""),
         state=_STATES.get(instance.get("status", ""), VmState.STARTING),
         offer=make_offer(
             facts,

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import itertools
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from spottrain.cloud.gcp import answers, requests
@@ -16,10 +18,10 @@ from spottrain.cloud.gcp.clients import GcpClients, Message
 from spottrain.cloud.gcp.ends import GcpEndTimes
 from spottrain.cloud.gcp.requests import GcpPlacement
 from spottrain.cloud.gcp.settings import GcpSettings
-from spottrain.cloud.gcp.translate import raise_failed
+from spottrain.cloud.gcp.translate import raise_failed, translating_errors
 from spottrain.cloud.lag.ended import terminated_from_launch
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.errors import CloudError, ThrottledError
 from spottrain.cloud.port.facts import CloudFacts
 from spottrain.cloud.port.provider import LaunchRequest, LaunchResult, Vm
 
@@ -70,10 +72,11 @@ class GcpLaunches:
                     "instances", "bulk_insert_unary", arguments
                 )
             left_s = max(0.0, until_s - time.monotonic())
-            operation = self._clients.finish(operation, left_s)
-            failed = bool(operation.get("error"))
-            nothing = failed and not answers.created(operation)
-            vms = () if nothing else self._made(request, operation)
+            with _undecided(f"waiting for VMs in {request.offer.zone}"):
+                operation = self._clients.finish(operation, left_s)
+                failed = bool(operation.get("error"))
+                nothing = failed and not answers.created(operation)
+                vms = () if nothing else self._made(request, operation)
             if not failed or any(vm.state.is_alive for vm in vms):
                 return _result(request, vms)
             if not before:
@@ -131,6 +134,24 @@ class GcpLaunches:
         arguments = {"zone": zone, "instance": name}
         instance = self._clients.find("instances", "get", arguments)
         return None if instance is None else answers.vm_of(instance, self._facts)
+
+
+@contextmanager
+def _undecided(doing: str) -> Iterator[None]:
+    """Translate errors after which VMs may exist, such as that of a login that expires.
+
+    Raises:
+        CloudError: the outcome is unknown; retry.
+    """
+    try:
+        with translating_errors(doing):
+            yield
+    except ThrottledError:
+        raise
+    except CloudError as error:
+        if type(error) is CloudError:
+            raise
+        raise CloudError(f"{error}; will be retried") from error
 
 
 def _result(request: LaunchRequest, vms: tuple[Vm, ...]) -> LaunchResult:

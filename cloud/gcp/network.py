@@ -21,6 +21,9 @@ from spottrain.cloud.port.errors import MisconfiguredError
 
 _OWN_NETWORKS = ipaddress.ip_network("10.64.0.0/10")
 _SUBNET_BITS = 20
+_URL = "https://www.googleapis.com/compute/v1/"
+_WITHDRAWN = ("OBSOLETE", "DELETED")
+"""States of images that cannot be used; deprecated ones can (``DeprecationStatus``)."""
 
 
 class GcpNetwork:
@@ -31,22 +34,26 @@ class GcpNetwork:
         self._settings = settings
         self._lock = threading.Lock()
         self._placements: dict[tuple[str, str], GcpPlacement] = {}
-        self._image_there = False
+        self._images: dict[str, str] = {}
 
-    def placement(self, job: str, region: str) -> GcpPlacement:
+    def placement(self, job: str, region: str, image: str = "") -> GcpPlacement:
         """Return the placement of a job's VMs in a region; created if needed.
+
+        Args:
+            job: Name of the job.
+            region: The region.
+            image: The image that is preferred to that of the settings.
 
         Raises:
             MisconfiguredError: there is no such image, network or subnet.
         """
         with self._lock:  # else parallel launches would create everything twice
-            if not self._image_there:
-                self.check_image()
-                self._image_there = True
+            if image not in self._images:
+                self._images[image] = self.check_image(image)
             key = job, region
             if key not in self._placements:
                 self._placements[key] = self._make_placement(job, region)
-            return self._placements[key]
+            return replace(self._placements[key], image=self._images[image])
 
     def knows(self, job: str, region: str) -> bool:
         """Return True if the placement of a job in a region is known."""
@@ -59,6 +66,7 @@ class GcpNetwork:
             self._placements = {
                 k: v for k, v in self._placements.items() if k[0] != job
             }
+            self._images = {}
 
     def admit(self, job: str, networks: Sequence[str]) -> None:
         """Let SSH in from these networks only, if there is a rule of our own."""
@@ -82,29 +90,34 @@ class GcpNetwork:
             for network in tuple(self._named("networks", *names)):
                 self._clients.delete("networks", {"network": network["name"]})
 
-    def check_image(self) -> None:
-        """Check that the image exists and fits on the disk.
+    def check_image(self, preferred: str = "") -> str:
+        """Check that the image exists and fits on the disk; return it, without family.
+
+        Args:
+            preferred: An image that is taken if it may still be used.
 
         Raises:
             MisconfiguredError: it does not.
         """
-        wanted = self._settings.image
-        parts = wanted.removeprefix("https://www.googleapis.com/compute/v1/").split("/")
-        image = self._image(parts)
-        if image is None:
+        wanted, found = preferred, self._image(preferred)
+        if found is None or found.get("deprecated", {}).get("state") in _WITHDRAWN:
+            wanted = self._settings.image.removeprefix(_URL)
+            found = self._image(wanted)
+        if found is None:
             raise MisconfiguredError(
                 f"GCP: no such image: got {wanted!r}; give "
                 "projects/P/global/images/NAME or .../images/family/FAMILY"
             )
-        needed_gib = int(image.get("disk_size_gb", 0))
+        needed_gib = int(found.get("disk_size_gb", 0))
         if needed_gib > self._settings.disk_gib:
             raise MisconfiguredError(
                 f"GCP: {wanted} needs a disk of {needed_gib} GiB: got "
                 f"{self._settings.disk_gib}; raise disk_gib"
             )
+        return f"projects/{wanted.split('/')[1]}/global/images/{found['name']}"
 
-    def _image(self, parts: list[str]) -> dict[str, Any] | None:
-        match parts:
+    def _image(self, wanted: str) -> dict[str, Any] | None:
+        match wanted.split("/"):
             case ["projects", project, "global", "images", "family", family]:
                 arguments = {"project": project, "family": family}
                 return self._clients.find("images", "get_from_family", arguments)

@@ -79,12 +79,14 @@ class GcpProvider:
         known = self._network.knows(request.job, offer.region)
         try:
             with translating_errors(f"launching {count} in {offer.zone}"):
-                placement = self._network.placement(request.job, offer.region)
+                placement = self._network.placement(
+                    request.job, offer.region, request.image
+                )
                 result = self._launches.launch(request, placement, self.principal())
         except CloudError as error:
             if type(error) in (CloudError, MisconfiguredError):
                 self._network.forget(request.job)  # it may have been removed
-                if known:
+                if known and type(error) is MisconfiguredError:
                     raise CloudError(f"{error}; will be retried") from error
             raise
         self._recent.launched(result.vms)

@@ -58,6 +58,8 @@ class GcpPlacement:
     subnetwork: str
     """Empty: the network's automatic subnet."""
     network_tags: tuple[str, ...]
+    image: str = ""
+    """The image; empty: that of the settings."""
 
 
 def kind_of(instance_type: str) -> GcpInstanceKind:
@@ -155,9 +157,9 @@ def _properties(
         "machine_type": kind.machine_type,
         "scheduling": _scheduling(request, settings),
         "network_interfaces": [_interface(placement, settings)],
-        "disks": [_boot_disk(request, kind, settings)],
+        "disks": [_boot_disk(request, kind, placement, settings)],
         "labels": _labels(request, settings),
-        "metadata": {"items": _metadata(request, settings)},
+        "metadata": {"items": _metadata(request, placement, settings)},
         "tags": {"items": list(placement.network_tags)},
     }
     if kind.accelerators:
@@ -202,14 +204,17 @@ def _interface(placement: GcpPlacement, settings: GcpSettings) -> dict[str, Any]
 
 
 def _boot_disk(
-    request: LaunchRequest, kind: GcpInstanceKind, settings: GcpSettings
+    request: LaunchRequest,
+    kind: GcpInstanceKind,
+    placement: GcpPlacement,
+    settings: GcpSettings,
 ) -> dict[str, Any]:
     hyperdisk = kind.machine_type.startswith(_HYPERDISK)
     return {
         "boot": True,
         "auto_delete": True,
         "initialize_params": {
-            "source_image": settings.image,
+            "source_image": placement.image or settings.image,
             "disk_size_gb": settings.disk_gib,
             "disk_type": "hyperdisk-balanced" if hyperdisk else "pd-balanced",
             "labels": _labels(request, settings),
@@ -228,7 +233,9 @@ def _labels(request: LaunchRequest, settings: GcpSettings) -> dict[str, str]:
     }
 
 
-def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, str]]:
+def _metadata(
+    request: LaunchRequest, placement: GcpPlacement, settings: GcpSettings
+) -> list[dict[str, str]]:
     """Return metadata: unlabelled values, and settings of the guest agent."""
     own = bool(settings.service_account)
     end = DELETE_ITSELF if own else lease.SWITCH_OFF
@@ -239,6 +246,7 @@ def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, s
         tags.PRICE: repr(request.offer.usd_per_hour),
         tags.ATTACHED: repr(request.offer.attached_usd_per_hour),
         TYPE: request.offer.instance_type,
+        IMAGE: placement.image or settings.image,
         "startup-script": lease.boot_script(request.lease_s, end),
         "block-project-ssh-keys": "TRUE",
         "enable-oslogin": "FALSE",
@@ -251,6 +259,8 @@ def _metadata(request: LaunchRequest, settings: GcpSettings) -> list[dict[str, s
 
 TYPE = "spottrain-instance-type"
 """Metadata: the catalogue's name of the instance type."""
+IMAGE = "spottrain-image"
+"""Metadata: the image, which Compute Engine tells of disks only."""
 
 
 # --- Other requests -------------------------------------------------------------------

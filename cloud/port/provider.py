@@ -78,6 +78,9 @@ class Vm:
     """The job's unique id; empty: an older version launched it."""
     owner: str = ""
     """Who rented it; empty: unknown."""
+    image: str = ""
+    """What a launch answers: the image it was made from, by a name that holds in all
+    regions of its cloud; empty: unknown, or named by the job file."""
     launched_at_s: float
     """Seconds since the epoch; billing starts here."""
     ended_at_s: float | None = None
@@ -95,6 +98,9 @@ class LaunchRequest:
     offer: Offer
     count: int
     lease_s: float
+    image: str = ""
+    """That of the job's VMs in this cloud (``Vm.image``), if it is still there; empty:
+    the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch.utils._pytree import TreeSpec, tree_flatten, tree_unflatten
 
+from spottrain.pipeline.base.containers import know_classes_of
+
 
 @dataclass(frozen=True, slots=True)
 class BlankBatch:
@@ -34,6 +36,7 @@ class BlankBatch:
             )
             for (one, two), dtype in zip(self.shapes, self.dtypes, strict=True)
         ]
+        know_classes_of(self.structure)
         return tree_unflatten(leaves, self.structure)
 
 

@@ -19,6 +19,7 @@ from dataclasses import dataclass, field
 from itertools import islice
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.containers import know_classes_in
 from spottrain.pipeline.loader.encoding import UnsendableError, read_batch
 from spottrain.pipeline.loader.process import MAX_PACKET_BYTES
 from spottrain.pipeline.model.data import Microbatch, make_batch
@@ -148,7 +149,9 @@ class Prefetcher:
             self._receive(wait=True)
         del self._held[wanted]
         if isinstance(answer, int):
-            return read_batch(answer)
+            batch = read_batch(answer)
+            know_classes_in(batch)
+            return batch
         raise answer
 
     def _ask(self, names: list[Microbatch]) -> None:

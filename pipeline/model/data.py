@@ -26,6 +26,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.base.containers import know_classes_in, opaque_class
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.steps import at_step
@@ -110,7 +111,14 @@ def make_batch(job: TrainingJob, seed: int, wanted: Microbatch) -> Batch:
             if wanted.heldout is None:
                 index = example_index(seed, len(dataset), position)
             examples.append(dataset[index])
-        return job.collate(examples)
+        return collated(job, examples)
+
+
+def collated(job: TrainingJob, examples: list[Any]) -> Batch:
+    """Put examples together; torch's pytree knows the classes of the batch from then on."""
+    batch = job.collate(examples)
+    know_classes_in(batch)
+    return batch
 
 
 Fetch = Callable[[Microbatch, Iterable[Microbatch]], Batch]
@@ -269,10 +277,10 @@ def refuse_differing(here: Digests, there: Digests) -> None:
         if there.hashes.get(what, digest) != digest:
             raise UserCodeError(
                 f"{what} is another one in every process: the stages of a pipeline would "
-                "train on different data; take random numbers from torch, random or "
-                "numpy.random itself, which are seeded for each example, or from a "
-                "generator seeded with the index, and sort what comes from sets and "
-                "folders"
+                "train on different data; take an example's random numbers from torch, "
+                "random or numpy.random itself, which are seeded for it, or from a "
+                "generator seeded with the index, seed what draws numbers when the data "
+                "set is built, and sort what comes from sets and folders"
             )
 
 
@@ -288,6 +296,15 @@ def why_unsendable(job: TrainingJob) -> str:
     except Exception as error:  # noqa: BLE001  whatever the user's objects raise
         return (str(error).splitlines() or [type(error).__name__])[0]
     return ""
+
+
+def why_unmovable(job: TrainingJob) -> str:
+    """Return the class in a batch whose tensors nobody can move to a GPU; empty: none.
+
+    Raises:
+        UserCodeError: The data set or ``collate`` raised.
+    """
+    return opaque_class(_batch(job, "dataset", 0))
 
 
 @contextmanager
@@ -340,7 +357,7 @@ def _datasets(job: TrainingJob) -> dict[str, Any]:
 def _batch(job: TrainingJob, name: str, index: int) -> Batch:
     with user_code("data set or collate"), at_step(0):
         seed_everything(random_seed(0, index))
-        return job.collate([_datasets(job)[name][index]])
+        return collated(job, [_datasets(job)[name][index]])
 
 
 class _Canonical(pickle.Pickler):

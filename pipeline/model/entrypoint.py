@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import importlib
+import math
+import numbers
 import sys
 import traceback
 from collections.abc import Callable, Iterator
@@ -119,6 +121,19 @@ def _check_parts(job: TrainingJob) -> None:
         if not callable(value):
             raise UserCodeError(
                 f"{name} must be a function: got a {type(value).__name__}; write e.g. {line}"
+            )
+    norm = job.clip_grad_norm
+    if norm is not None and not (
+        isinstance(norm, numbers.Real) and 0 < norm < math.inf
+    ):
+        raise UserCodeError(
+            f"clip_grad_norm must be a number above zero, or None: got {norm!r}"
+        )
+    for name in job.heldout_sets:
+        if not name or "/" in name:
+            raise UserCodeError(
+                f"a held-out set must have a name without '/': got {name!r}; its metrics "
+                "are called such as name/loss"
             )
 
 

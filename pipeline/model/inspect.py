@@ -27,12 +27,17 @@ from spottrain.pipeline.model.data import (
     other_process,
     refuse_differing,
     second_command,
+    why_unmovable,
     why_unsendable,
 )
 from spottrain.pipeline.model.entrypoint import load_job, user_code
 from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.loaded import Derived, derive, keep
-from spottrain.pipeline.model.optimizer import any_optimizer, optimizer_class
+from spottrain.pipeline.model.optimizer import (
+    any_optimizer,
+    optimizer_class,
+    rate_factor,
+)
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire.codec import encode
@@ -120,8 +125,7 @@ def code_details(job: TrainingJob, layout: ModelLayout, step: int) -> CodeDetail
     settings = {k: repr(v) for k, v in first.items() if isinstance(v, _PLAIN)}
     rate = first.get("lr")
     if rate is not None and job.lr_schedule is not None:
-        with user_code("lr_schedule"):
-            rate = rate * job.lr_schedule(step)
+        rate = rate * rate_factor(job.lr_schedule, step)
     return CodeDetails(
         fingerprint=facts.fingerprint,
         sections=layout.parameters,
@@ -222,7 +226,12 @@ def main(arguments: list[str] | None = None) -> int:
         if layout.helpers:
             where = chosen.entrypoint, chosen.workdir
             _check_helpers(layout.helpers, second_command(*where, "--helpers"))
-        return replace(found, evaluated=evaluated, unsendable=why_unsendable(job))
+        return replace(
+            found,
+            evaluated=evaluated,
+            unsendable=why_unsendable(job),
+            unmovable=why_unmovable(job),
+        )
 
     def others() -> Digests:
         return digests(load_job(chosen.entrypoint, chosen.workdir), backwards=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -87,7 +88,7 @@ def _metric(name: Any, pair: Any) -> tuple[Real, Real]:
 def _is_real(value: Any) -> bool:
     if isinstance(value, torch.Tensor):
         return value.dim() == 0 and not value.is_complex()
-    return isinstance(value, int | float)
+    return isinstance(value, numbers.Real)
 
 
 def _detached(value: Real) -> Real:

@@ -8,6 +8,8 @@ schedule sets. All else is configuration, which its factory sets in every proces
 from __future__ import annotations
 
 import contextlib
+import math
+import numbers
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
@@ -153,8 +155,18 @@ def build_optimizer(
     wanted = [(name, p) for name, p in named if p.requires_grad]
     if not wanted:
         return None
-    with user_code("optimizer"):
-        optimizer = factory(wanted)
+    try:
+        with user_code("optimizer"):
+            optimizer = factory(wanted)
+    except UserCodeError as error:
+        if "empty parameter list" not in str(error):
+            raise
+        raise UserCodeError(
+            f"{error}: every section of the model has an optimizer of its own, and it chose "
+            f"none of the section with {wanted[0][0]}; give it all that it is given, and "
+            "set requires_grad=False in model for what is not trained",
+            error.traceback,
+        ) from error
     if not isinstance(optimizer, torch.optim.Optimizer):
         raise UserCodeError(
             "optimizer must return a torch.optim.Optimizer: got "
@@ -167,6 +179,24 @@ def build_optimizer(
             "over the (name, parameter) pairs of its argument"
         )
     return optimizer
+
+
+def rate_factor(schedule: Callable[[int], float], step: int) -> float:
+    """Return a schedule's factor on the learning rates.
+
+    Raises:
+        UserCodeError: It raised, or returned something else than a number of zero or more.
+    """
+    with user_code(f"lr_schedule({step})"):
+        factor = schedule(step)
+        is_number = isinstance(factor, numbers.Real | torch.Tensor)
+        number = float(factor) if is_number else math.nan
+    if not 0 <= number < math.inf:
+        raise UserCodeError(
+            f"lr_schedule must return a finite factor on the learning rates, of zero or "
+            f"more: got {factor!r} for step {step}"
+        )
+    return number
 
 
 def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
@@ -227,11 +257,10 @@ class SectionOptimizer:
         """Return the first group's rate in a mini-batch; ``None``: there is none."""
         if self.optimizer is None or self._rates[0] is None:
             return None
-        with user_code("lr_schedule"):
-            return float(self._rates[0] * self._factor(step))
+        return float(self._rates[0] * self._factor(step))
 
     def _factor(self, step: int) -> float:
-        return 1.0 if self._schedule is None else self._schedule(step)
+        return 1.0 if self._schedule is None else rate_factor(self._schedule, step)
 
     def step(self, step: int) -> None:
         """Update the parameters from their ``grad`` as mini-batch ``step`` does.

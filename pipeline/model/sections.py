@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -157,6 +158,8 @@ class CutPlaces(NamedTuple):
     """Modules that end a section, in the order of the model's definition."""
     units: tuple[str, ...]
     """All blocks, those included that end none."""
+    is_guess: bool = False
+    """Found by position alone: why the model cannot be cut there says little."""
 
 
 def find_cuts(model: nn.Module) -> list[CutPlaces]:
@@ -166,8 +169,10 @@ def find_cuts(model: nn.Module) -> list[CutPlaces]:
     modules of one class: of all such lists (as of the four of a ResNet), or of lists with
     modules of the same class, or of the one that holds the most parameters. Lists within
     modules of unequal size (stages, each with a list of blocks) go before the list of
-    these. The model's code decides which of them can be: it has to run all blocks one
-    after another.
+    these. After these come modules that stand side by side: unlike blocks of one list, as of a
+    model with attention in some layers and Mamba in others, the modules of a Sequential, or
+    attributes of one class. The model's code decides which of them can be: it has to run
+    all blocks one after another.
 
     Raises:
         UserCodeError: There are none.
@@ -175,13 +180,22 @@ def find_cuts(model: nn.Module) -> list[CutPlaces]:
     points = tuple(n for n, m in model.named_modules() if isinstance(m, CutPoint))
     if points:
         return [CutPlaces("CutPoint", points, points)]
-    lists = _block_lists(model)
-    if not lists:
+    choices = _cuts_in_lists(model)
+    known = {one.cuts for one in choices}
+    choices += [one for one in _cuts_between_siblings(model) if one.cuts not in known]
+    if not choices:
         raise UserCodeError(
             "model has no repeated blocks and no CutPoint: got "
             f"{type(model).__name__}; keep its blocks in a torch.nn.ModuleList or put "
             "spottrain.CutPoint() modules where it may be cut"
         )
+    return choices
+
+
+def _cuts_in_lists(model: nn.Module) -> list[CutPlaces]:
+    lists = _block_lists(model)
+    if not lists:
+        return []
     largest = max(lists, key=lambda name: _size(model.get_submodule(name)))
     choices = [lists, _lists_of_class(model, _class_in(model, largest)), [largest]]
     if (inner := _lists_in_stages(model, lists)) != lists:
@@ -224,7 +238,7 @@ def _lists_in_stages(model: nn.Module, lists: list[str]) -> list[str]:
 
 def _lists_of_class(model: nn.Module, kind: type[nn.Module]) -> list[str]:
     """Return the lists of blocks of one class; of torch's own, those of two or more."""
-    least = 2 if kind.__module__.startswith("torch.") else 1
+    least = 2 if _is_of_torch(kind) else 1
     return _outermost(
         model,
         "",
@@ -257,6 +271,67 @@ def _places(model: nn.Module, lists: Sequence[str]) -> CutPlaces:
         for child, _ in model.get_submodule(name).named_children()
     )
     return CutPlaces(", ".join(lists), units[:-1], units)
+
+
+# --- Modules side by side -----------------------------------------------------------------
+
+_MOST_GUESSES = 4
+
+
+def _cuts_between_siblings(model: nn.Module) -> list[CutPlaces]:
+    """Return places behind children of modules: of all outermost ones, then of one each."""
+    found: dict[str, tuple[str, ...]] = {}
+    for name, module in model.named_modules():
+        if len(children := _siblings(module)) > 1:
+            found[name] = children
+    outermost = _outermost(model, "", lambda one: len(_siblings(one)) > 1)
+    by_size = sorted(found, key=lambda name: _size(model.get_submodule(name)))
+    groups = [tuple(outermost), *((name,) for name in reversed(by_size))]
+    different = [group for group in dict.fromkeys(groups) if group][:_MOST_GUESSES]
+    guesses = []
+    for names in different:
+        units = [f"{n}.{one}" if n else one for n in names for one in found[n]]
+        ends = [end for n in names for end in _ends(model, n, found[n])]
+        guesses.append(
+            CutPlaces(", ".join(names), tuple(ends[:-1]), tuple(units), True)
+        )
+    return guesses
+
+
+def _siblings(module: nn.Module) -> tuple[str, ...]:
+    """Return the names of children that may be blocks, in the order of their definition.
+
+    In containers these are all of classes that are not torch's own; in a Sequential without
+    such ones, all with parameters. Of other modules it is the largest group of one class.
+    """
+    children = [(n, c) for n, c in module.named_children() if _size(c)]
+    theirs = [(n, c) for n, c in children if not _is_of_torch(type(c))]
+    if isinstance(module, nn.ModuleList | nn.Sequential | nn.ModuleDict):
+        plain = isinstance(module, nn.Sequential) and len(theirs) < 2
+        return tuple(name for name, _ in (children if plain else theirs))
+    kinds = Counter(type(child) for _, child in theirs)
+    most = max(kinds, key=lambda kind: kinds[kind], default=None)
+    return tuple(name for name, child in theirs if type(child) is most)
+
+
+def _ends(model: nn.Module, name: str, blocks: tuple[str, ...]) -> list[str]:
+    """Return the modules that end blocks: in a Sequential, what follows without parameters.
+
+    So what changes an activation in place is in the section that has computed it.
+    """
+    module = model.get_submodule(name)
+    ends: list[str] = []
+    for child, inner in module.named_children():
+        full = f"{name}.{child}" if name else child
+        if child in blocks:
+            ends.append(full)
+        elif ends and isinstance(module, nn.Sequential) and not _size(inner):
+            ends[-1] = full
+    return ends
+
+
+def _is_of_torch(kind: type[nn.Module]) -> bool:
+    return kind.__module__.startswith("torch.")
 
 
 ParameterSlots = dict[str, list[tuple[nn.Module, str]]]

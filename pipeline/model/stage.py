@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 import torch
 from torch import nn
 from torch.utils import checkpoint
-from torch.utils._pytree import tree_map_only
+from torch.utils._pytree import tree_map, tree_map_only
 
 from spottrain.errors import SpottrainError, UserCodeError
 from spottrain.pipeline.model.data import seed_everything
@@ -197,8 +197,11 @@ class StageModel:
 
     def _run_loss(self, batch: Batch) -> Any:
         self._enter(0)
+        own = tree_map(
+            lambda leaf: leaf, batch
+        )  # such code as batch.pop("labels") changes
         try:
-            return self._job.loss(self._model, batch)
+            return self._job.loss(self._model, own)
         except RuntimeError as error:
             if self._writable_zeros or "written-to tensor" not in str(error):
                 raise

@@ -22,7 +22,7 @@ from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.blank import blank_of
-from spottrain.pipeline.model.data import check_datasets
+from spottrain.pipeline.model.data import check_datasets, collated
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
 from spottrain.pipeline.model.libraries import base_name
@@ -238,12 +238,17 @@ def _trace_first_choice(job: TrainingJob) -> ModelLayout:
     choices = find_cuts(_check_factory(job))
     with user_code("data set or collate"):
         example = job.dataset[0]
-        batches = [job.collate([example] * number) for number in (1, 2)]
-    for places in choices[:-1]:
-        # The model's code does not run these one after another, once each.
-        with contextlib.suppress(UserCodeError):
+        batches = [collated(job, [example] * number) for number in (1, 2)]
+    refused: UserCodeError | None = None
+    for places in choices:
+        try:
             return _trace(job, places, batches)
-    return _trace(job, choices[-1], batches)
+        except UserCodeError as error:
+            # The model's code does not run these one after another, once each.
+            if refused is None or not places.is_guess:
+                refused = error
+    assert refused is not None
+    raise refused
 
 
 def _trace(job: TrainingJob, places: CutPlaces, batches: list[Batch]) -> ModelLayout:
@@ -280,7 +285,7 @@ def _heldout_reads(job: TrainingJob, places: CutPlaces) -> frozenset[int] | None
         for name, heldout in job.heldout_sets.items():
             with user_code(f"held-out set {name} or collate"):
                 examples = [heldout[0]] if len(heldout) else []
-                batch = job.collate(examples) if examples else None
+                batch = collated(job, examples) if examples else None
             if examples:
                 run = _DryRun(job, places, on_meta=True, tied=frozenset())
                 facts = run.run(batch, training=False)
@@ -416,6 +421,9 @@ def _skippable(
     return chosen
 
 
+_COPIERS = (nn.DataParallel, nn.parallel.DistributedDataParallel)
+
+
 def _check_factory(job: TrainingJob) -> nn.Module:
     """Check that the job builds the same model every time, but anew; return one."""
     model, other = (build_skeleton(job.model, seed) for seed in (0, 1))
@@ -427,6 +435,11 @@ def _check_factory(job: TrainingJob) -> nn.Module:
                 f"model must build a new model each time it is called: it returned {what} "
                 "twice; build all of it inside the function, such as model=lambda: "
                 f"{type(model).__name__}(...)"
+            )
+        if isinstance(module, _COPIERS):
+            raise UserCodeError(
+                f"model must not be in {type(module).__name__}: spottrain itself trains "
+                "copies of the model side by side; return what is inside"
             )
         for attribute in ("layerdrop", "drop_layer", "layer_drop"):
             rate = getattr(module, attribute, None)

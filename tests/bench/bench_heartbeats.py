@@ -4,7 +4,7 @@ The server is the manager's own: uvicorn on uvloop, TLS, token check, long poll.
 are connections of a client process. Every heartbeat is answered after a wait, as where
 there are no commands, and followed by the next: an answer is as late as it comes after that
 wait. Then the server is killed and another takes its place, to which all agents connect
-again. Only the server's CPU time is counted.
+again. Only the server's CPU time counts; that of the client process is told beside it.
 """
 
 from __future__ import annotations
@@ -235,18 +235,25 @@ def wait_for(pipe: Connection, connected: int) -> float:
     return time.monotonic() - began_s
 
 
-def measure(server_pid: int, pipe: Connection, wait_s: float, seconds: float) -> None:
+def measure(
+    server_pid: int, client_pid: int, pipe: Connection, wait_s: float, seconds: float
+) -> None:
     """Print what heartbeats cost, and how late they are answered."""
-    beats, used_s, at = count(pipe).beats, cpu_s([server_pid]), time.monotonic()
+    beats, at = count(pipe).beats, time.monotonic()
+    used_s, theirs_s = cpu_s([server_pid]), cpu_s([client_pid])
     time.sleep(seconds)
     after = count(pipe)
     beats = after.beats - beats
-    used_s, seconds = cpu_s([server_pid]) - used_s, time.monotonic() - at
+    used_s, theirs_s = cpu_s([server_pid]) - used_s, cpu_s([client_pid]) - theirs_s
+    seconds = time.monotonic() - at
     beat_s = used_s / beats
-    print(f"{'heartbeats/s':>14}{'us/heartbeat':>14}{'core now':>10}{'RSS, MB':>9}")
+    print(
+        f"{'heartbeats/s':>14}{'us/heartbeat':>14}{'core now':>10}{'of agents':>11}"
+        f"{'RSS, MB':>9}"
+    )
     print(
         f"{beats / seconds:>14.0f}{beat_s * 1e6:>14.0f}{used_s / seconds:>10.3f}"
-        f"{status_bytes(server_pid, 'VmHWM') / MB:>9.0f}"
+        f"{theirs_s / seconds:>11.3f}{status_bytes(server_pid, 'VmHWM') / MB:>9.0f}"
     )
     half_s, most_s = after.median_s - wait_s, after.p99_s - wait_s
     print(
@@ -287,18 +294,30 @@ def main() -> None:
         server = start()
         clients.start()
         try:
-            connect_s = wait_for(ours, number) - arguments.wait
             assert server.pid is not None
+            assert clients.pid is not None
+            pids = server.pid, clients.pid
+            connect_s = wait_for(ours, number) - arguments.wait
+            used = [f"{cpu_s([pid]):.1f} s" for pid in pids]
             print(
-                f"{number:,} agents connected in {connect_s:.1f} s "
-                f"({cpu_s([server.pid]):.1f} s CPU)"
+                f"{number:,} agents connected in {connect_s:.1f} s ({used[0]} of CPU, "
+                f"agents {used[1]})"
             )
-            measure(server.pid, ours, arguments.wait, arguments.seconds)
+            measure(*pids, ours, arguments.wait, arguments.seconds)
             server.kill()
             server.join()
+            theirs_s = cpu_s([clients.pid])
             server = start()
             again_s = wait_for(ours, 2 * number) - arguments.wait
-            print(f"connected again in {again_s:.1f} s; goal below 20 s")
+            assert server.pid is not None
+            used = [
+                f"{s:.1f} s"
+                for s in (cpu_s([server.pid]), cpu_s([clients.pid]) - theirs_s)
+            ]
+            print(
+                f"connected again in {again_s:.1f} s ({used[0]} of CPU, agents "
+                f"{used[1]}); goal below 20 s"
+            )
         finally:
             clients.kill()
             server.kill()

@@ -82,6 +82,7 @@ class Layer:
         self._moto = DomainDispatcherApplication(create_backend_app)
         self._own: dict[str, Callable[[Call], Response]] = {
             "RunInstances": self._run_instances,
+            "DescribeImages": self._describe_images,
             "DescribeInstances": self._describe_instances,
             "TerminateInstances": self._terminate_instances,
             "DescribeSpotPriceHistory": self._price_history,
@@ -258,7 +259,8 @@ class Layer:
             vcpus = vcpus_of(kind)
         except KeyError:
             raise RefusedError("InvalidParameterValue", f"type {kind}") from None
-        if asked["ImageId"] not in backend.amis:
+        gone = world.images.get(asked["ImageId"]) == "deregistered"
+        if gone or asked["ImageId"] not in backend.amis:
             raise RefusedError("InvalidAMIID.NotFound", asked["ImageId"])
         if asked["KeyName"] not in backend.key_pairs:
             raise RefusedError("InvalidKeyPair.NotFound", asked["KeyName"])
@@ -293,6 +295,24 @@ class Layer:
         if free < asked["MinCount"]:
             raise RefusedError("InsufficientInstanceCapacity", f"none in {zone}", 500)
         return int(min(free, count))
+
+    def _describe_images(self, call: Call) -> Response:
+        """Deprecated images are listed for who asks for them ("Deprecate an Amazon EC2
+        AMI").
+        """
+        answer = self._forward(call.environ, call.body)
+        hidden = {"deregistered"}
+        if not call.arguments.get("IncludeDeprecated"):
+            hidden.add("deprecated")
+        root = ElementTree.fromstring(answer.get_data())
+        space = root.tag.partition("}")[0] + "}"
+        for images in root.iter(f"{space}imagesSet"):
+            for item in list(images):
+                image_id = item.findtext(f"{space}imageId", "")
+                if self._world.images.get(image_id) in hidden:
+                    images.remove(item)
+        body = ElementTree.tostring(root)
+        return Response(body, answer.status_code, content_type="text/xml")
 
     def _describe_instances(self, call: Call) -> Response:
         """Answer as a list that lags behind does."""

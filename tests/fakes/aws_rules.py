@@ -56,7 +56,7 @@ REQUIRED: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "GetSpotPlacementScores": (
         ("InstanceTypes", "TargetCapacity", "SingleAvailabilityZone", "RegionNames"),
     ),
-    "DescribeImages": (("ImageIds",), ("Owners", *_FILTERED[0])),
+    "DescribeImages": (("ImageIds",), ("Owners", "IncludeDeprecated", *_FILTERED[0])),
     "DescribeInstances": _FILTERED,
     "DescribeSecurityGroups": _FILTERED,
     "DescribeSubnets": _FILTERED,

@@ -71,6 +71,7 @@ class World:
         self.expired: set[str] = set()
         self.denied: set[str] = set()
         self.due_tags: set[str] = set()
+        self.images: dict[str, str] = {}
         self.host_keys: dict[str, str] = {}
         if self.machines is not None:
             self.machines.kill_all()
@@ -95,6 +96,10 @@ class World:
     def score(self, zone_id: str, score: int) -> None:
         """Set a spot placement score of 1 to 10."""
         self.scores[zone_id] = score
+
+    def publish(self, image_id: str, state: str) -> None:
+        """Set the state of an image: available, deprecated or deregistered."""
+        self.images[image_id] = state
 
     def withdraw(self, zone: str, instance_type: str) -> None:
         """No longer offer a type in a zone at all."""

@@ -40,8 +40,12 @@ def images(world: World, call: Call) -> Reply:
     urn = f"{found['publisher']}:{found['offer']}:{found['sku']}"
     if urn not in world.images:
         raise RefusedError(404, "NotFound", f"Artifact: VMImage {urn} not found")
-    told = [{"name": "24.04.2026", "location": "eastus", "id": call.path}]
-    check("compute.VirtualMachineImageResource", told[0], request=False)
+    told = [
+        {"name": version, "location": "eastus", "id": f"{call.path}/{version}"}
+        for version in world.images[urn]
+    ]
+    for each in told:
+        check("compute.VirtualMachineImageResource", each, request=False)
     return Reply(200, told)
 
 

@@ -110,7 +110,8 @@ def _check_there(world: World, body: dict[str, Any]) -> None:
         raise RefusedError(409, code, f"{kind} cannot be spot")
     image = told["storageProfile"]["imageReference"]
     urn = ":".join(image.get(k, "") for k in ("publisher", "offer", "sku"))
-    if urn not in world.images:
+    versions = world.images.get(urn, [])
+    if not versions or image["version"] not in ("latest", *versions):
         raise RefusedError(404, "PlatformImageNotFound", f"no image {urn}")
     card = told["networkProfile"]["networkInterfaceConfigurations"][0]
     subnet = card["properties"]["ipConfigurations"][0]["properties"]["subnet"]["id"]
@@ -164,6 +165,10 @@ def _build(world: World, group: str, name: str, body: dict[str, Any]) -> Item:
         "vmId": str(uuid.uuid4()),
         "timeCreated": world.moment(),
     }
+    image = inner["storageProfile"]["imageReference"]
+    urn = ":".join(image[part] for part in ("publisher", "offer", "sku"))
+    newest = image["version"] == "latest"
+    image["exactVersion"] = world.images[urn][-1] if newest else image["version"]
     disk = inner["storageProfile"]["osDisk"]
     world.put(DISKS, group, disk["name"], {"location": body["location"], "tags": {}})
     (asked,) = inner["networkProfile"].pop("networkInterfaceConfigurations")

@@ -94,7 +94,7 @@ class World(Script):
         self.addresses: dict[tuple[str, str], int] = {}
         self.eviction_rates: dict[tuple[str, str], str] = {}
         self.retail.azure = []
-        self.images = {"microsoft-dsvm:ubuntu-hpc:2404"}
+        self.images = {"microsoft-dsvm:ubuntu-hpc:2404": ["24.04.20260901"]}
         self.ledger: dict[str, dict[str, Any]] = {}
         self.past: list[dict[str, Any]] = []
         self.ghosts: list[tuple[float, Item]] = []
@@ -129,6 +129,10 @@ class World(Script):
     def quota(self, region: str, family: str, vcpus: int) -> None:
         """Bound the virtual CPUs of one quota."""
         self.quotas[region, family] = vcpus
+
+    def publish(self, urn: str, versions: list[str]) -> None:
+        """Set the versions of an image, the newest last."""
+        self.images[urn] = versions
 
     def address_quota(self, region: str, name: str, limit: int) -> None:
         """Bound the public addresses of a region, by one of Azure's quotas."""

@@ -82,8 +82,10 @@ class Compute(Shared):
             new = told["operationType"] == "insert" and told["status"] != "DONE"
             if new and told["targetLink"].endswith(f"/{network}"):
                 raise RefusedError(400, "resourceNotReady", f"{network} is not ready")
-        if disk["initializeParams"]["sourceImage"] != IMAGE:
-            raise absent(disk["initializeParams"]["sourceImage"])
+        image = disk["initializeParams"]["sourceImage"]
+        name = image.rpartition("/")[2]
+        if image != IMAGE and world.images.get(name) not in ("ACTIVE", "DEPRECATED"):
+            raise absent(image)
 
     def _forbids(self, names: list[str], wanted: Json) -> tuple[str, str, int] | None:
         """Refuse what a policy of the organisation forbids, as an operation that fails.

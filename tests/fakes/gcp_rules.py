@@ -28,6 +28,7 @@ METADATA = {
     "spottrain-usd-per-hour",
     "spottrain-attached-usd-per-hour",
     "spottrain-instance-type",
+    "spottrain-image",
     "startup-script",
     "block-project-ssh-keys",
     "enable-oslogin",

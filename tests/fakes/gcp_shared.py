@@ -26,12 +26,20 @@ class Shared:
         self._world = world
 
     def images__get(self, asked: Json) -> Json:
-        raise absent(f"projects/{asked['project']}/global/images/{asked['image']}")
+        state = self._world.images.get(asked["image"])
+        if asked["project"] != IMAGE_PROJECT or state is None:
+            raise absent(f"projects/{asked['project']}/global/images/{asked['image']}")
+        told = {"name": asked["image"], "diskSizeGb": "50"}
+        return told if state == "ACTIVE" else {**told, "deprecated": {"state": state}}
 
     def images__get_from_family(self, asked: Json) -> Json:
         if (asked["project"], asked["family"]) != (IMAGE_PROJECT, IMAGE_FAMILY):
             raise absent(f"projects/{asked['project']}/global/images/family")
-        return {"name": f"{IMAGE_FAMILY}-v20261101", "diskSizeGb": "50"}
+        # "Image families": the newest image that is not deprecated.
+        named = [
+            name for name, state in self._world.images.items() if state == "ACTIVE"
+        ]
+        return {"name": max(named), "diskSizeGb": "50"}
 
     def networks__get(self, asked: Json) -> Json:
         return self._shared(self._world.networks, asked["network"], "networks")

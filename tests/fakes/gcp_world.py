@@ -70,6 +70,7 @@ class World(Script):
         self.scores: dict[str, float] = {}
         self.throttle = Throttle(per_minute(GCP_PER_MINUTE))
         self.policies: set[str] = set()
+        self.images = {f"{IMAGE_FAMILY}-v20260901": "ACTIVE"}
         self.preemptions: dict[str, list[float]] = {}
         self.host_keys: dict[str, str] = {}
         self.instances: list[Instance] = []
@@ -101,6 +102,10 @@ class World(Script):
     def score(self, zone: str, score: float) -> None:
         """Set how obtainable machines are in a zone."""
         self.scores[zone] = score
+
+    def publish(self, name: str, state: str = "ACTIVE") -> None:
+        """Set the state of an image of the family, such as DEPRECATED."""
+        self.images[name] = state
 
     def throttle_calls(self) -> None:
         """Throttle by the documented rates from now on."""

@@ -44,11 +44,12 @@ def take_with_notice(job: Job, metadata: FakeMetadata, **notice: Any) -> State:
     return state
 
 
-def know_gcp_prices(home: Path) -> None:
+def know_gcp_prices(home: Path, kind: str = gcp.CPU_KIND) -> None:
     """Let the prices have been asked for, as ``spottrain prices`` does.
 
     Args:
         home: SPOTTRAIN_HOME of the job.
+        kind: The instance type.
     """
     now_s = time.time()
     home.mkdir(exist_ok=True)
@@ -58,7 +59,7 @@ def know_gcp_prices(home: Path) -> None:
                 cloud="gcp",
                 region=gcp.REGION,
                 zone=gcp.REGION,
-                instance_type=gcp.CPU_KIND,
+                instance_type=kind,
                 spot=spot,
                 usd_per_hour=usd,
                 since_s=now_s,
@@ -67,5 +68,5 @@ def know_gcp_prices(home: Path) -> None:
             )
             for spot, usd in ((True, gcp.SPOT_USD), (False, gcp.ON_DEMAND_USD))
         )
-        asked = f"gcp billing catalog|{gcp.CPU_KIND}|{gcp.REGION}"
+        asked = f"gcp billing catalog|{kind}|{gcp.REGION}"
         history.mark_asked([asked], now_s)

@@ -17,7 +17,7 @@ from tests.integration.fleet import Zygote
     [
         ("GPT by hand, weights tied twice", 4),
         ("GPT by hand, checkpoint(block, x)", 4),
-        ("GPT by hand, checkpoint, reentrant", 4),
+        ("GPT by hand, a Sequential", 4),
         ("Convolution and LSTM, CutPoint", 3),
         ("ResNet by hand, GroupNorm", 9),
     ],

@@ -37,6 +37,7 @@ from spottrain.cloud.port.provider import (
     Vm,
     VmState,
 )
+from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
 from spottrain.cloud.ssh.transport.hosts import SetupError
 from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
@@ -254,6 +255,8 @@ def test_a_host_key_that_changes_while_a_vm_boots_is_asked_for_again(
         cloud.fake.ask("console", instance_id=instance_id, keys=own)
         start.result()
     assert live(provider) == [vm.vm_id]
+    kept = HostMemory(cloud.folder / "cloud").read().targets
+    assert kept[vm.vm_id].host_keys, "a console forgets, a manager restarts"
 
 
 def test_an_unfit_image_is_not_rented_for_ever(cloud: AwsVms) -> None:

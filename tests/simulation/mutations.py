@@ -206,9 +206,9 @@ MUTATIONS = (
     ),
     Mutation(
         "launches in flight do not count",
-        allocation._count,
-        "coming + sum(vm.counts for vm in state.vms.values())",
-        "sum(vm.counts for vm in state.vms.values())",
+        allocation._placed,
+        "len(staying) + coming_vms",
+        "len(staying)",
     ),
     Mutation(
         "the oldest checkpoint passes for the newest",

@@ -188,6 +188,7 @@ class Story(World):
             offer=command.offer,
             count=command.count,
             lease_s=SPEC.lease_s,
+            image=command.image,
         )
         try:
             vms = self.provider.launch(request).vms

@@ -110,7 +110,7 @@ def test_where_port_22_is_blocked_three_vms_are_paid_until_a_person_acts(
 
 
 @pytest.mark.timeout(300)
-def test_an_image_without_torch_costs_two_vms_until_it_is_named(
+def test_an_image_without_torch_costs_the_first_vms_until_it_is_named(
     fake: FakeCloud, tmp_path: Path
 ) -> None:
     story = EnteredStory(tmp_path, fake, **short(max_vms=2))
@@ -120,7 +120,7 @@ def test_an_image_without_torch_costs_two_vms_until_it_is_named(
     assert story.finished is not None
     assert story.finished.exit_code == 6
     assert "its Python has no torch" in story.finished.reason
-    assert len(story.rows()) <= 2 * len(_STOCK[fake.name])
+    assert len(story.rows()) <= 2, "no other zone, type or region is tried"
     story.python = sys.executable
     story.resume()
     story.check_end()

@@ -202,8 +202,9 @@ class Agent:
                 rotate(self._folder / name)
 
     def _send_logs(self) -> None:
-        """Send the ends of logs while they change."""
+        """Send the ends of logs, again when they have changed."""
         sender = self._log_sender()
+        sender.send()
         while not self._closing.wait(LOG_PUSH_S):
             sender.send()
 

@@ -118,6 +118,10 @@ def _traffic(config: JobConfig) -> Finding:
     if config.resources.span != "region":
         named = ", ".join(f"{c.cloud}.{c.network_key}" for c in config.clouds)
         where = f"your own network between regions ({named}), which must be private"
+    elif any(isinstance(c, AzureConfig) and c.subnets for c in config.clouds):
+        where = (
+            "azure.subnets, where all machines of that network and its peers reach them"
+        )
     told = (
         "VMs send each other weights and activations NOT encrypted and NOT "
         f"authenticated, inside {where}"

@@ -261,7 +261,7 @@ def inspect(
         show_json(dataclasses.asdict(facts))
     else:
         show(
-            f"{facts.num_parameters:,} parameters, cut at {facts.blocks}",
+            f"{facts.num_parameters:,} parameters, cut at {facts.blocks or 'its modules'}",
             tables.sections_table(facts),
             *(
                 f"tied: {tied.name} in sections {', '.join(map(str, tied.sections))}"

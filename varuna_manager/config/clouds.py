@@ -6,6 +6,7 @@ import getpass
 import ipaddress
 import os
 import re
+from collections.abc import Collection, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Self, get_args
@@ -148,7 +149,7 @@ class CloudConfig(Section):
     """Instance types that may be rented; `spottrain prices` lists them."""
     gpus: tuple[Name, ...] = ()
     """Rent any type with these GPUs, such as A100 (any memory) or A100-80GB."""
-    owner: str = ""
+    owner: Annotated[str, Field(pattern=r"^[^\x00-\x1f]*$", max_length=256)] = ""
     """Who rents, as VMs' tags say and `spottrain gc` asks; by default the principal of
     your credentials: an ARN on AWS, object and tenant id on Azure, an email on GCP."""
     tags: dict[str, str] = Field(default_factory=dict)
@@ -208,10 +209,27 @@ class CloudConfig(Section):
 
     @model_validator(mode="after")
     def _known(self) -> Self:
+        _check_places(self.cloud, self.regions, self.zones)
         try:
-            self.kinds()
+            kinds = self.kinds()
         except ConfigError as error:
             raise ValueError(str(error)) from error
+        wanted = ", ".join((*self.instance_types, *self.gpus))
+        if wanted and not kinds:
+            raise ValueError(
+                f"nothing can be rented: {self.cloud} has no {wanted}; 'spottrain prices "
+                f"--cloud {self.cloud}' lists what it has"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _reached(self) -> Self:
+        ways = self.bastion, self.ssh_proxy, self.has_own_network
+        if not self.public_addresses and not any(ways):
+            raise ValueError(
+                f"public_addresses: false needs {self.network_key} of yours, bastion or "
+                "ssh_proxy: in a network that spottrain creates VMs could not be reached"
+            )
         return self
 
     @property
@@ -311,7 +329,7 @@ class AwsConfig(CloudConfig):
     """Name of a profile in ~/.aws; by default boto3 chooses: the environment, the
     profile `default`, SSO, a role."""
     image: Name = IMAGE_NAME
-    """Image id (`ami-…`), or a name with wildcards; the newest match is used."""
+    """Image id (`ami-…`), or a name with wildcards; the newest match at the first launch is used."""
     image_owner: Name = "amazon"
     """Owner of images that are found by name."""
     user: Name = "ubuntu"
@@ -339,6 +357,12 @@ class AwsConfig(CloudConfig):
                 "ssh_proxy: ssm needs an instance_profile with the policy "
                 "AmazonSSMManagedInstanceCore, without which VMs do not register"
             )
+        for zone in self.subnets:
+            if zone in self.regions:
+                raise ValueError(
+                    f"subnets: are given by zone, such as {zone}a: got {zone}"
+                )
+        _check_keys("subnets", self.subnets, self.regions, f"{self.regions[0]}a")
         return self
 
     def proxy_argv(self, vm_id: str, port: int) -> list[str]:
@@ -406,6 +430,16 @@ class AzureConfig(CloudConfig):
             raise ValueError(
                 "ssh_proxy needs subnets: those that the Bastion's network reaches"
             )
+        _check_keys("subnets", self.subnets, self.regions, self.regions[0])
+        for key, ids in (
+            ("subnets", self.subnets.values()),
+            ("identity", [self.identity]),
+        ):
+            for each in ids:
+                if each and not each.startswith("/subscriptions/"):
+                    raise ValueError(
+                        f"{key}: must be a resource id, /subscriptions/…: got {each}"
+                    )
         return self
 
     def proxy_argv(self, vm_id: str, port: int) -> list[str]:
@@ -448,7 +482,7 @@ class GcpConfig(CloudConfig):
     project: str = ""
     """Id of the project; required."""
     image: Name = GCP_IMAGE
-    """`projects/P/global/images/NAME`, or `…/images/family/FAMILY` for the newest."""
+    """`projects/P/global/images/NAME`, or `…/images/family/FAMILY` for the newest at the first launch."""
     user: Name = "spottrain"
     """Login name; the account is created at boot."""
     network: str = ""
@@ -470,6 +504,18 @@ class GcpConfig(CloudConfig):
     proxy_tools: ClassVar[tuple[str, ...]] = ("gcloud",)
     # "Using IAP for TCP forwarding": all its connections come from there.
     proxy_networks: ClassVar[tuple[str, ...]] = ("35.235.240.0/20",)
+
+    @model_validator(mode="after")
+    def _named(self) -> Self:
+        _check_keys("subnetworks", self.subnetworks, self.regions, self.regions[0])
+        if self.subnetworks and not self.network:
+            raise ValueError("subnetworks needs network: the one that they are of")
+        if self.service_account and "@" not in self.service_account:
+            raise ValueError(
+                "service_account: must be an email, such as NAME@PROJECT.iam."
+                f"gserviceaccount.com: got {self.service_account}"
+            )
+        return self
 
     def proxy_argv(self, vm_id: str, port: int) -> list[str]:
         """Return ``gcloud compute start-iap-tunnel`` on stdin and stdout.
@@ -540,4 +586,54 @@ def check_cloud(
             f"resources.span {span} needs a network of your own that joins all regions, "
             f"as VMs send each other unencrypted data there: name {missing}; or keep "
             "resources.span at region"
+        )
+
+
+# --- Names of places ---
+
+_REGIONS = {
+    "aws": (re.compile(r"[a-z]{2}(-[a-z]+)+-\d+"), "us-east-1"),
+    "azure": (re.compile(r"[a-z]+\d*"), "eastus"),
+    "gcp": (re.compile(r"[a-z]+-[a-z]+\d+"), "us-central1"),
+}
+
+
+def _check_places(cloud: str, regions: Sequence[str], zones: Collection[str]) -> None:
+    """Check the form of regions, and that some of the zones are in them.
+
+    Raises:
+        ValueError: nothing could be rented there; with what to write instead.
+    """
+    form, example = _REGIONS[cloud]
+    for region in regions:
+        if not form.fullmatch(region):
+            raise ValueError(
+                f"regions: must be names of {cloud}'s regions, such as {example}: got "
+                f"{region}"
+            )
+    if zones and not any(
+        zone.startswith(region) for zone in zones for region in regions
+    ):
+        raise ValueError(
+            f"zones: {', '.join(zones)}: none is in the regions {', '.join(regions)}"
+        )
+
+
+def _check_keys(
+    key: str, given: Collection[str], regions: Sequence[str], example: str
+) -> None:
+    """Check that what is given by region or zone is of use.
+
+    Raises:
+        ValueError: nothing is given for a region, and something for none of them: a name
+            is misspelt, and the region's VMs would be somewhere else.
+    """
+    stray = [name for name in given if not name.startswith(tuple(regions))]
+    bare = [
+        each for each in regions if not any(name.startswith(each) for name in given)
+    ]
+    if stray and bare:
+        raise ValueError(
+            f"{key}: {stray[0]} is none of the job's; {bare[0]} has none: give names such "
+            f"as {example}"
         )

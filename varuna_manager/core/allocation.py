@@ -90,8 +90,7 @@ def within_grant(state: State) -> Callable[[Offer], int]:
 
 def _count(state: State) -> int:
     """Return how many VMs count towards ``max_vms``, launches in flight included."""
-    coming = sum(intent.missing for intent in state.intents.values())
-    return coming + sum(vm.counts for vm in state.vms.values())
+    return _placed(state).counting
 
 
 def launch_more(transition: Transition) -> None:
@@ -338,13 +337,17 @@ def changes_at_s(state: State, offers: Iterable[Offer]) -> float | None:
 
 
 class _Placed(NamedTuple):
-    """Where the VMs of some states are."""
+    """Where the VMs of some states are, and how many of them count."""
 
     vms: Mapping[str, VmRecord]
     intents: Mapping[str, Intent]
     span: cooldowns.Span
     home: tuple[str, ...] | None
     at_home: tuple[VmRecord, ...]
+    usable: int
+    """Of those at home."""
+    counting: int
+    """VMs that count towards ``max_vms``, launches in flight included."""
 
 
 _newest: list[_Placed] = []
@@ -365,7 +368,16 @@ def _placed(state: State) -> _Placed:
         for vm in vms.values()
         if where is None or cooldowns.location_of(vm.offer, span) == where
     )
-    found = _Placed(vms, intents, span, where, here)
+    coming_vms = sum(intent.missing for intent in intents.values())
+    found = _Placed(
+        vms,
+        intents,
+        span,
+        home=where,
+        at_home=here,
+        usable=sum(vm.is_usable for vm in here),
+        counting=len(staying) + coming_vms,
+    )
     _newest[:] = [found]
     return found
 
@@ -396,11 +408,10 @@ def at_home(state: State) -> tuple[VmRecord, ...]:
 
 def must_move(state: State) -> bool:
     """Return whether too few VMs can train together, and there is room for no more."""
-    if state.intents or room(state) > 0:
+    placed, enough = _placed(state), state.job.min_vms
+    if placed.usable >= enough or state.intents or room(state) > 0:
         return False
-    here, enough = at_home(state), state.job.min_vms
-    usable, staying = (sum(vm.is_usable for vm in here), sum(vm.counts for vm in here))
-    return usable < enough and staying < enough
+    return sum(vm.counts for vm in placed.at_home) < enough
 
 
 def stranded_vms(state: State) -> tuple[VmRecord, ...]:
@@ -408,8 +419,9 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
 
     Where the job must move, only those stay that are where more can be rented.
     """
-    where, here = home(state), at_home(state)
-    if sum(vm.is_usable for vm in here) < state.job.min_vms:
+    placed = _placed(state)
+    where = placed.home
+    if placed.usable < state.job.min_vms:
         if not must_move(state):
             return ()
         best = in_order(state.offers, state.worths)
@@ -417,7 +429,7 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
         if offer is None:
             return ()
         where = cooldowns.location_of(offer, state.job.span)
-    elif len(here) == len(state.vms):
+    elif len(placed.at_home) == len(state.vms):
         return ()
     counting = (vm for vm in state.vms.values() if vm.counts)
     return tuple(vm for vm in counting if not is_at(state, where, vm.offer))

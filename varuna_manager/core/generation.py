@@ -342,6 +342,9 @@ def _run(transition: Transition, generation: Generation) -> None:
         generation, phase=GenerationPhase.RUNNING, since_s=now_s, started_at_s=now_s
     )
     transition.put_generation(generation)
+    # Copies of the plan before lack what was lost since, and are on other VMs.
+    progress = replace(transition.state.progress, copied_step=None)
+    transition.state = replace(transition.state, progress=progress)
     number, step = generation.number, generation.from_step
     shape = generation.plan.shape
     does = "saves step" if generation.save_only else f"trains {shape} from step"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from spottrain.cloud.port.provider import Offer
+from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking import cooldowns as cooling
 from spottrain.varuna_manager.core import allocation, spending
@@ -78,6 +78,7 @@ def launch_intended(transition: Transition, event: e.LaunchIntended) -> None:
         offer=event.offer,
         count=event.count,
         asked_at_s=transition.now_s,
+        image=state.images.get(event.offer.cloud, ""),
     )
     transition.state = replace(
         state,
@@ -96,6 +97,7 @@ def launch(transition: Transition, intent: Intent) -> None:
             token=intent.token,
             offer=intent.offer,
             count=intent.count,
+            image=intent.image,
         )
     )
 
@@ -115,6 +117,19 @@ def vms_launched(transition: Transition, event: e.VmsLaunched) -> None:
         _cool_down(transition, intent.offer, "no_capacity")
         given, zone = len(event.vms), intent.offer.zone
         transition.log(f"{zone} gave {given} of {intent.count} VMs")
+    for vm in event.vms:
+        _note_image(transition, intent, vm)
+
+
+def _note_image(transition: Transition, intent: Intent, vm: Vm) -> None:
+    """Keep the image of a cloud's first VM for all later ones, as long as it is offered."""
+    images, cloud = transition.state.images, vm.offer.cloud
+    known = images.get(cloud, "")
+    if not vm.image or vm.image == known or intent.image != known:
+        return
+    if known:
+        transition.log(f"{cloud} no longer has the image {known}: VMs have {vm.image}")
+    transition.state = replace(transition.state, images={**images, cloud: vm.image})
 
 
 def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:

@@ -85,12 +85,12 @@ def _replace_outdated(transition: Transition) -> None:
     state = transition.state
     if state.phase is JobPhase.ENDING:
         return
-    holds = _holds_unsaved(state)
+    old = [vm for vm in state.vms.values() if is_outdated(state, vm)]
+    holds = bool(old) and _holds_unsaved(state)
     going = tuple(
         vm
-        for vm in state.vms.values()
-        if is_outdated(state, vm)
-        and vm.silent_since_s is None
+        for vm in old
+        if vm.silent_since_s is None
         and vm.leaves_at_s is None
         and not (holds and vm.used_slots)
     )

@@ -156,6 +156,7 @@ class EffectRunner:
             offer=command.offer,
             count=command.count,
             lease_s=self._job.spec.lease_s,
+            image=command.image,
         )
         try:
             result = await self._call_in(

@@ -61,6 +61,12 @@ def inspect_model(config: JobConfig) -> ModelFacts:
             f"{facts.unsendable}; let collate return tensors, in tuples or dictionaries, "
             "or set it to 0"
         )
+    if config.device == "gpu" and facts.unmovable:
+        raise ConfigError(
+            f"batches cannot go to a GPU: collate returns a {facts.unmovable}, whose "
+            "tensors spottrain does not find; let collate return tensors, in tuples, "
+            "dictionaries or dataclasses"
+        )
     return facts
 
 

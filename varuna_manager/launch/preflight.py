@@ -14,7 +14,7 @@ from pathlib import Path
 from spottrain.cloud.aws.settings import IMAGE_NAME as AWS_IMAGE
 from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
 from spottrain.cloud.gcp.settings import IMAGE as GCP_IMAGE
-from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.errors import CloudError, MisconfiguredError
 from spottrain.cloud.port.provider import (
     ChecksAccount,
     CloudProvider,
@@ -340,8 +340,12 @@ def findings(cloud: AnyCloud, max_vms: int = 0) -> Iterator[Finding]:
         return
     try:
         found = tuple(account_findings(provider))
-        if max_vms and isinstance(provider, ReportsQuota) and not blocking(found):
-            found = (*found, run_check("quotas", lambda: _enough(provider, max_vms)))
+        if max_vms and not blocking(found):
+            offers = run_check("offers", lambda: _spot_offers(provider, cloud))
+            found = (*found, offers)
+            if offers.ok and isinstance(provider, ReportsQuota):
+                enough = run_check("quotas", lambda: _enough(provider, max_vms))
+                found = (*found, enough)
             _remember_pools(provider, max_vms)
     finally:
         provider.close()
@@ -394,6 +398,18 @@ def account_findings(provider: CloudProvider) -> Iterator[Finding]:
     yield run_check("offers", lambda: f"{len(provider.offers())} offers")
     if isinstance(provider, ReportsQuota):
         yield from _quotas(provider)
+
+
+def _spot_offers(provider: CloudProvider, cloud: AnyCloud) -> str:
+    """Return how many spot VMs could be chosen from.
+
+    Raises:
+        MisconfiguredError: there is none, so a launch would be refused.
+    """
+    zones = [offer.zone for offer in provider.offers() if offer.spot]
+    if not zones:
+        raise MisconfiguredError(_why_none(cloud))
+    return f"{len(zones)} of spot VMs in {len(set(zones))} zones"
 
 
 def _enough(provider: CloudProvider, max_vms: int) -> str:

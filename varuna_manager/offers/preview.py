@@ -197,7 +197,9 @@ def _preview(
     capped = _is_capped(ranking, terms)
     if not fleet:
         kind = BudgetError if capped else CapacityError
-        raise kind(f"no offer can be used: {why_nothing(ranking)}")
+        unknown = not any(row.priced.offer.spot for row in ranking.rows)
+        hint = "; no spot price is known: 'spottrain prices' asks the clouds"
+        raise kind(f"no offer can be used: {why_nothing(ranking)}{hint * unknown}")
     _check_enough(config, len(fleet), capped=capped)
     slots = (
         device

@@ -240,7 +240,12 @@ def _plan_in_memory(state: states.State) -> Plan | None:
 
 
 def _ready(state: states.State) -> set[str]:
-    return {vm.vm_id for vm in state.vms.values() if vm.phase is records.VmPhase.READY}
+    """Return the VMs that can give their memory; one that is silent may be gone."""
+    return {
+        vm.vm_id
+        for vm in state.vms.values()
+        if vm.phase is records.VmPhase.READY and vm.silent_since_s is None
+    }
 
 
 def _copied_step(state: states.State) -> int | None:

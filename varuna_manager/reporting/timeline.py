@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from spottrain.varuna_manager.core.model.records import GenerationSummary
 from spottrain.varuna_manager.core.model.state import State
-from spottrain.varuna_manager.reporting.history import JobHistory
+
+if TYPE_CHECKING:  # it needs the core, and `status` neither of them
+    from spottrain.varuna_manager.reporting.history import JobHistory
 
 LANES = {
     "plan": "new plan",

@@ -19,6 +19,7 @@ from spottrain.cloud.ssh.on_vm.package import Package, carries_obstore, package
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.hosts import (
     Host,
+    MissingSoftwareError,
     Payload,
     SetupError,
     UnfitHostError,
@@ -301,14 +302,15 @@ def check_software(
         buckets: The job needs obstore, the host's own or ours.
 
     Raises:
-        UnfitHostError: it lacks software or has other versions.
+        MissingSoftwareError: it lacks packages.
+        UnfitHostError: it has other versions than the fleet.
     """
     needed: tuple[str, ...] = _NEEDED
     if buckets and not carries_obstore(found):
         needed = (*_NEEDED, "obstore")
     missing = [name for name in needed if not found[name]]
     if missing:
-        raise UnfitHostError(
+        raise MissingSoftwareError(
             f"{place}: its Python has no {', '.join(missing)}; install it there, in "
             "setup:, or name another Python with python:"
         )

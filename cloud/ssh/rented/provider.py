@@ -106,6 +106,8 @@ class RentedVmProvider(ForwardsAbilities):
         self._vms: dict[str, RentedVm] = {}
         self._unfit_counts: Counter[tuple[str, str]] = Counter()
         self._unfit: dict[tuple[str, str], CloudError] = {}
+        self._bare: CloudError | None = None
+        """Why the job's image does not do, for any type."""
         self._unreached: set[str] = set()
         self._relays = Relays(
             self._running, self._for_each, self._enter, self._note_unreachable
@@ -144,7 +146,7 @@ class RentedVmProvider(ForwardsAbilities):
                 "here; nothing more is rented. 'spottrain doctor' tries whether SSH "
                 "gets out of this network; see ssh_from and bastion"
             )
-        unfit = self._unfit.get(_kind(request.offer))
+        unfit = self._bare or self._unfit.get(_kind(request.offer))
         if unfit is not None:
             raise MisconfiguredError(f"{request.offer.instance_type}: {unfit}")
         result = self._inner.launch(request)
@@ -429,9 +431,16 @@ class RentedVmProvider(ForwardsAbilities):
         connection.session().call("claim", claim=claim)
 
     def _give_back(self, rented_vm: RentedVm, error: CloudError) -> None:
-        """Terminate an unsuitable VM; after several, rent no more of the type."""
+        """Terminate an unsuitable VM; after several, rent no more of the type.
+
+        All VMs have one image and one setup. So where none was ever suitable, a first VM
+        without torch is enough to rent no more of any type.
+        """
         logger.warning("%s", error)
         self.terminate([rented_vm.vm.vm_id])
+        lacks = isinstance(error, hosts.MissingSoftwareError)
+        if lacks and not self._memory.known_software():
+            self._bare = error
         kind = _kind(rented_vm.vm.offer)
         self._unfit_counts[kind] += 1
         if self._unfit_counts[kind] >= _MAX_UNFIT:

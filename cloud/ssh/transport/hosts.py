@@ -3,6 +3,7 @@
 CloudError
 ├── UnreachableHostError   it does not answer: retry later
 ├── UnfitHostError         it is unsuitable for the job: its owner must act
+│   └── MissingSoftwareError   its Python lacks packages
 └── AuthError
     └── HostKeyError       its host key is unknown or wrong
 UserCodeError
@@ -27,6 +28,10 @@ class UnreachableHostError(CloudError):
 
 class UnfitHostError(CloudError):
     """A host lacks software that the job needs, or differs from the others."""
+
+
+class MissingSoftwareError(UnfitHostError):
+    """Its Python lacks packages that every host needs: the image, and setup, are such."""
 
 
 class HostKeyError(AuthError):

@@ -8,7 +8,6 @@ gradient is dropped as soon as autograd has it.
 from __future__ import annotations
 
 import contextlib
-import math
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any
@@ -18,8 +17,10 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
 from spottrain.errors import UserCodeError
+from spottrain.pipeline.model.data import collated
 from spottrain.pipeline.model.entrypoint import user_code
 from spottrain.pipeline.model.job import Batch, TrainingJob
+from spottrain.pipeline.model.optimizer import rate_factor
 from spottrain.pipeline.model.recorder import KnownValues
 from spottrain.pipeline.model.sections import ModelLayout, TensorSpec
 from spottrain.pipeline.model.skeleton import run_eagerly
@@ -66,27 +67,15 @@ def check_schedule(schedule: Callable[[int], float] | None, num_steps: int) -> N
         return
     asked = {0, 1, 2, 10, 100, 1000, num_steps // 2, num_steps - 1}
     steps = sorted(step for step in asked if 0 <= step < num_steps)
-    first = {step: _factor(schedule, step) for step in steps}
+    first = {step: rate_factor(schedule, step) for step in steps}
     for step in reversed(steps):
-        again = _factor(schedule, step)
+        again = rate_factor(schedule, step)
         if again != first[step]:
             raise UserCodeError(
                 f"lr_schedule must be a function of the step alone: it returned "
                 f"{first[step]:g} for step {step}, and {again:g} when asked again; compute "
                 "the factor from its argument, without a counter or a scheduler object"
             )
-
-
-def _factor(schedule: Callable[[int], float], step: int) -> float:
-    with user_code(f"lr_schedule({step})"):
-        result = schedule(step)
-        factor = float(result)
-    if not math.isfinite(factor):
-        raise UserCodeError(
-            f"lr_schedule must return a finite factor on the learning rates: got {factor} "
-            f"for step {step}"
-        )
-    return factor
 
 
 class _OnStandIns(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -158,7 +147,7 @@ class _Rehearsal:
 
     def _batch(self, what: str, dataset: Any) -> Batch:
         with user_code(f"{what} or collate"):
-            batch = self._job.collate([dataset[0]])
+            batch = collated(self._job, [dataset[0]])
         return tree_map_only(torch.Tensor, lambda t: t.to(self._device), batch)
 
     def _train(self, batch: Batch) -> None:

@@ -114,6 +114,8 @@ class ModelFacts:
     holds them."""
     unsendable: str = ""
     """Why batches cannot go from one process to another; empty: they can."""
+    unmovable: str = ""
+    """A class in batches whose tensors cannot go to a GPU; empty: there is none."""
     schema_version: int = SCHEMA_VERSION
 
     def stored_bytes(self, checkpoints: int) -> int:

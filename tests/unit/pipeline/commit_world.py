@@ -10,7 +10,9 @@ generation (silent VMs); they wake, run on in the old one as far as messages alr
 sent carry them, are fenced, and may come back later. A spare slot is a donor.
 
 Content is modelled as the tuple of (generation of the gradients, step, attempt) applied
-so far. Where a shape says so, gradients of some stage are out of range at the first
+so far. Where a shape says so, the next stage's slot keeps copies of each section: all slots
+copy their own after the same mini-batch, receive those of others at any later moment, and
+let go of the ones before once a gather has shown that all have received. Gradients of some stage, where a shape says so, are out of range at the first
 attempt of a mini-batch: that stage marks nothing, and after the gather all compute again.
 Atomic here, since the difference is not visible: marking prepared and offering;
 flipping the last section and reporting.
@@ -32,6 +34,7 @@ from spottrain.pipeline.state.agreement import (
     SectionRecord,
     agree,
     applies,
+    kept_state,
     moves,
 )
 
@@ -55,6 +58,7 @@ class Shape:
     faults: int = 2
     checkpoints: bool = False
     out_of_range: int | None = None  # the stage that is, at each first attempt
+    copies: bool = False  # on the next stage's slot
 
     @property
     def num_sections(self) -> int:
@@ -76,13 +80,22 @@ class Copy(NamedTuple):
     attempt: int = 0  # which attempt's they are
 
 
+class Kept(NamedTuple):
+    """A section's copy beside what is trained; one that is half written is not there."""
+
+    section: int
+    state: tuple[int, int]  # version and origin
+    content: Content
+
+
 class Op(NamedTuple):
     """One step of recovery."""
 
-    kind: str  # decide, half, flip, wipe, copy
+    kind: str  # decide, half, flip, wipe, copy, keep, back, release
     section: int = -1
     source: int | None = None  # None: the checkpoint
     state: tuple[int, int] = (-1, -1)  # the decision; or version and origin to copy
+    states: tuple[tuple[int, int] | None, ...] = ()  # of which kept copies stay
 
 
 class Slot(NamedTuple):
@@ -98,8 +111,14 @@ class Slot(NamedTuple):
     copies: tuple[Copy | None, ...] = ()  # of each section
     decision: tuple[int, int] | None = None
     undo: tuple[int, Copy] | None = None  # a section as it was before its update
-    # When left out: how far the others were, in its reduction and in the gather.
-    heard: tuple[int, int] | None = None
+    kept: tuple[Kept, ...] = ()
+    whole: tuple[int, int] | None = None  # state of copies that are not overwritten
+    pending: tuple[int, int] | None = None  # state of copies that are being made
+    copied: tuple[int, int] | None = None  # state that this generation has copies of
+    told: tuple[bool, bool] = (False, False)  # whether they are; by parity of the step
+    # When left out: how far the others were, in its reduction and in the gather, and
+    # whether they had told that their copies are made.
+    heard: tuple[int, int, tuple[bool, bool]] | None = None
 
 
 class World(NamedTuple):
@@ -141,7 +160,10 @@ def mapped(slot: Slot) -> Slot:
 
 @cache
 def record_of(
-    rank: int, copies: tuple[Copy | None, ...], decision: tuple[int, int] | None
+    rank: int,
+    copies: tuple[Copy | None, ...],
+    decision: tuple[int, int] | None,
+    kept: tuple[Kept, ...],
 ) -> RankRecord:
     records = []
     for section, copy in enumerate(copies):
@@ -153,6 +175,10 @@ def record_of(
                     section, copy.version, copy.origin, generation, step, share
                 )
             )
+    records += [
+        SectionRecord(one.section, *one.state, None, None, None, is_copy=True)
+        for one in kept
+    ]
     stored = (
         MinibatchDecision(*decision, 0.0, 0.0, 0.0, False, False) if decision else None
     )
@@ -191,18 +217,21 @@ def progress(slot: Slot) -> int:
     return -1 if slot.program else now
 
 
-def heard_by(world: World, i: int) -> tuple[int, int]:
-    """Return how far the others are in slot i's reduction and in the gather."""
+def heard_by(world: World, i: int) -> tuple[int, int, tuple[bool, bool]]:
+    """Return how far the others are in slot i's reduction and in the gather, and whether
+    all have told that their copies are made."""
     me = world.slots[i]
     if me.heard is not None:
         return me.heard
     ring = gather = FAR
+    even = odd = True
     for j, other in enumerate(world.slots):
         if j != i and other.generation == me.generation and other.stage is not None:
             gather = min(gather, progress(other))
+            even, odd = even and other.told[0], odd and other.told[1]
             if other.stage == me.stage:
                 ring = min(ring, progress(other))
-    return ring, gather
+    return ring, gather, (even, odd)
 
 
 def advance(shape: Shape, world: World, i: int) -> World | None:
@@ -231,15 +260,16 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
             after = put(
                 after, k, held(slot, k)._replace(mark=None, base=None, attempt=0)
             )
-        return after
+        return copying(shape, after) if shape.copies else after
     if slot.phase == SENT:
-        ring, everybody = heard_by(world, i)
+        ring, everybody, _ = heard_by(world, i)
         if ring < now + SENT:
             return None
         # Gradients pass through every stage of every replica in the ring: none are
         # complete before all have begun, which takes their marks of attempts before back.
         if is_retry and everybody < now + SENT:
             return None
+        after = after._replace(told=telling(shape, slot))
         if shape.out_of_range == slot.stage and not is_retry:
             return after
         for k in own:
@@ -248,8 +278,14 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
             after = put(after, k, copy)
         return after
     if slot.phase == PREPARED:
-        if heard_by(world, i)[1] < now + PREPARED:
+        _, everybody, told_by_all = heard_by(world, i)
+        if everybody < now + PREPARED:
             return None
+        parity = slot.step % 2
+        if slot.pending and slot.told[parity] and told_by_all[parity]:
+            after = after._replace(
+                whole=slot.pending, copied=slot.pending, pending=None
+            )
         if shape.out_of_range is not None and not is_retry:
             return after._replace(attempt=1, phase=START)
         return after._replace(decision=(slot.generation, slot.step))
@@ -262,6 +298,71 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
     return after
 
 
+def copying(shape: Shape, slot: Slot) -> Slot:
+    """Copy a slot's own sections, unless copies are still being made."""
+    if slot.pending is not None:
+        return slot
+    assert slot.stage is not None
+    own = shape.sections_of(slot.stage)
+    state = held(slot, own[0])[:2]
+    slot = slot._replace(pending=state)
+    for k in own:
+        copy = held(slot, k)
+        assert copy.content is not None
+        slot = keep(free_room(slot, k), Kept(k, state, copy.content))
+    return slot
+
+
+def keep(slot: Slot, copy: Kept) -> Slot:
+    return slot._replace(kept=tuple(sorted({*slot.kept, copy})))
+
+
+def free_room(slot: Slot, section: int) -> Slot:
+    """Overwrite what is not of the state that all slots have."""
+    stays = (k for k in slot.kept if k.section != section or k.state == slot.whole)
+    return slot._replace(kept=tuple(stays))
+
+
+def kept_for(shape: Shape, stage: int) -> range:
+    """Return the sections of the stage before, whose copies a stage's slot keeps."""
+    return shape.sections_of((stage - 1) % shape.stages)
+
+
+def has_received(shape: Shape, slot: Slot) -> bool:
+    assert slot.stage is not None
+    states = {(one.section, one.state) for one in slot.kept}
+    return all((k, slot.pending) in states for k in kept_for(shape, slot.stage))
+
+
+def telling(shape: Shape, slot: Slot) -> tuple[bool, bool]:
+    """Return what a slot has told once it enters the gather of this mini-batch."""
+    even, odd = slot.told
+    received = has_received(shape, slot)
+    return (even, received) if slot.step % 2 else (received, odd)
+
+
+def receive(shape: Shape, world: World, i: int) -> Iterator[World]:
+    """Receive a section's copy: its room is overwritten, then it is whole."""
+    slot = world.slots[i]
+    if not slot.alive or slot.program or slot.pending is None or slot.heard is not None:
+        return
+    assert slot.stage is not None
+    for k in kept_for(shape, slot.stage):
+        if any(one[:2] == (k, slot.pending) for one in slot.kept):
+            continue
+        if (emptied := free_room(slot, k)) != slot:
+            yield with_slot(world, i, emptied)
+            continue
+        yield from (
+            with_slot(world, i, keep(slot, one))
+            for other in world.slots
+            if other.alive and other.generation == slot.generation
+            if other.stage is not None and k in shape.sections_of(other.stage)
+            for one in other.kept
+            if one[:2] == (k, slot.pending)
+        )
+
+
 def recover(world: World, slot: Slot) -> Slot | None:
     op, after = slot.program[0], slot._replace(program=slot.program[1:])
     if op.kind == "decide":
@@ -270,6 +371,18 @@ def recover(world: World, slot: Slot) -> Slot | None:
         return half(after, op.section)
     if op.kind == "flip":
         return flip(after, op.section)
+    if op.kind == "keep":
+        stays = tuple(one for one in slot.kept if one.state in op.states)
+        return after._replace(kept=stays)
+    if op.kind == "release":
+        if world.generation != slot.generation or not is_past_moves(world):
+            return None
+        stays = tuple(one for one in slot.kept if one.state in op.states)
+        whole = max((one.state for one in stays), default=None)
+        return after._replace(kept=stays, whole=whole)
+    if op.kind == "back":
+        (found,) = (one for one in slot.kept if one[:2] == (op.section, op.state))
+        return put(after, op.section, Copy(*op.state, found.content))
     if op.kind == "wipe":
         return put(after._replace(undo=None), op.section, Copy(-1, -1, None))
     if op.source is None:
@@ -279,10 +392,22 @@ def recover(world: World, slot: Slot) -> Slot | None:
     source = world.slots[op.source]
     if not source.alive or source.generation != slot.generation:
         return None
-    copy = held(source, op.section)
-    if (copy.version, copy.origin) != op.state or copy.content is None:
+    for one in source.kept:
+        if one[:2] == (op.section, op.state):
+            return put(after, op.section, Copy(*op.state, one.content))
+    copy = source.copies[op.section]
+    if copy is None or copy[:2] != op.state or copy.content is None:
         return None
     return put(after, op.section, copy._replace(mark=None, base=None, attempt=0))
+
+
+def is_past_moves(world: World) -> bool:
+    """Return whether all of the newest generation have every section that they need."""
+    return all(
+        slot.alive and all(op.kind == "release" for op in slot.program)
+        for slot in world.slots
+        if slot.generation == world.generation
+    )
 
 
 def with_slot(world: World, i: int, slot: Slot) -> World:
@@ -365,7 +490,9 @@ def begin(
 ) -> World:
     """Have all who are present agree, and give each what to do before it trains."""
     present = survivors(shape, world, absent)
-    records = tuple(record_of(i, s.copies, s.decision) for i, s in present.items())
+    records = tuple(
+        record_of(i, s.copies, s.decision, s.kept) for i, s in present.items()
+    )
     generation = world.generation + 1
     agreement = agree(shape.num_sections, records, generation, len(world.checkpoint))
     content = judge(world, present, agreement)
@@ -376,7 +503,9 @@ def begin(
     for i, slot in present.items():
         stage = next((p for p, ranks in enumerate(owners) if i in ranks), None)
         begun_slot = Slot(generation, stage, programs[i], agreement.step)
-        slots[i] = begun_slot._replace(copies=slot.copies, decision=slot.decision)
+        slots[i] = begun_slot._replace(
+            copies=slot.copies, decision=slot.decision, kept=slot.kept
+        )
     is_kept = content[: len(world.committed)] == world.committed
     begun = World(
         slots=tuple(slots),
@@ -401,12 +530,33 @@ def programs_of(
     """Return what each rank does before it trains."""
     programs: dict[int, list[Op]] = {record.rank: [] for record in records}
     decision, state = agreement.decision, (agreement.step, agreement.origin)
+    lasts = kept_state(shape.num_sections, records)
     for record in records:
         program = programs[record.rank]
+        if shape.copies:
+            program.append(Op("keep", states=(lasts, state)))
         if decision is not None:
             program.append(Op("decide", state=(decision.generation, decision.step)))
         for k in applies(record, agreement):
             program += Op("half", k), Op("flip", k)
+        own = {
+            k
+            for p, ranks in enumerate(owners)
+            if record.rank in ranks
+            for k in shape.sections_of(p)
+        }
+        there = {
+            c.section
+            for c in record.sections
+            if (c.version, c.origin) == state and not c.is_copy
+        }
+        there.update(applies(record, agreement))
+        program += [
+            Op("back", c.section, state=state)
+            for c in record.sections
+            if c.is_copy and (c.version, c.origin) == state
+            if c.section in own - there
+        ]
     wanted = {k: ranks for p, ranks in enumerate(owners) for k in shape.sections_of(p)}
     for move in moves(shape.num_sections, records, agreement, wanted):
         assert (move.source is None) == (agreement.outcome == "restored")
@@ -415,4 +565,7 @@ def programs_of(
             Op("wipe", move.section),
             Op("copy", move.section, move.source, state),
         )
+    if shape.copies:
+        for program in programs.values():
+            program.append(Op("release", states=(lasts,)))
     return {rank: tuple(program) for rank, program in programs.items()}

@@ -22,6 +22,7 @@ from tests.unit.pipeline.commit_world import (
     advance,
     new_generations,
     put,
+    receive,
     with_slot,
 )
 
@@ -37,6 +38,7 @@ def reach(slots: Iterable[Slot], section: int) -> set[Content]:
             found.add(copy.content)
             if copy.mark and copy.base == copy.content:
                 found.add((*copy.content, (*copy.mark, copy.attempt)))
+        found.update(one.content for one in slot.kept if one.section == section)
     return found
 
 
@@ -70,18 +72,32 @@ def check(shape: Shape, world: World, can_move: bool) -> None:
     """Assert what holds in every state."""
     contents: dict[tuple[int, int], Content] = {}
     for slot in world.slots:
+        for one in slot.kept:
+            known = contents.setdefault(one.state, one.content)
+            assert known == one.content, "one name, two contents"
         for copy in slot.copies:
             if copy is not None and copy.content is not None:
                 name = (copy.version, copy.origin)
                 known = contents.setdefault(name, copy.content)
                 assert known == copy.content, "one name, two contents"
     members = [s for s in world.slots if s.generation == world.generation]
+    if shape.copies and all(s.alive and not s.program for s in members):
+        check_copies(shape, members)
     if not can_move and all(s.alive for s in members):
         assert all(
             s.step == shape.steps and not s.program
             for s in members
             if s.stage is not None
         )
+
+
+def check_copies(shape: Shape, members: list[Slot]) -> None:
+    """Assert that what the first slot to know tells the manager is there twice."""
+    trains = [s for s in members if s.stage is not None]
+    state = max((s.copied for s in trains if s.copied is not None), default=None)
+    for k in range(shape.num_sections if state else 0):
+        have = [s for s in trains if any(one[:2] == (k, state) for one in s.kept)]
+        assert len(have) > 1, "one loss takes a section's only copy"
 
 
 def first_world(shape: Shape) -> World:
@@ -100,7 +116,9 @@ def first_world(shape: Shape) -> World:
 def events(shape: Shape, world: World, judge: Judge) -> Iterator[World]:
     for i, slot in enumerate(world.slots):
         if world.faults_left and slot.alive:
-            dead = slot._replace(alive=False, copies=(), decision=None, undo=None)
+            dead = slot._replace(
+                alive=False, copies=(), decision=None, undo=None, kept=()
+            )
             yield with_slot(world, i, dead)._replace(faults_left=world.faults_left - 1)
     if world.generation < shape.generations:
         yield from new_generations(shape, world, judge)
@@ -127,6 +145,9 @@ def walk(shape: Shape) -> int:
         world = frontier.pop()
         moved = [advance(shape, world, i) for i in range(len(world.slots))]
         steps = [after for after in moved if after is not None]
+        if shape.copies:
+            for i in range(len(world.slots)):
+                steps += receive(shape, world, i)
         check(shape, world, can_move=bool(steps))
         for after in (*steps, *events(shape, world, judge)):
             if (name := hash(after)) not in seen:
@@ -135,12 +156,20 @@ def walk(shape: Shape) -> int:
     return len(seen)
 
 
+COPIES = Shape(2, 1, generations=1, faults=1, copies=True)
 SHAPES = {
     "one slot, a donor, a checkpoint": Shape(1, 1, spares=1, checkpoints=True),
     "one slot of two sections, a donor": Shape(1, 1, sections_per_stage=2, spares=1),
     "two stages": Shape(2, 1, generations=4, faults=3),
     "two stages of two sections": Shape(2, 1, sections_per_stage=2, generations=2),
     "two stages, a donor": Shape(2, 1, spares=1, faults=1, steps=1),
+    "copies": COPIES,
+    "copies, again and again": Shape(
+        2, 1, steps=1, faults=1, generations=2, copies=True
+    ),
+    "copies, a donor": Shape(
+        2, 1, spares=1, steps=1, generations=1, faults=1, copies=True
+    ),
     "three stages": Shape(3, 1, faults=1, steps=1),
     "two replicas, a checkpoint": Shape(1, 2, generations=2, checkpoints=True),
     "three replicas": Shape(1, 3, generations=2, faults=1, steps=1),
@@ -214,9 +243,26 @@ def forget_to_take_marks_back_for_a_retry(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit_world, "train", train)
 
 
+def forget_which_copies_are_whole(patch: pytest.MonkeyPatch) -> None:
+    def free_room(slot: Slot, section: int) -> Slot:
+        return slot._replace(kept=tuple(k for k in slot.kept if k.section != section))
+
+    patch.setattr(commit_world, "free_room", free_room)
+
+
+def forget_to_hear_whether_all_have_copies(patch: pytest.MonkeyPatch) -> None:
+    def heard_by(world: World, i: int) -> tuple[int, int, tuple[bool, bool]]:
+        return (*commit_world_heard_by(world, i)[:2], (True, True))
+
+    commit_world_heard_by = commit_world.heard_by
+    patch.setattr(commit_world, "heard_by", heard_by)
+
+
 @pytest.mark.parametrize(
     ("forget", "shape"),
     [
+        (forget_which_copies_are_whole, COPIES),
+        (forget_to_hear_whether_all_have_copies, COPIES),
         (
             forget_to_take_marks_back_for_a_retry,
             Shape(2, 1, steps=1, generations=2, out_of_range=0),

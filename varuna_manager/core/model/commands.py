@@ -36,6 +36,8 @@ class LaunchVms:
     token: str
     offer: Offer
     count: int
+    image: str = ""
+    """That of the job's VMs in this cloud; empty: the newest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import StrEnum
 
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import Event, ReportReceived
 
 KEPT_EVENTS = 10
@@ -26,7 +27,7 @@ class PhaseChange:
         return f"{name} {self.before or 'new'} -> {self.after or 'gone'}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class RecentEvent:
     """One of the newest events."""
 

@@ -72,6 +72,8 @@ class Intent:
     """When the manager that runs now asked for it first."""
     retry_at_s: float | None = None
     """When to ask again, after an answer that did not say whether VMs were rented."""
+    image: str = ""
+    """That its VMs are to have; empty: the newest."""
 
     @property
     def missing(self) -> int:
@@ -104,7 +106,7 @@ class SlowVm:
     """The VM that takes its place; empty as long as there is none."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class VmRecord:
     """A VM that is billed."""
 
@@ -260,7 +262,7 @@ class Inspection:
     """By VM."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Generation:
     """The generation that runs now."""
 
@@ -463,7 +465,7 @@ class LaunchChoice:
     """Number of all others."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Progress:
     """The progress of training."""
 
@@ -511,7 +513,7 @@ class Progress:
         return max(0, self.highest_step - self.step)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Tally:
     """Counters over the whole life of the job."""
 

@@ -82,6 +82,8 @@ class State:
     arithmetic: str = ""
     """In exact mode: the GPU and the torch that the job's first VM has. Others would round
     differently. Empty: none is known, or the job computes on CPUs."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """The image of the job's VMs by cloud: a newer one may have another torch."""
     intents: Mapping[str, records.Intent] = field(default_factory=dict)
     asked_clouds: frozenset[str] = frozenset()
     """Clouds that were ever asked for VMs: they may hold something of the job."""

@@ -146,6 +146,11 @@ def test_quotas_are_those_of_the_families_that_are_rented() -> None:
         ("G and VT", False): "L-DB2E81BA",
     }
     assert ("P", True) in requests.quota_codes(["p4d.24xlarge"])
+    # "Amazon EC2 endpoints and quotas": P5 spot instances have a quota of their own.
+    assert requests.quota_codes(["p5.48xlarge", "p5en.48xlarge"]) == {
+        ("P5", True): "L-C4BD4855",
+        ("P5", False): "L-417A185B",
+    }
     assert requests.quota_codes(["c7i.large"]) == {
         ("Standard", True): "L-34B43A08",
         ("Standard", False): "L-1216C47A",

@@ -17,6 +17,8 @@ from typing import Any
 import pytest
 from tests.unit.cloud.child_provider import OFFER
 
+from spottrain.cloud.azure.settings import AzureSettings
+from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.port import errors
 from spottrain.cloud.port.abilities import ABILITIES
 from spottrain.cloud.port.errors import CloudError, MisconfiguredError, ThrottledError
@@ -32,8 +34,9 @@ from spottrain.cloud.port.provider import (
     StartStep,
     VmState,
 )
-from spottrain.cloud.process.child import ChildProvider, in_child
+from spottrain.cloud.process.child import ANSWER_S, SLOW_S, ChildProvider, in_child
 from spottrain.errors import UserCodeError
+from spottrain.varuna_manager.daemon.effects import CALL_S, LAUNCH_S
 
 ROOT = Path(__file__).resolve().parents[4]
 FACTORY = "tests.unit.cloud.child_provider:make"
@@ -274,3 +277,15 @@ def test_importing_the_port_costs_little_and_no_sdk() -> None:
     took_s, sdks = told.split(" ", 1)
     assert sdks == "None"
     assert float(took_s) < 0.05
+
+
+def test_a_call_has_the_time_that_a_cloud_may_take_and_the_manager_waits_longer() -> (
+    None
+):
+    """A child that is killed takes all its other calls with it."""
+    azure = AzureSettings(instance_types=())
+    gcp = GcpSettings(project="p", instance_types=())
+    four_rounds_s = 4 * azure.allocation_s  # of 16 VMs at once
+    network_and_vms_s = 2 * gcp.launch_s
+    assert max(four_rounds_s, network_and_vms_s) < SLOW_S["launch"] < LAUNCH_S
+    assert ANSWER_S < CALL_S

@@ -3,6 +3,7 @@ from __future__ import annotations
 import dataclasses
 import random
 from collections.abc import Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -20,6 +21,7 @@ from spottrain.pipeline.model.data import (
     example_index,
     random_seed,
     refuse_differing,
+    why_unmovable,
     why_unsendable,
 )
 from spottrain.pipeline.model.job import TrainingJob
@@ -204,3 +206,11 @@ def test_batches_that_no_other_process_can_read_are_told() -> None:
     assert why_unsendable(a_job(2)) == ""
     job = dataclasses.replace(a_job(2), collate=lambda examples: lambda: examples)
     assert "pickle" in why_unsendable(job)
+
+
+def test_batches_whose_tensors_nobody_finds_are_told() -> None:
+    assert why_unmovable(a_job(2)) == ""
+    job = dataclasses.replace(
+        a_job(2), collate=lambda examples: SimpleNamespace(x=torch.ones(1))
+    )
+    assert why_unmovable(job) == "SimpleNamespace"

@@ -29,6 +29,15 @@ def optimizer():
 def schedule():
     return job(lr_schedule=0.1)
 
+def norm():
+    return job(clip_grad_norm=-1.0)
+
+def words():
+    return job(clip_grad_norm="1.0")
+
+def heldout():
+    return job(heldout={{"books/old": DATA}})
+
 def raises():
     raise ValueError("no such file:\\nsecond line")
 
@@ -90,6 +99,9 @@ def test_a_workdir_loaded_twice_is_first_on_the_path_once(
             r"optimizer must be a function: got a SGD; .*torch.optim.AdamW",
         ),
         ("{m}:schedule", r"lr_schedule must be a function: got a float"),
+        ("{m}:norm", r"clip_grad_norm must be a number above zero, .* got -1.0$"),
+        ("{m}:words", r"clip_grad_norm must be a number above zero, .* got '1.0'$"),
+        ("{m}:heldout", r"must have a name without '/': got 'books/old'"),
         ("{m}:wrong", r"must return a spottrain.TrainingJob: got int"),
     ],
 )

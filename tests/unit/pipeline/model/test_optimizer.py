@@ -131,6 +131,10 @@ def test_nothing_to_train_needs_no_optimizer() -> None:
             lambda named: torch.optim.SGD([nn.Parameter(torch.ones(1))]),
             "holds 1 parameters that it was not given",
         ),
+        (
+            lambda named: torch.optim.SGD(p for name, p in named if name == "head"),
+            "empty parameter list: .* none of the section with weight; .*=False in model",
+        ),
     ],
 )
 def test_a_bad_optimizer_factory_is_refused(optimizer: Any, message: str) -> None:

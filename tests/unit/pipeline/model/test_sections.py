@@ -32,7 +32,24 @@ class Model(nn.Module):
 
 
 def choices(model: nn.Module) -> list[tuple[str, tuple[str, ...]]]:
-    return [(places.blocks, places.cuts) for places in find_cuts(model)]
+    return [(one.blocks, one.cuts) for one in find_cuts(model) if not one.is_guess]
+
+
+def guesses(model: nn.Module) -> list[tuple[str, tuple[str, ...]]]:
+    assert not choices(model)
+    return [(one.blocks, one.cuts) for one in find_cuts(model)]
+
+
+class Attention(nn.Linear):
+    """A block of its own class."""
+
+
+class Mixer(nn.Linear):
+    """One of another."""
+
+
+def unlike(number: int) -> list[nn.Module]:
+    return [(Mixer, Attention)[k % 2](4, 4) for k in range(number)]
 
 
 def stage(*widths: int) -> nn.Module:
@@ -85,6 +102,53 @@ def test_lists_inside_unequal_stages_win_over_the_list_of_stages() -> None:
 
 def test_a_model_that_is_itself_a_sequence_of_blocks_is_cut() -> None:
     assert choices(nn.Sequential(*linears(3))) == [("", ("0", "1"))]
+
+
+@pytest.mark.parametrize(
+    ("model", "blocks", "cuts"),
+    [
+        (Model(e=nn.Linear(4, 4), h=nn.ModuleList(unlike(3))), "h", ("h.0", "h.1")),
+        (
+            nn.Sequential(nn.Linear(4, 4), *unlike(3), nn.ReLU(), nn.Linear(4, 1)),
+            "",
+            ("1", "2"),
+        ),
+        (
+            Model(h=nn.ModuleDict({"b": Mixer(4, 4), "a": Attention(4, 4)})),
+            "h",
+            ("h.b",),
+        ),
+        (
+            Model(e=nn.Linear(4, 4), b0=Mixer(4, 4), n=Attention(4, 4), b1=Mixer(4, 4)),
+            "",
+            ("b0",),
+        ),
+        (
+            nn.Sequential(
+                nn.Linear(4, 4), nn.ReLU(inplace=True), nn.Dropout(), nn.LayerNorm(4)
+            ),
+            "",
+            ("2",),
+        ),
+    ],
+    ids=[
+        "unlike blocks",
+        "ends around them",
+        "a dictionary",
+        "attributes",
+        "torch's own",
+    ],
+)
+def test_modules_side_by_side_are_tried_last(
+    model: nn.Module, blocks: str, cuts: tuple[str, ...]
+) -> None:
+    assert guesses(model)[0] == (blocks, cuts)
+
+
+def test_siblings_are_tried_all_together_then_the_largest_alone() -> None:
+    small, large = (nn.ModuleList([Mixer(n, n), Attention(n, n)]) for n in (2, 9))
+    names = [name for name, _ in guesses(Model(a=small, b=large))]
+    assert names == ["a, b", "b", "a"]
 
 
 def test_named_blocks_keep_their_names() -> None:

@@ -300,6 +300,18 @@ def test_blocks_that_run_outside_the_loss_are_refused() -> None:
         loss.backward()
 
 
+def test_a_loss_may_change_the_containers_of_its_batch() -> None:
+    def loss(model: nn.Module, batch: Any) -> Any:
+        return model(batch.pop("x")).sum(), batch.pop("weight").sum()
+
+    example = {"x": torch.ones(4), "weight": 1.0}
+    job = make_job(loss=loss, dataset=[example] * 2)
+    stage = StageModel(job, layout := trace(job), range(4), tensors_of(layout))
+    batch = job.collate([example])
+    for _ in range(2):  # a recompute runs it again
+        assert isinstance(stage.forward(batch, None, seeds), tuple)
+
+
 def test_a_stage_works_again_after_an_error(layout: ModelLayout) -> None:
     stage = make_stage(layout)
     good = loss_of(stage)

@@ -252,12 +252,27 @@ def hugging_face_job(model: Callable[[], nn.Module]) -> TrainingJob:
     return make_job(plain, model=model, dataset=[torch.arange(8)], loss=loss)
 
 
-@pytest.mark.parametrize("kind", ["t5", "bart"])
-def test_encoder_decoders_are_refused(kind: str) -> None:
-    job = hugging_face_job(lambda: encoder_decoder(kind))
+def test_an_encoder_decoder_whose_blocks_share_relative_positions_is_refused() -> None:
+    job = hugging_face_job(lambda: encoder_decoder("t5"))
     assert_refused(
         job, r"yet: \S*decoder\S+ in section 1 uses .* computed in section 0"
     )
+
+
+def test_an_encoder_decoder_is_cut_in_its_encoder() -> None:
+    layout = trace(hugging_face_job(lambda: encoder_decoder("bart")))
+    assert layout.blocks == "model.encoder.layers"
+    assert not any("decoder" in name for name in layout.parameters[0])
+
+
+@pytest.mark.parametrize("wrap", [nn.DataParallel, lambda model: nn.Sequential(
+    nn.DataParallel(model)
+)])  # fmt: skip
+def test_wrappers_that_copy_the_model_are_refused(
+    wrap: Callable[[nn.Module], nn.Module],
+) -> None:
+    job = make_job(plain, model=lambda: wrap(Blocks(plain, linear)))
+    assert_refused(job, "must not be in DataParallel: .*")
 
 
 # --- Helper models ---------------------------------------------------------------------

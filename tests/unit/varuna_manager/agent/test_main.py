@@ -304,6 +304,15 @@ def test_the_last_words_of_a_vm_that_fails_are_kept(
     assert "agent.1.log" not in logs
 
 
+def test_the_ends_of_logs_are_sent_while_a_vm_runs(
+    manager: Manager, start_vm: Callable[[], VmUnderTest]
+) -> None:
+    """Of a VM that is killed nothing else is left."""
+    vm = start_vm()
+    manager.handler.wait_for(lambda: "agent.log" in manager.handler.logs)
+    assert vm.process.poll() is None
+
+
 def test_a_second_agent_of_the_same_vm_is_fenced(
     manager: Manager, vm: VmUnderTest, start_vm: Callable[[], VmUnderTest]
 ) -> None:

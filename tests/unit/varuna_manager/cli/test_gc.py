@@ -15,7 +15,7 @@ from tests.fakes.gcp import running as gcp_running
 from spottrain.cloud.aws.provider import AwsProvider
 from spottrain.cloud.gcp.provider import GcpProvider
 from spottrain.cloud.port.provider import LaunchRequest, VmState
-from spottrain.varuna_manager.cli.gc import Scope, sweep
+from spottrain.varuna_manager.cli.gc import Scope, _chosen_clouds, sweep
 from spottrain.varuna_manager.config.clouds import AwsConfig, GcpConfig
 
 
@@ -38,10 +38,10 @@ def aws() -> Iterator[FakeAws]:
         yield fake
 
 
-def rent(provider: AwsProvider | GcpProvider) -> str:
+def rent(provider: AwsProvider | GcpProvider, token: str = "t") -> str:
     offer = next(offer for offer in provider.offers() if offer.spot)
     request = LaunchRequest(
-        token="t", job="lost", intent="intent-0", offer=offer, count=1, lease_s=60
+        token=token, job="lost", intent="intent-0", offer=offer, count=1, lease_s=60
     )
     (vm,) = provider.launch(request).vms
     return vm.vm_id
@@ -66,3 +66,22 @@ def test_vms_that_were_returned_are_shown_though_something_else_is_left(
     assert vm.vm_id == vm_id
     assert "lost" in told
     assert all(each.vm_id != vm_id for each in sweep(config, Scope(), yes=False)[0])
+
+
+def test_a_colleagues_vms_are_neither_shown_nor_returned_unless_asked_for(
+    gcp: FakeGcp,
+) -> None:
+    ann = rent(gcp.provider(owner="ann", uid="a" * 32), "ann")
+    ben = rent(gcp.provider(owner="ben", uid="b" * 32), "ben")
+    config = GcpConfig(
+        instance_types=(KIND,), project=PROJECT, endpoint=gcp.url, owner="ben"
+    )
+    everybodys = Scope(all_owners=True)
+    assert {vm.vm_id for vm in sweep(config, everybodys, yes=False)[0]} == {ann, ben}
+    assert [vm.vm_id for vm in sweep(config, Scope(), yes=True)[0]] == [ben]
+    assert [vm.vm_id for vm in sweep(config, everybodys, yes=True)[0]] == [ann]
+    assert gcp.ask("left") == []
+
+
+def test_without_a_job_file_all_three_clouds_are_asked() -> None:
+    assert _chosen_clouds(None, None).keys() == {"aws", "azure", "gcp"}

@@ -362,3 +362,16 @@ def test_the_watcher_reports_that_the_manager_is_gone(run: Run, tmp_path: Path) 
     with pytest.raises(ManagerGoneError, match="'spottrain resume demo' continues"):
         watcher.run()
     assert manager.poll() == 0
+
+
+def test_status_imports_neither_the_planner_nor_the_checks_of_job_files() -> None:
+    code = "import sys, spottrain.varuna_manager.cli.status; print(*sys.modules)"
+    done = subprocess.run(
+        [sys.executable, "-c", code], check=True, capture_output=True, text=True
+    )
+    needless = {
+        "numpy",
+        "spottrain.morphing.plan.choose",
+        "spottrain.varuna_manager.config.job",
+    }
+    assert not needless & set(done.stdout.split())

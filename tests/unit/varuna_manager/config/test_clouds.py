@@ -158,6 +158,47 @@ MISTAKES = [
         job("aws", {"gpus": ["L4"]}, checkpoint={}),
         "needs a checkpoint.path that all VMs",
     ),
+    (job("aws", {"gpus": ["A10"]}), "aws has no A10; 'spottrain prices --cloud aws'"),
+    (
+        job("aws", {"gpus": ["L4"], "regions": ["us-east-1a"]}),
+        "such as us-east-1: got us-east-1a",
+    ),
+    (
+        job("azure", {"gpus": ["T4"], "regions": ["East US"]}),
+        "such as eastus: got East US",
+    ),
+    (
+        job("azure", {"gpus": ["T4"], "zones": ["1"]}),
+        "zones: 1: none is in the regions eastus",
+    ),
+    (
+        job("aws", {"gpus": ["L4"], "subnets": {"us-east-1": "subnet-1"}}),
+        "subnets: are given by zone, such as us-east-1a: got us-east-1",
+    ),
+    (
+        job("azure", {"gpus": ["T4"], "subnets": {"eastsu": "/subscriptions/s"}}),
+        "subnets: eastsu is none of the job's; eastus has none",
+    ),
+    (
+        job("azure", {"gpus": ["T4"], "subnets": {"eastus": "vms"}}),
+        "subnets: must be a resource id, /subscriptions/…: got vms",
+    ),
+    (
+        job("gcp", {"gpus": ["L4"], "project": "p", "service_account": "vms"}),
+        "service_account: must be an email",
+    ),
+    (
+        job(
+            "gcp",
+            {"gpus": ["L4"], "project": "p", "subnetworks": {"us-central1": "s"}},
+        ),
+        "subnetworks needs network",
+    ),
+    (
+        job("gcp", {"gpus": ["L4"], "project": "p", "public_addresses": False}),
+        "public_addresses: false needs network of yours, bastion or ssh_proxy",
+    ),
+    (job("aws", {"gpus": ["L4"], "owner": "a\nb"}), "aws.owner"),
     (
         job("aws", {"gpus": ["L4"]}, resources={"provider": "aws", "span": "any"}),
         "resources.span any needs a network of your own",
@@ -190,7 +231,7 @@ def test_a_wider_span_takes_a_network_of_the_users_own() -> None:
     azure = {
         "gpus": ["T4"],
         "regions": ["eastus", "westus3"],
-        "subnets": {"eastus": "s"},
+        "subnets": {"eastus": "/subscriptions/s"},
     }
     data = job("azure", azure, resources={"provider": "azure", "span": "cloud"})
     with pytest.raises(ConfigError, match=r"name azure\.subnets in westus3"):

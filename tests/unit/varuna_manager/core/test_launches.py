@@ -214,3 +214,52 @@ def test_an_answer_that_leaves_it_open_closes_nothing(refusal: e.RefusalKind) ->
     story.intend()
     refuse(story, refusal)
     assert story.state.cooldowns == {}
+
+
+def launch_with(story: Story, image: str) -> str:
+    """Rent one VM that has an image; return which one was asked for."""
+    story.intend()
+    (command,) = story.emitted(c.LaunchVms)
+    vm = story.vm(command.intent, command.intent, offer=command.offer, image=image)
+    story.tell(e.VmsLaunched, intent=command.intent, vms=(vm,))
+    return command.image
+
+
+def test_all_vms_of_a_cloud_have_the_image_of_its_first_until_it_is_withdrawn() -> None:
+    story = begun(SMALL)
+    for asked, given, news in (
+        ("", "image 1", "z gave 1 of 4 VMs"),
+        ("image 1", "image 1", "z gave 1 of 3 VMs"),
+        ("image 1", "image 2", "local no longer has the image image 1"),
+        ("image 2", "image 2", ""),
+    ):
+        assert launch_with(story, given) == asked
+        assert story.state.last_news.startswith(news)
+        assert story.state.images == {"local": given}
+        story.wait(60.0)  # what it did not give is asked for again
+
+
+def test_of_two_first_launches_the_one_that_answers_first_settles_the_image() -> None:
+    story = begun(SMALL, OTHER)
+    story.intend()
+    refuse(story, "quota")
+    first, second = story.intend(), story.intend()
+    for number, one in enumerate((first, second)):
+        vm = story.vm(f"vm-{number}", one.intent, offer=one.offer, image=f"{number}")
+        story.tell(e.VmsLaunched, intent=one.intent, vms=(vm,))
+    assert story.state.images == {"local": "0"}
+
+
+def test_a_launch_that_is_repeated_asks_for_the_image_that_it_asked_for() -> None:
+    story = begun(SMALL, OTHER)
+    story.intend()
+    refuse(story, "quota")
+    first, second = story.intend(), story.intend()
+    vm = story.vm("vm-0", first.intent, offer=first.offer, image="image 1")
+    story.tell(e.VmsLaunched, intent=first.intent, vms=(vm,))
+    story.tell(
+        e.LaunchRefused, intent=second.intent, reason="no answer", refusal="unknown"
+    )
+    story.wait(5.0)
+    (again,) = story.emitted(c.LaunchVms)
+    assert (again.intent, again.image) == (second.intent, "")

@@ -256,6 +256,23 @@ def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
     assert story.state.tally.preemptions_unnoticed == 1
 
 
+def test_copies_of_the_plan_before_are_none_of_the_next() -> None:
+    """A VM that is lost has taken some, and the next plan keeps them on other VMs."""
+    story = Story().training("a", "b", "c")
+    made = next(
+        one for one in reversed(story.events) if isinstance(one, e.ProgressMade)
+    )
+    story.take(replace(made, copied_step=2))
+    assert story.state.progress.copied_step == 2
+    story.tell(e.VmLost, vm_id="b", reason="killed")
+    story.broken("a")
+    story.plan("a", "c")
+    story.open()
+    assert story.state.progress.copied_step == 2
+    story.begin(2)
+    assert story.state.progress.copied_step is None
+
+
 def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
     story = Story().training(*FOUR)
     story.tell(e.VmLost, vm_id="d", reason="killed")

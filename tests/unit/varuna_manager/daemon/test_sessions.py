@@ -111,6 +111,28 @@ def test_after_a_restart_agents_have_time_to_find_the_manager() -> None:
     assert line.sessions.silent(5.0) == ["a"]
 
 
+def test_a_vm_that_never_finds_the_next_manager_hides_no_loss_of_another() -> None:
+    line = Line("a", "b")
+    for vm_id in "ab":
+        line.sessions.watch(vm_id, grace_s=30.0)
+    line.beat("b")
+    line.clock.now_s += 6
+    assert line.sessions.silent(5.0) == ["b"]
+    line.clock.now_s += 30
+    assert line.sessions.silent(5.0) == ["a"]
+
+
+def test_a_pause_of_the_manager_shortens_no_grace() -> None:
+    line = Line("a")
+    line.sessions.watch("a", grace_s=30.0)
+    line.sessions.forgive()
+    line.sessions.excuse(["a"])
+    line.clock.now_s += 34
+    assert line.sessions.silent(5.0) == []
+    line.clock.now_s += 2
+    assert line.sessions.silent(5.0) == ["a"]
+
+
 def test_no_vm_is_silent_while_the_manager_itself_did_not_listen() -> None:
     line = Line("a", "b")
     line.sessions.watch("a")
@@ -198,7 +220,6 @@ def test_a_heartbeat_takes_the_same_time_in_a_large_fleet() -> None:
                 )
                 line.sessions.send(beat.vm_id, stop(i))
                 await line.sessions.heartbeat(beat, 0.0)
-                line.sessions.silent(5.0)
             return time.process_time() - start
 
         return asyncio.run(beats())
@@ -265,4 +286,4 @@ def test_a_new_agent_of_a_vm_counts_from_the_beginning() -> None:
 
 def test_a_large_fleet_has_longer_to_reach_a_new_manager() -> None:
     assert 5.0 < reconnect_s(16) < 5.1
-    assert reconnect_s(10_000) > 2 * 13.2  # as docs/operating.md measured it
+    assert reconnect_s(10_000) > 2 * 13.3  # as docs/operating.md measured it

@@ -318,6 +318,16 @@ def test_a_vm_can_be_lost_if_every_stage_has_a_copy_elsewhere(
         assert line == "any 3 VMs at once can be lost without losing progress"
 
 
+def test_a_silent_vm_may_be_gone_already() -> None:
+    silent = replace(RUNNING.vms["d"], silent_since_s=1090.0)
+    state = replace(
+        RUNNING,
+        generation=generation_of(plan_on(*"abcd")),
+        vms={**RUNNING.vms, "d": silent},
+    )
+    assert safety_of(state)[0]["vms_spared"] == ["a", "c", "d"]
+
+
 def test_the_safety_shows_what_a_loss_would_cost() -> None:
     vms = {name: RUNNING.vms[name] for name in "ab"}
     alone = replace(RUNNING, vms=vms, generation=generation_of(plan_on("a", "b")))

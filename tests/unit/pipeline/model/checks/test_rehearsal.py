@@ -130,7 +130,9 @@ def test_schedules() -> None:
         (lambda step: next(COUNT), "of the step alone: it"),
         (lambda step: 1 / step, r"lr_schedule\(0\) raised ZeroDivisionError"),
         (lambda step: float("inf") if step else 1.0, "finite factor .* inf for step 1"),
-        (lambda step: None, r"lr_schedule\(0\) raised TypeError"),
+        (lambda step: None, "finite factor .* got None for step 0"),
+        (lambda step: "0.1", "finite factor .* got '0.1' for step 0"),
+        (lambda step: -1e-3, "finite factor .* of zero or more: got -0.001 for step 0"),
     ],
 )
 def test_a_schedule_that_is_no_function_of_the_step_is_refused(

@@ -1,0 +1,143 @@
+"""``spottrain doctor`` of the examples that the clouds' pages walk through, over the fakes
+of the clouds and of their buckets."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from tests.fakes import aws, azure, buckets, gcp
+from tests.fakes.azure_world import SUBSCRIPTION
+from tests.integration.rented_jobs import know_gcp_prices
+
+from spottrain.cloud.azure.settings import PRICES_VARIABLE
+from spottrain.cloud.port.errors import CloudError
+from spottrain.varuna_manager.cli.main import main
+
+EXAMPLES = Path(__file__).resolve().parents[4] / "examples"
+L4 = "g2-standard-4"
+
+
+@contextmanager
+def on_aws(job: dict[str, Any], patch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with aws.running() as fake, buckets.serve("s3") as endpoint:
+        fake.reset()
+        fake.ask("quota", code="L-3819A6DF", vcpus=8)
+        job["aws"] |= {"endpoint_url": fake.url}
+        known = buckets.s3_environment(endpoint, buckets.S3_REGION)
+        for name, value in {**known, **aws.CREDENTIALS}.items():
+            patch.setenv(name, value)
+        yield fake
+
+
+@contextmanager
+def on_azure(job: dict[str, Any], patch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with azure.running() as fake, buckets.serve("az") as endpoint:
+        fake.reset()
+        job["azure"] |= {"endpoint_url": fake.url, "authority_url": fake.url}
+        job["checkpoint"]["path"] += f"?endpoint_url={endpoint}"
+        patch.setenv("AZURE_SUBSCRIPTION_ID", SUBSCRIPTION)
+        patch.setenv("AZURE_STORAGE_ACCOUNT_NAME", "account")
+        patch.setenv("AZURE_STORAGE_ACCOUNT_KEY", "a2V5")
+        patch.setenv("REQUESTS_CA_BUNDLE", fake.ca_file)
+        patch.setenv(PRICES_VARIABLE, fake.ask("prices_url"))
+        yield fake
+
+
+@contextmanager
+def on_gcp(job: dict[str, Any], patch: pytest.MonkeyPatch) -> Iterator[Any]:
+    with gcp.running() as fake, buckets.serve("gs") as endpoint:
+        fake.reset()
+        fake.ask("quota", metric="PREEMPTIBLE_NVIDIA_L4_GPUS", limit=2)
+        fake.ask("quota", metric="GPUS_ALL_REGIONS", limit=2)
+        fake.ask("stock", zone=gcp.ZONE, kind=L4, count=2)
+        job["gcp"] |= {"endpoint": fake.url, "project": gcp.PROJECT}
+        job["checkpoint"]["path"] += f"?endpoint_url={endpoint}"
+        yield fake
+
+
+CLOUDS = {"aws": on_aws, "azure": on_azure, "gcp": on_gcp}
+
+
+class Doctor:
+    """Runs the command.
+
+    Args:
+        home: SPOTTRAIN_HOME.
+        capture: Of what it prints.
+        patch: Of the command line.
+    """
+
+    def __init__(self, home: Path, capture: Any, patch: pytest.MonkeyPatch) -> None:
+        self._file = home / "job.yaml"
+        self._capture = capture
+        self._patch = patch
+        shutil.copy(EXAMPLES / "byte_gpt.py", home)
+
+    def asked(self, job: dict[str, Any]) -> tuple[int, dict[str, tuple[bool, str]]]:
+        """Return the exit code, and what was found."""
+        self._file.write_text(yaml.safe_dump(job))
+        argv = ["spottrain", "doctor", str(self._file), "-o", "json"]
+        self._patch.setattr(sys, "argv", argv)
+        with pytest.raises(SystemExit) as ended:
+            main()
+        found = json.loads(self._capture.readouterr().out)["findings"]
+        told = {each["what"]: (each["ok"], each["told"]) for each in found}
+        return int(ended.value.code or 0), told
+
+
+@pytest.fixture
+def doctor(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> Doctor:
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path))
+    return Doctor(tmp_path, capsys, monkeypatch)
+
+
+def example(cloud: str) -> dict[str, Any]:
+    """Return an example with the account's own bucket filled in."""
+    job: dict[str, Any] = yaml.safe_load((EXAMPLES / f"{cloud}.yaml").read_text())
+    path = job["checkpoint"]["path"].replace("my-bucket", buckets.BUCKET)
+    job["checkpoint"]["path"] = path.replace("my-container", buckets.BUCKET)
+    job[cloud]["ssh_from"] = ["192.0.2.0/24"]
+    return job
+
+
+@pytest.mark.parametrize("cloud", CLOUDS)
+def test_an_account_with_quota_for_two_vms_is_found_ready(
+    cloud: str, doctor: Doctor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = example(cloud)
+    if cloud == "gcp":
+        know_gcp_prices(tmp_path, L4)
+    with CLOUDS[cloud](job, monkeypatch) as fake:
+        code, found = doctor.asked(job)
+        assert [what for what, (ok, _) in found.items() if not ok] == []
+        assert code == 0
+        assert "enough for 2 of your 2 spot VMs" in found["quotas"][1]
+        assert "spot VMs" in found["offers"][1]
+        assert "NOT encrypted" in found["traffic between VMs"][1]
+        assert fake.ask("left") == []
+        assert fake.ask("drifts") == []
+
+
+def test_without_a_spot_price_doctor_says_that_a_launch_would_be_refused(
+    doctor: Doctor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = example("aws")
+    job["aws"]["zones"] = ["us-east-1f"]
+    with on_aws(job, monkeypatch):
+        code, found = doctor.asked(job)
+    assert code == CloudError.exit_code
+    assert not found["offers"][0]
+    assert "run 'spottrain prices --cloud aws'" in found["offers"][1]
+    assert "quotas" not in found, "they are enough for nothing"
