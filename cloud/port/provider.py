@@ -79,8 +79,8 @@ class Vm:
     owner: str = ""
     """Who rented it; empty: unknown."""
     image: str = ""
-    """What a launch answers: the image it was made from, by a name that holds in all
-    regions of its cloud; empty: unknown, or named by the job file."""
+    """What a launch answers, and a list may leave out: the image it was made from, by a
+    name that holds in all regions of its cloud; empty: unknown, or named by the job file."""
     launched_at_s: float
     """Seconds since the epoch; billing starts here."""
     ended_at_s: float | None = None

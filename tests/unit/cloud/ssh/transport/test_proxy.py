@@ -46,7 +46,7 @@ CLOUDS: tuple[tuple[AnyCloud, str], ...] = (
         AzureConfig(
             gpus=("T4",),
             ssh_proxy=BASTION,
-            subnets={"eastus": "a-subnet"},
+            subnets={"eastus": "/subscriptions/S/a-subnet"},
             subscription="mine",
         ),
         "st-1.GROUP",
