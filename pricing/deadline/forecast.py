@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -34,6 +34,7 @@ from spottrain.pricing.deadline.outlook import (
     SpotQuote,
     sample,
 )
+from spottrain.pricing.deadline.rolling import Rolling, drift, width
 from spottrain.units import HOUR_S
 
 
@@ -45,10 +46,13 @@ def forecast(
     outlook: MarketOutlook,
     *,
     cost_optimal: bool = True,
+    rolling: Rolling | None = None,
+    usd_spent: float = 0.0,
 ) -> Forecast:
     """Return the finish and cost to expect under ``policy.decide``.
 
-    Arguments as for ``policy.decide``. Without a deadline, or without on-demand VMs that
+    Arguments as for ``policy.decide``, and how the job's own forecasts turned out so far,
+    with the money spent; without that, as for a typical job. Without a deadline, or without on-demand VMs that
     the budget affords, nobody knows how long spot VMs will be away: the upper ends are
     infinite. The expected values are infinite too where the caps allow no VMs, or the
     budget ends first. The cost never exceeds the budget.
@@ -68,14 +72,32 @@ def forecast(
         return soon
     if status.left_s < base.train_s(size, examples):
         return _late(status, fleet, base, size)
+    own = _Own(rolling, usd_spent)
     slow = Forecast(
         finish_s=_finish(status, fleet, base, holdings),
-        usd=_cost(status, fleet, base, seen),
+        usd=_cost(status, fleet, base, seen, own if cost_optimal else _Own(None, 0.0)),
     )
     if not cost_optimal:
         max_usd = base.usd(_fallback_size(status, base), examples)
-        slow = _time_optimal(slow, soon, status, max_usd)
+        slow = _time_optimal(slow, soon, status, max_usd, own)
     return replace(slow, usd=_within_budget(slow.usd, status))
+
+
+@dataclass(frozen=True, slots=True)
+class _Own:
+    """How the job's own forecasts turned out."""
+
+    rolling: Rolling | None
+    usd_spent: float
+
+    def cost(
+        self, expected: float, max_usd: float, ends: tuple[float, float]
+    ) -> Interval:
+        """Return the cost around an expected one; on-demand VMs alone bound it."""
+        wide = width(self.rolling, "usd", expected)
+        expected = min(max_usd, expected * drift(self.rolling, self.usd_spent))
+        low, high = (expected * math.exp(end * wide) for end in ends)
+        return Interval(low=low, expected=expected, high=min(max_usd, high))
 
 
 def _affordable_quotes(seen: Sample, usd_per_hour_limit: float) -> Sample:
@@ -100,18 +122,16 @@ def _cost(
     fleet: Fleet,
     base: OnDemandFallback,
     seen: Markets,
+    own: _Own,
 ) -> Interval:
     """Return the cost between the cheapest schedule and on-demand VMs alone."""
     examples = status.examples_left
     left_s = max(0.0, status.left_s - base.start_s())
     cheapest = spot_path(seen, fleet, base.prices, examples, left_s).usd
     on_demand = base.usd(_fallback_size(status, base), examples)
-    above = max(on_demand, cheapest) - cheapest
-    return Interval(
-        low=tuning.COST_LOW * cheapest,
-        expected=cheapest + tuning.COST_EXPECTED * above,
-        high=cheapest + tuning.COST_HIGH * above,
-    )
+    max_usd = max(on_demand, cheapest)
+    expected = cheapest + tuning.COST_EXPECTED * (max_usd - cheapest)
+    return own.cost(expected, max_usd, tuning.COST_ENDS)
 
 
 def _within_budget(usd: Interval, status: JobStatus) -> Interval:
@@ -149,7 +169,7 @@ def _fallback_size(status: JobStatus, base: OnDemandFallback) -> int:
 
 
 def _time_optimal(
-    slow: Forecast, soon: Forecast, status: JobStatus, max_usd: float
+    slow: Forecast, soon: Forecast, status: JobStatus, max_usd: float, own: _Own
 ) -> Forecast:
     """Return the forecast of a time-optimal job: all spot VMs, with the fallback below.
 
@@ -158,22 +178,27 @@ def _time_optimal(
         soon: Forecast of all spot VMs without a deadline.
         status: Of the job.
         max_usd: Cost of on-demand VMs alone.
+        own: How the job's own forecasts turned out.
     """
     finish_s = min(soon.finish_s.expected, slow.finish_s.expected)
     usd = soon.usd.expected if soon.usd.expected < math.inf else slow.usd.expected
-    above = max(0.0, max_usd - usd)
+    max_usd = max(usd, max_usd)
+    left_s = finish_s - status.now_s
+    wide = width(own.rolling, "time_s", left_s)
+    low, high = (left_s * math.exp(end * wide) for end in tuning.FAST_FINISH_ENDS)
     return Forecast(
         finish_s=Interval(
-            low=min(soon.finish_s.low, finish_s),
+            low=max(min(soon.finish_s.low, finish_s), status.now_s + low),
             expected=finish_s,
-            high=slow.finish_s.high,
+            high=max(finish_s, min(slow.finish_s.high, status.now_s + high)),
         ),
-        usd=Interval(
-            low=tuning.FAST_COST_LOW * usd,
-            expected=usd
-            + (tuning.FAST_COST_EXPECTED * above if above < math.inf else 0.0),
-            high=usd + tuning.FAST_COST_HIGH * above,
-        ),
+        usd=own.cost(
+            usd + tuning.FAST_COST_EXPECTED * (max_usd - usd),
+            max_usd,
+            tuning.FAST_COST_ENDS,
+        )
+        if max_usd < math.inf
+        else Interval(low=usd, expected=usd, high=math.inf),
     )
 
 

@@ -150,9 +150,12 @@ class WorstCase:
         start_s = fleet.boot_s + fleet.morph_s
         train_s = begun.examples / fleet.rates[len(prices)]
         alone_usd = usd_per_s * (start_s + train_s + self.status.reserve_s)
+        wasted_usd = tuning.WASTE * alone_usd
+        if fleet.max_vms <= tuning.SMALL_FLEET:
+            return alone_usd + wasted_usd - begun.usd_spent
         saved_s = self.status.examples_per_checkpoint / fleet.rates[len(prices)]
         attempt_usd = usd_per_s * (start_s + fleet.morph_s + fleet.lost_s + saved_s)
-        return alone_usd + max(tuning.WASTE * alone_usd, attempt_usd) - begun.usd_spent
+        return alone_usd + max(wasted_usd, attempt_usd) - begun.usd_spent
 
     def _examples(self, vms: _Vms, at_s: float, trains: bool) -> float:
         """Return the work from now on if spot VMs that train are lost at a moment."""

@@ -116,6 +116,8 @@ class PlaceDecision:
     quote: Quote
     moves: bool
     """True if that is another place; the first choice is no move."""
+    saves_usd: float = 0.0
+    """What the move saves over the horizon, its own cost subtracted; 0 without one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -183,7 +185,7 @@ def decide(
     best = _least(better, lambda quote: -net_usd(quote)) if better else held
     if best is held or net_usd(best) <= 0:
         return PlaceDecision(quote=held, moves=False)
-    return PlaceDecision(quote=best, moves=True)
+    return PlaceDecision(quote=best, moves=True, saves_usd=net_usd(best))
 
 
 def _least(quotes: Sequence[Quote], usd: Callable[[Quote], float]) -> Quote:

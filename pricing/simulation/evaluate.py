@@ -10,6 +10,7 @@ from statistics import fmean
 
 from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import Forecast
+from spottrain.pricing.deadline.rolling import Rolling, is_due, note
 from spottrain.pricing.simulation import baselines, offline_optimum, online_bound
 from spottrain.pricing.simulation.coverage import Foretold
 from spottrain.pricing.simulation.replay import (
@@ -116,23 +117,33 @@ class _WithForecasts:
     def __init__(self, rule: baselines.CostOptimal) -> None:
         self.rule, self.name = rule, rule.name
         self.forecasts: list[tuple[Forecast, float]] = []
+        self.rolling: Rolling | None = None
 
     def wanted(self, view: MarketView) -> Mapping[str, int]:
         """Return the VMs that the policy wants, by supply."""
         wanted = self.rule.wanted(view)
         share = view.examples_left / view.scenario.examples
         number = len(self.forecasts)
+        if is_due(self.rolling, view.examples_left):
+            plain = self._forecast(view, None)
+            left, spent = view.examples_left, view.usd_spent
+            self.rolling = note(self.rolling, plain, left, view.now_s, spent)
         if number < len(_FORECASTS_AT) and share <= _FORECASTS_AT[number]:
-            found = forecast(
-                baselines.job_status(view),
-                view.scenario.fleet,
-                view.supplies,
-                view.holdings,
-                self.rule.outlook,
-                cost_optimal=self.rule.cost_optimal,
-            )
+            found = self._forecast(view, self.rolling)
             self.forecasts.append((found, view.usd_spent))
         return wanted
+
+    def _forecast(self, view: MarketView, rolling: Rolling | None) -> Forecast:
+        return forecast(
+            baselines.job_status(view),
+            view.scenario.fleet,
+            view.supplies,
+            view.holdings,
+            self.rule.outlook,
+            cost_optimal=self.rule.cost_optimal,
+            rolling=rolling,
+            usd_spent=view.usd_spent,
+        )
 
 
 def _watch(

@@ -9,7 +9,7 @@ import random
 import sys
 from dataclasses import replace
 
-from spottrain.pricing.deadline.tuning import WASTE
+from spottrain.pricing.deadline.tuning import SMALL_FLEET, WASTE
 from spottrain.pricing.simulation.baselines import CostOptimal, TimeOptimal
 from spottrain.pricing.simulation.replay import SimulatedRun, play
 from spottrain.pricing.simulation.scenarios import (
@@ -31,8 +31,11 @@ def tight(seed: int) -> Scenario:
 
 
 def bound_usd(job: Scenario) -> float:
-    """On-demand VMs alone, and 1 % or one attempt with the whole fleet."""
+    """On-demand VMs alone, and 1 %; of larger fleets one attempt with the whole fleet, if
+    that is more."""
     fleet, (_, alone_usd) = job.fleet, job.on_demand()
+    if fleet.max_vms <= SMALL_FLEET:
+        return alone_usd * (1 + WASTE)
     attempt_s = fleet.boot_s + 2 * fleet.morph_s + fleet.lost_s
     attempt_usd = fleet.max_vms * job.on_demand_usd_per_hour * attempt_s / HOUR_S
     return alone_usd + max(WASTE * alone_usd, attempt_usd)

@@ -12,10 +12,10 @@ fleets that overlap.
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any
 
 from tests.simulation.market import Cloud
 from tests.simulation.market import offer as offer_in
@@ -36,7 +36,13 @@ from spottrain.pricing.simulation.price_ladder import THROUGHPUTS
 from spottrain.units import DAY_S, HOUR_S
 from spottrain.varuna_manager.core.replacement.moves import RULE
 
-DAYS = 4.0
+DAYS = (4, 8, 16)
+"""Lengths of the jobs."""
+DATASET_BYTES = (0.0, 150e9)
+"""What a VM fetches when it boots outside of AWS: nothing, or ImageNet as in the
+dissertation's Table 6.2."""
+HOME = "aws"
+"""The cloud that holds the dataset."""
 POLL_S = 1800.0
 """Time between two looks at the market."""
 
@@ -72,7 +78,9 @@ def _on(days: list[dict[Place, float]], after_s: float) -> dict[Place, float]:
 class Recorded(RankedWorld):
     """One VM on the market of some days, ranked at every look."""
 
-    def __init__(self, seed: int, days: list[dict[Place, float]], steps: int) -> None:
+    def __init__(
+        self, seed: int, days: list[dict[Place, float]], steps: int, data_bytes: float
+    ) -> None:
         zones = {place.zone: 10 for day in days for place in day}
         market = Market(capacity=zones, prices={})
         market.days, market.world = days, self
@@ -86,6 +94,7 @@ class Recorded(RankedWorld):
             facts=replace(FACTS, sections=sections),
             max_vms=1,
             objective="examples_per_dollar",
+            data_bytes={HOME: data_bytes} if data_bytes else {},
         )
         super().__init__(seed, job, market)
 
@@ -101,38 +110,47 @@ class Recorded(RankedWorld):
         self.after(wait_s, again)
 
 
-def stays_usd(days: list[dict[Place, float]], lasts_s: float, rule: bool) -> float:
+def replayed_usd(
+    days: list[dict[Place, float]], lasts_s: float, rule: bool, data_bytes: float
+) -> float:
     """Return the cost of a job by a replay, hour by hour.
 
     Args:
         days: Prices.
         lasts_s: Training time.
         rule: Whether it moves as ``decide`` says; else it stays where it began.
+        data_bytes: What it fetches wherever it is, but at home.
     """
-    near, far = (
-        Frictions(boot_s=10.0, move_s=10.0),
-        Frictions(boot_s=10.0, move_s=300.0),
-    )
+    near = Frictions(boot_s=10.0, move_s=10.0, dataset_bytes=data_bytes)
+    far = replace(near, move_s=300.0)
     held: Place | None = None
     usd, left_s, now_s, price = 0.0, lasts_s, 0.0, 0.0
     while left_s > 0:
         prices = _on(days, now_s)
         if held is None:
-            held = min(prices, key=lambda place: (prices[place], place))
+            quotes = [_quote(place, each) for place, each in prices.items()]
+            begins = SwitchingState(examples=left_s, copies=frozenset({HOME}))
+            held = decide(quotes, begins, near, RULE).quote.place
+            usd += near.dataset_usd(held.cloud, {HOME})
         price = prices.get(held, price)
         if rule:
-            quotes = {
-                place: Quote(place=place, usd_per_hour=each, examples_per_s=1.0)
-                for place, each in (prices | {held: price}).items()
-            }
-            at = SwitchingState(examples=left_s, held=held)
-            best = min(quotes, key=lambda place: (quotes[place].usd_per_hour, place))
-            frictions = near if best.site[:2] == held.site[:2] else far
-            found = decide([quotes[held], quotes[best]], at, frictions, RULE)
-            if found.moves:
-                usd += prices[best] * frictions.boot_s / HOUR_S
+            # Each VM that boots elsewhere fetches for itself, as ours do.
+            at = SwitchingState(examples=left_s, held=held, copies=frozenset({HOME}))
+            moves = []
+            for place, each in prices.items():
+                if place == held:
+                    continue
+                frictions = near if place.site[:2] == held.site[:2] else far
+                both = [_quote(held, price), _quote(place, each)]
+                found = decide(both, at, frictions, RULE)
+                if found.moves:
+                    moves.append((found.saves_usd, found.quote, frictions))
+            if moves:
+                _, best, frictions = max(moves, key=lambda one: (one[0], one[1].place))
+                usd += best.usd_per_hour * frictions.boot_s / HOUR_S
+                usd += frictions.dataset_usd(best.place.cloud, {HOME})
                 left_s += frictions.move_s
-                held, price = best, prices[best]
+                held, price = best.place, best.usd_per_hour
         spent_s = min(HOUR_S, left_s)
         usd += price * spent_s / HOUR_S
         left_s -= spent_s
@@ -140,22 +158,42 @@ def stays_usd(days: list[dict[Place, float]], lasts_s: float, rule: bool) -> flo
     return usd
 
 
+def _quote(place: Place, usd_per_hour: float) -> Quote:
+    return Quote(place=place, usd_per_hour=usd_per_hour, examples_per_s=1.0)
+
+
 def main() -> None:
-    """Print a row for each model, within a region and over all clouds."""
+    """Print a row for each model, length and dataset, within a region and over all clouds."""
     file, *rest = sys.argv[1:]
     starts = int(rest[0]) if rest else 30
-    prices = parse_prices(Path(file).read_text())
+    days = list(parse_prices(Path(file).read_text()).days.values())
     print(
-        "| model | places | stays, $ | replay | core | of the replay's gain | moves |"
+        "| model | places | days | dataset | stays, $ | replay | core | moves | of the "
+        "replay's gain |"
     )
-    print("|---|---|---|---|---|---|---|")
-    for model in ("A3C", "ResNet-50(128)", "Transformer(256)"):
-        for region in ("us-east-1", ""):
-            row(prices.days, model, region, starts)
+    print("|---|---|---|---|---|---|---|---|---|")
+    gains = [
+        row(days, model, region, lasts, data_bytes, starts)
+        for model in ("A3C", "ResNet-50(128)", "Transformer(256)")
+        for region in ("us-east-1", "")
+        for lasts in DAYS
+        for data_bytes in (DATASET_BYTES if not region else DATASET_BYTES[:1])
+    ]
+    replay, core = (sum(each) for each in zip(*gains, strict=True))
+    print(
+        f"all rows together: the core gains {core / replay:.1%} of what the replay does"
+    )
 
 
-def row(days: Any, model: str, region: str, starts: int) -> None:
-    """Play the jobs of one row."""
+def row(
+    days: Sequence[Mapping[Place, Sequence[float]]],
+    model: str,
+    region: str,
+    lasts: int,
+    data_bytes: float,
+    starts: int,
+) -> tuple[float, float]:
+    """Play the jobs of one row, and print it; return what replay and core gain."""
     speeds = THROUGHPUTS[model]
     whole = [
         {
@@ -165,28 +203,30 @@ def row(days: Any, model: str, region: str, starts: int) -> None:
             for place, seen in day.items()
             if region in ("", place.region)
         }
-        for day in days.values()
+        for day in days
     ]
-    steps = int(DAYS * DAY_S / 512)
-    kept, by_rule, by_core, moves = [], [], [], 0
-    for start in range(len(whole) - starts - int(DAYS), len(whole) - int(DAYS)):
-        job = Recorded(start, whole[start:], steps)
-        job.run(until_s=4 * DAYS * DAY_S)
+    steps = int(lasts * DAY_S / 512)
+    kept, by_rule, by_core = list[float](), list[float](), list[float]()
+    moves = 0
+    for start in range(max(0, len(whole) - starts - lasts), len(whole) - lasts):
+        job = Recorded(start, whole[start:], steps, data_bytes)
+        job.run(until_s=4 * lasts * DAY_S)
         assert job.finished is not None
         assert job.finished.kind == "succeeded"
         trained_s = job.now_s - START_S
-        kept.append(stays_usd(whole[start:], trained_s, rule=False))
-        by_rule.append(stays_usd(whole[start:], trained_s, rule=True))
+        for rule, found in ((False, kept), (True, by_rule)):
+            found.append(replayed_usd(whole[start:], trained_s, rule, data_bytes))
         by_core.append(job.state.ledger.spent(job.now_s).usd)
         moves += len(job.cloud.vms) - 1
     static, replay, core = fmean(kept), fmean(by_rule), fmean(by_core)
     gain = static - replay
     share = f"{(static - core) / gain:.0%}" if gain > 1e-9 else "-"
     print(
-        f"| {model} | {region or 'all clouds'} | {static:.2f} | {replay:.2f} | {core:.2f} "
-        f"| {share} | {moves} |",
+        f"| {model} | {region or 'all clouds'} | {lasts} | {data_bytes / 1e9:g} GB "
+        f"| {static:.2f} | {replay:.2f} | {core:.2f} | {moves} | {share} |",
         flush=True,
     )
+    return len(kept) * gain, len(kept) * (static - core)
 
 
 if __name__ == "__main__":

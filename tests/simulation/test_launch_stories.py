@@ -91,6 +91,21 @@ def test_a_new_account_with_a_quota_of_4_trains_on_4_though_16_are_wanted(
 
 
 @pytest.mark.timeout(300)
+def test_a_job_that_only_measures_rents_one_vm_and_leaves_a_profile(
+    fake: FakeCloud,
+) -> None:
+    story = Story(fake, **short(max_vms=1, measures_only=True))
+    story.run()
+    assert story.finished is not None
+    assert story.finished.kind == "succeeded", story.finished
+    assert story.state.profile is not None
+    assert story.state.progress.step == 0
+    assert story.state.checkpoints == ()
+    assert story.most_at_once() == len(story.rows()) == 1
+    assert fake.ask("left") == []
+
+
+@pytest.mark.timeout(300)
 def test_where_port_22_is_blocked_three_vms_are_paid_until_a_person_acts(
     fake: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 from tests.simulation.market import Cloud
 from tests.simulation.ranked_world import RankedWorld
+from tests.simulation.test_accounts import past_of
 from tests.simulation.test_simulation import SPEC, check_end, settings, torment
 from tests.simulation.two_clouds import Sky
 from tests.simulation.world import World
 
 from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.varuna_manager.core.replacement.moves import PAUSE_S, READY_BOUND_S
+from spottrain.varuna_manager.reporting.documents import report
 
 """Of one VM, wherever it is."""
 
@@ -83,6 +85,11 @@ def test_a_fleet_moves_to_what_has_become_much_cheaper(seed: int, far: bool) -> 
     assert job.state.move is None
     assert job.state.generation is not None
     assert job.state.generation.reason == "moving to box in b"
+    (told,) = report(job.state, past_of(job), True, job.now_s)["moves"]
+    assert (told["from"], told["to"]) == ("box in a", "box in b")
+    assert (told["vms"], told["by_checkpoint"], told["given_up"]) == (4, far, "")
+    assert told["saves_usd"] > 0
+    assert told["took_s"] > 0
     job.run_on()
     check_end(job)
     assert len(job.cloud.vms) == 8
@@ -128,6 +135,8 @@ def test_a_move_is_given_up_if_the_new_vms_do_not_come(far: bool) -> None:
     assert sum(v.ended_at_s is None for v in job.cloud.vms.values()) == 4
     assert job.state.generation is not None
     assert job.state.generation.number == 1, "nobody who trains was disturbed"
+    (told,) = report(job.state, past_of(job), True, job.now_s)["moves"]
+    assert told["given_up"] == "not moving to box in b: 2 of 4 VMs are ready"
     market_of(job).gives = 1000
     job.run_on(until_s=PAUSE_S - 240.0)
     assert zones(job) == {"a"}

@@ -27,9 +27,11 @@ from spottrain.varuna_manager.cli.console import (
     show_json,
 )
 from spottrain.varuna_manager.config.job import load_config
-from spottrain.varuna_manager.format import duration, size
+from spottrain.varuna_manager.core.model.state import spent_usd
+from spottrain.varuna_manager.format import dollars, duration, size
 from spottrain.varuna_manager.jobs import profiles
-from spottrain.varuna_manager.launch import inspect
+from spottrain.varuna_manager.jobs.follow import read_state
+from spottrain.varuna_manager.launch import control, data, inspect, submit
 from spottrain.wire.messages import CalibrationProgress
 from spottrain.wire.model import LinkProfile, MicrobatchProfile, Profile, RingProfile
 
@@ -54,6 +56,23 @@ RatioOption = Annotated[
     float | None,
     typer.Option(help="With --derive: its speed relative to the measured device."),
 ]
+OnOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Measure on one rented VM of this type: a GPU such as H100, an instance type, "
+        "or a type of the job file's own machines.",
+    ),
+]
+MaxUsdOption = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0, help="With --on: it never costs more; by default an hour of that VM."
+    ),
+]
+YesOption = Annotated[
+    bool,
+    typer.Option("--yes", "-y", help="With --on: rent it; else only the cost is told."),
+]
 WriteOption = Annotated[
     Path | None, typer.Option("--write", help="Also write the profile to this file.")
 ]
@@ -66,14 +85,20 @@ def calibrate(
     derive: DeriveOption = False,
     device: DeviceOption = None,
     ratio: RatioOption = None,
+    on: OnOption = None,
+    max_usd: MaxUsdOption = None,
+    yes: YesOption = False,
     write: WriteOption = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
     """Measure a job's model on this machine: sections, links, all-reduces, optimizer.
 
     A launch measures by itself on the machines it rents and reuses kept profiles;
-    'plan' reuses what was measured here.
+    'plan' reuses what was measured here. With --on, one VM of a type is rented for some
+    minutes: what was measured there takes the place of that type's estimate.
     """
+    if on is None and (max_usd is not None or yes):
+        raise ConfigError("--max-usd and --yes need --on; add it")
     if derive:
         profile = _derived(file, device, ratio)
     elif device is not None or ratio is not None:
@@ -82,6 +107,8 @@ def calibrate(
         profile = profiles.read_profile(file or _newest())
     elif file is None:
         raise ConfigError("calibrate needs a job file; name one, or use --show")
+    elif on is not None:
+        profile = _measured_on(file, on, again, max_usd, yes)
     else:
         profile = _measured(file, again)
     if write is not None:
@@ -109,6 +136,53 @@ def _measured(file: Path, again: bool) -> Profile:
         age = duration(time.time() - profiles.path_of(profile).stat().st_mtime)
         say(f"measured here {age} ago; --again measures again")
     return profile
+
+
+def _measured_on(
+    file: Path, on: str, again: bool, max_usd: float | None, yes: bool
+) -> Profile:
+    """Return the profile of one VM of a type, rented for it unless one is kept."""
+    # Not above: they import what measuring here does not need.
+    from spottrain.varuna_manager.cli.watch import Watcher
+    from spottrain.varuna_manager.offers import probe as probes
+
+    config = load_config(file)
+    probe = probes.probe_job(config, on)
+    submit.check_here(probe)
+    facts = inspect.inspect_model(config)
+    known = None if again else probes.measured_before(config, probe, facts)
+    if known is not None:
+        age = duration(time.time() - known.measured_at_s)
+        say(f"measured {age} ago; --again rents a VM and measures again")
+        return known.profile
+    lines, offers = control.check_machines(probe)
+    for line in lines:
+        say(line)
+    cost = probes.cost_of(probe, offers, max_usd)
+    probe = probes.capped(probe, cost.max_usd)
+    submit.check_budget(probe, offers or ())
+    say(
+        f"one VM, {cost.what}, at {dollars(cost.usd_per_hour)} per hour: about "
+        f"{dollars(cost.usd)} for {duration(cost.seconds)}, never more than "
+        f"{dollars(cost.max_usd)}"
+    )
+    if not yes:
+        raise ConfigError("nothing is rented yet: add --yes to rent it and measure")
+    data_bytes = data.prepare_data(probe, say)
+    job, _ = submit.submit(probe, facts, data_bytes, say, measures_only=True)
+    manager = submit.start_manager(job)
+    watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
+    code = watcher.run()
+    state = read_state(job)
+    if code or state.profile is None:
+        reason = "" if state.outcome is None else state.outcome.reason
+        say(f"error: not measured: {reason}; 'spottrain logs {job.name}' says more")
+        raise typer.Exit(code or 1)
+    busy = "; not kept: times vary too much" * is_noisy(state.profile)
+    say(
+        f"measured on {state.profile.device} for {dollars(spent_usd(state, state.now_s))}{busy}"
+    )
+    return state.profile
 
 
 def _derived(file: Path | None, device: str | None, ratio: float | None) -> Profile:

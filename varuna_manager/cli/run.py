@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import time
 from collections.abc import Iterator, Sequence
@@ -27,8 +26,7 @@ from spottrain.varuna_manager.cli.console import (
     show_json,
 )
 from spottrain.varuna_manager.cli.watch import INTERRUPTED, Watcher
-from spottrain.varuna_manager.config.job import JobConfig, load_config
-from spottrain.varuna_manager.config.ssh import check_secrets
+from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.core.model.state import State, budget, spent_usd
 from spottrain.varuna_manager.format import NOTHING, dollars, number, size, utc
 from spottrain.varuna_manager.jobs.folder import JobDir, find
@@ -90,7 +88,7 @@ def launch(
 
         plan.preview(config, output)
         return
-    _check_here(config, on_vm=with_vm)
+    submit.check_here(config, on_vm=with_vm)
     data_bytes = data.prepare_data(config, say)
     lines, offers = control.check_machines(config, on_vm=with_vm)
     for line in lines:
@@ -113,16 +111,6 @@ def launch(
         _run_on_manager_vm(job, offers or (), detach, output)
     else:
         _run_here(job, submit.start_manager(job), detach, output)
-
-
-def _check_here(config: JobConfig, *, on_vm: bool) -> None:
-    """Check what needs no cloud and no data."""
-    submit.check_name(config.name)
-    submit.check_manager(config, on_vm=on_vm)
-    submit.check_budget(config)
-    check_secrets(config.secrets)
-    os.environ.update(config.env)
-    submit.check_checkpoint_path(config)
 
 
 def stop(

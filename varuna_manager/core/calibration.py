@@ -15,7 +15,7 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan import profiles
 from spottrain.morphing.simulate.reducing import NCCL_FAILED
 from spottrain.varuna_manager.core.model.changed import replace
-from spottrain.varuna_manager.core.model.commands import KeepProfile
+from spottrain.varuna_manager.core.model.commands import KeepProfile, Outcome
 from spottrain.varuna_manager.core.model.events import KnownProfile
 from spottrain.varuna_manager.core.model.records import Calibration, VmRecord
 from spottrain.varuna_manager.core.model.state import State
@@ -52,6 +52,8 @@ def _kind_of(vm: VmRecord) -> tuple[str, str]:
 
 def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
     """Return the newest kept profile that is valid for these VMs."""
+    if state.job.measures_only:
+        return None
     return next(
         (
             known
@@ -191,6 +193,9 @@ def report_received(
     if not failed and not profiles.is_noisy(profile):
         transition.emit(KeepProfile(profile=profile))
     transition.log("; ".join((describe(profile), *failed)))
+    if transition.state.job.measures_only:
+        reason = f"measured on {profile.device}"
+        transition.end(Outcome(kind="succeeded", exit_code=0, reason=reason))
 
 
 def describe(profile: Profile) -> str:

@@ -13,6 +13,7 @@ from collections import defaultdict
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.best_case import feasible_at_best
 from spottrain.pricing.deadline.fallback import feasible
+from spottrain.pricing.deadline.forecast import forecast
 from spottrain.pricing.deadline.model import (
     Beginning,
     Feasibility,
@@ -22,6 +23,7 @@ from spottrain.pricing.deadline.model import (
 )
 from spottrain.pricing.deadline.outlook import observe
 from spottrain.pricing.deadline.policy import decide
+from spottrain.pricing.deadline.rolling import is_due, note
 from spottrain.pricing.prices.place import offer_key
 from spottrain.varuna_manager.core import allocation, limits
 from spottrain.varuna_manager.core.model.changed import replace
@@ -134,6 +136,10 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
     outlook = observe(state.deadline.outlook, state.now_s, terms.fleet, market, rented)
     now = replace(job_status(state), paused_s=_paused_s(state, terms))
     cheap, fleet = is_cost_optimal(state), terms.fleet
+    rolling, spent_usd = state.deadline.rolling, budget(state).spent.usd
+    if is_due(rolling, now.examples_left):
+        plain = forecast(now, fleet, market, rented, outlook, cost_optimal=cheap)
+        rolling = note(rolling, plain, now.examples_left, state.now_s, spent_usd)
     decision = decide(now, fleet, market, rented, outlook, cost_optimal=cheap)
     before = state.deadline.decision
     if before is None or before.mode != decision.mode:
@@ -146,6 +152,7 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
             transition.state.deadline,
             outlook=outlook,
             decision=decision,
+            rolling=rolling,
             seen=_seen(transition.state, terms),
             review_at_s=state.now_s + now.review_s,
         ),
@@ -161,6 +168,7 @@ def _begun(state: State) -> State:
     known = replace(
         known,
         limits=limits_now,
+        rolling=None,
         limits_examples=now.examples_left - (now.examples_unsaved or 0.0),
         limits_usd=budget(state).spent.usd,
     )

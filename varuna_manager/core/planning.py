@@ -159,7 +159,7 @@ def _prepare(transition: Transition) -> None:
             fail_preparation(transition, f"no answer in {PREPARE_BOUND_S:g} s")
     elif vm_id is None:
         return
-    elif state.newest_checkpoint is None:
+    elif state.newest_checkpoint is None and not state.job.measures_only:
         now_s = state.now_s
         transition.state = replace(state, initialiser=vm_id, prepare_since_s=now_s)
         transition.send((vm_id,), Initialise())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import os
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from spottrain.storage.store import StorageError, check_writable, is_object_url
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.config.manager_vm import IDENTITY
 from spottrain.varuna_manager.config.notify import check_notify
+from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.config.track import check_trackers
 from spottrain.varuna_manager.core.model.events import (
     CheckpointRef,
@@ -137,6 +139,25 @@ def check_manager(config: JobConfig, *, on_vm: bool) -> None:
         )
 
 
+def check_here(config: JobConfig, *, on_vm: bool = False) -> None:
+    """Check what needs no cloud and no data, and set the job's environment here.
+
+    Args:
+        config: The job's.
+        on_vm: Its manager will run on a VM.
+
+    Raises:
+        ConfigError: The name is in use, a secret is missing, or the manager cannot run.
+        BudgetError: The budget does not pay for a step.
+    """
+    check_name(config.name)
+    check_manager(config, on_vm=on_vm)
+    check_budget(config)
+    check_secrets(config.secrets)
+    os.environ.update(config.env)
+    check_checkpoint_path(config)
+
+
 def check_checkpoint_path(config: JobConfig) -> None:
     """Check that checkpoints can be written where the job file says.
 
@@ -242,6 +263,7 @@ def submit(
     *,
     pool: str = "",
     profile: Profile | None = None,
+    measures_only: bool = False,
 ) -> tuple[JobDir, int]:
     """Put a job on disk, ready for its manager: all of it or nothing.
 
@@ -254,6 +276,7 @@ def submit(
         say: Called with remarks on the weights that it begins with.
         pool: The pool that it belongs to, which grants it nothing yet.
         profile: Of the model on these machines, if the job file gives none.
+        measures_only: End it once its model is measured.
 
     Returns:
         The job, and the size of its packed workdir in bytes.
@@ -276,6 +299,7 @@ def submit(
         at_s = time.time()
         journal = Journal(draft.journal)
         settings = job_settings(config, facts, job, at_s, data_bytes)
+        settings = replace(settings, measures_only=measures_only)
         if pool:
             grant = PoolGrant(pool=pool, serial=0)
             settings = replace(

@@ -28,6 +28,7 @@ def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
     now = replace(job_status(state), now_s=at_s)
     then = replace(state, now_s=max(state.now_s, at_s))
     on_offer, held = supplies(then, terms), allocation.held(state)
+    spent = spent_usd(state, at_s)
     foreseen = forecast(
         now,
         terms.fleet,
@@ -35,10 +36,11 @@ def deadline_view(state: State, at_s: float) -> dict[str, Any] | None:
         held,
         state.deadline.outlook,
         cost_optimal=is_cost_optimal(state),
+        rolling=state.deadline.rolling,
+        usd_spent=spent,
     )
     found = best_case(now, terms.fleet, on_offer, held)
     problems = over_budget(now, found), too_slow(now, terms.fleet, found)
-    spent = spent_usd(state, at_s)
     return {
         "mode": decision.mode,
         "reason": decision.reason,

@@ -96,6 +96,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "usd_per_hour": states.rate_usd_per_hour(state),
         "wall_s": at_s - state.submitted_at_s,
         "plan": _present_plan(state),
+        "move": None if state.move is None else move_view(state, state.move),
         "fleet": [_vm(vm) for vm in state.vms.values()],
         "safety": _safety(state),
         "exit_code": state.outcome.exit_code if state.outcome else None,
@@ -154,6 +155,16 @@ def report(
         "plans": [_plan_run(job, plan, at_s) for plan in ran],
         "interruptions": [_interruption(state, hit) for hit in state.interruptions],
         "slow_vms": [_slow_vm(state, slow) for slow in state.slow_vms],
+        "moves": [
+            {
+                **move_view(state, made.move),
+                "took_s": None
+                if made.ended_s is None
+                else made.ended_s - made.move.since_s,
+                "given_up": made.given_up,
+            }
+            for made in history.moves
+        ],
         "minibatches_lost": progress.minibatches_lost,
         "minibatches_recomputed": progress.minibatches_recomputed,
         "checkpoints": [checkpoint.name for checkpoint in state.checkpoints],
@@ -415,6 +426,19 @@ def _alerts(state: states.State) -> list[dict[str, Any]]:
         {**asdict(alert), "at_s": alert.at_s - state.submitted_at_s}
         for alert in state.alerts
     ]
+
+
+def move_view(state: states.State, move: records.Move) -> dict[str, Any]:
+    """Return a move to other machines for money."""
+    return {
+        "from": move.came_from,
+        "to": move.to,
+        "why": move.why,
+        "saves_usd": move.saves_usd,
+        "at_s": move.since_s - state.submitted_at_s,
+        "vms": len(move.vm_ids),
+        "by_checkpoint": move.is_far,
+    }
 
 
 def _slow_vm(state: states.State, slow: records.SlowVm) -> dict[str, Any]:

@@ -65,6 +65,17 @@ class Milestone:
     text: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MoveMade:
+    """A move to other machines for money, see ``core.replacement.moves``."""
+
+    move: records.Move
+    ended_s: float | None = None
+    """None: it is under way."""
+    given_up: str = ""
+    """Why it was; empty if it was not."""
+
+
 @dataclass(slots=True)
 class _CurrentInterval:
     """The interval that has not ended yet."""
@@ -92,6 +103,8 @@ class JobHistory:
     budgets: list[Point] = field(default_factory=list)
     """The budget over time; infinite without one."""
     milestones: deque[Milestone] = field(default_factory=deque)
+    moves: deque[MoveMade] = field(default_factory=deque)
+    """For money, the newest last."""
     checkpoints: list[Point] = field(default_factory=list)
     """(time, step) of saved checkpoints; downsampled."""
     step_s: dict[int, float] = field(default_factory=dict)
@@ -107,6 +120,7 @@ class JobHistory:
 
     def __post_init__(self) -> None:
         self.milestones = deque(self.milestones, records.KEPT)
+        self.moves = deque(self.moves, records.KEPT)
 
     def snapshot(self) -> str:
         """Return all of it as text, for ``replay`` by this version."""
@@ -121,6 +135,7 @@ class JobHistory:
         self.starts.note(before, event, after)
         if not isinstance(event, e.ProgressMade):
             self._follow_slots(after)
+            self._follow_moves(before, after)
             self._follow_world(before, event, after)
         self._follow_work(before, after, report)
 
@@ -170,6 +185,19 @@ class JobHistory:
                 self._follow_checkpoint(step, after)
             case _:
                 pass
+
+    def _follow_moves(self, before: State, after: State) -> None:
+        if after.move is before.move:
+            return
+        if after.move is None:
+            given_up = (
+                after.last_news if after.move_after_s > before.move_after_s else ""
+            )
+            self.moves[-1] = replace(
+                self.moves[-1], ended_s=after.now_s, given_up=given_up
+            )
+        elif before.move is None:
+            self.moves.append(MoveMade(move=after.move))
 
     def _add_milestone(self, at_s: float, kind: str, text: str) -> None:
         self.milestones.append(Milestone(at_s=at_s, kind=kind, text=text))

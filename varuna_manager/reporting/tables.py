@@ -66,6 +66,9 @@ def live_panel(status: dict[str, Any], last_at_s: float | None) -> Panel:
     safety = safety_line(status)
     grid.add_row("fleet", fleet_line(status) + (f" · {safety}" if safety else ""))
     grid.add_row("plan", plan_line(status))
+    if (move := status["move"]) is not None:
+        where = f"from {move['from']} to {move['to']}"
+        grid.add_row("moving", Text(f"{where}: {move['why']}"))
     if interval := checkpoints_line(status):
         grid.add_row("checkpoints", interval)
     grid.add_row("now", Text(status["activity"]))
@@ -222,6 +225,8 @@ def summary(report: dict[str, Any]) -> Iterator[RenderableType]:
     yield _interruptions_table(hits) if hits else "No interruptions"
     if begun := start_rows(report):
         yield _starts_table(begun)
+    if moves := report["moves"]:
+        yield _moves_table(moves)
     for slow in report["slow_vms"]:
         yield Text(f"{slow['reason']}: replaced by {slow['replaced_by']}")
     table = Table.grid(padding=(0, 2))
@@ -319,6 +324,22 @@ def _interruptions_table(interruptions: list[dict[str, Any]]) -> Table:
             hit["vm_id"],
             fmt.duration(hit["cost_s"]),
             Text(hit["reason"]),
+        )
+    return table
+
+
+def _moves_table(moves: list[dict[str, Any]]) -> Table:
+    names = ("AFTER", "FROM", "TO", "TOOK", "SAVES", "WHY")
+    table = _table(*names, right={"AFTER", "TOOK", "SAVES"})
+    table.title = "Moves for money"
+    for move in moves:
+        table.add_row(
+            fmt.duration(move["at_s"]),
+            move["from"],
+            move["to"],
+            fmt.duration(move["took_s"]),
+            fmt.dollars(move["saves_usd"]),
+            Text(move["given_up"] or move["why"]),
         )
     return table
 

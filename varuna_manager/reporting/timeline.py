@@ -21,6 +21,7 @@ LANES = {
     "hang": "worker hung",
     "slow": "slow machine",
     "price": "price",
+    "move": "moved",
     "manager": "manager",
     "stop": "stop",
     "limits": "limits",
@@ -83,6 +84,10 @@ def _of_the_job(state: State, history: JobHistory) -> Iterator[dict[str, Any]]:
         yield _entry(state, alert.at_s, "alert", text)
     for one in history.milestones:
         yield _entry(state, one.at_s, one.kind, one.text)
+    for made in history.moves:
+        move, end = made.move, f": {made.given_up}" if made.given_up else ""
+        text = f"from {move.came_from} to {move.to}: {move.why}{end}"
+        yield _entry(state, move.since_s, "move", text)
     if state.outcome is not None:
         ending_s = state.ending_since_s or state.now_s
         text = f"{state.outcome.kind}: {state.outcome.reason}"

@@ -36,6 +36,12 @@ UNFINISHED = ".unfinished"
 """Ends the name of a file that is being written; never in a listing."""
 
 
+def beneath(place: str, name: str) -> str:
+    """Return the place of that name in a folder or bucket."""
+    path, mark, options = place.partition("?") if is_url(place) else (place, "", "")
+    return f"{path.rstrip('/')}/{name}{mark}{options}"
+
+
 class StorageError(SpottrainError):
     """A store cannot be opened, read or written."""
 

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.model import Fleet, FleetDecision
 from spottrain.pricing.deadline.outlook import MarketOutlook
+from spottrain.pricing.deadline.rolling import Rolling
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +38,8 @@ class DeadlineState:
     outlook: MarketOutlook = field(default_factory=MarketOutlook)
     decision: FleetDecision | None = None
     """None: the job has no such limits, or nothing is known."""
+    rolling: Rolling | None = None
+    """How forecasts since the limits were last changed have turned out; None: not yet."""
     limits: tuple[float | None, ...] = ()
     """The job's limits of time, throughput and money when it was first decided on them."""
     limits_examples: float = 0.0

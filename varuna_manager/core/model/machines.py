@@ -67,6 +67,7 @@ JOB: Machine = {
             messages.UserCodeFailed,
             e.ProgressMade,
             messages.CheckpointFailed,
+            messages.Calibrated,
             messages.VmUnfit,
             *_LEFT,
             DECISION,

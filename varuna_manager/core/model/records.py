@@ -204,6 +204,11 @@ class Move:
     """What is rented, see ``offer_key``."""
     to: str
     """The same for people."""
+    came_from: str = ""
+    """Where most of the VMs that are left are, for people."""
+    why: str = ""
+    saves_usd: float = 0.0
+    """What it was expected to save over the horizon, its own cost subtracted."""
     since_s: float
     is_far: bool
     """True if new and old VMs do not reach each other."""

@@ -111,6 +111,8 @@ class JobSettings:
     """Micro-batch sizes that a profile must contain; none: that of ``spec``."""
     profile: Profile | None = None
     """A profile given by the user: nothing is measured."""
+    measures_only: bool = False
+    """End once the model is measured, without training."""
     grant: PoolGrant | None = None
     """Of a job in a pool: it holds within its own limits and these."""
 

@@ -19,6 +19,7 @@ rented beside the old ones, which train on until all of them are ready. The rule
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import replace as changed
 
@@ -47,6 +48,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.core.planning import MORPH_COST_S
 from spottrain.varuna_manager.core.replacement.stragglers import boot_s
+from spottrain.varuna_manager.format import dollars, duration
 
 RULE = SwitchingRule(hysteresis=0.05, horizon_s=7 * DAY_S)
 """As ``simulate prices`` assumes."""
@@ -86,19 +88,23 @@ def _begin(transition: Transition) -> None:
     found = _better(state)
     if found is None:
         return
-    offer, why = found
+    offer, why, saves_usd = found
     where = cooldowns.location_of(offer, state.job.span)
+    held = _place(state)
     move = Move(
         vm_ids=tuple(state.vms),
         offer=offer_key(offer),
         to=f"{offer.instance_type} in {offer.zone}",
+        came_from=f"{held.instance_type} in {held.zone}",
+        why=why,
+        saves_usd=saves_usd,
         since_s=state.now_s,
         is_far=where != allocation.home(state),
     )
     for vm in tuple(state.vms.values()):
         transition.put_vm(replace(vm, succession="coming"))
     transition.state = replace(transition.state, move=move)
-    transition.log(f"moving to {move.to}: {why}")
+    transition.log(f"moving from {move.came_from} to {move.to}: {why}")
 
 
 def _is_calm(state: State) -> bool:
@@ -120,8 +126,9 @@ def _is_calm(state: State) -> bool:
     return train and allocation.next_launch(state).offer is None
 
 
-def _better(state: State) -> tuple[Offer, str] | None:
-    """Return the offer to move to and why; None: to stay is better."""
+def _better(state: State) -> tuple[Offer, str, float] | None:
+    """Return the offer to move to, why, and the dollars that it saves; None: to stay is
+    better."""
     held = _held_quote(state)
     if held is None:
         return None
@@ -161,12 +168,20 @@ def _better(state: State) -> tuple[Offer, str] | None:
         decide([held, quote], at, _frictions(state, quote.place), RULE)
         for quote in quotes[1:]
     ]
-    moves = [one.quote for one in decisions if one.moves]
+    moves = [one for one in decisions if one.moves]
     if not moves:
         return None
-    best = min(moves, key=lambda q: (q.usd_per_hour / q.examples_per_s, q.place))
-    gain = _per_hour(best) / best.usd_per_hour * held.usd_per_hour / _per_hour(held)
-    return offers[best.place], f"{gain - 1:.0%} more examples per dollar"
+    best = min(moves, key=lambda one: (-one.saves_usd, one.quote.place))
+    gain = _usd_each(held) / _usd_each(best.quote)
+    why = (
+        f"{gain - 1:.0%} more examples per dollar save {dollars(best.saves_usd)} over "
+        f"{duration(min(RULE.horizon_s or math.inf, at.examples / held.examples_per_s))}"
+    )
+    return offers[best.quote.place], why, best.saves_usd
+
+
+def _usd_each(quote: Quote) -> float:
+    return quote.usd_per_hour / quote.examples_per_s
 
 
 def _per_hour(quote: Quote) -> float:

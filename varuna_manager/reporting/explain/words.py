@@ -12,6 +12,7 @@ from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
     MorphChoice,
+    Move,
     PassedOver,
     VmPhase,
 )
@@ -117,6 +118,7 @@ def decided(step: Step, asked: Asked) -> Iterator[str]:
     for entry in asked:
         yield from _asked(entry, after)
     yield from _of_vms(before, after)
+    yield from _of_move(before.move, after.move)
     yield from _of_generations(before, after)
     if after.deadline.decision is not None and after.deadline != before.deadline:
         decision, old = after.deadline.decision, before.deadline.decision
@@ -185,6 +187,18 @@ def _of_vms(before: State, after: State) -> Iterator[str]:
         if name not in after.vms:
             reason = f": {vm.return_reason}" if vm.return_reason else ""
             yield f"{name} is gone from the job{reason}"
+
+
+def _of_move(old: Move | None, new: Move | None) -> Iterator[str]:
+    if old is None and new is not None:
+        how = "by a checkpoint" if new.is_far else "from memory to memory"
+        yield f"move from {new.came_from} to {new.to}: {new.why}"
+        count = len(new.vm_ids)
+        yield f"rent {count} VMs beside the old ones, which train on; then go over {how}"
+    elif old is not None and new is None:
+        yield f"the move to {old.to} is over, or was given up"
+    elif old is not None and new is not None and new.is_left and not old.is_left:
+        yield f"leave {ids(old.vm_ids)}: the new VMs in {old.to} are ready"
 
 
 def _of_generations(before: State, after: State) -> Iterator[str]:
@@ -282,6 +296,8 @@ def now(state: State) -> Iterator[str]:
             and state.morph.inputs_hash == generation.inputs_hash
         ):
             yield from why_morph(generation, state.morph, state)
+    if (move := state.move) is not None:
+        yield f"moves from {move.came_from} to {move.to}: {move.why}"
     if state.phase is JobPhase.ACTIVE:
         yield from why_not_renting(state)
     if state.deadline.decision is not None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
 from spottrain.pricing.deadline.model import Beginning, Fleet, Holdings, JobStatus
-from spottrain.pricing.deadline.tuning import WASTE
+from spottrain.pricing.deadline.tuning import SMALL_FLEET, WASTE
 from spottrain.pricing.deadline.worst_case import WorstCase
 from spottrain.pricing.simulation.baselines import CostOptimal, TimeOptimal
 from spottrain.pricing.simulation.replay import play
@@ -24,6 +24,8 @@ MARKET = (spot(), ON_DEMAND)
 def most_usd(job: Scenario) -> float:
     """On-demand VMs alone, and one in a hundred more, or one attempt with the fleet."""
     fleet, (_, alone_usd) = job.fleet, job.on_demand()
+    if fleet.max_vms <= SMALL_FLEET:
+        return alone_usd * (1 + WASTE)
     attempt_s = fleet.boot_s + 2 * fleet.morph_s + fleet.lost_s
     attempt_usd = fleet.max_vms * job.on_demand_usd_per_hour * attempt_s / HOUR_S
     return alone_usd + max(WASTE * alone_usd, attempt_usd)

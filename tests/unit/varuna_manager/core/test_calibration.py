@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from tests.unit.varuna_manager.story import FACTS, PROFILE, Story
@@ -24,9 +25,10 @@ def booted(
     cores: int = 0,
     known: tuple[e.KnownProfile, ...] = (),
     facts: ModelFacts = FACTS,
+    **changes: Any,
 ) -> Story:
     """VMs of one computer, and the first weights written."""
-    story = Story(max_vms=max(4, len(ids)), facts=facts)
+    story = Story(max_vms=max(4, len(ids)), facts=facts, **changes)
     story.start()
     story.intend()
     story.tell(e.ProfilesListed, profiles=known)
@@ -49,7 +51,8 @@ def booted(
             cores=cores,
         )
         story.report(vm_id, ready)
-    story.report(ids[0], messages.CheckpointSaved(name="step-0", step=0))
+    if not story.state.job.measures_only:
+        story.report(ids[0], messages.CheckpointSaved(name="step-0", step=0))
     return story
 
 
@@ -292,3 +295,18 @@ def test_a_profile_that_the_user_gives_is_taken() -> None:
     (command,) = story.emitted(c.ComputePlan)
     assert command.inputs.profile == given
     assert command.inputs.facts == FACTS
+
+
+def test_a_job_that_only_measures_writes_no_weights_and_ends_with_its_profile() -> None:
+    story = booted("a", known=(KNOWN,), measures_only=True)
+    assert not story.sent(messages.Initialise)
+    assert taking_part(story) == [("a", 0), ("a", 0)], "a kept profile is not enough"
+
+    story.open_round()
+    number = round_of(story).number
+    story.report("a", messages.Calibrated(profile=PROFILE, generation=number))
+
+    assert [c.profile for c in story.emitted(c.KeepProfile)] == [PROFILE]
+    assert story.state.outcome is not None
+    assert story.state.outcome.kind == "succeeded"
+    assert story.emitted(c.TerminateVms)

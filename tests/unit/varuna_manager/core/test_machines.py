@@ -129,6 +129,10 @@ def preparing(story: Watched) -> Iterator[Watched]:
     story.report(initialiser, messages.CheckpointSaved(name="step-0", step=0))
     story.wait(story.state.job.boot_wait_s)
     yield fork(story)
+    assert story.state.calibration is not None
+    only = replace(story.state.job, measures_only=True)
+    story.state = replace(story.state, settings=only)
+    yield story
 
 
 def leaving(story: Watched) -> Iterator[Watched]:
