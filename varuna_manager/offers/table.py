@@ -223,7 +223,8 @@ def _gpu_table(rows: Sequence[dict[str, Any]]) -> Table:
 
 def losses_text(losses: float, is_known: bool) -> str:
     """Return expected interruptions for people, and whether anything is known of them."""
-    figure = number(losses, 2)
+    # A published rate of one loss in two years is not none.
+    figure = f"{losses:.1g}" if 0 < losses < 0.05 else number(losses, 2)
     return figure if is_known else f"unknown: planned with {figure}"
 
 
