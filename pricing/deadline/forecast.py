@@ -91,13 +91,16 @@ class _Own:
     usd_spent: float
 
     def cost(
-        self, expected: float, max_usd: float, ends: tuple[float, float]
+        self, fixed: Interval, max_usd: float, ends: tuple[float, float]
     ) -> Interval:
-        """Return the cost around an expected one; on-demand VMs alone bound it."""
-        wide = width(self.rolling, "usd", expected)
-        expected = min(max_usd, expected * drift(self.rolling, self.usd_spent))
+        """Return the cost half-way between fixed ends and those of our own forecasts;
+        on-demand VMs alone bound it."""
+        wide = width(self.rolling, "usd", fixed.expected)
+        expected = fixed.expected * drift(self.rolling, self.usd_spent)
         low, high = (expected * math.exp(end * wide) for end in ends)
-        return Interval(low=low, expected=expected, high=min(max_usd, high))
+        high = min(max_usd, math.sqrt(high * fixed.high))
+        low = min(high, math.sqrt(low * fixed.low))
+        return Interval(low=low, expected=min(high, max(low, expected)), high=high)
 
 
 def _affordable_quotes(seen: Sample, usd_per_hour_limit: float) -> Sample:
@@ -130,8 +133,13 @@ def _cost(
     cheapest = spot_path(seen, fleet, base.prices, examples, left_s).usd
     on_demand = base.usd(_fallback_size(status, base), examples)
     max_usd = max(on_demand, cheapest)
-    expected = cheapest + tuning.COST_EXPECTED * (max_usd - cheapest)
-    return own.cost(expected, max_usd, tuning.COST_ENDS)
+    above = max_usd - cheapest
+    fixed = Interval(
+        low=tuning.COST_LOW * cheapest,
+        expected=cheapest + tuning.COST_EXPECTED * above,
+        high=cheapest + tuning.COST_HIGH * above,
+    )
+    return own.cost(fixed, max_usd, tuning.COST_ENDS)
 
 
 def _within_budget(usd: Interval, status: JobStatus) -> Interval:
@@ -183,22 +191,28 @@ def _time_optimal(
     finish_s = min(soon.finish_s.expected, slow.finish_s.expected)
     usd = soon.usd.expected if soon.usd.expected < math.inf else slow.usd.expected
     max_usd = max(usd, max_usd)
-    left_s = finish_s - status.now_s
+    if max_usd == math.inf:
+        cost = Interval(low=usd, expected=usd, high=math.inf)
+    else:
+        fixed = Interval(
+            low=tuning.FAST_COST_LOW * usd,
+            expected=usd + tuning.FAST_COST_EXPECTED * (max_usd - usd),
+            high=max_usd,
+        )
+        cost = own.cost(fixed, max_usd, tuning.FAST_COST_ENDS)
+    now_s = status.now_s
+    left_s = finish_s - now_s
     wide = width(own.rolling, "time_s", left_s)
     low, high = (left_s * math.exp(end * wide) for end in tuning.FAST_FINISH_ENDS)
+    low = math.sqrt(low * max(0.0, min(soon.finish_s.low, finish_s) - now_s))
+    high = math.sqrt(high * max(left_s, slow.finish_s.high - now_s))
     return Forecast(
         finish_s=Interval(
-            low=max(min(soon.finish_s.low, finish_s), status.now_s + low),
+            low=now_s + min(low, left_s),
             expected=finish_s,
-            high=max(finish_s, min(slow.finish_s.high, status.now_s + high)),
+            high=max(finish_s, min(slow.finish_s.high, now_s + high)),
         ),
-        usd=own.cost(
-            usd + tuning.FAST_COST_EXPECTED * (max_usd - usd),
-            max_usd,
-            tuning.FAST_COST_ENDS,
-        )
-        if max_usd < math.inf
-        else Interval(low=usd, expected=usd, high=math.inf),
+        usd=cost,
     )
 
 

@@ -68,17 +68,21 @@ PRESENT_WEIGHT = 4
 BEST_CASE_TIME = 0.9
 """The shortest a job may take, as a share of the time counted on: the policy counts on less
 throughput than is measured."""
-COST_EXPECTED = 0.1
-"""Expected cost of a cost-optimal job: share of the way from the cheapest schedule to
+COST_LOW = 0.65
+"""Fixed lower end of the cost, as a multiple of the cheapest schedule's. It and ``COST_HIGH``
+were chosen on recorded traces."""
+COST_EXPECTED, COST_HIGH = 0.1, 0.6
+"""Expected cost and its fixed upper end: shares of the way from the cheapest schedule to
 on-demand VMs alone."""
-FAST_COST_EXPECTED = 0.2
-"""The same for a time-optimal job, from the cost of all the spot VMs there are."""
+FAST_COST_LOW, FAST_COST_EXPECTED = 0.87, 0.2
+"""The same for a time-optimal job, from the cost of all the spot VMs there are; its fixed
+upper end is that of on-demand VMs alone."""
 COST_ENDS, FAST_COST_ENDS, FAST_FINISH_ENDS = (
     (-0.27, 0.32),
     (-0.33, 0.68),
     (-0.06, 0.26),
 )
-"""Ends of the intervals of costs and of a time-optimal job's finish: logarithms of what came
+"""Adaptive ends of the intervals of costs and of a time-optimal job's finish: logarithms of what came
 over what was expected, for a typical job. Quantiles of 5 and 95 % of the errors of jobs on
 drawn markets, seeds 20000 to 20149, and on recorded traces, each job counted alike;
 docs/deadlines.md has the coverage of each trace without itself, and of other seeds."""
