@@ -22,7 +22,7 @@ from spottrain.varuna_manager.watch.starts import start_view, steps_view
 from spottrain.wire.model import Plan
 
 if TYPE_CHECKING:
-    from spottrain.varuna_manager.reporting.history import JobHistory
+    from spottrain.varuna_manager.reporting.history import JobHistory, MoveMade
 
 SCHEMA_VERSION = 1
 """Version of the documents that ``status`` and ``report`` return."""
@@ -125,8 +125,7 @@ def report(
         at_s: Reports on a job that is over stop at its end.
     """
     # Not above: ``status`` must answer at once.
-    from spottrain.varuna_manager.reporting import costs
-    from spottrain.varuna_manager.reporting.timeline import timeline
+    from spottrain.varuna_manager.reporting import costs, timeline
 
     job, progress = state.job, state.progress
     at_s = clock_of(state, at_s)
@@ -155,16 +154,7 @@ def report(
         "plans": [_plan_run(job, plan, at_s) for plan in ran],
         "interruptions": [_interruption(state, hit) for hit in state.interruptions],
         "slow_vms": [_slow_vm(state, slow) for slow in state.slow_vms],
-        "moves": [
-            {
-                **move_view(state, made.move),
-                "took_s": None
-                if made.ended_s is None
-                else made.ended_s - made.move.since_s,
-                "given_up": made.given_up,
-            }
-            for made in history.moves
-        ],
+        "moves": [_move_made(state, made) for made in history.moves],
         "minibatches_lost": progress.minibatches_lost,
         "minibatches_recomputed": progress.minibatches_recomputed,
         "checkpoints": [checkpoint.name for checkpoint in state.checkpoints],
@@ -179,7 +169,7 @@ def report(
         "wall_s": at_s - state.submitted_at_s,
         "cost": costs.cost(state, history, at_s),
         "starts": [start_view(one) for one in history.starts.by_vm.values()],
-        "timeline": timeline(state, history, ran),
+        "timeline": timeline.timeline(state, history, ran),
     }
 
 
@@ -439,6 +429,11 @@ def move_view(state: states.State, move: records.Move) -> dict[str, Any]:
         "vms": len(move.vm_ids),
         "by_checkpoint": move.is_far,
     }
+
+
+def _move_made(state: states.State, made: MoveMade) -> dict[str, Any]:
+    took_s = None if made.ended_s is None else made.ended_s - made.move.since_s
+    return move_view(state, made.move) | {"took_s": took_s, "given_up": made.given_up}
 
 
 def _slow_vm(state: states.State, slow: records.SlowVm) -> dict[str, Any]:
