@@ -8,6 +8,7 @@ shape is known, or it would travel three times as long.
 
 from __future__ import annotations
 
+import functools
 import threading
 import time
 from collections import deque
@@ -95,6 +96,14 @@ def _empty(signature: _Signature, device: Device) -> torch.Tensor:
     if not signature:
         return torch.empty(1, dtype=torch.uint8)
     return device.allocate_host(signature[2:], _DTYPES[signature[0]])
+
+
+@functools.lru_cache(maxsize=16)
+def _header(*described: int) -> torch.Tensor:
+    """Return a header, the same tensor for all messages that are alike: to be read only."""
+    header = torch.zeros(_MAX_DIMENSIONS + 4, dtype=torch.int64)
+    header[: len(described)] = torch.tensor(described)
+    return header
 
 
 class _Posted:
@@ -209,9 +218,7 @@ class _Sends:
         direction, target = message.direction, message.target
         dtypes = _DTYPES.index(tensor.dtype), _DTYPES.index(message.dtype)
         signature = (*dtypes, *tensor.shape)
-        header = torch.zeros(_MAX_DIMENSIONS + 4, dtype=torch.int64)
-        described = message.note, *dtypes, tensor.dim(), *tensor.shape
-        header[: len(described)] = torch.tensor(described)
+        header = _header(message.note, *dtypes, tensor.dim(), *tensor.shape)
         parts = {_Part.HEADER: header, _Part.PAYLOAD: tensor}
         if signature != self._sent[direction][0]:
             nothing = torch.empty(1, dtype=torch.uint8)

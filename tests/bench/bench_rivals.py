@@ -7,7 +7,7 @@ best (``auto``), and each schedule by name. All take turns; compared are steps o
 round. Needs root.
 
     python -m tests.bench.bench_rivals [--depth 4] [--microbatches 8,32] [--links clean,100]
-        [--recompute yes,no] [--rounds 6] [--json FILE]
+        [--recompute yes,no] [--rounds 6] [--counted 1] [--json FILE]
 """
 
 from __future__ import annotations
@@ -50,8 +50,6 @@ FORWARD_S, BACKWARD_S = 0.02, 0.04
 BLOCKS_A_STAGE = 2
 """So that interleaved schedules have two chunks."""
 CONFIDENCE = 0.95
-COUNTED = 1
-"""Steps of a turn, after one that does not count."""
 
 
 @dataclass(frozen=True)
@@ -93,12 +91,20 @@ def _outside(count: int, dropped: int) -> float:
 
 
 class Turns:
-    """Contenders under one cell's conditions, spottrain's on machines of their own."""
+    """Contenders under one cell's conditions, spottrain's on machines of their own.
+
+    Args:
+        fleet: spottrain's.
+        rivals: The others.
+        plans: What spottrain runs, by name.
+        counted: Steps of a turn, after one that does not count.
+    """
 
     def __init__(
-        self, fleet: Fleet, rivals: RivalRanks, plans: dict[str, Plan]
+        self, fleet: Fleet, rivals: RivalRanks, plans: dict[str, Plan], counted: int
     ) -> None:
         self._fleet, self._rivals, self._plans = fleet, rivals, plans
+        self._counted = counted
         fleet.ready()
         self._checkpoint = fleet.initialise()
         self._recompute = plans[AUTO].recompute
@@ -120,7 +126,7 @@ class Turns:
         return next(o for o, plan in self._plans.items() if plan == self._plans[name])
 
     def _theirs(self, rival: str) -> list[float]:
-        task = Task(rival, self._recompute, self._microbatches, 1 + COUNTED)
+        task = Task(rival, self._recompute, self._microbatches, 1 + self._counted)
         return self._rivals.run(task)[1:]
 
     def _ours(self, name: str) -> list[float]:
@@ -136,7 +142,7 @@ class Turns:
             elif isinstance(report, messages.GenerationBroken | messages.WorkerDied):
                 raise SystemExit(f"a run failed: {report}")
             complete = [own for own in times.values() if len(own) == len(plan.slots)]
-            return True if len(complete) > COUNTED else None
+            return True if len(complete) > self._counted else None
 
         fleet.wait_for("steps", took)
         stop = messages.StopGeneration(generation=fleet.generation, checkpoint=False)
@@ -150,7 +156,7 @@ class Turns:
             return None if running else True
 
         fleet.wait_for("the end", stopped)
-        counted = sorted(times)[1 : 1 + COUNTED]
+        counted = sorted(times)[1 : 1 + self._counted]
         return [statistics.median(times[step]) for step in counted]
 
 
@@ -160,6 +166,7 @@ def measure(
     kinds: Sequence[str],
     recomputes: Sequence[bool],
     rounds: int,
+    counted: int,
 ) -> Iterator[Cell]:
     """Yield a cell for each combination."""
     with undisturbed() as ahead, Network(depth) as network, scratch() as folder:
@@ -182,29 +189,18 @@ def measure(
                     spec = replace(spec, minibatch_size=count)
                     for recompute in recomputes:
                         plans = _plans(spec, profile, list(hosts), recompute)
-                        step_s = _play(
-                            spec, plans, rivals, zygote, hosts, folder, rounds
-                        )
+                        with Fleet(
+                            *(spec, list(hosts), folder / "log", zygote),
+                            workdir=HERE,
+                            hosts=hosts,
+                        ) as fleet:
+                            turns = Turns(fleet, rivals, plans, counted)
+                            step_s = turns.play(rounds)
                         lines = {n: execution_line(asdict(p)) for n, p in plans.items()}
                         yield Cell(depth, count, name, recompute, lines, step_s)
         finally:
             rivals.close()
             zygote.close()
-
-
-def _play(
-    spec: JobSpec,
-    plans: dict[str, Plan],
-    rivals: RivalRanks,
-    zygote: Zygote,
-    hosts: Mapping[str, Host],
-    folder: Path,
-    rounds: int,
-) -> dict[str, list[float]]:
-    with Fleet(
-        *(spec, list(hosts), folder / "log", zygote), workdir=HERE, hosts=hosts
-    ) as fleet:
-        return Turns(fleet, rivals, plans).play(rounds)
 
 
 def _plans(
@@ -234,10 +230,10 @@ def _plans(
 
 
 HEADER = (
-    "| P | micro-batches | links | recompute | auto, s | which is | "
+    "| P | micro-batches | links | recompute | rounds | auto, s | which is | "
     + " | ".join(RIVALS)
     + " | worst of our schedules by name | best of them |\n"
-    + "|---" * (8 + len(RIVALS))
+    + "|---" * (9 + len(RIVALS))
     + "|"
 )
 
@@ -250,6 +246,7 @@ def row(cell: Cell) -> str:
         str(cell.microbatches),
         cell.links,
         "yes" if cell.recompute else "no",
+        str(len(cell.step_s[AUTO])),
         f"{statistics.median(cell.step_s[AUTO]):.3f}",
         cell.plans[AUTO],
         *(_text(cell, rival) for rival in RIVALS),
@@ -276,6 +273,7 @@ def main() -> None:
     parser.add_argument("--links", default=",".join(KINDS_OF_LINKS))
     parser.add_argument("--recompute", default="no,yes")
     parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--counted", type=int, default=1, help="steps of a turn")
     parser.add_argument("--json", type=Path, help="file for what was measured")
     chosen = parser.parse_args()
     os.environ |= {
@@ -292,6 +290,7 @@ def main() -> None:
         chosen.links.split(","),
         [word == "yes" for word in chosen.recompute.split(",")],
         chosen.rounds,
+        chosen.counted,
     ):
         cells.append(cell)
         print(row(cell), flush=True)

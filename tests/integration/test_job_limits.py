@@ -107,6 +107,6 @@ def test_a_market_without_machines_ends_the_job_with_5(tmp_path: Path) -> None:
     with Job(tmp_path, "alone", **settings) as job:
         answer = job.launch("-o", "json")
         assert answer.code == 5, answer.err
-        assert answer.error == "error: no VM could be rented for 1 s"
+        assert answer.error == "error: for 1 s no VM could be rented"
         assert answer.report["state"] == "capacity"
         assert job.left_over() == []

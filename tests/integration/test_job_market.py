@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import pytest
-from tests.integration.jobs import STEPS, Job, trains, until, weights
+from tests.integration.jobs import STEPS, Answer, Job, trains, until, weights
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.cloud.port.provider import VmState
@@ -18,6 +20,8 @@ pytestmark = pytest.mark.timeout(400)
 
 STAGE_BYTES = 200_000
 """Too little for the whole model, enough for half of it."""
+LOSS_S = 0.3
+"""So that the job lasts as long as the market has something in store."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,8 @@ class Story:
 
     job: Job
     report: dict[str, Any]
+    timeline: Answer
+    """Of a mini-batch of the plan that has grown again."""
     planned: list[int]
     """Generations that began with a planned morph."""
     processes_left: list[int]
@@ -45,11 +51,12 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         job.pace(0.05)
         assert job.launch("--detach").code == 0
         trains_on(job, "2x2", silent_losses=0)
-        job.pace(0.3)
+        job.pace(LOSS_S)
         job.market("silence", machine=0)
         trains_on(job, silent_losses=1)
         job.market("capacity", zone="a", count=4)
         grown = trains_on(job, "2x2", silent_losses=1)
+        timeline = job.run("timeline", job.name, "-o", "json")
         job.market("kill", machine=1)
         trains_on(job, preemptions_unnoticed=1)
         noticed = leave_by_notice(job)
@@ -65,7 +72,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         until("the end", lambda: not job.dir.is_managed())
         report = job.run("report", job.name, "-o", "json").report
         planned = [grown, noticed, third, fourth]
-        yield Story(job, report, planned, job.left_over())
+        yield Story(job, report, timeline, planned, job.left_over())
 
 
 def trains_on(job: Job, shape: str = "", after: int = 0, **tally: int) -> int:
@@ -120,6 +127,29 @@ def test_every_interruption_is_told_with_its_cost(story: Story) -> None:
     assert [story.report[count] for count in counts] == [1, 1, 1]
     assert story.report["price_changes"] == 1
     assert story.report["vms_launched"] == 7
+
+
+def test_a_mini_batch_was_drawn_while_it_trained(story: Story) -> None:
+    assert story.timeline.code == 0, story.timeline.err
+    told = story.timeline.report
+    assert told["generation"] == story.planned[0]
+    rows = {row["stage"]: row for row in told["stages"]}
+    assert list(rows) == ["0, 0", "0, 1", "1, 0", "1, 1"]
+    for replica in "01":
+        # Losses take time in the last stage's forwards; the first waits meanwhile.
+        last, first = rows[f"{replica}, 1"], rows[f"{replica}, 0"]
+        assert LOSS_S * 2 <= last["forward_s"] <= told["minibatch_s"]
+        assert first["wait_s"] >= LOSS_S
+        assert all(row["commit_s"] > 0 for row in (first, last))
+    assert told["files"] == ["timeline.svg", "timeline.json"]
+    picture = (Path(told["folder"]) / "timeline.svg").read_text()
+    drawn = ElementTree.fromstring(picture).itertext()
+    texts = [text.partition(":")[0] for text in drawn]
+    # By titles, and where a task is wide enough by names: 2 x 2 ranks, 2 micro-batches.
+    for task in ("F0", "F1", "B0", "B1"):
+        assert texts.count(task) >= 4
+    for kind in ("activation 0", "activation 1", "gradient 0", "gradient 1"):
+        assert texts.count(kind) == 2
 
 
 def test_every_second_that_was_billed_is_accounted_for(story: Story) -> None:

@@ -101,7 +101,8 @@ class ResourcesConfig(Section):
     more per dollar than spot VMs, including interruptions; with `slo`, only as needed
     for it."""
     capacity_wait_s: PositiveFloat | None = None
-    """Give up after waiting this long without any VM; by default wait forever."""
+    """Give up after waiting this long without any VM, or with too few to train; by
+    default wait forever."""
 
     @property
     def providers(self) -> tuple[str, ...]:

@@ -120,18 +120,34 @@ def _is_over_budget(state: State) -> bool:
 
 def _watch_capacity(transition: Transition) -> None:
     state = transition.state
-    if state.vms:
-        if state.no_vms_since_s is not None:
-            transition.state = replace(state, no_vms_since_s=None)
+    why = _why_short(state)
+    if not why:
+        if state.short_since_s is not None:
+            transition.state = replace(state, short_since_s=None)
         return
-    if state.no_vms_since_s is None:
-        transition.state = state = replace(state, no_vms_since_s=state.now_s)
-    wait_s, since_s = state.job.capacity_wait_s, state.no_vms_since_s
+    if state.short_since_s is None:
+        transition.state = state = replace(state, short_since_s=state.now_s)
+    wait_s, since_s = state.job.capacity_wait_s, state.short_since_s
     if wait_s is None or since_s is None:
         return
     if transition.is_due(since_s + wait_s):
-        reason = f"no VM could be rented for {wait_s:g} s"
+        reason = f"for {wait_s:g} s {why}"
         transition.end(Outcome(kind="capacity", exit_code=5, reason=reason))
+
+
+def _why_short(state: State) -> str:
+    """Return why the VMs do not suffice to train; empty if they do, or may soon."""
+    vms = state.vms.values()
+    if not vms:
+        return "no VM could be rented"
+    if state.generation is not None or not all(vm.is_usable for vm in vms):
+        return ""
+    if len(vms) < state.job.min_vms:
+        return f"only {len(vms)} of min_vms: {state.job.min_vms} could be rented"
+    answer = state.answer
+    if answer is None or answer.plan is not None or state.plan_asked is not None:
+        return ""
+    return f"only {len(vms)} VMs could be rented: {answer.why_not}"
 
 
 def advance(transition: Transition) -> None:
@@ -182,7 +198,7 @@ def reopen(transition: Transition) -> None:
         fruitless=0,
         shortages={},
         failed_preparations=0,
-        no_vms_since_s=None,
+        short_since_s=None,
         progress=replace(state.progress, nonfinite_in_row=0),
     )
     transition.note_phase(state.phase, JobPhase.ACTIVE)

@@ -33,6 +33,7 @@ from spottrain.wire.codec import decode
 from spottrain.wire.timeline import ArrivedAt, RankTimeline, SentAt
 
 FILES = ("timeline.svg", "timeline.json")
+HEADING = "replica, stage"
 COLUMNS = (*NAMES.values(), "wait", "reduction", "commit", "update")
 
 
@@ -67,7 +68,7 @@ def timeline(name: NameArgument, output: OutputOption = Output.TABLE) -> None:
 
 
 def _show(document: dict[str, Any]) -> None:
-    table = Table("replica, stage", *COLUMNS)
+    table = Table(HEADING, *COLUMNS)
     for row in document["stages"]:
         times = (step_time(row[f"{column}_s"]) for column in COLUMNS)
         table.add_row(row["stage"], *times)
@@ -146,6 +147,7 @@ def merge(ranks: Sequence[RankTimeline]) -> MinibatchTimeline:
     ]
     return MinibatchTimeline(
         names=tuple(f"{of.replica}, {of.stage}" for of in ranks),
+        heading=HEADING,
         tasks=tuple(sorted(tasks, key=lambda span: span.end_s)),
         messages=tuple(one for link in links for one in link.messages(begins_s)),
         phases=tuple(

@@ -73,7 +73,7 @@ class JobSettings:
     min_examples_per_s: float | None = None
     """The minimum throughput; None: none was asked for."""
     capacity_wait_s: float | None = None
-    """Give up (exit code 5) after so long without a VM; None: never."""
+    """Give up (exit code 5) after so long without VMs, or with too few; None: never."""
     microbatch_size: int | None = None
     """Of every plan; None: the first plan settles it."""
     schedule: ScheduleKind | None = None

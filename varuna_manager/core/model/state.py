@@ -121,7 +121,8 @@ class State:
     considered: int = 0
     fleet_changed_at_s: float = 0.0
     """When usable slots last came or went."""
-    no_vms_since_s: float | None = None
+    short_since_s: float | None = None
+    """Since when there are no VMs, or too few to train."""
     shortages: Mapping[str, records.Shortage] = field(default_factory=dict)
     """By kind of machine, where memory was less than a plan needed."""
     # What training needs

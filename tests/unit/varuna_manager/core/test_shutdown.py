@@ -80,6 +80,23 @@ def test_a_job_without_capacity_gives_up_after_its_wait() -> None:
     assert (finish.outcome.kind, finish.outcome.exit_code) == ("capacity", 5)
 
 
+@pytest.mark.parametrize("min_vms", [1, 3])
+def test_a_job_with_too_few_vms_to_train_gives_up_after_its_wait(min_vms: int) -> None:
+    story = Story(capacity_wait_s=600.0, min_vms=min_vms)
+    story.start()
+    story.intend()
+    story.boot("a", "b")
+    if min_vms == 1:
+        story.prepare()
+        story.plan()
+    story.wait(599.0)
+    assert story.state.outcome is None
+    story.wait(1.0)
+    assert story.state.outcome is not None
+    assert (story.state.outcome.kind, story.state.outcome.exit_code) == ("capacity", 5)
+    assert "only 2" in story.state.outcome.reason
+
+
 def test_a_model_that_fits_no_fleet_ends_the_job() -> None:
     story = Story()
     story.start()
