@@ -27,7 +27,7 @@ from pathlib import Path
 
 from tests.simulation.long_run import FAULT_OF, LongWorld
 from tests.simulation.market import GIB, Cloud, SimulatedVm, offer
-from tests.simulation.pool_world import BELOW_S, FAIR, below
+from tests.simulation.pool_world import below
 from tests.simulation.test_simulation import FACTS, SPEC, check_end
 from tests.simulation.workers import profile_of
 
@@ -69,7 +69,8 @@ from spottrain.wire.model import ModelFacts, SectionFacts, Slot
 
 TICK_S = 2.0
 """Time between two looks of the pool at its jobs."""
-POLL_S = 10.0
+POLL_S = 30.0
+"""Time between two looks of managers at offers."""
 FAULTY_S = 2700.0
 FAULT_S = 60.0
 """Mean time between two faults, of all jobs and the pool."""
@@ -424,7 +425,9 @@ class Lab:
                 self.grants.setdefault(name, grant)
 
     def return_vms(self, name: str) -> None:
-        listed = None if self.jobs[name].manager_alive else self.managers.return_vms(name)
+        listed = (
+            None if self.jobs[name].manager_alive else self.managers.return_vms(name)
+        )
         if listed is not None:
             self.feed(replace(listed, at_s=self.now_s))
 
@@ -526,13 +529,19 @@ class Lab:
         self.resume()
         self.after(300.0, self.look_after)
 
+    def look(self) -> None:
+        """Managers look at the clouds, which others have taken VMs from or given them back."""
+        for job in self.jobs.values():
+            job.changed()
+        self.after(POLL_S, self.look)
+
     # --- Virtual time ---------------------------------------------------------------------
 
     def after(self, delay_s: float, action: Callable[[], None]) -> None:
         heapq.heappush(self.agenda, (self.now_s + delay_s, next(self.numbers), action))
 
     def live(self) -> None:
-        """Play a story to its end.
+        """Play the story to its end.
 
         Raises:
             AssertionError, InternalError: Something does not hold.
@@ -541,6 +550,7 @@ class Lab:
             self.after(self.random.uniform(0.0, FAULTY_S / 2), self.submit)
         self.after(self.random.expovariate(1 / FAULT_S), self.strike)
         self.after(600.0, self.look_after)
+        self.after(POLL_S, self.look)
         self.play(FAULTY_S)
         self.calm_down()
         self.play(CALM_S if not self.is_short else 3 * HOUR_S)
@@ -586,7 +596,7 @@ class Lab:
         assert sum(of_b) <= TEAM_SHARE * self.max_usd, "dollars of a team"
 
     def check_below(self) -> None:
-        """With nothing failing, nobody is below its share for long."""
+        """Keep for how long somebody was below its share, with nothing failing."""
         active = {
             name: job
             for name, job in self.state.jobs.items()
@@ -595,10 +605,8 @@ class Lab:
         self.since_s = {
             name: self.since_s.get(name, self.now_s) for name in below(active)
         }
-        for name, since_s in self.since_s.items():
+        for since_s in self.since_s.values():
             self.below_s = max(self.below_s, self.now_s - since_s)
-            if self.policy in FAIR and not self.is_short:
-                assert self.below_s <= BELOW_S, f"{name} is below its share"
 
     def has_ended(self) -> bool:
         jobs = self.state.jobs.values()
@@ -633,7 +641,7 @@ def main() -> None:
             try:
                 lab.live()
             except (AssertionError, InternalError) as error:
-                print(f"{policy}, seed {seed} fails: {error}", flush=True)
+                print(f"{policy}, seed {seed} fails: {error!r}", flush=True)
                 failed += 1
             hours += (lab.now_s - since_s) / HOUR_S
             below_s = max(below_s, lab.below_s)

@@ -317,18 +317,23 @@ def below(jobs: Mapping[str, PoolJob]) -> list[str]:
     """Return which jobs have less than their shares by more than a whole VM, now and so far.
 
     A job whose share is less than its smallest size takes turns with others of that sort: it
-    waits rightly until its share has come to a whole turn, and while another is further behind.
+    waits rightly until its share has come to a whole turn, and while another one that had less
+    than its share has its turn, or is further behind.
 
     Args:
         jobs: Those that take part.
     """
     turns = {name: _behind(job) for name, job in jobs.items() if _takes_turns(job)}
     furthest = max(turns.values(), default=0.0)
+    is_turn = any(any(jobs[name].granted) and turns[name] > 1 for name in turns)
     return [
         name
         for name, job in jobs.items()
         if _has_less(job)
-        and (name not in turns or (turns[name] >= furthest and _is_owed(job)))
+        and (
+            name not in turns
+            or (turns[name] >= furthest and _is_owed(job) and not is_turn)
+        )
     ]
 
 

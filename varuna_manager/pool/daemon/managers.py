@@ -247,7 +247,9 @@ class JobManagers:
         for offer in state.offers:
             if offer.spot or state.job.allow_on_demand:
                 kind = f"{offer.cloud}/{offer.instance_type}"
-                self._prices[kind] = max(self._prices.get(kind, 0.0), offer.usd_per_hour)
+                self._prices[kind] = max(
+                    self._prices.get(kind, 0.0), offer.usd_per_hour
+                )
 
     def priced(self, supplies: tuple[Supply, ...]) -> tuple[Supply, ...]:
         """Return supplies at the prices that running jobs have seen since the last call."""
