@@ -34,7 +34,8 @@ from tests.simulation.workers import profile_of
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.morphing.plan.choose import Choice, choose_plan
-from spottrain.morphing.plan.inputs import Device, PlanInputs
+from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.placement import Device
 from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.config.pool import parse_pool
