@@ -110,9 +110,7 @@ def test_starting_an_agent_is_idempotent(account: Account) -> None:
         provider.start_agent(vm.vm_id, BOOTSTRAP)
     (listed,) = provider.list_vms(account.job)
     assert listed.image in ("", vm.image), "lists may leave the image out"
-    assert listed == dataclasses.replace(
-        vm, state=VmState.RUNNING, image=listed.image
-    )
+    assert listed == dataclasses.replace(vm, state=VmState.RUNNING, image=listed.image)
 
 
 def test_an_agent_cannot_be_started_on_an_ended_vm(account: Account) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import itertools
 import os
+import shutil
 import signal
 import socket
 import sqlite3
@@ -23,6 +24,13 @@ from tests.unit.varuna_manager.invariants import check_invariants
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
 from spottrain.cloud.port.provider import Vm, VmState
 from spottrain.errors import SpottrainError
+from spottrain.manifest import (
+    MANIFEST_FILE,
+    new_name,
+    read_manifest,
+    write_manifest,
+)
+from spottrain.storage.open import open_store
 from spottrain.varuna_manager.core.model.events import JobSubmitted, VmsLaunched
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State
@@ -115,6 +123,16 @@ class Job:
             pytest.fail(f"{follower.state}\n{self.dir.log.read_text()[-4000:]}")
         finally:
             follower.close()
+
+    def save_again(self, name: str) -> str:
+        """Put a checkpoint into the store that nobody reports; return its name."""
+        store = open_store(self.dir.path / "store")
+        files = self.dir.path / "store" / name
+        again = replace(read_manifest(store, name), name=new_name(1, 1), step=1)
+        shutil.copytree(files, files.with_name(again.name))
+        (files.with_name(again.name) / MANIFEST_FILE).unlink()
+        write_manifest(store, again)
+        return again.name
 
     def progress(self) -> int:
         return int((Path(self.dir.path) / "store" / "progress").read_text())
@@ -255,12 +273,16 @@ def test_training_goes_on_whatever_the_market_takes(
     job = make_job(steps=250)
     manager = job.start()
     state = job.wait_for(is_training)
+    assert state.newest_checkpoint is not None
+    unheard = job.save_again(state.newest_checkpoint.name)
     kinds: tuple[EventKind, ...] = ("notice", "kill", "silence")
     for number, kind in enumerate(kinds, 1):
         taken = job.cloud.inject(MarketEvent(at_s=0, kind=kind, count=2, lead_s=2.0))
         assert trainer(state) in taken
         goes_on = goes_on_after(state.progress.step, num_generations=number)
         state = job.wait_for(goes_on)
+        if kind == "kill":
+            job.wait_for(lambda state: unheard in {c.name for c in state.checkpoints})
     state = assert_ended_well(job, manager)
     assert {i.interruption for i in state.interruptions} == set(kinds)
     assert state.tally.vms_launched == 2 * 4

@@ -292,6 +292,10 @@ class ManagerLoop:
         taken.commands += commands
         self.past.note(before, event, after)
         self._lives.note(before, event.at_s, after)
+        ended = after.generations[-1:]
+        if ended != before.generations[-1:] and ended[0].broke:
+            # Who completed a checkpoint may have gone before it could say so.
+            self._start(self._effects.list_checkpoints())
         if after.last_news != before.last_news:
             logger.info("%s", after.last_news, extra=_log_fields(event, after))
         self._samples += self._sampler.samples(event, self._ahead)
