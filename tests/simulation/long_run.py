@@ -156,8 +156,7 @@ class LongWorld(World):
 
     def fold(self, event: e.Event) -> tuple[c.Command, ...]:
         commands = super().fold(event)
-        most = EVENTS * self.settings.max_vms * (10 + self.faults.total())
-        assert len(self.journal) <= most, "it goes round in circles"
+        assert len(self.journal) <= self.most_events(), "it goes round in circles"
         if isinstance(event, e.VmsLaunched):
             self.asked_for |= {vm.vm_id for vm in event.vms}
         for command in commands:
@@ -165,6 +164,10 @@ class LongWorld(World):
                 for vm_id in command.vm_ids:
                     self.check_return(vm_id)
         return commands
+
+    def most_events(self) -> int:
+        """Return how many events there may be by now."""
+        return EVENTS * self.settings.max_vms * (10 + self.faults.total())
 
     def check_return(self, vm_id: str) -> None:
         """A VM that is well is not fenced; one that can wait is not returned with the

@@ -5,10 +5,11 @@
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from spottrain.pricing.sharing.allotment import POLICIES
@@ -40,7 +41,8 @@ from spottrain.varuna_manager.pool.core.step import step
 TICK_S = 20.0
 FAIR = frozenset({"fair", "hierarchical"})
 """Policies whose shares are promised; those of others are aims, of queues before caps."""
-BELOW_S = 360.0 + 300.0
+ROUND_S = 360.0
+BELOW_S = ROUND_S + 300.0
 """Of a job at most, with nothing failing: a round, and the silence after which a manager is dead."""
 LEAD_TICKS = 600
 """Faults happen until then; every job has to end afterwards."""
@@ -294,8 +296,14 @@ def story(policy: str, seed: int) -> float:
         if world.is_done():
             return most_s
         world.tick()
-        for name, job in world.state.jobs.items():
-            if world.managers[name].is_over or not is_below(job):
+        active = {
+            name: job
+            for name, job in world.state.jobs.items()
+            if not world.managers[name].is_over
+        }
+        are_below = below(active)
+        for name in world.state.jobs:
+            if name not in are_below:
                 since_s[name] = world.now_s
             most_s = max(most_s, world.now_s - since_s[name])
             assert most_s <= BELOW_S or policy not in FAIR, (
@@ -305,11 +313,47 @@ def story(policy: str, seed: int) -> float:
     raise AssertionError(f"{policy}, seed {seed}: {left} did not end: {world.state}")
 
 
-def is_below(job: PoolJob) -> bool:
-    """Return whether a job has less than its share by more than a whole VM, now and so far."""
+def below(jobs: Mapping[str, PoolJob]) -> list[str]:
+    """Return which jobs have less than their shares by more than a whole VM, now and so far.
+
+    A job whose share is less than its smallest size takes turns with others of that sort: it
+    waits rightly until its share has come to a whole turn, and while another one that had less
+    than its share has its turn, or is further behind.
+
+    Args:
+        jobs: Those that take part.
+    """
+    turns = {name: _behind(job) for name, job in jobs.items() if _takes_turns(job)}
+    furthest = max(turns.values(), default=0.0)
+    is_turn = any(any(jobs[name].granted) and turns[name] > 1 for name in turns)
+    return [
+        name
+        for name, job in jobs.items()
+        if _has_less(job)
+        and (
+            name not in turns
+            or (turns[name] >= furthest and _is_owed(job) and not is_turn)
+        )
+    ]
+
+
+def _has_less(job: PoolJob) -> bool:
     a_vm = max(table[0][1] / table[0][0] for table in job.request.throughputs)
-    has_less = job.rate(job.granted) < job.target_rate - a_vm
-    return has_less and job.got_s < job.due_s
+    return job.got_s < job.due_s and job.rate(job.granted) < job.target_rate - a_vm
+
+
+def _takes_turns(job: PoolJob) -> bool:
+    smallest = min(table[0][1] for table in job.request.throughputs)
+    return job.target_rate < smallest
+
+
+def _is_owed(job: PoolJob) -> bool:
+    smallest = min(table[0][1] for table in job.request.throughputs)
+    return job.due_s - job.got_s >= ROUND_S * smallest / job.best
+
+
+def _behind(job: PoolJob) -> float:
+    return job.due_s / job.got_s if job.got_s else math.inf
 
 
 def main(arguments: Sequence[str]) -> None:

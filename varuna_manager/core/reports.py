@@ -307,7 +307,9 @@ def _interruption_cancelled(transition: Transition, vm_id: str) -> None:
     if vm.leaves_at_s is None or vm.drain_reason:
         return
     counters.cancelled(transition, vm_id)
-    if vm.slow is None and allocation.room(transition.state) <= 0:
+    # Within a pool's grant it counts itself, and nothing was rented in its place.
+    in_pool = transition.state.job.grant is not None
+    if vm.slow is None and not in_pool and allocation.room(transition.state) <= 0:
         reason = "its replacement was rented before its notice was cancelled"
         transition.put_vm(replace(vm, drain_reason=reason))
         return

@@ -54,15 +54,19 @@ def decided(state: PoolState) -> PoolState:
         cleared = {n: replace(j, target=none) for n, j in state.jobs.items()}
         return replace(state, jobs=cleared)
     allotment = POLICIES[state.settings.policy](contest)
+    round_s = state.settings.round_s
+    owed = [not any(job.granted) and job.is_owed_a_turn(round_s) for job in jobs]
     keeps = [
-        any(job.granted) and state.now_s - job.resized_s < state.settings.round_s
+        any(job.granted)
+        and state.now_s - job.resized_s < round_s
+        and not (any(owed) and job.got_s > job.due_s)
         for job in jobs
     ]
     order = sorted(range(len(jobs)), key=lambda m: jobs[m].arrived_s)
-    sizes = whole_vms(contest, allotment, jobs, keeps)
+    sizes = whole_vms(contest, allotment, jobs, keeps, owed)
     if state.settings.policy != "cheapest":  # there what is idle is idle for its price
         sizes = grown(contest, sizes, jobs, order)
-    if not _is_worth_it(state, contest, jobs, sizes):
+    if not _is_worth_it(state, contest, jobs, sizes, allotment.examples_per_s):
         sizes = [job.target for job in jobs]
     changed = any(job.target != size for job, size in zip(jobs, sizes, strict=True))
     found = dict(state.jobs)
@@ -75,13 +79,25 @@ def decided(state: PoolState) -> PoolState:
 
 
 def _is_worth_it(
-    state: PoolState, contest: Contest, jobs: Sequence[PoolJob], sizes: Sequence[Vms]
+    state: PoolState,
+    contest: Contest,
+    jobs: Sequence[PoolJob],
+    sizes: Sequence[Vms],
+    shares: Sequence[float],
 ) -> bool:
     """Return whether targets are to change.
 
     They are where a job begins that waited, where the present ones are not allowed any more,
-    where a deadline needs it, and where no job loses by it. Else a stay has passed since the last change, and in another
+    where a deadline needs it, where no job loses by it, and where a job gains that has been
+    below its share for a round. Else a stay has passed since the last change, and in another
     one more is trained than the changes cost.
+
+    Args:
+        state: The pool's.
+        contest: The pool, and the jobs as claims.
+        jobs: Who takes part.
+        sizes: Their new targets.
+        shares: What the policy gives each on average, examples per second.
     """
     gains = [
         (job.rate(size) - job.rate(job.target)) / job.best
@@ -96,6 +112,12 @@ def _is_worth_it(
     )
     if begins or behind or not _is_allowed(state, jobs) or min(gains) >= 0:
         return True
+    # Less may be trained then: what a job has beyond its share is another's.
+    if state.now_s >= state.decided_s + state.settings.round_s and any(
+        gain > 0 and _is_short(job, share)
+        for job, gain, share in zip(jobs, gains, shares, strict=True)
+    ):
+        return True
     if state.now_s < state.decided_s + state.settings.min_stay_s:
         return False
     cost_s = sum(
@@ -104,6 +126,12 @@ def _is_worth_it(
         if size != job.target
     )
     return sum(gains) * state.settings.min_stay_s > cost_s
+
+
+def _is_short(job: PoolJob, share: float) -> bool:
+    """Return whether a job had less than its share so far, and has by more than a VM."""
+    a_vm = max(table[0][1] / table[0][0] for table in job.request.throughputs if table)
+    return job.got_s < job.due_s and job.rate(job.target) < share - a_vm
 
 
 def _is_allowed(state: PoolState, jobs: Sequence[PoolJob]) -> bool:
@@ -177,6 +205,9 @@ def _moments(state: PoolState) -> list[float]:
     parts = [job for job in state.jobs.values() if state.takes_part(job)]
     if any(_is_behind(state, job) for job in parts):
         moments.append(state.considered_s + settings.min_stay_s)
+    if any(_is_short(job, job.target_rate) for job in parts):
+        moments.append(state.decided_s + settings.round_s)
+        moments.append(state.considered_s + settings.round_s)
     if any(not any(job.target) for job in parts):
         # Rounds end together, as far as a stay allows, and not each by itself.
         step_s = max(settings.min_stay_s, PAST_S)

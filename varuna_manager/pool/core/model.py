@@ -156,6 +156,12 @@ class PoolJob:
                 )
         return best
 
+    def is_owed_a_turn(self, round_s: float) -> bool:
+        """Return whether its share is below its smallest size, and has come to a round of it."""
+        smallest = min(table[0][1] for table in self.request.throughputs if table)
+        turn_s = round_s * smallest / self.best
+        return self.target_rate < smallest and self.due_s - self.got_s >= turn_s
+
     @property
     def best(self) -> float:
         """Its highest throughput, examples per second."""

@@ -77,6 +77,7 @@ def whole_vms(
     allotment: Allotment,
     jobs: Sequence[PoolJob],
     keeps: Sequence[bool],
+    owed: Sequence[bool],
 ) -> list[Vms]:
     """Return the VMs of each job.
 
@@ -85,6 +86,8 @@ def whole_vms(
         allotment: The policy's result.
         jobs: The same jobs.
         keeps: By job: it runs, and has not been there for a round.
+        owed: By job: it waits, and its share has come to a round of its smallest size. It
+            comes in its order among floors, which could leave it no room on any kind for ever.
     """
     none = (0,) * len(contest.vms)
     room = Room(contest, [none] * len(jobs))
@@ -94,12 +97,19 @@ def whole_vms(
         got = jobs[m].got_s
         return (not keeps[m], -(jobs[m].due_s / got if got else np.inf), -jobs[m].due_s)
 
+    def take_smallest(m: int) -> bool:
+        kind, _, smallest = ideal[m]
+        return room.take(m, _on(none, kind, smallest)) or _anywhere(room, jobs, m)
+
     _keep_promises(room, jobs)
     order = sorted(range(len(jobs)), key=urgency)
     below = []
     for m in order:
         kind, exact, smallest = ideal[m]
         if exact <= 0:
+            continue
+        in_turn = exact < smallest and (keeps[m] or owed[m])
+        if in_turn and take_smallest(m):
             continue
         floor = _on(none, kind, int(exact + 1e-6)) if exact >= smallest else none
         has_rate = jobs[m].rate(room.sizes[m])
@@ -108,9 +118,7 @@ def whole_vms(
         if not has_rate:
             below.append(m)
     for m in below:
-        _ = room.take(m, _on(none, ideal[m][0], ideal[m][2])) or _anywhere(
-            room, jobs, m
-        )
+        take_smallest(m)
     for m in sorted(order, key=lambda m: -(ideal[m][1] % 1)):
         kind, exact, _ = ideal[m]
         if 0 < room.sizes[m][kind] < exact - 1e-6:

@@ -176,14 +176,7 @@ class PoolLoop:
 
     def _follow_prices(self) -> None:
         """Take over the prices that running jobs see."""
-        prices = self._managers.prices
-        self._managers.prices = {}
-        supplies = tuple(
-            replace(s, microusd_per_hour=round(prices[s.name] * 1e6))
-            if s.name in prices
-            else s
-            for s in self.state.supplies
-        )
+        supplies = self._managers.priced(self.state.supplies)
         if supplies != self.state.supplies:
             self.feed(SuppliesChanged(at_s=self.now_s(), supplies=supplies))
 

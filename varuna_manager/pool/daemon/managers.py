@@ -11,8 +11,8 @@ import logging
 import os
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core.model.settings import PoolGrant
@@ -49,7 +49,7 @@ _FINAL = ("succeeded", "failed", "deadline", "budget", "capacity")
 
 @dataclass
 class WatchedJob:
-    """What the pool's process knows of a job beside the core's state."""
+    """A job as the pool's process sees and reaches it, beside the core's state."""
 
     folder: JobDir
     throughputs: JobThroughputs
@@ -87,6 +87,37 @@ class WatchedJob:
             return True
         return self.folder.is_managed()
 
+    def is_down(self) -> bool:
+        """Return whether a person has ended it for good."""
+        return self.folder.is_down
+
+    def start(self) -> None:
+        """Start its manager.
+
+        Raises:
+            SpottrainError, OSError: It cannot be started.
+        """
+        config = self.folder.config()
+        environment = {**os.environ, **config.env, **self.secrets}
+        self.manager = start_manager(self.folder, environment)
+
+    def tell(self, grant: PoolGrant) -> None:
+        """Tell its manager, or its journal, what it is granted.
+
+        Raises:
+            SpottrainError: It does not know.
+        """
+        control.give_grant(self.folder, grant)
+
+    def returned(self) -> State:
+        """Return its VMs, as its manager is dead; return its state then.
+
+        Raises:
+            SpottrainError: A cloud refuses, or does not answer.
+        """
+        control.return_vms(self.folder)
+        return read_state(self.folder)
+
 
 class JobManagers:
     """The managers of all jobs of a pool.
@@ -94,21 +125,30 @@ class JobManagers:
     Args:
         pool: Its name.
         supplies: The pool's kinds of VM.
+        watch: Returns a job by its name; None: those of this machine.
     """
 
-    def __init__(self, pool: str, supplies: tuple[Supply, ...]) -> None:
+    def __init__(
+        self,
+        pool: str,
+        supplies: tuple[Supply, ...],
+        watch: Callable[[str], WatchedJob] | None = None,
+    ) -> None:
         self._pool = pool
         self._kinds = [supply.name for supply in supplies]
+        self._watch = watch or self._watch_here
         self._watched: dict[str, WatchedJob] = {}
-        self.prices: dict[str, float] = {}
+        self._prices: dict[str, float] = {}
         """The highest price that a running job sees of each kind, USD per hour."""
 
     def of(self, name: str) -> WatchedJob:
         """Return what is known of a job."""
         if name not in self._watched:
-            throughputs = JobThroughputs(self._kinds)
-            self._watched[name] = WatchedJob(job_dir(name), throughputs)
+            self._watched[name] = self._watch(name)
         return self._watched[name]
+
+    def _watch_here(self, name: str) -> WatchedJob:
+        return WatchedJob(job_dir(name), JobThroughputs(self._kinds))
 
     def forget(self, name: str) -> None:
         """Forget a job: another one has taken its name."""
@@ -185,7 +225,7 @@ class JobManagers:
         name = watched.folder.name
         outcome = state.outcome if state.phase is JobPhase.ENDED else None
         kind = "" if outcome is None else outcome.kind
-        if watched.folder.is_down or kind in _FINAL:
+        if watched.is_down() or kind in _FINAL:
             yield PoolJobEnded(at_s=now_s, job=name)
         elif (kind == "stopped" and has_ended) or watched.gives_up:
             watched.starts = 0
@@ -207,7 +247,19 @@ class JobManagers:
         for offer in state.offers:
             if offer.spot or state.job.allow_on_demand:
                 kind = f"{offer.cloud}/{offer.instance_type}"
-                self.prices[kind] = max(self.prices.get(kind, 0.0), offer.usd_per_hour)
+                self._prices[kind] = max(
+                    self._prices.get(kind, 0.0), offer.usd_per_hour
+                )
+
+    def priced(self, supplies: tuple[Supply, ...]) -> tuple[Supply, ...]:
+        """Return supplies at the prices that running jobs have seen since the last call."""
+        prices, self._prices = self._prices, {}
+        return tuple(
+            replace(s, microusd_per_hour=round(prices[s.name] * 1e6))
+            if s.name in prices
+            else s
+            for s in supplies
+        )
 
     # --- Performing -----------------------------------------------------------------------
 
@@ -222,7 +274,7 @@ class JobManagers:
             max_microusd=grant.allowance,
         )
         try:
-            control.give_grant(watched.folder, told)
+            watched.tell(told)
         except SpottrainError as error:
             logger.warning("%s: %s", grant.job, error)
             return False
@@ -238,12 +290,9 @@ class JobManagers:
         if now_s < watched.started_s + START_PAUSES_S[watched.starts]:
             return
         try:
-            state = watched.state()
-            if not _has_to_run(state, now_s):
+            if not _has_to_run(watched.state(), now_s):
                 return
-            config = watched.folder.config()
-            environment = {**os.environ, **config.env, **watched.secrets}
-            watched.manager = start_manager(watched.folder, environment)
+            watched.start()
         except (SpottrainError, OSError) as error:
             logger.warning(
                 "%s: its manager cannot be started: %s", watched.folder.name, error
@@ -255,10 +304,8 @@ class JobManagers:
 
     def return_vms(self, name: str) -> HoldingsListed | None:
         """Return what a job holds whose manager is dead; say what it holds then."""
-        watched = self.of(name)
         try:
-            control.return_vms(watched.folder)
-            state = read_state(watched.folder)
+            state = self.of(name).returned()
         except SpottrainError as error:
             logger.warning("%s: %s", name, error)  # it is asked for again
             return None
@@ -276,7 +323,7 @@ class JobManagers:
         Raises:
             SpottrainError: Something of it may still be rented.
         """
-        if not self.of(name).folder.is_down:
+        if not self.of(name).is_down():
             control.end_job(self.of(name).folder)
 
 

@@ -1,0 +1,115 @@
+"""What ``spottrain pool`` and ``launch --pool`` refuse: one line, and exit code 2."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from spottrain.varuna_manager.cli.main import main
+from spottrain.varuna_manager.config.pool import parse_pool
+from spottrain.varuna_manager.pool.core.model import (
+    JobRequest,
+    JobRequested,
+    PoolStarted,
+    PoolState,
+)
+from spottrain.varuna_manager.pool.core.step import step
+from spottrain.varuna_manager.pool.store.folder import create_pool
+from spottrain.varuna_manager.pool.store.journal import PoolJournal
+from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
+
+POOL: dict[str, Any] = {"name": "lab", "max_vms": 4, "teams": {"vision": {}}}
+JOB: dict[str, Any] = {
+    "name": "job",
+    "entrypoint": "train:job",
+    "minibatch_size": 8,
+    "steps": 10,
+}
+Refused = Callable[..., str]
+
+
+def write(file: str, content: dict[str, Any]) -> None:
+    Path(file).write_text(yaml.safe_dump(content))
+
+
+@pytest.fixture
+def refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Refused:
+    """Run a command beside a pool with a job, and without its daemon."""
+    monkeypatch.setenv("SPOTTRAIN_HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    config = parse_pool(POOL, "lab.yaml")
+    journal = PoolJournal(create_pool(config).journal)
+    supplies = supplies_of(config, {"local/cpu": 0.1})
+    state = PoolState(settings=settings_of(config), supplies=supplies)
+    journal.append(None, PoolStarted(at_s=0.0), state)
+    table = ((1, 1.0), (2, 2.0))
+    request = JobRequest(name="job", throughputs=(table,), examples=80.0)
+    asked = JobRequested(at_s=1.0, request=request)
+    journal.append(state, asked, step(state, asked)[0])
+    journal.close()
+    write("job.yaml", JOB)
+
+    def answer(*arguments: str, code: int = 2) -> str:
+        monkeypatch.setattr(sys, "argv", ["spottrain", *arguments])
+        with pytest.raises(SystemExit) as end:
+            main()
+        error = capsys.readouterr().err.strip()
+        assert end.value.code == code, error
+        return error.splitlines()[-1]
+
+    return answer
+
+
+@pytest.mark.parametrize(
+    ("command", "error"),
+    [
+        ("pool status poets", "no pool poets on this machine; its pools: lab"),
+        ("launch job.yaml --pool poets", "no pool poets on this machine"),
+        ("plan job.yaml --pool poets", "no pool poets on this machine"),
+        (
+            "launch job.yaml --pool lab --priority 0",
+            "--priority: must be a number above",
+        ),
+        ("launch job.yaml --pool lab --manager-vm", "--manager-vm: a pool starts"),
+        ("pool set lab max_vms", "must be KEY=VALUE, such as max_vms=8"),
+        ("pool down lab", "jobs that have not ended: job; --yes ends them"),
+    ],
+)
+def test_a_wrong_command_is_refused(refused: Refused, command: str, error: str) -> None:
+    assert error in refused(*command.split())
+
+
+@pytest.mark.parametrize(
+    ("changes", "error"),
+    [
+        ({"name": "new", "teams": {"vision": {"weight": 0}}}, "got 0"),
+        ({"name": "new", "teams": {"vision": {"max_vms": 9}}}, "at most the pool's, 4"),
+        ({"name": "new", "kinds": {"a100": 1}}, "unknown instance type: got a100"),
+        ({}, "lab"),
+    ],
+)
+def test_a_wrong_pool_is_not_created(
+    refused: Refused, changes: dict[str, Any], error: str
+) -> None:
+    write("new.yaml", {**POOL, **changes})
+    assert error in refused("pool", "create", "new.yaml")
+
+
+def test_a_job_larger_than_the_pool_is_refused(refused: Refused) -> None:
+    write("job.yaml", {**JOB, "resources": {"min_vms": 9}})
+    error = refused("launch", "job.yaml", "--pool", "lab")
+    assert "min_vms must be at most max_vms: got 9 > 4" in error
+
+
+def test_a_pool_without_its_daemon_says_how_to_start_it(refused: Refused) -> None:
+    error = refused("launch", "job.yaml", "--pool", "lab", code=1)
+    assert "'spottrain pool resume lab' starts it again" in error
