@@ -62,8 +62,16 @@ def decided(state: PoolState) -> PoolState:
         and not (any(owed) and job.got_s > job.due_s)
         for job in jobs
     ]
+    # Of those whose turns displace others, the one that is furthest behind could go on for
+    # as long as it has been short: another has its share in between.
+    displaced = [
+        _is_short(job, job.granted, job.target_rate)
+        and not job.takes_turns
+        and state.now_s - job.resized_s >= round_s
+        for job in jobs
+    ]
     order = sorted(range(len(jobs)), key=lambda m: jobs[m].arrived_s)
-    sizes = whole_vms(contest, allotment, jobs, keeps, owed)
+    sizes = whole_vms(contest, allotment, jobs, keeps, owed, displaced)
     if state.settings.policy != "cheapest":  # there what is idle is idle for its price
         sizes = grown(contest, sizes, jobs, order)
     if not _is_worth_it(state, contest, jobs, sizes, allotment.examples_per_s):
@@ -114,7 +122,7 @@ def _is_worth_it(
         return True
     # Less may be trained then: what a job has beyond its share is another's.
     if state.now_s >= state.decided_s + state.settings.round_s and any(
-        gain > 0 and _is_short(job, share)
+        gain > 0 and _is_short(job, job.target, share)
         for job, gain, share in zip(jobs, gains, shares, strict=True)
     ):
         return True
@@ -128,10 +136,10 @@ def _is_worth_it(
     return sum(gains) * state.settings.min_stay_s > cost_s
 
 
-def _is_short(job: PoolJob, share: float) -> bool:
+def _is_short(job: PoolJob, vms: Vms, share: float) -> bool:
     """Return whether a job had less than its share so far, and has by more than a VM."""
     a_vm = max(table[0][1] / table[0][0] for table in job.request.throughputs if table)
-    return job.got_s < job.due_s and job.rate(job.target) < share - a_vm
+    return job.got_s < job.due_s and job.rate(vms) < share - a_vm
 
 
 def _is_allowed(state: PoolState, jobs: Sequence[PoolJob]) -> bool:
@@ -205,7 +213,7 @@ def _moments(state: PoolState) -> list[float]:
     parts = [job for job in state.jobs.values() if state.takes_part(job)]
     if any(_is_behind(state, job) for job in parts):
         moments.append(state.considered_s + settings.min_stay_s)
-    if any(_is_short(job, job.target_rate) for job in parts):
+    if any(_is_short(job, job.target, job.target_rate) for job in parts):
         moments.append(state.decided_s + settings.round_s)
         moments.append(state.considered_s + settings.round_s)
     if any(not any(job.target) for job in parts):

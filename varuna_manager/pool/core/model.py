@@ -132,6 +132,8 @@ class PoolJob:
     got_s: float = 0.0
     """What it was granted so far, in seconds at its best throughput."""
     resized_s: float = -math.inf
+    resumed_s: float = -math.inf
+    """When a person last let it go on: how it had ended before does not count."""
 
     @property
     def committed(self) -> int:
@@ -156,11 +158,20 @@ class PoolJob:
                 )
         return best
 
+    @property
+    def smallest(self) -> float:
+        """What it trains at its smallest size, examples per second."""
+        return min(table[0][1] for table in self.request.throughputs if table)
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether its share is less than its smallest size: it has that now and then."""
+        return self.target_rate < self.smallest
+
     def is_owed_a_turn(self, round_s: float) -> bool:
-        """Return whether its share is below its smallest size, and has come to a round of it."""
-        smallest = min(table[0][1] for table in self.request.throughputs if table)
-        turn_s = round_s * smallest / self.best
-        return self.target_rate < smallest and self.due_s - self.got_s >= turn_s
+        """Return whether it takes turns, and its share has come to a round of its own."""
+        turn_s = round_s * self.smallest / self.best
+        return self.takes_turns and self.due_s - self.got_s >= turn_s
 
     @property
     def best(self) -> float:
@@ -269,7 +280,7 @@ class PoolJobEnded(PoolEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolJobPaused(PoolEvent):
-    """A person paused a job, or lets it go on."""
+    """A person paused a job, or lets one go on that was paused or has ended."""
 
     job: str
     is_paused: bool
