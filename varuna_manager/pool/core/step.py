@@ -53,6 +53,7 @@ def step(
     if is_reset or decide.is_due(state):
         state = decide.decided(state)
     state, granted = regrant(state)
+    state = decide.with_shortages(state)
     commands = (*commands, *granted, *_returns(state))
     timer_s = decide.next_s(state)
     if timer_s < math.inf and (timer_s != state.timer_s or commands):
