@@ -18,6 +18,8 @@ from spottrain.varuna_manager.pool.core.model import (
 )
 from spottrain.varuna_manager.pool.core.sizes import grown, whole_vms
 
+PROMISED = frozenset({"fair", "hierarchical"})
+"""Policies whose shares are promised; those of others are aims."""
 PAST_S = 1e-3
 """Later than an end, whatever the clock's resolution."""
 
@@ -58,7 +60,7 @@ def decided(state: PoolState) -> PoolState:
     owed = [not any(job.granted) and job.owed_in_s(round_s) <= 0 for job in jobs]
     keeps = [
         any(job.granted)
-        and state.now_s - job.began_s < round_s
+        and state.now_s - _kept_from_s(state, job) < round_s
         and not (any(owed) and job.got_s > job.due_s)
         for job in jobs
     ]
@@ -88,6 +90,15 @@ def with_shortages(state: PoolState) -> PoolState:
     return replace(state, jobs=jobs)
 
 
+def _are_promised(state: PoolState) -> bool:
+    return state.settings.policy in PROMISED
+
+
+def _kept_from_s(state: PoolState, job: PoolJob) -> float:
+    """Return from when a job keeps what it has for a round."""
+    return job.began_s if _are_promised(state) else job.resized_s
+
+
 def _waited_s(state: PoolState, job: PoolJob) -> float:
     """Return for how long a job waits that comes before others because it does; else 0.
 
@@ -99,6 +110,8 @@ def _waited_s(state: PoolState, job: PoolJob) -> float:
         been short of its share for a round, and takes no turns: it waits for one turn only.
     """
     round_s = state.settings.round_s
+    if not _are_promised(state):
+        return 0.0
     if job.takes_turns:
         owed_s = 0.0 if any(job.granted) else -job.owed_in_s(round_s)
         return owed_s if owed_s >= round_s else 0.0
@@ -138,8 +151,10 @@ def _is_worth_it(
     if begins or behind or not _is_allowed(state, jobs) or min(gains) >= 0:
         return True
     # Less may be trained then: what a job has beyond its share is another's.
-    if any(
-        gain > 0 and state.now_s - job.short_since_s >= state.settings.round_s
+    round_s = state.settings.round_s
+    is_round_over = state.now_s >= state.decided_s + round_s
+    if (is_round_over or _are_promised(state)) and any(
+        gain > 0 and state.now_s - job.short_since_s >= round_s
         for job, gain in zip(jobs, gains, strict=True)
     ):
         return True
@@ -227,13 +242,17 @@ def _moments(state: PoolState) -> list[float]:
     short_s = [job.short_since_s for job in parts if job.short_since_s < math.inf]
     if short_s:
         moments += [since_s + settings.round_s for since_s in short_s]
+        moments.append(state.decided_s + settings.round_s)
         moments.append(state.considered_s + settings.round_s)
-    if short_s or any(not any(job.target) for job in parts):
+    are_promised = _are_promised(state)
+    if (short_s and are_promised) or any(not any(job.target) for job in parts):
         # Rounds end together, as far as a stay allows, and not each by itself.
         step_s = max(settings.min_stay_s, PAST_S)
-        ends_s = (j.began_s + settings.round_s for j in parts if any(j.granted))
+        ends_s = (
+            _kept_from_s(state, j) + settings.round_s for j in parts if any(j.granted)
+        )
         moments += [math.ceil(end_s / step_s) * step_s for end_s in ends_s]
-        waiting = (job for job in parts if not any(job.granted))
+        waiting = (job for job in parts if are_promised and not any(job.granted))
         owed_in_s = (job.owed_in_s(settings.round_s) for job in waiting)
         moments += [
             state.now_s + in_s + PAST_S for in_s in owed_in_s if in_s < math.inf
