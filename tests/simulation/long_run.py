@@ -92,6 +92,8 @@ class LongWorld(World):
         """VMs whose heartbeats were missed once."""
         self.asked_for: set[str] = set()
         """VMs that answered a launch."""
+        self.returned: set[str] = set()
+        """VMs whose return was commanded; managers that start command it again."""
         self.shown: list[SimulatedVm] = []
         self.chosen: dict[tuple[int, int | None], tuple[tuple[Slot, ...], Choice]] = {}
 
@@ -174,6 +176,9 @@ class LongWorld(World):
         only copy of a section."""
         vm, record = self.cloud.vms[vm_id], self.state.vms[vm_id]
         reason = record.return_reason
+        if vm_id in self.returned:
+            return
+        self.returned.add(vm_id)
         if not vm.doomed and vm_id not in self.unheard:
             assert not reason.startswith("silent"), f"{vm_id} is well: {reason}"
         if self.state.phase is not JobPhase.ACTIVE:

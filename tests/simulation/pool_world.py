@@ -202,6 +202,8 @@ class World:
             self.start()
 
     def pause(self, manager: SimulatedManager, is_paused: bool) -> None:
+        if manager.is_over:
+            return  # what has succeeded is not resumed
         name = manager.request.name
         self.tell(PoolJobPaused(at_s=self.now_s, job=name, is_paused=is_paused))
 

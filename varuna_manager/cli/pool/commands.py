@@ -306,11 +306,12 @@ def pause(
 def resume(
     name: NameArgument,
     job: Annotated[
-        str | None, typer.Argument(help="Name of a paused job of the pool.")
+        str | None,
+        typer.Argument(help="Name of a job of the pool that was paused or has failed."),
     ] = None,
     output: OutputOption = Output.TABLE,
 ) -> None:
-    """Let a paused job go on; without a job, start the pool's daemon again."""
+    """Let a job go on; without a job, start the pool's daemon again."""
     pool = find_pool(name)
     if pool.is_down:
         raise ConfigError(

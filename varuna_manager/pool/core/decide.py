@@ -18,6 +18,8 @@ from spottrain.varuna_manager.pool.core.model import (
 )
 from spottrain.varuna_manager.pool.core.sizes import grown, whole_vms
 
+PROMISED = frozenset({"fair", "hierarchical"})
+"""Policies whose shares are promised; those of others are aims."""
 PAST_S = 1e-3
 """Later than an end, whatever the clock's resolution."""
 
@@ -55,18 +57,19 @@ def decided(state: PoolState) -> PoolState:
         return replace(state, jobs=cleared)
     allotment = POLICIES[state.settings.policy](contest)
     round_s = state.settings.round_s
-    owed = [not any(job.granted) and job.is_owed_a_turn(round_s) for job in jobs]
+    owed = [not any(job.granted) and job.owed_in_s(round_s) <= 0 for job in jobs]
     keeps = [
         any(job.granted)
-        and state.now_s - job.resized_s < round_s
+        and state.now_s - _kept_from_s(state, job) < round_s
         and not (any(owed) and job.got_s > job.due_s)
         for job in jobs
     ]
     order = sorted(range(len(jobs)), key=lambda m: jobs[m].arrived_s)
-    sizes = whole_vms(contest, allotment, jobs, keeps, owed)
+    waited_s = [_waited_s(state, job) for job in jobs]
+    sizes = whole_vms(contest, allotment, jobs, keeps, owed, waited_s)
     if state.settings.policy != "cheapest":  # there what is idle is idle for its price
         sizes = grown(contest, sizes, jobs, order)
-    if not _is_worth_it(state, contest, jobs, sizes, allotment.examples_per_s):
+    if not _is_worth_it(state, contest, jobs, sizes):
         sizes = [job.target for job in jobs]
     changed = any(job.target != size for job, size in zip(jobs, sizes, strict=True))
     found = dict(state.jobs)
@@ -78,12 +81,48 @@ def decided(state: PoolState) -> PoolState:
     return replace(state, jobs=found, decided_s=decided_s)
 
 
+def with_shortages(state: PoolState) -> PoolState:
+    """Return the state with since when jobs have been short of their shares."""
+    jobs = {}
+    for name, job in state.jobs.items():
+        since_s = min(job.short_since_s, state.now_s) if job.is_short else math.inf
+        jobs[name] = replace(job, short_since_s=since_s)
+    return replace(state, jobs=jobs)
+
+
+def _are_promised(state: PoolState) -> bool:
+    return state.settings.policy in PROMISED
+
+
+def _kept_from_s(state: PoolState, job: PoolJob) -> float:
+    """Return from when a job keeps what it has for a round."""
+    return job.began_s if _are_promised(state) else job.resized_s
+
+
+def _waited_s(state: PoolState, job: PoolJob) -> float:
+    """Return for how long a job waits that comes before others because it does; else 0.
+
+    In the order of what jobs had so far, one that is far behind would displace others for as
+    long, and one whose smallest size leaves others no room might never have it.
+
+    Returns:
+        Seconds since a turn was owed, if that is a round or more. Infinite for a job that has
+        been short of its share for a round, and takes no turns: it waits for one turn only.
+    """
+    round_s = state.settings.round_s
+    if not _are_promised(state):
+        return 0.0
+    if job.takes_turns:
+        owed_s = 0.0 if any(job.granted) else -job.owed_in_s(round_s)
+        return owed_s if owed_s >= round_s else 0.0
+    return math.inf if state.now_s - job.short_since_s >= round_s else 0.0
+
+
 def _is_worth_it(
     state: PoolState,
     contest: Contest,
     jobs: Sequence[PoolJob],
     sizes: Sequence[Vms],
-    shares: Sequence[float],
 ) -> bool:
     """Return whether targets are to change.
 
@@ -97,7 +136,6 @@ def _is_worth_it(
         contest: The pool, and the jobs as claims.
         jobs: Who takes part.
         sizes: Their new targets.
-        shares: What the policy gives each on average, examples per second.
     """
     gains = [
         (job.rate(size) - job.rate(job.target)) / job.best
@@ -113,9 +151,11 @@ def _is_worth_it(
     if begins or behind or not _is_allowed(state, jobs) or min(gains) >= 0:
         return True
     # Less may be trained then: what a job has beyond its share is another's.
-    if state.now_s >= state.decided_s + state.settings.round_s and any(
-        gain > 0 and _is_short(job, share)
-        for job, gain, share in zip(jobs, gains, shares, strict=True)
+    round_s = state.settings.round_s
+    is_round_over = state.now_s >= state.decided_s + round_s
+    if (is_round_over or _are_promised(state)) and any(
+        gain > 0 and state.now_s - job.short_since_s >= round_s
+        for job, gain in zip(jobs, gains, strict=True)
     ):
         return True
     if state.now_s < state.decided_s + state.settings.min_stay_s:
@@ -126,12 +166,6 @@ def _is_worth_it(
         if size != job.target
     )
     return sum(gains) * state.settings.min_stay_s > cost_s
-
-
-def _is_short(job: PoolJob, share: float) -> bool:
-    """Return whether a job had less than its share so far, and has by more than a VM."""
-    a_vm = max(table[0][1] / table[0][0] for table in job.request.throughputs if table)
-    return job.got_s < job.due_s and job.rate(job.target) < share - a_vm
 
 
 def _is_allowed(state: PoolState, jobs: Sequence[PoolJob]) -> bool:
@@ -205,12 +239,22 @@ def _moments(state: PoolState) -> list[float]:
     parts = [job for job in state.jobs.values() if state.takes_part(job)]
     if any(_is_behind(state, job) for job in parts):
         moments.append(state.considered_s + settings.min_stay_s)
-    if any(_is_short(job, job.target_rate) for job in parts):
+    short_s = [job.short_since_s for job in parts if job.short_since_s < math.inf]
+    if short_s:
+        moments += [since_s + settings.round_s for since_s in short_s]
         moments.append(state.decided_s + settings.round_s)
         moments.append(state.considered_s + settings.round_s)
-    if any(not any(job.target) for job in parts):
+    are_promised = _are_promised(state)
+    if (short_s and are_promised) or any(not any(job.target) for job in parts):
         # Rounds end together, as far as a stay allows, and not each by itself.
         step_s = max(settings.min_stay_s, PAST_S)
-        ends_s = (j.resized_s + settings.round_s for j in parts if any(j.granted))
+        ends_s = (
+            _kept_from_s(state, j) + settings.round_s for j in parts if any(j.granted)
+        )
         moments += [math.ceil(end_s / step_s) * step_s for end_s in ends_s]
+        waiting = (job for job in parts if are_promised and not any(job.granted))
+        owed_in_s = (job.owed_in_s(settings.round_s) for job in waiting)
+        moments += [
+            state.now_s + in_s + PAST_S for in_s in owed_in_s if in_s < math.inf
+        ]
     return moments

@@ -33,6 +33,8 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
         if until_s <= state.now_s:
             vms = (0,) * len(vms)
         resized = vms != job.granted
+        has_less = job.is_short or not any(job.granted)
+        begins = has_less and job.rate(vms) > job.rate(job.granted)
         before = _counts(job)
         job = replace(
             job,
@@ -45,6 +47,7 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
             may_spend=max(job.may_spend, allowance),
             heard_s=job.heard_s if any(job.may_hold) else state.now_s,
             resized_s=state.now_s if resized else job.resized_s,
+            began_s=state.now_s if begins else job.began_s,
         )
         state = state.with_job(job)
         after = _counts(job)

@@ -132,6 +132,12 @@ class PoolJob:
     got_s: float = 0.0
     """What it was granted so far, in seconds at its best throughput."""
     resized_s: float = -math.inf
+    began_s: float = -math.inf
+    """When it was last granted more while it had none, or was short of its share."""
+    short_since_s: float = math.inf
+    """Since when it has been short of its share; infinite if it is not."""
+    resumed_s: float = -math.inf
+    """When a person last let it go on: how it had ended before does not count."""
 
     @property
     def committed(self) -> int:
@@ -156,11 +162,32 @@ class PoolJob:
                 )
         return best
 
-    def is_owed_a_turn(self, round_s: float) -> bool:
-        """Return whether its share is below its smallest size, and has come to a round of it."""
-        smallest = min(table[0][1] for table in self.request.throughputs if table)
-        turn_s = round_s * smallest / self.best
-        return self.target_rate < smallest and self.due_s - self.got_s >= turn_s
+    @property
+    def smallest(self) -> float:
+        """What it trains at its smallest size, examples per second."""
+        return min(table[0][1] for table in self.request.throughputs if table)
+
+    @property
+    def is_short(self) -> bool:
+        """Whether it had less than its share so far, and is granted less by more than a VM."""
+        tables = self.request.throughputs
+        a_vm = max(table[0][1] / table[0][0] for table in tables if table)
+        is_behind = self.got_s < self.due_s
+        return is_behind and self.rate(self.granted) < self.target_rate - a_vm
+
+    @property
+    def takes_turns(self) -> bool:
+        """Whether its share is less than its smallest size: it has that now and then."""
+        return self.target_rate < self.smallest
+
+    def owed_in_s(self, round_s: float) -> float:
+        """Return after what time without VMs its share has come to a round of its smallest
+        size; 0 or less if it has, infinite if it takes no turns.
+        """
+        if not self.takes_turns or not self.target_rate:
+            return math.inf
+        turn_s = round_s * self.smallest / self.best
+        return (turn_s + self.got_s - self.due_s) * self.best / self.target_rate
 
     @property
     def best(self) -> float:
@@ -269,7 +296,7 @@ class PoolJobEnded(PoolEvent):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolJobPaused(PoolEvent):
-    """A person paused a job, or lets it go on."""
+    """A person paused a job, or lets one go on that was paused or has ended."""
 
     job: str
     is_paused: bool

@@ -78,6 +78,7 @@ def whole_vms(
     jobs: Sequence[PoolJob],
     keeps: Sequence[bool],
     owed: Sequence[bool],
+    waited_s: Sequence[float],
 ) -> list[Vms]:
     """Return the VMs of each job.
 
@@ -88,14 +89,16 @@ def whole_vms(
         keeps: By job: it runs, and has not been there for a round.
         owed: By job: it waits, and its share has come to a round of its smallest size. It
             comes in its order among floors, which could leave it no room on any kind for ever.
+        waited_s: By job: who waits longer comes first.
     """
     none = (0,) * len(contest.vms)
     room = Room(contest, [none] * len(jobs))
     ideal = [_ideal(contest, allotment, jobs, m) for m in range(len(jobs))]
 
-    def urgency(m: int) -> tuple[bool, float, float]:
-        got = jobs[m].got_s
-        return (not keeps[m], -(jobs[m].due_s / got if got else np.inf), -jobs[m].due_s)
+    def urgency(m: int) -> tuple[bool, float, float, float]:
+        due, got = jobs[m].due_s, jobs[m].got_s
+        ratio = due / got if got else np.inf
+        return (not keeps[m], -waited_s[m], -ratio, -due)
 
     def take_smallest(m: int) -> bool:
         kind, _, smallest = ideal[m]

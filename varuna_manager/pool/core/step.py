@@ -53,6 +53,7 @@ def step(
     if is_reset or decide.is_due(state):
         state = decide.decided(state)
     state, granted = regrant(state)
+    state = decide.with_shortages(state)
     commands = (*commands, *granted, *_returns(state))
     timer_s = decide.next_s(state)
     if timer_s < math.inf and (timer_s != state.timer_s or commands):
@@ -82,8 +83,9 @@ def _fold(
         case PoolJobEnded():
             return _with_phase(state, event.job, PoolJobPhase.ENDED)
         case PoolJobPaused():
-            phase = PoolJobPhase.PAUSED if event.is_paused else PoolJobPhase.ACTIVE
-            return _with_phase(state, event.job, phase)
+            if event.is_paused:
+                return _with_phase(state, event.job, PoolJobPhase.PAUSED)
+            return _resumed(state, event.job)
         case PriorityChanged(job=name, weight=weight):
             return _with_weight(state, name, weight), True, ()
         case SuppliesChanged():
@@ -182,6 +184,16 @@ def _with_phase(
     if job is None or job.phase in (phase, PoolJobPhase.ENDED):
         return state, False, ()
     return state.with_job(replace(job, phase=phase)), True, ()
+
+
+def _resumed(
+    state: PoolState, name: str
+) -> tuple[PoolState, bool, tuple[PoolCommand, ...]]:
+    job = state.jobs.get(name)
+    if job is None or job.phase is PoolJobPhase.ACTIVE:
+        return state, False, ()
+    job = replace(job, phase=PoolJobPhase.ACTIVE, resumed_s=state.now_s)
+    return state.with_job(job), True, ()
 
 
 def _with_weight(state: PoolState, name: str, weight: float) -> PoolState:

@@ -294,23 +294,26 @@ class PoolLoop:
             self._settings_changed(config)
 
     def pause(self, name: str, *, is_paused: bool) -> None:
-        """Pause a job, or let it go on.
+        """Pause a job, or let it go on, also after it has failed.
 
         Raises:
-            ConfigError: The pool has no such job, or it has ended.
+            ConfigError: The pool has no such job, or it has ended for good.
         """
-        name = self._active(name)
+        if is_paused or not self._managers.can_go_on(self._known(name)):
+            self._active(name)
         self._managers.of(name).starts = 0
         self.feed(PoolJobPaused(at_s=self.now_s(), job=name, is_paused=is_paused))
 
-    def _active(self, name: str) -> str:
-        job = self.state.jobs.get(name)
-        if job is None:
+    def _known(self, name: str) -> str:
+        if name not in self.state.jobs:
             known = ", ".join(self.state.jobs) or "none"
             raise ConfigError(
                 f"pool {self._pool.name} has no job {name}; its jobs: {known}"
             )
-        if job.phase is PoolJobPhase.ENDED:
+        return name
+
+    def _active(self, name: str) -> str:
+        if self.state.jobs[self._known(name)].phase is PoolJobPhase.ENDED:
             raise ConfigError(f"job {name} has ended; see 'spottrain report {name}'")
         return name
 

@@ -20,7 +20,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State, held_by_k
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import Follower, read_state
 from spottrain.varuna_manager.launch import control
-from spottrain.varuna_manager.launch.submit import start_manager
+from spottrain.varuna_manager.launch.submit import can_be_resumed, start_manager
 from spottrain.varuna_manager.offers.fleets import JobThroughputs
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
@@ -209,22 +209,28 @@ class JobManagers:
         if state.progress.step and is_alive and held:
             watched.starts = 0
         if job.phase is not PoolJobPhase.ENDED and not is_alive:
-            yield from self._after(watched, state, now_s, has_ended=was_alive)
+            yield from self._after(watched, state, job, now_s, has_ended=was_alive)
 
     def _after(
-        self, watched: WatchedJob, state: State, now_s: float, *, has_ended: bool
+        self,
+        watched: WatchedJob,
+        state: State,
+        job: PoolJob,
+        now_s: float,
+        *,
+        has_ended: bool,
     ) -> Iterator[PoolEvent]:
         """Yield what the end of a manager means.
 
         Args:
             watched: The job.
             state: Its state.
+            job: The same job, as the pool's core knows it.
             now_s: Seconds since the epoch.
             has_ended: Whether its manager has ended just now.
         """
-        name = watched.folder.name
-        outcome = state.outcome if state.phase is JobPhase.ENDED else None
-        kind = "" if outcome is None else outcome.kind
+        name = job.request.name
+        kind = _ended_as(state, job)
         if watched.is_down() or kind in _FINAL:
             yield PoolJobEnded(at_s=now_s, job=name)
         elif (kind == "stopped" and has_ended) or watched.gives_up:
@@ -290,7 +296,7 @@ class JobManagers:
         if now_s < watched.started_s + START_PAUSES_S[watched.starts]:
             return
         try:
-            if not _has_to_run(watched.state(), now_s):
+            if not _has_to_run(watched.state(), job, now_s):
                 return
             watched.start()
         except (SpottrainError, OSError) as error:
@@ -317,6 +323,17 @@ class JobManagers:
             spent=state.ledger.spent(state.now_s).microusd,
         )
 
+    def can_go_on(self, name: str) -> bool:
+        """Return whether a job of this pool has not ended for good; it may have failed."""
+        folder = self.of(name).folder
+        try:
+            grant = read_state(folder).job.grant
+        except SpottrainError:
+            return False
+        # Its name may have been taken since by a job that is not the pool's.
+        is_ours = grant is not None and grant.pool == self._pool
+        return is_ours and can_be_resumed(folder)
+
     def end(self, name: str) -> None:
         """End a job for good; its report and its checkpoints stay.
 
@@ -327,13 +344,19 @@ class JobManagers:
             control.end_job(self.of(name).folder)
 
 
-def _has_to_run(state: State, now_s: float) -> bool:
+def _ended_as(state: State, job: PoolJob) -> str:
+    """Return the kind of a job's outcome; empty if it has none since a person resumed it."""
+    if state.phase is not JobPhase.ENDED or state.outcome is None:
+        return ""
+    return state.outcome.kind if (state.ending_since_s or 0) >= job.resumed_s else ""
+
+
+def _has_to_run(state: State, job: PoolJob, now_s: float) -> bool:
     """Return whether a job without a manager needs one: to train, or to return VMs."""
     if state.phase is not JobPhase.ENDED and held_by_kind(state):
         return True
-    grant, outcome = state.job.grant, state.outcome
-    over = state.phase is JobPhase.ENDED and outcome is not None
-    if grant is None or (over and outcome is not None and outcome.kind in _FINAL):
+    grant = state.job.grant
+    if grant is None or _ended_as(state, job) in _FINAL:
         return False
     return grant.total > 0 and now_s < grant.until_s
 

@@ -1,7 +1,11 @@
-"""What ``spottrain pool`` and ``launch --pool`` refuse: one line, and exit code 2."""
+"""What ``spottrain pool`` and ``launch --pool`` refuse, in one line, and warn of; exit codes.
+
+Those of jobs that a pool cannot promise anything are in ``pool/test_requests.py``.
+"""
 
 from __future__ import annotations
 
+import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -63,8 +67,8 @@ def refused(
         with pytest.raises(SystemExit) as end:
             main()
         error = capsys.readouterr().err.strip()
-        assert end.value.code == code, error
-        return error.splitlines()[-1]
+        assert (end.value.code or 0) == code, error
+        return error if code == 0 else error.splitlines()[-1]
 
     return answer
 
@@ -102,6 +106,26 @@ def test_a_wrong_pool_is_not_created(
 ) -> None:
     write("new.yaml", {**POOL, **changes})
     assert error in refused("pool", "create", "new.yaml")
+
+
+def test_a_second_pool_on_a_quota_is_warned_of_and_created(refused: Refused) -> None:
+    write("new.yaml", {**POOL, "name": "new"})
+    # Its daemon is no child of this process.
+    command = [sys.executable, "-m", "spottrain.varuna_manager.cli.main"]
+    created = subprocess.run(
+        [*command, "pool", "create", "new.yaml", "-o", "json"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    try:
+        assert created.returncode == 0, created.stderr
+        assert "warning: pool lab rents from local too" in created.stderr
+        assert "name" in refused("pool", "create", "new.yaml"), "it has its name"
+        assert not refused("pool", "status", "new", "-o", "json", code=0)
+    finally:
+        ended = refused("pool", "down", "new", code=0)
+    assert "pool new has ended; jobs ended with it: 0" in ended
 
 
 def test_a_job_larger_than_the_pool_is_refused(refused: Refused) -> None:
