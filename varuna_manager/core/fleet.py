@@ -30,6 +30,7 @@ from spottrain.varuna_manager.core.model.state import (
     kind_of,
 )
 from spottrain.varuna_manager.core.model.transition import Transition
+from spottrain.wire.messages import AbandonGeneration
 
 BOOT_BOUND_S = 900.0
 """A VM whose supervisor is not ready by then is returned; the user's setup not counted."""
@@ -169,6 +170,10 @@ def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> 
     going = [vm for vm in vms if vm.phase is not VmPhase.RETURNING]
     if not going:
         return
+    if (generation := transition.state.generation) is not None:
+        # A cloud may take a while to end them: they must not train on by themselves.
+        training = (vm.vm_id for vm in going if generation.trains_on(vm.vm_id))
+        transition.send(training, AbandonGeneration(generation=generation.number))
     for vm in going:
         generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
         calibration.lose_vm(transition, vm.vm_id)

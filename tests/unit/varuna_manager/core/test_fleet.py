@@ -469,6 +469,8 @@ def test_a_vm_with_a_sick_gpu_is_returned_and_replaced_elsewhere() -> None:
     reason = "GPU 0 (NVIDIA A10G): XID 79: the GPU has fallen off the bus"
     story.report("b", messages.GpuSick(reason=reason))
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("b",))]
+    # The cloud may take a while, and b could train on by itself.
+    assert set(story.sent(messages.AbandonGeneration)) == {"b"}
     assert story.emitted(c.IntendLaunch)[0].offer == other
     assert story.state.tally.sick_gpus == 1
     assert story.state.interruptions[-1].reason == reason
