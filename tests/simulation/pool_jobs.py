@@ -66,7 +66,7 @@ from spottrain.varuna_manager.pool.core.model import (
 from spottrain.varuna_manager.pool.core.step import step
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers, WatchedJob
 from spottrain.varuna_manager.pool.store.settings import settings_of
-from spottrain.wire.model import ModelFacts, SectionFacts, Slot
+from spottrain.wire.model import ModelFacts, Slot
 
 TICK_S = 2.0
 """Time between two looks of the pool at its jobs."""
@@ -89,22 +89,14 @@ SHORT_USD = 12.0
 """Of pools whose money is used up before their jobs end."""
 TEAM_SHARE = 0.6
 
-SMALL = ModelFacts(
+SMALL = replace(
+    FACTS,
     fingerprint="small",
     num_parameters=1_000_000,
-    blocks="blocks",
     sections=tuple(
-        SectionFacts(
-            index=i,
-            param_bytes=1 << 26,
-            optimizer_bytes=1 << 27,
-            activation_bytes_per_example=1 << 10,
-        )
-        for i in range(4)
+        replace(section, param_bytes=1 << 26, optimizer_bytes=1 << 27)
+        for section in FACTS.sections
     ),
-    tied=(),
-    dataset_len=1000,
-    heldout_len=10,
 )
 """Fits one VM; ``FACTS`` needs four."""
 
