@@ -15,6 +15,8 @@ def test_a_local_vm_is_rented_only_when_asked_for_and_measures(tmp_path: Path) -
     events = [{"at_s": 0.0, "kind": "capacity", "zone": "a", "count": 0}]
     with Job(tmp_path, "job", local={"zones": zones, "events": events}) as job:
         asked = ("calibrate", str(job.file), "--on", "box", "-o", "json")
+        refused = job.run(*asked, "--yes", "--max-usd", "0")
+        assert (refused.code, "more than 0" in refused.err) == (2, True)
         told = job.run(*asked)
         assert told.code == 2
         assert "box (a), at $3.00 per hour" in told.err

@@ -99,6 +99,11 @@ def calibrate(
     """
     if on is None and (max_usd is not None or yes):
         raise ConfigError("--max-usd and --yes need --on; add it")
+    if max_usd == 0:
+        raise ConfigError(
+            "--max-usd must be more than 0: got 0; without it, nothing costs "
+            "more than an hour of that VM"
+        )
     if derive:
         profile = _derived(file, device, ratio)
     elif device is not None or ratio is not None:
