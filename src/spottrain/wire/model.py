@@ -13,6 +13,9 @@ from spottrain.wire.codec import SCHEMA_VERSION
 
 ScheduleKind = Literal["varuna", "1f1b", "gpipe", "interleaved"]
 Reduction = Literal["fast", "exact"]
+Semantics = Literal["synchronous", "stale_by_one"]
+"""Weights at which the gradient of a mini-batch is taken: those it is applied to, or those
+one mini-batch before, so that pipelines need not drain (PipeDream-2BW)."""
 Precision = Literal["fp32", "bf16", "fp16"]
 """Type of the matrix multiplications; parameters and optimizer state stay as built."""
 StateHome = Literal["host", "device"]

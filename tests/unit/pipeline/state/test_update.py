@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -114,7 +114,7 @@ def open_memory(holder: LocalHolder, job: TrainingJob) -> SlotMemory:
     return memory
 
 
-def fill(arena: SectionArena, seed: int, tensors: dict[str, torch.Tensor]) -> None:
+def fill(arena: SectionArena, seed: int, tensors: Mapping[str, torch.Tensor]) -> None:
     generator = torch.Generator().manual_seed(seed)
     for tensor in tensors.values():
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
@@ -346,12 +346,12 @@ def test_values_of_groups_are_in_checkpoints_and_missing_in_older_ones(
     kept = arena.numbers.group_values
     open_memory(holder, job).apply(decision(1), [0], FaultScript())
 
-    load(arena, saved)
+    load(arena, saved, 1)
     assert arena.numbers.group_values == kept
     assert (GROUPS in saved) is (optimizer in ACCEPTED)
 
     saved.pop(GROUPS, None)
-    load(arena, saved)
+    load(arena, saved, 1)
     assert arena.numbers.group_values == b""
 
 
