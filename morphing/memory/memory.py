@@ -167,7 +167,8 @@ class StageMemory:
     parameters_bytes: int
     """With state in another memory: working copies."""
     gradients_bytes: int
-    """The mini-batch's sum, later the prepared gradients."""
+    """The mini-batch's sum, later the prepared gradients; of two where gradients are stale by
+    one mini-batch, as the next."""
     accumulators_bytes: int
     """In exact mode: the mini-batch's sum as whole numbers."""
     optimizer_bytes: int
@@ -264,9 +265,12 @@ def stage_bytes(
     """
     own = [facts.sections[k] for run in runs for k in run]
     chunks = [Chunk.of(facts, measured, segments_of(run, segments)) for run in runs]
-    gradients = sum(chunk.gradients for chunk in chunks)
+    lanes = terms.compute.lanes
+    gradients = lanes * sum(chunk.gradients for chunk in chunks)
     exact = terms.reduction == "exact"
-    undo = max(s.param_bytes + s.optimizer_bytes + trained_bytes(s) for s in own)
+    undo = max(
+        s.param_bytes + s.optimizer_bytes + lanes * trained_bytes(s) for s in own
+    )
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
     most = max(map(trained_bytes, own))
@@ -327,14 +331,14 @@ def _on_gpu(
         staging += (ACCUMULATORS if exact else 1) * gradients
     casts = terms.compute.cast_bytes(own)
     if terms.state == "host":
-        divided = _on_host(whole, exact, casts, buffers, staging)
+        divided = _on_host(whole, exact, casts, buffers, staging, terms.compute.lanes)
     else:
         divided = _on_device(whole, casts, PAGE_BYTES * (len(own) + 1), staging)
     return replace(divided, host=replace(divided.host, loader_bytes=loading))
 
 
 def _on_host(
-    whole: StageMemory, exact: bool, casts: int, buffers: int, staging: int
+    whole: StageMemory, exact: bool, casts: int, buffers: int, staging: int, lanes: int
 ) -> StageMemory:
     """Return the memory of a GPU's worker that keeps committed state on the host.
 
@@ -343,7 +347,7 @@ def _on_host(
     """
     return replace(
         whole,
-        parameters_bytes=whole.parameters_bytes - casts,
+        parameters_bytes=lanes * (whole.parameters_bytes - casts),
         gradients_bytes=0 if exact else whole.gradients_bytes,
         optimizer_bytes=0,
         undo_bytes=0,

@@ -91,7 +91,7 @@ class Cuts:
         inputs = self.inputs
         sections = inputs.facts.sections
         parameters = sum(s.param_bytes for s in sections)
-        gradients = sum(map(trained_bytes, sections))
+        gradients = self.compute.lanes * sum(map(trained_bytes, sections))
         optimizer = sum(s.optimizer_bytes for s in sections)
         everything = parameters + gradients + optimizer
         if not self.compute.on_gpu or state == "device":
@@ -124,7 +124,8 @@ class Cuts:
             finish_s=self._finish_s(depth, mode, widths),
             shared_s=self._shared_s(pipe, ring),
         )
-        steps: list[float] = min_s.tolist()
+        # Of two mini-batches in a row both fill and drain a pipeline (``stale_step``).
+        steps: list[float] = (min_s / self.compute.lanes).tolist()
         return steps
 
     def _shared_s(self, pipe: Pipe, widths: NDArray[np.int64]) -> Array | None:
