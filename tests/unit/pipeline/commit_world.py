@@ -264,17 +264,7 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
     own, is_retry = shape.sections_of(slot.stage), slot.attempt > 0
     after = slot._replace(phase=slot.phase + 1)
     if slot.phase == START:
-        if shape.stale:
-            if slot.ahead is None:
-                return None
-            assert slot.ahead[0] == slot.step
-            after = after._replace(ahead=None, entered=slot.ahead[1])
-        after = after._replace(undo=None)
-        for k in own:
-            after = put(
-                after, k, held(slot, k)._replace(mark=None, base=None, attempt=0)
-            )
-        return copying(shape, after) if shape.copies else after
+        return enter(shape, slot, after)
     if slot.phase == SENT:
         ring, everybody, _ = heard_by(world, i)
         if ring < now + SENT:
@@ -313,6 +303,20 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
     if own[index] == own[-1]:
         after = after._replace(step=slot.step + 1, attempt=0, phase=START)
     return after
+
+
+def enter(shape: Shape, slot: Slot, after: Slot) -> Slot | None:
+    """Take marks back, and let what was computed be reduced."""
+    assert slot.stage is not None
+    if shape.stale:
+        if slot.ahead is None:
+            return None
+        assert slot.ahead[0] == slot.step
+        after = after._replace(ahead=None, entered=slot.ahead[1])
+    after = after._replace(undo=None)
+    for k in shape.sections_of(slot.stage):
+        after = put(after, k, held(slot, k)._replace(mark=None, base=None, attempt=0))
+    return copying(shape, after) if shape.copies else after
 
 
 def compute(shape: Shape, world: World, i: int) -> World | None:
