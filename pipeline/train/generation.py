@@ -380,6 +380,7 @@ class _Training:
             self._commit,
             self._keep,
             self._drains,
+            self._shown,
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:

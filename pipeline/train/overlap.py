@@ -16,6 +16,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
@@ -54,6 +55,8 @@ class Overlap:
         commit: Commits what was computed.
         keep: Begins the checkpoints and copies that are due after a commit.
         drains: Returns whether the pipeline must be empty before a mini-batch.
+        shown: Returns the context in which a thread that commits, or waits for a commit,
+            lets that be seen as what the worker does.
     """
 
     def __init__(
@@ -65,10 +68,12 @@ class Overlap:
         commit: Callable[[Computed], Committed],
         keep: Callable[[], None],
         drains: Callable[[int], bool],
+        shown: Callable[[], AbstractContextManager[None]],
     ) -> None:
         self._context, self._lanes, self._links = context, lanes, links
         self._connections = connections
         self._commit, self._keep, self._drains = commit, keep, drains
+        self._shown = shown
         self._thread = ThreadPoolExecutor(1, "commit")
         self._under_way: Future[Committed] | None = None
         self._failures: list[BaseException] = []
@@ -119,7 +124,8 @@ class Overlap:
             if not before.in_range:
                 return self._again(step - 1)
             if not (follows and before.goes_on):
-                committed = self._commit(computed)
+                with self._shown():
+                    committed = self._commit(computed)
                 if not committed.in_range:
                     return self._again(step)
                 return max(before.stop, committed.stop)
@@ -136,7 +142,10 @@ class Overlap:
 
     def _finished(self) -> Committed:
         """Return how the commit under way ends, if there is one."""
-        return Committed() if self._under_way is None else self._under_way.result()
+        if self._under_way is None:
+            return Committed()
+        with self._shown():
+            return self._under_way.result()
 
     def _again(self, step: int) -> int:
         """Compute a mini-batch again that was out of range; return as ``run``.
@@ -147,7 +156,9 @@ class Overlap:
         for attempt in range(1, MAX_ATTEMPTS):
             began_s = time.monotonic()
             minibatch = self._lanes.open(step, attempt)
-            committed = self._commit(self._lanes.finish(step, minibatch, began_s))
+            computed = self._lanes.finish(step, minibatch, began_s)
+            with self._shown():
+                committed = self._commit(computed)
             if committed.in_range:
                 return committed.stop
         raise AssertionError("the last attempt takes any finite gradient")
