@@ -286,3 +286,23 @@ def test_devices_whose_transfers_are_late_change_no_bit(
     weights, _ = train(zygote, spec, 3, (2, 2), device="deferred:3", state=state)
 
     assert parameters_of(weights) == recurrence("gpt_job")
+
+
+def test_pipelines_do_not_drain_between_mini_batches(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    """Every forward sleeps: a mini-batch that drains takes six of them, else four."""
+    sleep_s, spec = 0.05, replace(stale_spec(tmp_path), evaluation=EvaluationSpec())
+    names, pace = "abc", {"STALE_SLEEP_S": str(sleep_s)}
+    plan = make_plan(spec, 3, 1, names, 3, recompute=False, schedule="1f1b")
+    with Fleet(spec, names, tmp_path / "log", zygote, pace) as fleet:
+        fleet.ready()
+        fleet.run(plan, fleet.initialise())
+        assert fleet.wait_for_end(set(names))
+        took_s = {
+            r.step: r.step_s
+            for _, r in fleet.history
+            if isinstance(r, messages.MinibatchCommitted) and r.step in (4, 5, 6, 7)
+        }
+
+    assert sum(took_s.values()) < 0.9 * 4 * 6 * sleep_s
