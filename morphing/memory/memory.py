@@ -479,7 +479,8 @@ def rank_bytes(
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []
     for replica in range(width):
-        count = len(plan.virtual_nodes_of(replica))
+        # Two mini-batches fill a pipeline as one of twice the length does.
+        count = compute.lanes * len(plan.virtual_nodes_of(replica))
         if count not in loads:
             loads[count] = stage_loads(
                 plan.schedule,

@@ -251,8 +251,10 @@ class Cuts:
     ) -> tuple[StageLoad, ...]:
         """Return the load of every stage of a replica of ``count`` micro-batches.
 
-        A short list is enough for all schedules but GPipe.
+        A short list is enough for all schedules but GPipe. Where two mini-batches are under
+        way they fill the pipeline as one of twice the length does.
         """
+        count *= self.compute.lanes
         if mode.schedule != "gpipe":
             count = min(count, SHORT_LISTS * depth * mode.chunks)
         # The home of state changes nothing, nor does the number of segments.
@@ -376,7 +378,7 @@ class Cuts:
         if draft.depth == 1 or draft.mode.schedule not in DEEPENED:
             return set()
         listed, count = self._listed_in_flight(draft), self.even_shares(draft)[1]
-        most = min(count, SHORT_LISTS * draft.depth)
+        most = min(self.compute.lanes * count, SHORT_LISTS * draft.depth)
         largest_bound = self._search_bound(draft, room, listed - 1, most + 1)
         few = max(listed, min(FEW * draft.depth, largest_bound))
         return {few, largest_bound} if largest_bound >= listed else set()

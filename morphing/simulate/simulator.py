@@ -310,14 +310,11 @@ def stale_step(
     alone = expect(plan)
     if plan.chunks > 1:  # which a mini-batch has to itself
         return alone
-    least = min(len(plan.virtual_nodes_of(d)) for d in range(width))
-    bound = plan.in_flight_bound or plan.pipeline_depth
     twice = replace(
         plan,
         network=alone.network,
         minibatch_size=2 * plan.minibatch_size,
         replica_bounds=tuple(2 * at for at in plan.replica_bounds),
-        in_flight_bound=min(bound, least) if least < bound else plan.in_flight_bound,
     )
     steady_s = expect(twice).pipeline_s - alone.pipeline_s
     if not compute.on_gpu or plan.state == "device":

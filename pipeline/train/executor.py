@@ -58,6 +58,8 @@ class StagePlace:
     virtual_nodes: range
     in_flight_bound: int | None = None
     """As in the plan."""
+    pair_bound: int = 0
+    """Maximum micro-batches in flight of a mini-batch and the one after it together."""
 
     @property
     def is_first(self) -> bool:
@@ -441,8 +443,7 @@ class Minibatch:
     def _let_follow(self, follow: Callable[[], Minibatch | None]) -> bool:
         """Run a forward of the mini-batch after this one, if one is ready.
 
-        Only once all forwards of this one are done: so links stay first in, first out,
-        and no more micro-batches are in flight than in one mini-batch.
+        Only once all forwards of this one are done: so links stay first in, first out.
         """
         progress = self._progress
         if progress.forwards < progress.num_microbatches:
@@ -451,7 +452,7 @@ class Minibatch:
             self.following = follow()
         if self.following is None:
             return False
-        return self.following._go_ahead(progress.bound - progress.in_flight)
+        return self.following._go_ahead(self._place.pair_bound - progress.in_flight)
 
     def _go_ahead(self, room: int) -> bool:
         """Run a forward while the mini-batch before is under way, if one is ready.

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import torch
 import torch.distributed as dist
 
-from spottrain.morphing.schedules.schedule import make_schedule
+from spottrain.morphing.schedules.schedule import make_schedule, max_in_flight
 from spottrain.pipeline.base.tracking import TensorTracker
 from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import stage_ranks
@@ -169,7 +169,9 @@ class Lanes:
             recompute=plan.recompute,
             chunks=plan.chunks,
         )
-        place = StagePlace(self._stage, lists, nodes, plan.in_flight_bound)
+        place = StagePlace(
+            self._stage, lists, nodes, plan.in_flight_bound, self._pair_bound(nodes)
+        )
         for lane in self._lanes:
             lane.executor = StageExecutor(
                 lane.chunks,
@@ -186,6 +188,22 @@ class Lanes:
                 loaded.layout.blank_for(self._arenas, heldout=True),
                 self._context.activity,
             )
+
+    def _pair_bound(self, nodes: range) -> int:
+        """Return how many micro-batches of two mini-batches may be in flight: as many as of
+        one that is twice as long, as the planner has it."""
+        plan = self._plan
+        if self._number == 1 or plan.chunks > 1:
+            return 0
+        if plan.in_flight_bound is not None:
+            return plan.in_flight_bound
+        lists = make_schedule(
+            plan.schedule,
+            plan.pipeline_depth,
+            self._number * len(nodes),
+            recompute=plan.recompute,
+        )
+        return max_in_flight(lists[self._stage])
 
     def of(self, step: int) -> Lane:
         """Return the lane of mini-batch ``step``."""

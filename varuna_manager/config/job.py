@@ -422,10 +422,10 @@ class JobConfig(Section):
                 "semantics must be synchronous with runtime.precision fp16: got "
                 "stale_by_one; its loss scale would follow overflows too late, use bf16"
             )
-        if self.morphing.schedule == "interleaved":
+        if self.morphing.schedule in ("interleaved", "gpipe"):
             raise ValueError(
-                "morphing.schedule must not be interleaved with semantics stale_by_one: "
-                "its pipelines are filled in the order of 1f1b; leave it out"
+                "morphing.schedule must be auto, varuna or 1f1b with semantics "
+                f"stale_by_one: got {self.morphing.schedule}, which drains; leave it out"
             )
         return self
 

@@ -46,7 +46,8 @@ def test_without_a_drain_the_bubble_is_saved() -> None:
 
 
 def test_with_fewer_microbatches_than_stages_less_of_the_bubble_is_saved() -> None:
-    """Three in flight on four stages: 3 of 4 busy, not 3 of 6."""
+    """Of six tasks' time three are saved at most: a mini-batch waits for the commit before
+    the one before."""
     other = alternatives("compute-bound", 4, pipeline_depth=4, minibatch_size=12)
     assert other.stale_gain is not None
     assert 0.3 < other.stale_gain < 1.0

@@ -418,6 +418,7 @@ def test_the_configuration_page_names_every_key() -> None:
     [
         ({"runtime": {"precision": "fp16"}}, "runtime.precision fp16"),
         ({"morphing": {"schedule": "interleaved"}}, "morphing.schedule"),
+        ({"morphing": {"schedule": "gpipe"}}, "morphing.schedule"),
     ],
 )
 def test_gradients_cannot_be_stale_with_everything(
