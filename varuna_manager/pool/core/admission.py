@@ -6,6 +6,7 @@ import math
 from dataclasses import replace
 
 from spottrain.errors import ConfigError
+from spottrain.units import HOUR_S
 from spottrain.varuna_manager.format import duration
 from spottrain.varuna_manager.pool.core.contests import contest_of
 from spottrain.varuna_manager.pool.core.model import (
