@@ -76,7 +76,7 @@ def refused(
 @pytest.mark.parametrize(
     ("command", "error"),
     [
-        ("pool status poets", "no pool poets on this machine; its pools: lab"),
+        ("pool status poets", "no pool poets on this machine; those in "),
         ("launch job.yaml --pool poets", "no pool poets on this machine"),
         ("plan job.yaml --pool poets", "no pool poets on this machine"),
         (
