@@ -1,10 +1,10 @@
 """A pool's core and the cores of its jobs together, in virtual time.
 
-``python -m tests.simulation.pool_jobs [SEEDS [FIRST]]`` runs so many stories. Both cores, and
-what lies between them in the pool's process (``JobManagers``), are the product's; clouds,
-workers and processes are simulated. In each story pool and managers crash between an event and
-what follows from it, messages are lost with them, VMs are lost, silent, slow or never come up,
-launches are not answered, people stop jobs, prices move, and the pool's measurements of jobs
+``python -m tests.simulation.pool_jobs --seeds 100`` plays so many stories of each policy.
+Both cores, and what lies between them in the pool's process (``JobManagers``), are the
+product's; clouds, workers and processes are simulated. In each story pool and managers crash
+between an event and what follows from it, messages are lost with them, VMs are lost, silent,
+slow or never come up, launches are not answered, people stop jobs, prices move, and the pool's measurements of jobs
 change. Then nothing fails any more, further jobs arrive, and every one has to end.
 
 Whenever a cloud gives a VM, what is *held* there is compared with the caps of pool, team and
@@ -282,6 +282,8 @@ class SimulatedJob(WatchedJob):
         self.world.start_manager()
 
     def tell(self, grant: PoolGrant) -> None:
+        # Managers know of progress sooner than stretches of mini-batches end.
+        self.world.workers.catch_up()
         self.world.feed(e.GrantReceived(at_s=self.world.now_s, grant=grant))
 
     def returned(self) -> State:

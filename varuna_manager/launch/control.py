@@ -45,7 +45,7 @@ from spottrain.varuna_manager.core.model.state import JobPhase
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.jobs.follow import read_state
 from spottrain.varuna_manager.jobs.identity import client_context, load_identity
-from spottrain.varuna_manager.jobs.journal import Journal, JournalError
+from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.traces import TraceSet, TracesRefusedError
 from spottrain.varuna_manager.launch import data as job_data
 from spottrain.varuna_manager.launch.limits import LimitsRefusedError
@@ -354,7 +354,8 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
     """Start the manager of a job again; it finds the VMs that still run.
 
     Raises:
-        ConfigError: The job runs or has ended for good.
+        ConfigError: The job runs, has ended for good, or is a pool's.
+        JournalError: Its journal is damaged: no manager is started over it.
     """
     if job.is_managed():
         raise ConfigError(
@@ -366,10 +367,10 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
             f"job {job.name} has ended; see 'spottrain report {job.name}', and launch "
             "it again to start over"
         )
-    if pool := _pool_of(job):
+    if (grant := read_state(job).job.grant) is not None:
         raise ConfigError(
-            f"job {job.name} is in pool {pool}: 'spottrain pool resume {pool} {job.name}' "
-            "continues it"
+            f"job {job.name} is in pool {grant.pool}: "
+            f"'spottrain pool resume {grant.pool} {job.name}' continues it"
         )
     config = job.config()
     check_secrets(config.secrets)
@@ -377,14 +378,6 @@ def resume_job(job: JobDir) -> subprocess.Popen[bytes]:
     if config.resources.provider == "local":
         job_data.ensure_data(config)
     return start_manager(job)
-
-
-def _pool_of(job: JobDir) -> str:
-    """Return the pool that a job is in; empty if it is in none, or nobody can tell."""
-    with contextlib.suppress(JournalError):
-        grant = read_state(job).job.grant
-        return "" if grant is None else grant.pool
-    return ""
 
 
 def end_job(job: JobDir) -> int:

@@ -164,6 +164,22 @@ def test_a_lesser_job_waits_while_a_greater_one_would_lose_by_it() -> None:
     assert priority(three((10, 2, True), (1, 4, False))).examples_per_s == (2, 2)
 
 
+def test_shares_by_priority_are_of_what_caps_leave() -> None:
+    jobs = three((10, 4, True), (5, 4, True), (1, 4, True))
+    team = Cap(jobs=frozenset({0, 1}), per_vm=(1.0,), at_most=3)
+    assert priority(replace(jobs, caps=(team,))).examples_per_s == (2, 1, 1)
+    pool = Cap(jobs=frozenset({0, 1, 2}), per_vm=(2.0,), at_most=6)
+    assert priority(replace(jobs, caps=(pool,))).examples_per_s == (1, 1, 1)
+    alone = Cap(jobs=frozenset({0}), per_vm=(1.0,), at_most=1)
+    assert priority(replace(jobs, caps=(alone,))).examples_per_s == (1, 2, 1)
+
+
+def test_who_is_too_large_for_its_team_keeps_no_other_team_waiting() -> None:
+    jobs = three((10, 4, True), (5, 4, True), (1, 4, True))
+    team = Cap(jobs=frozenset({0}), per_vm=(1.0,), at_most=0)
+    assert priority(replace(jobs, caps=(team,))).examples_per_s == (0, 3, 1)
+
+
 # --- Laws -----------------------------------------------------------------------------------
 
 
@@ -210,19 +226,25 @@ def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
         assert trained == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("policy", ["fair", "makespan", "cheapest", "hierarchical"])
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=15, deadline=None)
 @given(contests(), st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1.0, 3.0]))
 def test_sums_are_within_caps(
     policy: str, contest: Contest, at_most: float, per_vm: float
 ) -> None:
-    members = frozenset(range(0, len(contest.claims), 2))
+    everybody = range(len(contest.claims))
     prices = (per_vm,) * len(contest.kinds)
-    cap = Cap(jobs=members, per_vm=prices, at_most=at_most)
-    contest = replace(contest, caps=(cap,))
-    found = POLICIES[policy](contest)
-    held = sum(found.vms(m, len(contest.kinds)).sum() for m in members)
-    assert held * per_vm <= at_most * (1 + CLOSE)
+    caps = tuple(
+        Cap(jobs=frozenset(members), per_vm=prices, at_most=factor * at_most)
+        for members, factor in ((everybody[::2], 1.0), (everybody, 1.7))
+    )
+    running = tuple(
+        replace(claim, running=m % 3 > 0) for m, claim in enumerate(contest.claims)
+    )
+    found = POLICIES[policy](replace(contest, claims=running, caps=caps))
+    for cap in caps:
+        held = sum(found.vms(m, len(contest.kinds)).sum() for m in cap.jobs)
+        assert held * per_vm <= cap.at_most * (1 + CLOSE)
 
 
 @settings(max_examples=40, deadline=None)
