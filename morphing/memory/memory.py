@@ -273,9 +273,7 @@ def stage_bytes(
     lanes = terms.compute.lanes
     gradients = lanes * sum(chunk.gradients for chunk in chunks)
     exact = terms.reduction == "exact"
-    undo = max(
-        s.param_bytes + s.optimizer_bytes + lanes * trained_bytes(s) for s in own
-    )
+    undo = max(_committed_bytes(section, lanes) for section in own)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
     training = _peak(chunks, load, _converted_bytes(own, terms) if exact else 0)
@@ -337,6 +335,12 @@ def _on_gpu(
     if terms.state == "host":
         return _on_host(whole, host, terms, casts, buffers)
     return _on_device(whole, host, casts, PAGE_BYTES * (len(own) + 1))
+
+
+def _committed_bytes(section: SectionFacts, lanes: int) -> int:
+    """Return the bytes of a section's committed memory."""
+    gradients = lanes * trained_bytes(section)
+    return section.param_bytes + section.optimizer_bytes + gradients
 
 
 def _converted_bytes(own: Sequence[SectionFacts], terms: WorkerTerms) -> int:
