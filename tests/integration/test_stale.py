@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 import torch
 from tests.integration import stale_jobs
-from tests.integration.fleet import Fleet, Host, Zygote, make_plan
+from tests.integration.fleet import Fleet, Host, Zygote, make_plan, read_weights
 from tests.integration.struck_runs import job_spec
+from tests.integration.test_shares import SharingFleet
 
 from spottrain.pipeline.base import fixed_point
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE
@@ -23,7 +24,7 @@ from spottrain.pipeline.model.optimizer import use_fused_kernels
 from spottrain.pipeline.model.skeleton import materialise
 from spottrain.pipeline.model.tracer import trace
 from spottrain.wire import messages
-from spottrain.wire.messages import EvaluationSpec, JobSpec
+from spottrain.wire.messages import EvaluationSpec, JobSpec, TraceMinibatches
 from spottrain.wire.model import Network, Plan, Reduction, Slot
 
 STEPS, SECTIONS = 9, {"quadratic_job": 2, "gpt_job": 3}
@@ -203,16 +204,55 @@ def test_deaths_anywhere_change_no_bit_and_lose_no_committed_mini_batch(
     assert fleet.committed_twice() == []
 
 
-def test_a_lost_vm_changes_no_bit(zygote: Zygote, tmp_path: Path) -> None:
-    blow = {"hook": "backward", "step": 4, "rank": 3, "action": "kill_vm"}
+@pytest.mark.parametrize(
+    ("shape", "changes"), [((2, 2), {}), ((2, 1), {"peer_copies": 1})], ids=str
+)
+def test_a_lost_vm_changes_no_bit(
+    zygote: Zygote, tmp_path: Path, shape: tuple[int, int], changes: dict[str, Any]
+) -> None:
+    """Replicas go on from what is committed; one alone from copies on another VM."""
+    size = shape[0] * shape[1]
+    blow = {"hook": "backward", "step": 4, "rank": size - 1, "action": "kill_vm"}
     blow["mark"] = str(tmp_path / "mark")
     environment = {ENVIRONMENT_VARIABLE: json.dumps([blow])}
+    spec = replace(stale_spec(tmp_path), checkpoint_every_steps=100)
 
-    weights, fleet = train(zygote, stale_spec(tmp_path), 3, (2, 2), environment)
+    weights, fleet = train(zygote, spec, 3, shape, environment, **changes)
 
-    assert len(fleet.machines) == 3
+    assert len(fleet.machines) == size - 1
     assert parameters_of(weights) == recurrence("gpt_job")
-    assert fleet.committed_twice() == []
+    started = [r for _, r in fleet.history if isinstance(r, messages.GenerationStarted)]
+    assert {r.sections_loaded for r in started if r.generation > 1} == {0}
+    if not changes:
+        assert fleet.committed_twice() == []
+
+
+def test_another_share_and_a_timeline_are_waited_for_by_the_pipeline(
+    zygote: Zygote, tmp_path: Path
+) -> None:
+    spec, pace = stale_spec(tmp_path), {"STALE_SLEEP_S": "0.03"}
+    bounds = {"replica_bounds": (0, 2, 4)}
+    with SharingFleet(spec, "abcd", tmp_path / "log", zygote, pace) as fleet:
+        fleet.shares = [(0, 1, 4), (0, 3, 4)]
+        fleet.ready()
+        plan = make_plan(spec, 2, 2, "abcd", 3, **bounds)
+        fleet.run(plan, fleet.initialise())
+        asked = TraceMinibatches(
+            generation=1, number=1, minibatches=1, content="timeline"
+        )
+        for machine in fleet.machines.values():
+            machine.send(asked)
+        assert len(fleet.wait_for_traces(4)) == 4
+        assert fleet.wait_for_end(set("abcd"))
+        weights = read_weights(Path(spec.checkpoint_path))
+        counts = {
+            r.microbatches
+            for name, r in fleet.history
+            if name == "a" and isinstance(r, messages.MinibatchCommitted)
+        }
+
+    assert 3 in counts
+    assert parameters_of(weights) == recurrence("gpt_job")
 
 
 def test_morphs_and_a_resume_from_a_checkpoint_change_no_bit(
