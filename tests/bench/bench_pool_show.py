@@ -64,13 +64,13 @@ def outcome(home: Path, name: str) -> Run:
     return Run(
         state.submitted_at_s,
         _end_s(state),
-        state.ledger.spent(state.now_s).microusd,
+        state.history.ledger.spent(state.now_s).microusd,
         weights(Path(state.job.spec.checkpoint_path)),
     )
 
 
 def _end_s(state: State) -> float:
-    return state.progress.last_commit_at_s or state.now_s
+    return state.history.progress.last_commit_at_s or state.now_s
 
 
 def pool(folder: Path, file: Mapping[str, Any]) -> dict[str, Run]:
