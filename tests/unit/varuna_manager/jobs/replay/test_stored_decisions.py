@@ -62,6 +62,8 @@ def flat(state: State) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(json.dumps(to_data(state)))
     for part in PARTS:
         data |= data.pop(FIELDS[part])
+    if data["settings"] is not None:  # what jobs could not ask for yet
+        assert data["settings"]["spec"].pop("semantics") == "synchronous"
     return data
 
 
