@@ -289,11 +289,12 @@ class JobManagers:
         return True
 
     def _ensure(self, job: PoolJob, now_s: float) -> None:
-        """Start the manager of a job that has or is granted VMs, if none runs."""
+        """Start the manager of a job that may have or is granted VMs, if none runs."""
         watched = self.of(job.request.name)
         if watched.is_managed() or watched.gives_up:
             return
-        if not any(job.held) and not (any(job.granted) and now_s < job.until_s):
+        may_hold = any(job.held) or any(job.may_hold)  # more than it could say
+        if not may_hold and not (any(job.granted) and now_s < job.until_s):
             return
         if now_s < watched.started_s + START_PAUSES_S[watched.starts]:
             return

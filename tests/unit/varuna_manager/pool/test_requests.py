@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.simulation.market import offer
 from tests.simulation.test_simulation import settings
 
 from spottrain.errors import SpottrainError
@@ -16,11 +18,14 @@ from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.core.model.events import (
     CommandFailed,
     JobSubmitted,
+    LaunchIntended,
+    ManagerStarted,
 )
 from spottrain.varuna_manager.core.model.settings import PoolGrant
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.launch.submit import end_of
+from spottrain.varuna_manager.offers.fleets import JobThroughputs
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
     Limits,
@@ -30,7 +35,7 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolState,
 )
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
-from spottrain.varuna_manager.pool.daemon.managers import JobManagers
+from spottrain.varuna_manager.pool.daemon.managers import JobManagers, WatchedJob
 from spottrain.varuna_manager.pool.store.folder import create_pool
 from spottrain.varuna_manager.pool.store.journal import PoolJournal
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
@@ -121,3 +126,30 @@ def test_a_job_of_that_name_that_is_not_the_pools_is_left_alone(loop: PoolLoop) 
         loop.pause("job", is_paused=False)
     with pytest.raises(SpottrainError, match="has no job poet"):
         loop.pause("poet", is_paused=False)
+
+
+class NotedJob(WatchedJob):
+    """A job whose manager is not really started."""
+
+    def start(self) -> None:
+        pass
+
+
+def test_a_manager_that_died_before_it_could_say_what_it_holds_is_started(
+    loop: PoolLoop,
+) -> None:
+    rented = LaunchIntended(
+        at_s=2.0, intent="i", token="t", offer=offer("a", 1.0), count=2
+    )
+    write_job(ManagerStarted(at_s=1.0, software_version="1", pid=1), rented)
+    loop.submit(request(), {})
+    unheard = replace(
+        loop.state.jobs["job"], granted=(0,), held=(0,), may_hold=(2,), may_until_s=1e9
+    )
+    job = NotedJob(folder=job_dir("job"), throughputs=JobThroughputs(()))
+    managers = JobManagers("lab", loop.state.supplies, lambda _: job)
+    starts = []
+    for may_hold in ((0,), (2,)):
+        managers.look(loop.state.with_job(replace(unheard, may_hold=may_hold)), 1e3)
+        starts.append(job.starts)
+    assert starts == [0, 1]
