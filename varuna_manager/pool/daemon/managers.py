@@ -170,8 +170,7 @@ class JobManagers:
         """
         found: list[PoolEvent] = []
         for name, job in state.jobs.items():
-            runs = any(job.may_hold) or any(job.held)
-            if job.phase is PoolJobPhase.ENDED and not runs:
+            if job.phase is PoolJobPhase.ENDED and not job.runs:
                 continue
             try:
                 found += self._look_at(self.of(name), job, now_s)
