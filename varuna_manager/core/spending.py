@@ -89,6 +89,7 @@ def listed(transition: Transition, vms: Iterable[Vm]) -> None:
         ledger = state.ledger
         known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
         ours = vm.intent in state.intents or vm.intent in state.given_up
+        ours = ours or tags.order_of(vm.intent) in state.orders
         if not known and ours:
             opened(transition, vm)  # it started and ended between two polls
         if known or ours:

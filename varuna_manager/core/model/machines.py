@@ -81,7 +81,7 @@ JOB: Machine = {
 }
 
 _COMING = (VmPhase.STARTING, VmPhase.BOOTING, VmPhase.REGISTERED)
-_ADOPTED: Causes = (e.VmsLaunched, e.VmsListed)
+_ADOPTED: Causes = (e.VmsLaunched, e.VmsListed, e.OrderAnswered)
 
 VM: Machine = {
     (None, VmPhase.STARTING): Entry("rented", _ADOPTED),

@@ -109,6 +109,9 @@ class State:
     launch_choice: records.LaunchChoice | None = None
     """What the newest launch was chosen from."""
     vms: Mapping[str, records.VmRecord] = field(default_factory=dict)
+    orders: Mapping[str, records.OrderRecord] = field(default_factory=dict)
+    """VMs of other jobs of the pool that were asked for, by the name of the order; what has
+    been answered only as long as the grant has it."""
     enough: records.Enough | None = None
     """Set when VMs were returned that the plan did not use; None: as many as allowed."""
     move: records.Move | None = None
@@ -218,6 +221,24 @@ def held_by_kind(state: State) -> Counter[str]:
     for intent in state.intents.values():
         held[kind_of(intent.offer)] += intent.missing
     return held
+
+
+def places_by_kind(state: State) -> Counter[str]:
+    """Return the VMs of a grant that only VMs of other jobs may be, and that are not here."""
+    grant = state.job.grant
+    if grant is None:
+        return Counter()
+    answers = {name: one.phase for name, one in state.orders.items()}
+    return Counter(
+        order.kind
+        for order in grant.orders
+        if answers.get(order.name) is not records.OrderPhase.TAKEN
+    )
+
+
+def is_expecting(state: State) -> bool:
+    """Return whether VMs were asked for, or are kept a place for, that are not here."""
+    return bool(state.intents) or bool(places_by_kind(state))
 
 
 def is_unfit(state: State, offer: Offer) -> bool:

@@ -18,6 +18,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
+from spottrain.cloud.port.provider import RECEIVE_S
 from spottrain.varuna_manager.pool.core import decide
 from spottrain.varuna_manager.pool.core.admission import objection
 from spottrain.varuna_manager.pool.core.grants import last_grant, regrant, rented
@@ -292,7 +293,8 @@ def _with_weight(state: PoolState, name: str, weight: float) -> PoolState:
 
 def _is_lost(state: PoolState, job: PoolJob) -> bool:
     """Return whether a manager is dead and may not rent any more."""
-    return state.is_silent(job) and state.now_s >= job.may_until_s
+    over_s = max((order.until_s + RECEIVE_S for order in job.orders), default=0.0)
+    return state.is_silent(job) and state.now_s >= max(job.may_until_s, over_s)
 
 
 def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
