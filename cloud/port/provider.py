@@ -212,9 +212,7 @@ class HandsOverVms(Protocol):
             CloudError: Something is left on it: terminate it.
         """
 
-    def take(
-        self, vm_id: str, giver: CloudProvider, order: str, until_s: float
-    ) -> Vm:
+    def take(self, vm_id: str, giver: CloudProvider, order: str, until_s: float) -> Vm:
         """Take a cleared VM over from another job; the same order takes it only once.
 
         At one moment it is terminated in the other job's list and launched in this one's,

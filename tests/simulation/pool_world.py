@@ -91,9 +91,7 @@ class SimulatedManager:
 
     def own(self, supply: int) -> int:
         """Return the VMs that it does not keep for others."""
-        return self.held[supply] - sum(
-            vm.supply == supply for vm in self.kept.values()
-        )
+        return self.held[supply] - sum(vm.supply == supply for vm in self.kept.values())
 
     def leave(self, supply: int, number: int, now_s: float) -> None:
         """Return VMs, or keep them for others."""

@@ -179,7 +179,7 @@ def _held(group: Iterable[PoolJob], orders: Collection[Order]) -> list[int]:
     """
     ordered = {order.vm_id for order in orders}
     total: list[int] = []
-    under = {}
+    under: dict[str, int] = {}
     for job in group:
         counts = _counts(job, ordered)
         total = [n + m for n, m in zip(total or [0] * len(counts), counts, strict=True)]

@@ -92,6 +92,11 @@ class JobRequest:
     another without a boot only where this is the same; empty: never."""
 
 
+RECEIVE_S = 30.0
+"""How long after its time an order that was met in time may still bring a VM, as clouds
+promise (``HandsOverVms``)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeptVm:
     """A VM that a job keeps for another one: nothing of the job is left on it. It is billed

@@ -18,11 +18,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
-from spottrain.cloud.port.provider import RECEIVE_S
 from spottrain.varuna_manager.pool.core import decide
 from spottrain.varuna_manager.pool.core.admission import objection
 from spottrain.varuna_manager.pool.core.grants import last_grant, regrant, rented
 from spottrain.varuna_manager.pool.core.model import (
+    RECEIVE_S,
     Grant,
     HoldingsListed,
     HoldingsReported,
@@ -175,9 +175,7 @@ def _reported(
     return state.with_job(job), is_reset, told
 
 
-def _with_answers(
-    job: PoolJob, event: HoldingsReported
-) -> tuple[PoolJob, list[Order]]:
+def _with_answers(job: PoolJob, event: HoldingsReported) -> tuple[PoolJob, list[Order]]:
     """Return a job without the orders of which its journal says what came of them, and those
     by which it got VMs.
 
@@ -236,9 +234,7 @@ def _without_taken(state: PoolState, taken: Iterable[Order]) -> PoolState:
             held = list(job.held)
             held[order.supply] -= 1
             gone = job.gone | {order.vm_id}
-            state = state.with_job(
-                replace(job, kept=kept, held=tuple(held), gone=gone)
-            )
+            state = state.with_job(replace(job, kept=kept, held=tuple(held), gone=gone))
     return state
 
 
