@@ -44,7 +44,7 @@ class Lab:
             "lease_s": LEASE_S,
             "local": {"zones": [zone]},
         }
-        self.file.write_text(yaml.safe_dump(self.settings))
+        self.write()
         self.dir = PoolDir(folder / "home" / "pools" / "lab")
         options: dict[str, Any] = {
             "manager": {"lease_s": LEASE_S},
@@ -57,6 +57,9 @@ class Lab:
                 "SPOTTRAIN_TEST_JOB"
             ]
         self.first.pace(0.3)  # the daemon has its environment, and so have all jobs
+
+    def write(self) -> None:
+        self.file.write_text(yaml.safe_dump(self.settings))
 
     def run(self, *arguments: str) -> Any:
         return self.first.run("pool", *arguments)

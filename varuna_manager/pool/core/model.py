@@ -198,8 +198,9 @@ class PoolJob:
 
     @property
     def runs(self) -> bool:
-        """Whether it holds VMs, or may."""
-        return any(self.may_hold) or any(self.held) or bool(self.orders)
+        """Whether it holds VMs, may, or has yet to learn that it does not."""
+        holds = any(self.may_hold) or any(self.held)
+        return holds or bool(self.orders) or bool(self.gone)
 
     @property
     def committed(self) -> int:

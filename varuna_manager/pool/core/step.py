@@ -142,7 +142,7 @@ def _reported(
         return state, False, ()
     was_silent = state.is_silent(job)
     follows = event.serial == job.serial
-    spent = max(job.spent, event.spent)
+    spent = event.spent  # an end that a cloud confirms late makes it less
     was_ending = job.is_ending
     before = job
     job, taken = _with_answers(job, event)
@@ -245,7 +245,7 @@ def _listed(
     job = state.jobs.get(event.job)
     if job is None or not _is_lost(state, job):
         return state, False, ()
-    spent = max(job.spent, event.spent)
+    spent = event.spent  # an end that a cloud confirms late makes it less
     job = replace(
         job,
         held=event.held,

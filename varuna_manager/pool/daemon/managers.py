@@ -320,7 +320,8 @@ class JobManagers:
         if watched.is_managed() or watched.gives_up:
             return
         is_granted = any(job.granted) and now_s < job.until_s
-        if not any(job.held) and not job.orders and not is_granted:
+        is_left = any(job.held) or bool(job.orders) or bool(job.gone)
+        if not is_left and not is_granted:
             return
         if now_s < watched.started_s + START_PAUSES_S[watched.starts]:
             return
