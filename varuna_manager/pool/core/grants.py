@@ -29,7 +29,7 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
         wanted = _affordable(state, job, vms)
         keep_s = keeps_s(state, job)
         if wanted is None:
-            if keep_s == job.keep_s:
+            if not _keeps_otherwise(state, job):
                 continue
             wanted, vms, orders = (job.until_s, job.allowance), job.granted, job.orders
         until_s, allowance = wanted
@@ -83,9 +83,15 @@ def _is_open(state: PoolState, job: PoolJob) -> bool:
     """Return whether a job's grant could be another now."""
     if job.target != job.granted or state.now_s >= renewal_s(state, job):
         return any(job.target) or any(job.granted)
-    if (any(job.granted) or job.kept) and keeps_s(state, job) != job.keep_s:
+    if _keeps_otherwise(state, job):
         return True
     return job.rate(job.granted) <= 0 and any(job.granted)
+
+
+def _keeps_otherwise(state: PoolState, job: PoolJob) -> bool:
+    """Return whether a job with VMs is to keep them for others for another time now."""
+    has_some = any(job.granted) or bool(job.kept)
+    return has_some and keeps_s(state, job) != job.keep_s
 
 
 def _grows(job: PoolJob) -> tuple[bool, bool, float]:
