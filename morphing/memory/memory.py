@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -146,7 +147,7 @@ class HostMemory:
     @property
     def total_bytes(self) -> int:
         """Bytes that its VM must have for it."""
-        return sum(getattr(self, field.name) for field in fields(self))
+        return sum(_HOST_BYTES(self))
 
     @property
     def locked_bytes(self) -> int:
@@ -157,6 +158,7 @@ class HostMemory:
         return self.parameters_bytes + self.gradients_bytes + self.optimizer_bytes
 
 
+_HOST_BYTES = operator.attrgetter(*(field.name for field in fields(HostMemory)))
 NO_HOST = HostMemory()
 
 
@@ -249,6 +251,7 @@ def stage_bytes(
     segments: int = 1,
     width: int = 1,
     replica: int | None = None,
+    chunks: Sequence[Chunk] | None = None,
 ) -> StageMemory:
     """Return the peak memory of a worker of a stage.
 
@@ -261,18 +264,21 @@ def stage_bytes(
         segments: In which each run is recomputed.
         width: Replicas, which share the writing of checkpoints.
         replica: Whose worker; ``None``: the one with the largest share.
+        chunks: One for each of ``runs``, where they are known already.
     """
     own = [facts.sections[k] for run in runs for k in run]
-    chunks = [Chunk.of(facts, measured, segments_of(run, segments)) for run in runs]
+    if chunks is None:
+        chunks = [Chunk.of(facts, measured, segments_of(run, segments)) for run in runs]
     gradients = sum(chunk.gradients for chunk in chunks)
     exact = terms.reduction == "exact"
     undo = max(s.param_bytes + s.optimizer_bytes + trained_bytes(s) for s in own)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
-    most = max(map(trained_bytes, own))
-    pieces = FLOAT32_BYTES * QUANTISED_ELEMENTS[terms.compute.on_gpu]
-    converted = CONVERSION * min(most, pieces) if exact else 0
-    training = _peak(chunks, load, converted)
+    training = _peak(chunks, load, _converted_bytes(own, terms) if exact else 0)
+    evaluation, heldout_loader = 0, 0
+    if facts.heldout_len:
+        evaluation, heldout_loader = _evaluation(chunks), terms.heldout_loader_bytes
+    on_gpu = terms.compute.on_gpu
     whole = StageMemory(
         parameters_bytes=sum(s.param_bytes for s in own),
         gradients_bytes=gradients,
@@ -285,17 +291,18 @@ def stage_bytes(
         activations_bytes=training.activations,
         buffers_bytes=buffers + waiting,
         update_bytes=buffers + max(measured[s.index].update_bytes for s in own),
-        evaluation_bytes=_evaluation(chunks) if facts.heldout_len else 0,
+        evaluation_bytes=evaluation + (0 if on_gpu else heldout_loader),
+        loader_bytes=0 if on_gpu else terms.loader_bytes,
+        library_bytes=_library_bytes(terms, width) if on_gpu else 0,
+        fragmentation=FRAGMENTATION if on_gpu else 0.0,
     )
-    heldout_loader = terms.heldout_loader_bytes if facts.heldout_len else 0
-    if not terms.compute.on_gpu:
-        return replace(
-            whole,
-            loader_bytes=terms.loader_bytes,
-            evaluation_bytes=whole.evaluation_bytes + heldout_loader,
-        )
+    if not on_gpu:
+        return whole
+    staging = 2 * (buffers + waiting)
+    if width > 1 and (exact or terms.state == "device"):
+        staging += (ACCUMULATORS if exact else 1) * gradients
     loading = max(terms.loader_bytes, heldout_loader)
-    return _on_gpu(whole, own, terms, buffers, buffers + waiting, loading, width)
+    return _on_gpu(whole, own, terms, buffers, staging, loading)
 
 
 def _on_gpu(
@@ -303,9 +310,8 @@ def _on_gpu(
     own: Sequence[SectionFacts],
     terms: WorkerTerms,
     buffers: int,
-    messages: int,
+    staging: int,
     loading: int,
-    width: int,
 ) -> StageMemory:
     """Return the memory of a GPU's worker, divided between the device and its VM's.
 
@@ -314,32 +320,48 @@ def _on_gpu(
         own: The stage's sections.
         terms: What holds for all workers.
         buffers: What was sent last.
-        messages: That, and gradients that wait.
+        staging: Page-locked memory that any home of state takes.
         loading: What its loaders take.
-        width: Replicas.
     """
-    exact, gradients = terms.reduction == "exact", whole.gradients_bytes
-    library = (terms.context_bytes or CONTEXT_BYTES) + LIBRARY_BYTES
-    library += NCCL_BYTES if width > 1 else 0
-    whole = replace(whole, library_bytes=library, fragmentation=FRAGMENTATION)
-    staging = 2 * messages
-    if width > 1 and (exact or terms.state == "device"):
-        staging += (ACCUMULATORS if exact else 1) * gradients
     casts = terms.compute.cast_bytes(own)
+    host = HostMemory(
+        snapshot_bytes=whole.snapshot_bytes,
+        staging_bytes=staging,
+        loader_bytes=loading,
+        process_bytes=PROCESS_BYTES,
+    )
     if terms.state == "host":
-        divided = _on_host(whole, exact, casts, buffers, staging)
-    else:
-        divided = _on_device(whole, casts, PAGE_BYTES * (len(own) + 1), staging)
-    return replace(divided, host=replace(divided.host, loader_bytes=loading))
+        exact = terms.reduction == "exact"
+        return _on_host(whole, host, exact, casts, buffers)
+    return _on_device(whole, host, casts, PAGE_BYTES * (len(own) + 1))
+
+
+def _converted_bytes(own: Sequence[SectionFacts], terms: WorkerTerms) -> int:
+    """Return the bytes that a backward takes to quantise a gradient."""
+    pieces = FLOAT32_BYTES * QUANTISED_ELEMENTS[terms.compute.on_gpu]
+    return CONVERSION * min(max(map(trained_bytes, own)), pieces)
+
+
+def _library_bytes(terms: WorkerTerms, width: int) -> int:
+    """Return what libraries take on the GPU of a worker."""
+    context = terms.context_bytes or CONTEXT_BYTES
+    return context + LIBRARY_BYTES + (NCCL_BYTES if width > 1 else 0)
 
 
 def _on_host(
-    whole: StageMemory, exact: bool, casts: int, buffers: int, staging: int
+    whole: StageMemory, host: HostMemory, exact: bool, casts: int, buffers: int
 ) -> StageMemory:
     """Return the memory of a GPU's worker that keeps committed state on the host.
 
     In exact mode the sum is made a gradient again section by section, on its way there.
     Matrices are converted on the host, into page-locked memory of their own.
+
+    Args:
+        whole: All of it, as on a CPU.
+        host: What the VM's memory holds of it wherever state is.
+        exact: Whether sums are whole numbers.
+        casts: Bytes of converted matrices.
+        buffers: What was sent last.
     """
     return replace(
         whole,
@@ -349,35 +371,32 @@ def _on_host(
         undo_bytes=0,
         snapshot_bytes=0,
         update_bytes=buffers,
-        host=HostMemory(
+        host=replace(
+            host,
             parameters_bytes=whole.parameters_bytes,
             gradients_bytes=whole.gradients_bytes,
             optimizer_bytes=whole.optimizer_bytes,
             update_bytes=whole.update_bytes - buffers,
             undo_bytes=whole.undo_bytes,
-            snapshot_bytes=whole.snapshot_bytes,
-            staging_bytes=staging + casts,
-            process_bytes=PROCESS_BYTES,
+            staging_bytes=host.staging_bytes + casts,
         ),
     )
 
 
-def _on_device(whole: StageMemory, casts: int, words: int, staging: int) -> StageMemory:
+def _on_device(
+    whole: StageMemory, host: HostMemory, casts: int, words: int
+) -> StageMemory:
     """Return the memory of a GPU's worker that keeps committed state on the device.
 
-    Autocast keeps its casts of parameters for a forward and its backward.
+    Autocast keeps its casts of parameters for a forward and its backward. The pages of
+    words of the undo slot stay on the host.
     """
     return replace(
         whole,
         parameters_bytes=whole.parameters_bytes + casts,
         undo_bytes=whole.undo_bytes - words,
         snapshot_bytes=0,
-        host=HostMemory(
-            undo_bytes=words,
-            snapshot_bytes=whole.snapshot_bytes,
-            staging_bytes=staging,
-            process_bytes=PROCESS_BYTES,
-        ),
+        host=replace(host, undo_bytes=words),
     )
 
 

@@ -12,6 +12,7 @@ from functools import cache, partial
 import numpy as np
 from numpy.typing import NDArray
 
+from spottrain.morphing.memory.chunks import Chunk
 from spottrain.morphing.memory.loads import StageLoad, stage_loads
 from spottrain.morphing.memory.memory import (
     WorkerTerms,
@@ -36,7 +37,7 @@ from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.partition import join, partition, spread
 from spottrain.morphing.simulate.compute import min_update_s, trained_bytes
 from spottrain.morphing.simulate.reducing import sections_at, tied_bytes, tied_hops
-from spottrain.wire.model import ScheduleKind, StateHome
+from spottrain.wire.model import ScheduleKind, StateHome, segments_of
 
 SHORT_LISTS = 8
 """Micro-batches per stage of a schedule long enough to show what its stages hold; no stage
@@ -77,6 +78,8 @@ class Cuts:
         self.cut = cache(self._cut)
         self.pipe = cache(self._pipe)
         self._counts = cache(self._replica_counts)
+        self._chunk = cache(self._chunk_of)
+        self._terms = cache(self._worker_terms)
         self._needed = cache(self._stage_bytes)
         self._loads = cache(self._stage_loads)
         self._tight = cache(self._tight_cut)
@@ -266,18 +269,29 @@ class Cuts:
         segments: int,
         width: int,
     ) -> WorkerBytes:
-        inputs = self.inputs
-        terms = WorkerTerms.of(
-            inputs.profile,
+        return stage_bytes(
+            self.inputs.facts,
+            self.times.sections,
+            runs,
+            load,
+            self._terms(state),
+            width=width,
+            chunks=[self._chunk(run, segments) for run in runs],
+        ).needed
+
+    def _chunk_of(self, run: range, segments: int) -> Chunk:
+        return Chunk.of(
+            self.inputs.facts, self.times.sections, segments_of(run, segments)
+        )
+
+    def _worker_terms(self, state: StateHome) -> WorkerTerms:
+        return WorkerTerms.of(
+            self.inputs.profile,
             self.microbatch_size,
-            reduction=inputs.reduction,
+            reduction=self.inputs.reduction,
             compute=self.compute,
             state=state,
         )
-        sections = self.times.sections
-        return stage_bytes(
-            inputs.facts, sections, runs, load, terms, segments=segments, width=width
-        ).needed
 
     def needed_bytes(
         self,

@@ -119,7 +119,7 @@ class Contest:
     teams: Mapping[str, float] | None = None
     """Weights of teams; 1 for one that is not named."""
     caps: tuple[Cap, ...] = ()
-    """Further limits. The queues leave them to whoever makes whole VMs of their result."""
+    """Further limits."""
 
     def __post_init__(self) -> None:
         if not self.kinds or len(self.vms) != len(self.kinds) or min(self.vms) < 0:

@@ -12,9 +12,11 @@ import math
 from collections.abc import Iterable, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from spottrain.pricing.sharing.claims import Allotment, Contest, Option
 from spottrain.pricing.sharing.market import Floats
+from spottrain.pricing.sharing.room import Room
 
 
 def fifo(contest: Contest) -> Allotment:
@@ -65,7 +67,10 @@ def _indices(contest: Contest) -> range:
 
 
 class _Shares:
-    """Whole VMs by weight, between smallest and largest sizes.
+    """Whole VMs by weight, between smallest and largest sizes, within all caps on VMs.
+
+    A cap on dollars counts as one on VMs of the cheapest kind; the rest is up to whoever
+    gives out VMs.
 
     Args:
         contest: The pool.
@@ -76,29 +81,79 @@ class _Shares:
         self.low = np.array([min(each) for each in sizes], dtype=float)
         self.high = np.array([max(each) for each in sizes], dtype=float)
         self.weights = contest.weights
-        self.capacity = sum(contest.vms)
+        everybody = np.ones(len(sizes), bool)
+        self.groups = [(everybody, float(sum(contest.vms)))]
+        """Jobs, and the VMs that they may hold together."""
+        for cap in contest.caps:
+            if (least := min(cap.per_vm)) <= 0:
+                continue
+            at_most = math.floor(cap.at_most / least + 1e-9)
+            members = np.isin(np.arange(len(sizes)), list(cap.jobs))
+            if len(cap.jobs) == 1:
+                self.high[members] = np.minimum(self.high[members], at_most)
+            else:
+                self.groups.append((members, float(at_most)))
+        self.groups_of = [
+            [i for i, (group, _) in enumerate(self.groups) if group[m]]
+            for m in range(len(sizes))
+        ]
 
     def of(self, jobs: Sequence[int]) -> dict[int, int]:
-        """Return VMs by job; of jobs, in order of priority, those that fit at their smallest."""
-        kept = int(
-            np.searchsorted(np.cumsum(self.low[list(jobs)]), self.capacity, "right")
-        )
-        if not kept:
-            return {}
-        chosen = np.array(jobs[:kept])
-        low, high = self.low[chosen], self.high[chosen]
-        weights = self.weights[chosen]
-        exact = np.clip(weights * self._level(low, high, weights), low, high)
-        sizes = np.floor(exact + 1e-9)
-        left = int(min(self.capacity, round(exact.sum())) - sizes.sum())
-        for m in np.argsort(-(exact - sizes), kind="stable")[: max(0, left)]:
-            sizes[m] += sizes[m] < high[m]
-        return dict(zip(chosen.tolist(), map(int, sizes), strict=True))
+        """Return VMs by job; of jobs, in order of priority, those that fit at their smallest.
 
-    def _level(self, low: Floats, high: Floats, weights: Floats) -> float:
-        """Return VMs per weight at which all of the pool is given, or all that jobs can use."""
-        if high.sum() <= self.capacity:
-            return float((high / weights).max())
+        Who does not fit keeps those of lower priority from what it lacks.
+        """
+        chosen = self._fitting(jobs)
+        exact = self._levelled(chosen)
+        sizes = np.floor(exact + 1e-9)
+        rest = exact - sizes
+        left = [at_most - sizes[group].sum() for group, at_most in self.groups]
+        for m in sorted(chosen, key=lambda m: -rest[m]):
+            own = self.groups_of[m]
+            if rest[m] > 1e-9 and all(left[i] >= 1 for i in own):
+                sizes[m] += 1
+                for i in own:
+                    left[i] -= 1
+        return {m: int(sizes[m]) for m in chosen}
+
+    def _fitting(self, jobs: Sequence[int]) -> list[int]:
+        """Return the jobs that have room at their smallest size."""
+        left = [at_most for _, at_most in self.groups]
+        chosen = []
+        for m in jobs:
+            fits = self.low[m] <= self.high[m]
+            for i in self.groups_of[m]:
+                if self.low[m] > left[i]:
+                    left[i], fits = 0.0, False
+            if fits:
+                chosen.append(m)
+                for i in self.groups_of[m]:
+                    left[i] -= self.low[m]
+        return chosen
+
+    def _levelled(self, chosen: Sequence[int]) -> Floats:
+        """Return the exact shares: as many VMs per weight as bounds and caps permit."""
+        exact = np.zeros(len(self.low))
+        open_ = np.isin(np.arange(len(exact)), list(chosen))
+        while open_.any():
+            levels = [
+                self._level(group & open_, at_most - exact[group & ~open_].sum())
+                for group, at_most in self.groups
+            ]
+            tightest = int(np.argmin(levels))
+            is_full = levels[tightest] < math.inf
+            ends = open_ & self.groups[tightest][0] if is_full else open_
+            level = self.weights[ends] * levels[tightest]
+            exact[ends] = np.clip(level, self.low[ends], self.high[ends])
+            open_ &= ~ends
+        return exact
+
+    def _level(self, members: NDArray[np.bool_], at_most: float) -> float:
+        """Return VMs per weight at which so many are given; infinite: to all their largest."""
+        low, high = self.low[members], self.high[members]
+        weights = self.weights[members]
+        if high.sum() <= at_most:
+            return math.inf
         # What is given is linear between the levels at which jobs leave a bound.
         levels = np.concatenate([low / weights, high / weights])
         order = np.argsort(levels)
@@ -107,8 +162,8 @@ class _Shares:
         given = low.sum() + np.concatenate(
             [[0.0], np.cumsum(slopes[:-1] * np.diff(levels))]
         )
-        last = int(np.searchsorted(given, self.capacity, "right")) - 1
-        rest = self.capacity - given[last]
+        last = int(np.searchsorted(given, at_most, "right")) - 1
+        rest = at_most - given[last]
         return float(levels[last] + (rest / slopes[last] if rest > 0 else 0.0))
 
 
@@ -129,34 +184,32 @@ class _Sizes:
         for corners in self.corners.values():
             corners.sort()
 
-    def fastest(self, free: Floats, at_most: int) -> Option | None:
-        """Return what trains most in VMs that are free, of these the fewest."""
-        found = self._fitting(free, at_most)
+    def fastest(self, room: Room, m: int, at_most: int) -> Option | None:
+        """Return what trains most in what there is room for, of these the fewest VMs."""
+        found = [o for o in self._fitting(room, m) if sum(o.vms) <= at_most]
+        most = room.most(m)
         for kind, corners in self.corners.items():
-            n = min(int(free[kind]), at_most, corners[-1][0])
+            n = min(most[kind], at_most, corners[-1][0])
             if n >= corners[0][0]:
                 found.append(self._on(kind, n))
         return max(found, key=lambda o: (o.examples_per_s, -sum(o.vms)), default=None)
 
-    def enough(self, free: Floats, rate: float) -> Option | None:
-        """Return the fewest VMs that are free and train so much."""
+    def enough(self, room: Room, m: int, rate: float) -> Option | None:
+        """Return the fewest VMs that there is room for and that train so much."""
         rate *= 1 - 1e-9
-        found = [o for o in self._fitting(free) if o.examples_per_s >= rate]
+        found = [o for o in self._fitting(room, m) if o.examples_per_s >= rate]
+        most = room.most(m)
         for kind, corners in self.corners.items():
             if corners[-1][1] < rate:
                 continue
             sizes, rates = zip(*corners, strict=True)
             n = math.ceil(float(np.interp(rate, rates, sizes)) - 1e-9)
-            if n <= free[kind]:
+            if n <= most[kind]:
                 found.append(self._on(kind, n))
         return min(found, key=lambda o: (sum(o.vms), -o.examples_per_s), default=None)
 
-    def _fitting(self, free: Floats, at_most: float = math.inf) -> list[Option]:
-        return [
-            option
-            for option in self.mixed
-            if sum(option.vms) <= at_most and (np.array(option.vms) <= free).all()
-        ]
+    def _fitting(self, room: Room, m: int) -> list[Option]:
+        return [option for option in self.mixed if room.fits(m, option.vms)]
 
     def _on(self, kind: int, n: int) -> Option:
         sizes, rates = zip(*self.corners[kind], strict=True)
@@ -167,30 +220,30 @@ class _Sizes:
 def _served(
     contest: Contest, order: Iterable[int], most: dict[int, int] | None = None
 ) -> Allotment:
-    """Return each job's fastest option in what is free, in order; deadlines come first.
+    """Return each job's fastest option in what there is room for, in order; deadlines come
+    first.
 
     Args:
         contest: The pool.
         order: The jobs to serve.
         most: The most VMs that each may have.
     """
-    free = np.array(contest.vms)
+    room = Room(contest)
     chosen: dict[int, Option] = {}
     sizes = [_Sizes(options) for options in contest.options_of]
     urgent = [m for m in _indices(contest) if contest.needed[m] > 0]
     urgent.sort(key=lambda m: contest.claims[m].deadline_s)
     for m in urgent:
-        if enough := sizes[m].enough(free, float(contest.needed[m])):
+        if enough := sizes[m].enough(room, m, float(contest.needed[m])):
             chosen[m] = enough
-            free -= enough.vms
+            room.take(m, enough.vms)
     for m in order:
         at_most = sum(contest.vms) if most is None else most.get(m, 0)
         kept = chosen.get(m)
-        within = free + (np.array(kept.vms) if kept else 0)
-        best = sizes[m].fastest(within, at_most)
+        best = sizes[m].fastest(room, m, at_most)
         if best and (kept is None or best.examples_per_s > kept.examples_per_s):
             chosen[m] = best
-            free = within - best.vms
+            room.take(m, best.vms)
     shares = tuple(
         ((chosen[m], 1.0),) if m in chosen else () for m in _indices(contest)
     )

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from tests.integration.jobs import Job, trains, until, weights
+from tests.integration.jobs import STEPS, Job, trains, until, weights
 from tests.integration.undisturbed import undisturbed
 
 from spottrain.varuna_manager.pool.core.model import PoolState
@@ -169,3 +169,23 @@ def test_two_jobs_share_three_vms_through_every_death(
     assert "VMs that each job held" in lab.dir.page.read_text()
     assert lab.run("down", "lab").code == 0
     assert not lab.dir.is_served()
+
+
+def test_a_job_that_has_failed_goes_on_once_it_is_mended(
+    lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    job = lab.first
+    assert lab.run("create", str(lab.file)).code == 0
+    assert lab.launch(job).code == 0
+    lab.has(first=2)
+    job.pace(-1.0)  # its loss raises
+    until("its end", lambda: ended(lab, "first"))
+    document = lab.run("status", "lab", "-o", "json").report
+    assert [one["state"] for one in document["jobs"]] == ["failed"]
+    refused(job.resume(), 2, "'spottrain pool resume lab first' continues it")
+    job.pace(0.0)
+    assert lab.run("resume", "lab", "first").code == 0
+    until("its end", lambda: job.checkpoints()[0].step == STEPS and ended(lab, "first"))
+    assert weights(job.checkpoint_root) == undisturbed(tmp_path_factory).weights
+    document = lab.run("status", "lab", "-o", "json").report
+    assert [one["state"] for one in document["jobs"]] == ["succeeded"]

@@ -317,6 +317,8 @@ class SimulatedJob(WatchedJob):
         self.world.start_manager()
 
     def tell(self, grant: PoolGrant) -> None:
+        # Managers know of progress sooner than stretches of mini-batches end.
+        self.world.workers.catch_up()
         self.world.feed(e.GrantReceived(at_s=self.world.now_s, grant=grant))
 
     def returned(self) -> State:

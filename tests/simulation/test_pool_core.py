@@ -127,10 +127,10 @@ def test_what_cannot_be_promised_is_refused() -> None:
         ),
     )
     [refusal] = [command for command in commands if isinstance(command, Refuse)]
-    assert "deadline: got 1 h from now" in refusal.reason
-    assert (found := re.search(r"the pool needs (\S+) h", refusal.reason))
-    # All work takes 1.11 h; 2 % and three changes of size are kept in reserve.
-    assert 4 / 3.6 < float(found[1]) < 4 / 3.6 * 1.05
+    assert "deadline: got 1 h 00 min from now" in refusal.reason
+    assert (found := re.search(r"the pool needs 1 h (\S+) min;", refusal.reason))
+    # All work takes 4,000 s; 2 % and three changes of size are kept in reserve.
+    assert 4000.0 < 3600.0 + 60.0 * int(found[1]) < 4000.0 * 1.06
     world.submit(request("kept"))
     world.submit(replace(request("stranger"), team="z"))
     world.submit(replace(request("large"), throughputs=(((9, 9.0),),)))

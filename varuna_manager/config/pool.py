@@ -212,6 +212,12 @@ def _in_pool(data: Any, pool: PoolConfig, source: str) -> Any:
             f"{source}: resources.provider: the pool {pool.name} rents from "
             f"{', '.join(pool.providers)}: got {own['provider']}; remove it"
         )
+    least = own.get("min_vms")
+    if isinstance(least, int) and least > pool.max_vms:
+        raise ConfigError(
+            f"{source}: resources.min_vms: must be at most the VMs of pool {pool.name}, "
+            f"{pool.max_vms}: got {least}"
+        )
     asked = own.get("max_vms", pool.max_vms)
     most = min(asked, pool.max_vms) if isinstance(asked, int) else asked
     resources = {

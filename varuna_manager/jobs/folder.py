@@ -225,7 +225,9 @@ def find(name: str) -> JobDir:
     if (job := job_dir(name)).journal.exists():
         return job
     known = ", ".join(job.name for job in all_jobs()) or "none"
-    raise ConfigError(f"no job {name} on this machine; its jobs: {known}")
+    raise ConfigError(
+        f"no job {name} on this machine; those in {home() / 'jobs'}: {known}"
+    )
 
 
 def all_jobs() -> list[JobDir]:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from spottrain.errors import ConfigError
 from spottrain.units import HOUR_S
+from spottrain.varuna_manager.format import duration
 from spottrain.varuna_manager.pool.core.contests import contest_of
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
@@ -112,9 +113,9 @@ def _too_late(state: PoolState, job: PoolJob) -> str | None:
         middle_s = (low_s + high_s) / 2
         low_s, high_s = (middle_s, high_s) if breaks(middle_s) else (low_s, middle_s)
     return (
-        f"{request.name}: deadline: got {given_s / HOUR_S:.4g} h from now; beside the "
-        f"deadlines that were promised the pool needs {high_s / HOUR_S:.4g} h; allow that, "
-        "or enlarge the pool"
+        f"{request.name}: deadline: got {duration(given_s)} from now; beside the deadlines "
+        f"that were promised the pool needs {duration(60 * math.ceil(high_s / 60))}; "
+        "allow that, or enlarge the pool"
     )
 
 

@@ -20,56 +20,8 @@ from operator import itemgetter
 import numpy as np
 
 from spottrain.pricing.sharing.claims import Allotment, Contest
+from spottrain.pricing.sharing.room import Room
 from spottrain.varuna_manager.pool.core.model import PoolJob, Vms
-
-
-class Room:
-    """What the contest's VMs and caps leave, while sizes are given out.
-
-    Args:
-        contest: The pool, and its jobs as claims.
-        sizes: By job.
-    """
-
-    def __init__(self, contest: Contest, sizes: Sequence[Vms]) -> None:
-        self.contest = contest
-        self.sizes = [(0,) * len(contest.vms)] * len(sizes)
-        self._free = list(contest.vms)
-        self._left = [cap.at_most for cap in contest.caps]
-        self._caps: list[list[int]] = [[] for _ in sizes]
-        """By job: the caps that count it."""
-        for i, cap in enumerate(contest.caps):
-            for m in cap.jobs:
-                self._caps[m].append(i)
-        for m, size in enumerate(sizes):
-            self._set(m, size)
-
-    def fits(self, m: int, size: Vms) -> bool:
-        """Return whether a job may have a size in place of its present one."""
-        more = self._more(m, size)
-        if any(n > 0 and n > free for n, free in zip(more, self._free, strict=True)):
-            return False
-        for i in self._caps[m]:
-            added = _counted(self.contest.caps[i].per_vm, more)
-            if added > 0 and added > self._left[i] + 1e-9:
-                return False
-        return True
-
-    def take(self, m: int, size: Vms) -> bool:
-        """Give a job a size if it fits."""
-        if fits := self.fits(m, size):
-            self._set(m, size)
-        return fits
-
-    def _set(self, m: int, size: Vms) -> None:
-        more = self._more(m, size)
-        self._free = [f - n for f, n in zip(self._free, more, strict=True)]
-        for i in self._caps[m]:
-            self._left[i] -= _counted(self.contest.caps[i].per_vm, more)
-        self.sizes[m] = size
-
-    def _more(self, m: int, size: Vms) -> list[int]:
-        return [new - old for new, old in zip(size, self.sizes[m], strict=True)]
 
 
 def whole_vms(
@@ -92,7 +44,7 @@ def whole_vms(
         waited_s: By job: who waits longer comes first.
     """
     none = (0,) * len(contest.vms)
-    room = Room(contest, [none] * len(jobs))
+    room = Room(contest)
     ideal = [_ideal(contest, allotment, jobs, m) for m in range(len(jobs))]
 
     def urgency(m: int) -> tuple[bool, float, float, float]:
@@ -131,7 +83,7 @@ def whole_vms(
 
 def promised_vms(contest: Contest, jobs: Sequence[PoolJob]) -> list[Vms]:
     """Return what ``whole_vms`` sets apart for promised deadlines."""
-    room = Room(contest, [(0,) * len(contest.vms)] * len(jobs))
+    room = Room(contest)
     _keep_promises(room, jobs)
     return room.sizes
 
@@ -248,7 +200,3 @@ def _next(room: Room, job: PoolJob, m: int) -> tuple[float, int, Vms] | None:
 
 def _on(vms: Vms, kind: int, n: int) -> Vms:
     return (*vms[:kind], n, *vms[kind + 1 :])
-
-
-def _counted(per_vm: Sequence[float], vms: Sequence[int]) -> float:
-    return sum(each * n for each, n in zip(per_vm, vms, strict=True))

@@ -108,8 +108,8 @@ def find_pool(name: str) -> PoolDir:
         return pool
     known = ", ".join(pool.name for pool in all_pools()) or "none"
     raise ConfigError(
-        f"no pool {name} on this machine; its pools: {known}; create one with "
-        "'spottrain pool create FILE'"
+        f"no pool {name} on this machine; those in {home() / 'pools'}: {known}; create one "
+        "with 'spottrain pool create FILE'"
     )
 
 

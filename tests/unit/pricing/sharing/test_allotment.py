@@ -164,6 +164,22 @@ def test_a_lesser_job_waits_while_a_greater_one_would_lose_by_it() -> None:
     assert priority(three((10, 2, True), (1, 4, False))).examples_per_s == (2, 2)
 
 
+def test_shares_by_priority_are_of_what_caps_leave() -> None:
+    jobs = three((10, 4, True), (5, 4, True), (1, 4, True))
+    team = Cap(jobs=frozenset({0, 1}), per_vm=(1.0,), at_most=3)
+    assert priority(replace(jobs, caps=(team,))).examples_per_s == (2, 1, 1)
+    pool = Cap(jobs=frozenset({0, 1, 2}), per_vm=(2.0,), at_most=6)
+    assert priority(replace(jobs, caps=(pool,))).examples_per_s == (1, 1, 1)
+    alone = Cap(jobs=frozenset({0}), per_vm=(1.0,), at_most=1)
+    assert priority(replace(jobs, caps=(alone,))).examples_per_s == (1, 2, 1)
+
+
+def test_who_is_too_large_for_its_team_keeps_no_other_team_waiting() -> None:
+    jobs = three((10, 4, True), (5, 4, True), (1, 4, True))
+    team = Cap(jobs=frozenset({0}), per_vm=(1.0,), at_most=0)
+    assert priority(replace(jobs, caps=(team,))).examples_per_s == (0, 3, 1)
+
+
 # --- Laws -----------------------------------------------------------------------------------
 
 
@@ -210,7 +226,7 @@ def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
         assert trained == pytest.approx(rate)
 
 
-@pytest.mark.parametrize("policy", ["fair", "makespan", "cheapest", "hierarchical"])
+@pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=15, deadline=None)
 @given(contests(), st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1.0, 3.0]))
 def test_sums_are_within_caps(

@@ -126,7 +126,10 @@ def test_a_job_of_a_pool_takes_machines_and_market_from_it(tmp_path: Path) -> No
             {"manager": {"lease_s": 900}},
             "manager.lease_s: must be at most the pool's lease_s, 600: got 900",
         ),
-        ({"resources": {"min_vms": 9}}, "min_vms must be at most max_vms: got 9 > 4"),
+        (
+            {"resources": {"min_vms": 9}},
+            "job.yaml: resources.min_vms: must be at most the VMs of pool lab, 4: got 9",
+        ),
     ],
 )
 def test_a_job_file_that_contradicts_its_pool_is_refused(
