@@ -22,6 +22,10 @@ from spottrain.varuna_manager.core.model.records import OrderPhase, OrderRecord
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.core.model.transition import Transition
 
+GIVE_UP_S = 300.0
+"""How long after its time a VM is asked for whose cloud does not answer; long after it may
+come (``RECEIVE_S``), calls that were given up included."""
+
 
 def is_asking(state: State) -> bool:
     """Return whether a VM may still come from another job."""
@@ -65,11 +69,15 @@ def order_answered(transition: Transition, event: e.OrderAnswered) -> None:
 
 
 def take_failed(transition: Transition, event: e.CommandFailed) -> None:
-    """Ask again after a pause: whether it came is not known."""
+    """Ask again after a pause: whether it came is not known, unless it is long too late."""
     transition.log(f"take VM failed: {event.reason}")
     for name in event.vm_ids:
         record = transition.state.orders.get(name)
-        if record is not None and record.phase is OrderPhase.ASKED:
+        if record is None or record.phase is not OrderPhase.ASKED:
+            continue
+        if transition.now_s >= record.order.until_s + GIVE_UP_S:
+            _put(transition, replace(record, phase=OrderPhase.FAILED))
+        else:
             retry_at_s = transition.now_s + RETRY_S
             _put(transition, replace(record, retry_at_s=retry_at_s))
 

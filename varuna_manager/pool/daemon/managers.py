@@ -194,7 +194,8 @@ class JobManagers:
         was_alive, watched.is_alive = watched.is_alive, is_alive
         state, name = watched.state(), job.request.name
         held = held_by_kind(state)
-        if not is_alive and held and state.phase is not JobPhase.ENDED:
+        asked = _orders_of(state, OrderPhase.ASKED)
+        if not is_alive and (held or asked) and state.phase is not JobPhase.ENDED:
             return  # its manager is dead, and may have rented more than it could say
         ended = state.phase is JobPhase.ENDED
         at_s = state.now_s if ended else max(now_s, state.now_s)
@@ -212,7 +213,7 @@ class JobManagers:
                 if vm.kept_at_s is not None
             ),
             taken=_orders_of(state, OrderPhase.TAKEN),
-            open=_open_orders(state, now_s),
+            open=frozenset() if watched.is_down() else _open_orders(state, now_s),
             is_ending=is_alive
             and state.phase is JobPhase.ENDING
             and state.outcome is not None

@@ -9,6 +9,7 @@ from tests.unit.varuna_manager.story import OFFER, Story
 
 from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Vm, VmState
+from spottrain.varuna_manager.core.hand_overs import GIVE_UP_S
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import OrderPhase
@@ -166,6 +167,16 @@ def test_a_job_asks_again_until_it_is_answered_and_does_not_end_before() -> None
     story.tell(e.StopRequested, by="test", checkpoint=False)
     come(story)
     assert returned(story) == {"theirs.1"}, "nobody has use for it"
+
+
+def test_a_cloud_that_never_answers_is_given_up_once_nothing_can_come() -> None:
+    story = waiting()
+    for late_s, phase in ((0.0, OrderPhase.ASKED), (GIVE_UP_S, OrderPhase.FAILED)):
+        story.now_s = ORDER.until_s + late_s
+        story.tell(
+            e.CommandFailed, command="take_vm", vm_ids=(ORDER.name,), reason="down"
+        )
+        assert story.state.orders[ORDER.name].phase is phase
 
 
 def test_nobody_asks_for_an_order_that_is_late() -> None:
