@@ -152,6 +152,7 @@ class _Shares:
         """Return VMs per weight at which so many are given; infinite: to all their largest."""
         low, high = self.low[members], self.high[members]
         weights = self.weights[members]
+        at_most = max(at_most, low.sum())  # which there is room for, but for rounding
         if high.sum() <= at_most:
             return math.inf
         # What is given is linear between the levels at which jobs leave a bound.

@@ -232,13 +232,19 @@ def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
 def test_sums_are_within_caps(
     policy: str, contest: Contest, at_most: float, per_vm: float
 ) -> None:
-    members = frozenset(range(0, len(contest.claims), 2))
+    everybody = range(len(contest.claims))
     prices = (per_vm,) * len(contest.kinds)
-    cap = Cap(jobs=members, per_vm=prices, at_most=at_most)
-    contest = replace(contest, caps=(cap,))
-    found = POLICIES[policy](contest)
-    held = sum(found.vms(m, len(contest.kinds)).sum() for m in members)
-    assert held * per_vm <= at_most * (1 + CLOSE)
+    caps = tuple(
+        Cap(jobs=frozenset(members), per_vm=prices, at_most=factor * at_most)
+        for members, factor in ((everybody[::2], 1.0), (everybody, 1.7))
+    )
+    running = tuple(
+        replace(claim, running=m % 3 > 0) for m, claim in enumerate(contest.claims)
+    )
+    found = POLICIES[policy](replace(contest, claims=running, caps=caps))
+    for cap in caps:
+        held = sum(found.vms(m, len(contest.kinds)).sum() for m in cap.jobs)
+        assert held * per_vm <= cap.at_most * (1 + CLOSE)
 
 
 @settings(max_examples=40, deadline=None)
