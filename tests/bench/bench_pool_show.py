@@ -1,8 +1,9 @@
 """The show of examples/pool.yaml beside its jobs alone: the table of docs/pool.md.
 
-``python -m tests.bench.bench_pool_show [BOOT_S]``: the pool, the pool whose jobs return and
-rent all VMs, and each job alone on all VMs. A VM that is rented takes BOOT_S to boot, by
-default 5.
+``python -m tests.bench.bench_pool_show``: the pool, and each job alone on all its VMs.
+
+``python -m tests.bench.bench_pool_show BOOT_S VMS``: the same on so many VMs, which take BOOT_S
+to boot when they are rented; and the pool when no VM goes from one job to another.
 """
 
 from __future__ import annotations
@@ -124,15 +125,18 @@ def told(what: str, found: Mapping[str, Run]) -> None:
 
 def main(arguments: Sequence[str]) -> None:
     file = yaml.safe_load((EXAMPLES / "pool.yaml").read_text())
-    for zone in file["local"]["zones"]:
-        zone["boot_s"] = float(arguments[0]) if arguments else 5.0
+    if arguments:
+        boot_s, file["max_vms"] = float(arguments[0]), int(arguments[1])
+        for zone in file["local"]["zones"]:
+            zone |= {"boot_s": boot_s, "capacity": file["max_vms"]}
     with tempfile.TemporaryDirectory(prefix="pool-show-") as parent:
         folders = [Path(parent) / name for name in ("pool", "without", "alone")]
         for folder in folders:
             folder.mkdir()
         together = pool(folders[0], file)
         told("pool", together)
-        told("pool, all VMs rented", pool(folders[1], file, WITHOUT))
+        if arguments:
+            told("pool, all VMs rented", pool(folders[1], file, WITHOUT))
         apart = alone(folders[2], file)
     each = [apart[name].took_s for name in NAMES]
     after_s = max(job.get("after_s", 0) for job in file["jobs"])
@@ -145,6 +149,8 @@ def main(arguments: Sequence[str]) -> None:
     same = all(together[name].weights == apart[name].weights for name in NAMES)
     print(f"weights: {'bit for bit those of running alone' if same else 'differ'}")
     assert same
+    if arguments:
+        return
     assert sooner >= SOONER
     assert all_s < one_by_one_s
     assert all_s < MINUTES * 60
