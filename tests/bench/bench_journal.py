@@ -83,7 +83,7 @@ def begin(steps: int, uid: str) -> tuple[Story, list[str]]:
         replica_bounds=tuple(range(0, RANKS + 1, 2)),
         slots=tuple(Slot(vm_id=vm_id, index=0) for vm_id in ids),
     )
-    story.tell(e.PlanComputed, inputs_hash=story.state.plan_asked, plan=plan)
+    story.tell(e.PlanComputed, inputs_hash=story.state.training.plan_asked, plan=plan)
     story.open()
     story.begin(0)
     return story, ids
@@ -176,7 +176,7 @@ def write_then(path: Path, steps: int, uid: str) -> None:
     """Train as managers did that journalled every report."""
     story, ids = begin(steps, uid)
     step_s = 2.6
-    numbers = {vm_id: story.state.vms[vm_id].reports_received for vm_id in ids}
+    numbers = {vm_id: story.state.fleet.vms[vm_id].reports_received for vm_id in ids}
     fold, sampler = Fold(), Sampler()
     with closing(Journal(path)) as journal:
         for event in story.events:
@@ -249,7 +249,7 @@ def tell(name: str, path: Path, steps: int, wrote_s: float) -> None:
     with closing(Journal(path, read_only=True)) as journal:
         last, rows = journal.last_seq(), len(journal.measurements().minibatches(last=9))
         state = journal.replay()
-    size, behind = path.stat().st_size, steps - state.progress.step
+    size, behind = path.stat().st_size, steps - state.history.progress.step
     print(
         f"{name}: {steps:,} mini-batches, {last:,} events, {size / MB:.1f} MB, "
         f"{size / steps:.0f} bytes a mini-batch, written in {wrote_s:.1f} s, progress "

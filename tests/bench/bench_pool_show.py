@@ -74,14 +74,14 @@ def outcome(home: Path, name: str) -> Run:
     return Run(
         state.submitted_at_s,
         _end_s(state),
-        state.ledger.spent(state.now_s).microusd,
-        sum("." in vm_id for vm_id in state.ledger.closed),
+        state.history.ledger.spent(state.now_s).microusd,
+        sum("." in vm_id for vm_id in state.history.ledger.closed),
         weights(Path(state.job.spec.checkpoint_path)),
     )
 
 
 def _end_s(state: State) -> float:
-    return state.progress.last_commit_at_s or state.now_s
+    return state.history.progress.last_commit_at_s or state.now_s
 
 
 def pool(folder: Path, file: Mapping[str, Any], first: str = "") -> dict[str, Run]:

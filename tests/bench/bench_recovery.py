@@ -93,7 +93,7 @@ class Watched:
     @property
     def shape(self) -> str:
         """``PxD`` of the plan that runs."""
-        generation = self._follower.state.generation
+        generation = self._follower.state.training.generation
         assert generation is not None
         return generation.plan.shape
 
@@ -103,7 +103,7 @@ class Watched:
 
     def is_forming(self, after: int) -> bool:
         """Return whether a generation later than ``after`` forms its groups."""
-        generation = self._follower.state.generation
+        generation = self._follower.state.training.generation
         return (
             generation is not None
             and generation.number > after
@@ -112,7 +112,7 @@ class Watched:
 
     def kill(self, index: int) -> tuple[int, float]:
         """Kill a worker, not the one before; return the generation's number, and when."""
-        generation = self._follower.state.generation
+        generation = self._follower.state.training.generation
         assert generation is not None
         vms = [s.vm_id for s in generation.plan.slots if s.vm_id != self._killed]
         self._killed = vms[index % len(vms)]
@@ -122,7 +122,7 @@ class Watched:
 
     def signal_vm(self, job: str, index: int, number: signal.Signals) -> float:
         """Send a signal to all processes of a VM, as nearly at once as can be."""
-        generation = self._follower.state.generation
+        generation = self._follower.state.training.generation
         assert generation is not None
         vm_id = generation.plan.slots[index % len(generation.plan.slots)].vm_id
         groups = tree.groups([marker(job, vm_id)])
@@ -139,7 +139,7 @@ class Watched:
         return (newest[-1] - newest[0]) / UNDISTURBED
 
     def _is_whole(self) -> bool:
-        generation = self._follower.state.generation
+        generation = self._follower.state.training.generation
         return (
             generation is not None
             and generation.phase is GenerationPhase.RUNNING
@@ -150,8 +150,8 @@ class Watched:
     def morph(self) -> list[float]:
         """Return the pause of the planned morph by which the next VM joins."""
         recovered = len(self.commits) - 1
-        morphs = self._follower.state.tally.morphs
-        self.until(lambda: self._follower.state.tally.morphs > morphs)
+        morphs = self._follower.state.history.tally.morphs
+        self.until(lambda: self._follower.state.history.tally.morphs > morphs)
         self.until(self._is_whole)
         at = len(self.commits)
         self.until(lambda: self.trains(at + UNDISTURBED))

@@ -80,7 +80,7 @@ class Fleet(Story):
             slots=slots,
             predicted_step_s=STEP_S,
         )
-        self.tell(e.PlanComputed, inputs_hash=self.state.plan_asked, plan=plan)
+        self.tell(e.PlanComputed, inputs_hash=self.state.training.plan_asked, plan=plan)
         self.open()
         for slot in slots:
             self.report(slot.vm_id, replace(self.started(0), slot=slot.index))

@@ -136,7 +136,7 @@ class Chaos:
 
     def pace(self, fault: int) -> None:
         """Slow the job down if it would be done before its faults."""
-        step = self._on.watch.state.progress.step
+        step = self._on.watch.state.history.progress.step
         self._on.job.pace(SLOW_S if step > STEPS_A_FAULT * (fault + 1) else PACE_S)
 
 
@@ -207,10 +207,13 @@ def _check_end(
     rows = job.losses()
     _compare(rows, losses, findings, was_unheard=was_unheard)
     state = job.state()
-    bill, spent = 1e6 * job.cloud.bill(job.name), state.ledger.spent(state.now_s)
+    bill, spent = (
+        1e6 * job.cloud.bill(job.name),
+        state.history.ledger.spent(state.now_s),
+    )
     findings.expect(
         f"the bill says {bill:.0f} micro-dollars, the ledger {spent.microusd}",
-        abs(spent.microusd - bill) <= 1.0 and not state.ledger.unconfirmed,
+        abs(spent.microusd - bill) <= 1.0 and not state.history.ledger.unconfirmed,
     )
     findings.expect("processes are left", not job.left_over())
     partial = [name for name, whole in written(disk).items() if not whole]

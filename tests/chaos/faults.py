@@ -180,11 +180,14 @@ def _disk_full(on: Struck) -> None:
             while True:
                 file.write(b"\0" * 4096)
         on.watch.until(
-            "the disk is full", lambda: bool(on.watch.state.checkpoint_error)
+            "the disk is full",
+            lambda: bool(on.watch.state.preparation.checkpoint_error),
         )
     finally:
         ballast.unlink()
-    on.watch.until("room again", lambda: not on.watch.state.checkpoint_error)
+    on.watch.until(
+        "room again", lambda: not on.watch.state.preparation.checkpoint_error
+    )
 
 
 def _damaged(on: Struck) -> None:

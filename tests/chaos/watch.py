@@ -80,12 +80,12 @@ class Watch:
     @property
     def generation(self) -> Generation | None:
         """The generation that is open."""
-        return self.state.generation
+        return self.state.training.generation
 
     @property
     def number(self) -> int:
         """Of the newest generation."""
-        return self.state.next_generation - 1
+        return self.state.training.next_generation - 1
 
     def trains(self) -> bool:
         """Return whether a generation has committed a mini-batch and runs."""
@@ -100,7 +100,7 @@ class Watch:
     def is_whole(self, vms: int) -> bool:
         """Return whether it trains, and so many VMs could."""
         return self.trains() and vms == sum(
-            vm.is_usable for vm in self.state.vms.values()
+            vm.is_usable for vm in self.state.fleet.vms.values()
         )
 
     def vms(self) -> list[str]:

@@ -355,10 +355,10 @@ class Job:
 
 def trains(state: State) -> int:
     """Return the mini-batches committed if a generation trains now, else 0."""
-    generation = state.generation
+    generation = state.training.generation
     if generation is None or generation.phase is not GenerationPhase.RUNNING:
         return 0
-    return state.progress.step if generation.committed else 0
+    return state.history.progress.step if generation.committed else 0
 
 
 def until(what: str, look: Callable[[], T | None], why: Callable[[], str] = str) -> T:

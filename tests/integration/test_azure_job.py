@@ -80,15 +80,15 @@ def test_a_job_outlives_evictions_and_leaves_an_empty_cloud(
             job.pace(0.02)
             launched = job.launch("--detach")
             assert launched.code == 0, launched.err
-            before = set(job.until("two VMs", full_and_training).vms)
+            before = set(job.until("two VMs", full_and_training).fleet.vms)
             job.pace(0.3)  # so that it is not over before all has happened to it
             evicted = min(before)
             fake.ask("evict", name=evicted.partition(".")[0])
             state = job.until(
                 "another VM in its place",
-                lambda s: None if evicted in s.vms else full_and_training(s),
+                lambda s: None if evicted in s.fleet.vms else full_and_training(s),
             )
-            assert len(before & set(state.vms)) == 1
+            assert len(before & set(state.fleet.vms)) == 1
             take_with_notice(job, metadata, lead_s=120.0)
             job.pace(0.0)
             until(
@@ -99,8 +99,8 @@ def test_a_job_outlives_evictions_and_leaves_an_empty_cloud(
             end = job.state()
             assert end.outcome is not None
             assert end.outcome.kind == "succeeded", end.outcome
-            assert end.tally.preemptions_unnoticed == 1
-            assert end.tally.preemptions_noticed == 1
+            assert end.history.tally.preemptions_unnoticed == 1
+            assert end.history.tally.preemptions_noticed == 1
             assert list_checkpoints(open_store(job.checkpoint_root))[0].step == STEPS
             assert weights(job.checkpoint_root) == reference.weights
         assert fake.ask("left") + fake.ask("switched_on") == []

@@ -97,8 +97,8 @@ class CloudJob:
         state = self.state()
         check_invariants(state)
         assert state.phase is JobPhase.ENDED
-        assert state.progress.step == state.job.spec.steps
-        assert state.tally.vms_launched == 2
+        assert state.history.progress.step == state.job.spec.steps
+        assert state.history.tally.vms_launched == 2
         provider = self.cloud.fake.provider()
         assert isinstance(provider, ReleasesJob)
         provider.release("job")

@@ -106,7 +106,7 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
 
     os.kill(int(story.pool.lock.read_text()), signal.SIGKILL)
     until("the daemon is gone", lambda: not story.pool.is_served())
-    instance_id = min(urgent.state().vms).partition(".")[0]
+    instance_id = min(urgent.state().fleet.vms).partition(".")[0]
     cloud.fake.ask("interrupt", region=REGION, instance_id=instance_id)
     until("it is known", lambda: instance_id not in ids_of(urgent))
     assert first.run("pool", "resume", "lab").code == 0
@@ -122,7 +122,7 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
 
 def ids_of(job: Job) -> list[str]:
     """Return the instances that a job holds."""
-    return [vm_id.partition(".")[0] for vm_id in job.state().vms]
+    return [vm_id.partition(".")[0] for vm_id in job.state().fleet.vms]
 
 
 def pool_file(cloud: AwsVms) -> dict[str, Any]:

@@ -42,7 +42,7 @@ def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
 
 
 def gpu_of_trainer(state: State) -> int:
-    (gpu,) = state.vms[trainer(state)].gpus
+    (gpu,) = state.fleet.vms[trainer(state)].gpus
     return gpu.index
 
 
@@ -53,13 +53,15 @@ def test_a_vm_whose_gpu_fails_is_returned_and_replaced(
     state = job.wait_for(is_training)
     assert "x NVIDIA A10G (GPU), fp32" in computes_on(state)
     gpus.change(gpu_of_trainer(state), xids=[79])
-    state = job.wait_for(lambda now: now.tally.sick_gpus == 1 and len(now.vms) == 2)
-    (hit,) = state.interruptions
+    state = job.wait_for(
+        lambda now: now.history.tally.sick_gpus == 1 and len(now.fleet.vms) == 2
+    )
+    (hit,) = state.history.interruptions
     assert hit.interruption == "sick_gpu"
     assert hit.reason.endswith("XID 79: the GPU has fallen off the bus")
     state = assert_ended_well(job, manager)
-    assert state.tally.vms_launched == 3
-    assert state.tally.preemptions_unnoticed == 0
+    assert state.history.tally.vms_launched == 3
+    assert state.history.tally.preemptions_unnoticed == 0
 
 
 def test_a_kernel_that_fails_costs_a_worker_and_no_vm(gpus: FakeGpus, job: Job) -> None:
@@ -67,10 +69,10 @@ def test_a_kernel_that_fails_costs_a_worker_and_no_vm(gpus: FakeGpus, job: Job) 
     state = job.wait_for(is_training)
     # Neighbours on the same GPU share its events here: the first to look gets this one.
     gpus.change(gpu_of_trainer(state), xids=[31] * 4)
-    job.wait_for(lambda now: now.tally.worker_deaths >= 1)
+    job.wait_for(lambda now: now.history.tally.worker_deaths >= 1)
     state = assert_ended_well(job, manager)
-    assert state.tally.vms_launched == 2
-    assert "XID 31" in state.interruptions[0].reason
+    assert state.history.tally.vms_launched == 2
+    assert "XID 31" in state.history.interruptions[0].reason
 
 
 @pytest.mark.parametrize("job", [{"device": "gpu"}], indirect=True)
@@ -83,6 +85,6 @@ def test_a_job_for_gpus_never_trains_on_cpus_and_does_not_rent_for_ever(
     state = job.state()
     assert state.outcome is not None
     assert "no NVIDIA driver is installed" in state.outcome.reason
-    assert state.progress.step == 0
+    assert state.history.progress.step == 0
     assert MAX_UNFIT <= len(job.rented()) <= MAX_UNFIT + 1
     assert all(vm.state is VmState.TERMINATED for vm in job.rented())

@@ -33,7 +33,7 @@ def test_a_job_stops_and_resumes_from_a_bucket_with_the_weights_of_the_undisturb
             job.until_trains(1)
             stopped = job.run("stop", job.name)
             assert stopped.code == 0, stopped.err
-            step = job.state().progress.step
+            step = job.state().history.progress.step
             assert job.checkpoints()[0].step == step < STEPS
             assert not job.dir.checkpoints.exists()
 

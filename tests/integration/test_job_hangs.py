@@ -59,7 +59,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 
 def trains_on(state: State, vms: int) -> bool:
-    now = state.generation
+    now = state.training.generation
     return now is not None and now.committed and len(now.plan.slots) == vms
 
 
@@ -73,10 +73,18 @@ def survived(job: Job, hangs: int) -> tuple[Interruption, tuple[str, ...]]:
     """Wait until the job goes on after so many hangs; return the newest, and the VMs."""
 
     def found(state: State) -> tuple[Interruption, tuple[str, ...]] | None:
-        hits = [hit for hit in state.interruptions if hit.interruption == "hang"]
-        if len(hits) < hangs or hits[-1].cost_s is None or state.generation is None:
+        hits = [
+            hit for hit in state.history.interruptions if hit.interruption == "hang"
+        ]
+        if (
+            len(hits) < hangs
+            or hits[-1].cost_s is None
+            or state.training.generation is None
+        ):
             return None
-        return hits[-1], tuple(slot.vm_id for slot in state.generation.plan.slots)
+        return hits[-1], tuple(
+            slot.vm_id for slot in state.training.generation.plan.slots
+        )
 
     return job.until(f"going on after hang {hangs}", found)
 

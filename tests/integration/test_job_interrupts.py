@@ -83,8 +83,8 @@ def hang_up(job: Job) -> int:
     until("the screen tells of it", lambda: "plan" in terminal.read())
     terminal.close()
     until("the watcher ends", lambda: terminal.process.poll() is not None)
-    step = job.state().progress.step
-    return job.until_trains(step + 3).progress.step - step
+    step = job.state().history.progress.step
+    return job.until_trains(step + 3).history.progress.step - step
 
 
 def left(job: Job, answer: Answer, before: list[CheckpointEntry]) -> Left:
@@ -95,13 +95,13 @@ def left(job: Job, answer: Answer, before: list[CheckpointEntry]) -> Left:
         job.left_over(),
         before,
         job.checkpoints(),
-        job.state().progress.step,
+        job.state().history.progress.step,
     )
 
 
 def interrupt(job: Job, *, twice: bool = False) -> Left:
     """Resume at a terminal and press Ctrl-C once the job trains."""
-    step = job.state().progress.step
+    step = job.state().history.progress.step
     terminal = job.at_terminal("resume", job.name)
     job.until_trains(step + 3)
     if twice:

@@ -40,9 +40,9 @@ def check_end(job: Job, report: dict[str, Any], state: str) -> None:
 def agree(job: Job) -> None:
     """The ledger and the cloud's bill agree to the micro-dollar."""
     state = job.state()
-    spent = state.ledger.spent(state.now_s)
+    spent = state.history.ledger.spent(state.now_s)
     assert abs(spent.microusd - 1e6 * job.cloud.bill(job.name)) <= 1.0
-    assert state.ledger.unconfirmed == frozenset()
+    assert state.history.ledger.unconfirmed == frozenset()
 
 
 def test_a_used_up_budget_ends_the_job_and_a_raised_one_lets_it_go_on(

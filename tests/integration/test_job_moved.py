@@ -74,7 +74,7 @@ def test_a_job_goes_on_from_its_store_after_its_machine_has_burnt_down(
         moved = next(i for i, e in enumerate(events) if isinstance(e, JobMoved))
         assert known <= moved <= lost
         assert len([e for e in events if isinstance(e, ManagerStarted)]) == 2
-        ledger = job.state().ledger
-        assert before.vms.keys() <= ledger.closed.keys()
+        ledger = job.state().history.ledger
+        assert before.fleet.vms.keys() <= ledger.closed.keys()
         # What the second machine did is in the store as well, to the last event.
         assert copied(job) == len(events)

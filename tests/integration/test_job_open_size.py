@@ -29,8 +29,8 @@ def test_the_first_plan_settles_a_size_that_was_left_open(tmp_path: Path) -> Non
 
         assert job.launch("--detach").code == 0
         state = job.until_trains(2)
-        assert state.profile is not None
-        assert list(state.profile.microbatch_sizes) == known
+        assert state.preparation.profile is not None
+        assert list(state.preparation.profile.microbatch_sizes) == known
         assert job.run("stop", job.name).code == 0
         job.pace(0.0)
         report = job.resume("-o", "json").report

@@ -24,7 +24,7 @@ def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
         assert job.launch("--detach").code == 0
         job.until_trains(5)
         (slow,) = job.market("slow", machine=1, factor=20.0)
-        found = job.until("a replacement", lambda state: state.slow_vms)
+        found = job.until("a replacement", lambda state: state.history.slow_vms)
         job.pace(0.0)
         until("the end", lambda: not job.dir.is_managed())
         report = job.run("report", job.name, "-o", "json").report

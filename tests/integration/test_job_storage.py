@@ -58,7 +58,9 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
         assert job.launch("--detach").code == 0
         job.until_trains(1)
         ballast = fill(small_disk)
-        error = job.until("the disk is full", lambda state: state.checkpoint_error)
+        error = job.until(
+            "the disk is full", lambda state: state.preparation.checkpoint_error
+        )
         assert "No space left on device" in error
         shown = job.run("report", job.name, "-o", "json").out
         assert "No space left on device" in shown
@@ -67,13 +69,15 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
         ballast.unlink()
         job.until(
             "a checkpoint after it",
-            lambda state: any(c.step > before.step for c in state.checkpoints),
+            lambda state: any(
+                c.step > before.step for c in state.preparation.checkpoints
+            ),
         )
         job.pace(0.0)
         state = job.until("the end", lambda s: s if s.outcome else None)
         assert state.outcome is not None
         assert state.outcome.kind == "succeeded"
-        assert state.checkpoint_error == ""
+        assert state.preparation.checkpoint_error == ""
         assert weights(small_disk) == reference.weights
 
 

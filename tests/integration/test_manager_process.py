@@ -209,23 +209,23 @@ def make_job(
 
 
 def is_training(state: State) -> bool:
-    return state.progress.step >= 5
+    return state.history.progress.step >= 5
 
 
 def goes_on_after(step: int, num_generations: int) -> Callable[[State], bool]:
     """Whether that many generations are over and the next one trains."""
     return lambda state: (
-        state.progress.step > step
-        and len(state.generations) == num_generations
-        and state.generation is not None
-        and state.generation.committed
-        and len(state.vms) == 2
+        state.history.progress.step > step
+        and len(state.history.generations) == num_generations
+        and state.training.generation is not None
+        and state.training.generation.committed
+        and len(state.fleet.vms) == 2
     )
 
 
 def trainer(state: State) -> str:
-    assert state.generation is not None
-    return state.generation.plan.slots[0].vm_id
+    assert state.training.generation is not None
+    return state.training.generation.plan.slots[0].vm_id
 
 
 def assert_ended_well(job: Job, manager: subprocess.Popen[bytes]) -> State:
@@ -234,7 +234,7 @@ def assert_ended_well(job: Job, manager: subprocess.Popen[bytes]) -> State:
     state = job.state()
     check_invariants(state)
     assert state.phase is JobPhase.ENDED
-    assert state.progress.step == state.job.spec.steps == job.progress()
+    assert state.history.progress.step == state.job.spec.steps == job.progress()
     assert all(vm.state is TERMINATED for vm in job.rented())
     assert sorted(job.launched()) == sorted(vm.vm_id for vm in job.rented())
     return state
@@ -248,7 +248,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(
     assert len(job.rented()) == 2
     assert state.outcome is not None
     assert state.outcome.kind == "succeeded"
-    assert state.progress.heldout_last == 0.5
+    assert state.history.progress.heldout_last == 0.5
     assert job.dir.manager() is None
     assert not job.dir.is_managed()
     port = int((job.dir.path / "port").read_text())
@@ -279,14 +279,16 @@ def test_training_goes_on_whatever_the_market_takes(
     for number, kind in enumerate(kinds, 1):
         taken = job.cloud.inject(MarketEvent(at_s=0, kind=kind, count=2, lead_s=2.0))
         assert trainer(state) in taken
-        goes_on = goes_on_after(state.progress.step, num_generations=number)
+        goes_on = goes_on_after(state.history.progress.step, num_generations=number)
         state = job.wait_for(goes_on)
         if kind == "kill":
-            job.wait_for(lambda state: unheard in {c.name for c in state.checkpoints})
+            job.wait_for(
+                lambda state: unheard in {c.name for c in state.preparation.checkpoints}
+            )
     state = assert_ended_well(job, manager)
-    assert {i.interruption for i in state.interruptions} == set(kinds)
-    assert state.tally.vms_launched == 2 * 4
-    assert state.progress.minibatches_recomputed == 0
+    assert {i.interruption for i in state.history.interruptions} == set(kinds)
+    assert state.history.tally.vms_launched == 2 * 4
+    assert state.history.progress.minibatches_recomputed == 0
 
 
 def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
@@ -302,7 +304,7 @@ def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
         time.sleep(0.02)
     state = assert_ended_well(job, job.start())
     assert len(job.rented()) == 2, "nothing was rented twice"
-    assert len(state.generations) == 1, "training was not interrupted"
+    assert len(state.history.generations) == 1, "training was not interrupted"
 
 
 def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
@@ -315,7 +317,7 @@ def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
     first.wait()
     job.cloud.shut_down()
     state = assert_ended_well(job, job.start())
-    assert len(state.generations) == 2
+    assert len(state.history.generations) == 2
 
 
 def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
@@ -331,7 +333,7 @@ def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     assert state.outcome.kind == "stopped"
     newest = state.newest_checkpoint
     assert newest is not None
-    assert newest.step == state.progress.step > 0
+    assert newest.step == state.history.progress.step > 0
     assert all(vm.state is TERMINATED for vm in job.rented())
     assert_ended_well(job, job.start())
 
@@ -372,7 +374,7 @@ def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -
         time.sleep(0.02)
     os.kill(manager.pid, signal.SIGCONT)
     state = assert_ended_well(job, manager)
-    assert state.interruptions == ()
+    assert state.history.interruptions == ()
     assert len(job.rented()) == 2
 
 
@@ -403,7 +405,7 @@ def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(
         other.execute("ROLLBACK")
     other.close()
     state = assert_ended_well(job, manager)
-    assert state.interruptions == ()
+    assert state.history.interruptions == ()
 
 
 def test_a_job_never_has_two_managers(tmp_path: Path) -> None:

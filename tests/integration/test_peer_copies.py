@@ -96,14 +96,17 @@ def test_a_job_that_two_vms_hold_goes_on_from_copies(tmp_path: Path) -> None:
     with Job(tmp_path, "copied", steps=10**6, **settings) as job:
         job.pace(0.01)
         assert job.launch("--detach").code == 0
-        before = job.until("copies", lambda s: s if s.progress.copied_step else None)
+        before = job.until(
+            "copies", lambda s: s if s.history.progress.copied_step else None
+        )
         safety = job.run("status", job.name, "-o", "json").report["safety"]
-        assert safety["copied_step"] >= before.progress.copied_step
+        assert safety["copied_step"] >= before.history.progress.copied_step
         assert safety["checkpoint_step"] == 0
         job.market("kill", machine=0)
         after = job.until(
-            "the next plan", lambda s: s if trains(s) and s.tally.recoveries else None
+            "the next plan",
+            lambda s: s if trains(s) and s.history.tally.recoveries else None,
         )
-        assert after.generation is not None
-        assert after.generation.plan.shape == "2x1"
-        assert (after.generation.from_step or 0) >= safety["copied_step"]
+        assert after.training.generation is not None
+        assert after.training.generation.plan.shape == "2x1"
+        assert (after.training.generation.from_step or 0) >= safety["copied_step"]

@@ -114,12 +114,12 @@ def submit_both(lab: Lab) -> None:
     assert lab.launch(first, "--team", "vision").code == 0
     refused(lab.launch(first), 2, "name: a job first")
     lab.has(first=2)
-    before = {slot.vm_id for slot in first.state().generation.plan.slots}  # type: ignore[union-attr]
+    before = {slot.vm_id for slot in first.state().training.generation.plan.slots}  # type: ignore[union-attr]
     planned = urgent.run("plan", str(urgent.file), "--pool", "lab", "-o", "json")
     assert planned.report["others"][0]["vms_before"] == {"local/cpu": 2}
     assert lab.launch(urgent, "--priority", "9").code == 0
     lab.has(first=1, urgent=2)
-    (left,) = first.state().vms
+    (left,) = first.state().fleet.vms
     assert left in before, "it shrank: what trains is one of the same VMs"
     refused(lab.run("down", "lab"), 2, "--yes ends them")
 

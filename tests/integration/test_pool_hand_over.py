@@ -73,7 +73,7 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     assert lab.launch(urgent, "--priority", "9").code == 0
     lab.has(first=1, urgent=2)
     vm = check_moved(first, urgent)
-    started_s = urgent.state().ledger.open[vm.vm_id].ready_us
+    started_s = urgent.state().history.ledger.open[vm.vm_id].ready_us
     assert started_s is not None
 
     # The giver's manager dies once it keeps a VM.
@@ -82,7 +82,7 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     kill_at(
         "a VM is kept",
         pid,
-        lambda: any(v.kept_at_s is not None for v in urgent.state().vms.values()),
+        lambda: any(v.kept_at_s is not None for v in urgent.state().fleet.vms.values()),
     )
     lab.has(first=2)
     check_moved(urgent, first)
@@ -92,7 +92,10 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     until("an order", lambda: read_pool(lab.dir).jobs["urgent"].orders)
     lab.kill_daemon()
     assert lab.run("resume", "lab").code == 0
-    until("urgent asks", lambda: urgent.state().orders or urgent.state().intents)
+    until(
+        "urgent asks",
+        lambda: urgent.state().fleet.orders or urgent.state().launches.intents,
+    )
     with contextlib.suppress(ProcessLookupError):
         os.kill(urgent.manager_pid(), signal.SIGKILL)
     lab.has(first=1, urgent=2)
@@ -106,7 +109,7 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     check_money(lab)
     for job in (first, urgent):
         for listed in vms_of(job).values():
-            line = job.state().ledger.closed[listed.vm_id]
+            line = job.state().history.ledger.closed[listed.vm_id]
             assert listed.ended_at_s is not None
             hours = (listed.ended_at_s - listed.launched_at_s) / 3600
             billed = hours * listed.offer.usd_per_hour * 1e6

@@ -174,6 +174,6 @@ def test_a_job_whose_setup_fails_ends_with_exit_code_3(
         answer = job.launch()
     assert answer.code == 3
     assert "setup ended with 7: no wheel; fix setup:" in answer.err
-    assert job.state().tally.preemptions_unnoticed == 0
+    assert job.state().history.tally.preemptions_unnoticed == 0
     assert vm_processes(hosts) == []
     assert [host.left() for host in hosts] == [[], []]

@@ -61,7 +61,7 @@ def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
     os.kill(tracker, signal.SIGKILL)
 
     def trains_on(state: State) -> bool:
-        return state.progress.step >= 80
+        return state.history.progress.step >= 80
 
     job.wait_for(trains_on)
     manager.kill()
@@ -82,7 +82,7 @@ def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
     written = (job.dir.path / "metrics.jsonl").read_text()
     assert written == "".join(map(as_line, rows))
     assert trackers(job) == []
-    assert state.progress.minibatches_recomputed == 0
+    assert state.history.progress.minibatches_recomputed == 0
 
 
 def test_a_tracker_that_fails_is_told_once_and_ends_no_job(job: Job) -> None:

@@ -99,14 +99,14 @@ MUTATIONS = (
     Mutation(
         "a launch uses the name of the one before",
         launches.launch_intended,
-        "state.next_intent + 1",
-        "state.next_intent",
+        "state.launches.next_intent + 1",
+        "state.launches.next_intent",
     ),
     Mutation(
         "an answered launch stays open",
         launches.vms_launched,
         "_close_intent(transition, event.intent)",
-        "transition.state.intents.get(event.intent)",
+        "transition.state.launches.intents.get(event.intent)",
     ),
     Mutation(
         "a launch without an answer is not asked for again",
@@ -194,14 +194,14 @@ MUTATIONS = (
     Mutation(
         "a job ends while launches are open",
         shutdown.advance,
-        "not transition.state.vms and not transition.state.intents",
-        "not transition.state.vms",
+        "not transition.state.fleet.vms and not transition.state.launches.intents",
+        "not transition.state.fleet.vms",
         rare=True,
     ),
     Mutation(
         "a plan for an earlier fleet is taken for the present one",
         planning._answer,
-        "state.answer.inputs_hash == inputs_hash",
+        "known.inputs_hash == inputs_hash",
         "True",
     ),
     Mutation(
@@ -220,8 +220,8 @@ MUTATIONS = (
     Mutation(
         "what the cloud says of a VM's end is not taken over",
         spending.listed,
-        "transition.state.ledger.ended(vm.vm_id, vm.ended_at_s)",
-        "transition.state.ledger",
+        "transition.state.history.ledger.ended(vm.vm_id, vm.ended_at_s)",
+        "transition.state.history.ledger",
     ),
     Mutation(
         "a manager that starts does not repeat what the one before asked of clouds",

@@ -130,7 +130,7 @@ class RentedWorld:
         )
         self._pass_time(1.0)  # clouds that report whole seconds round down
         self._restart()
-        while self.state.tally.vms_launched < vms:
+        while self.state.history.tally.vms_launched < vms:
             self._strike()
             await self._round()
         await self._end()
@@ -192,7 +192,7 @@ class RentedWorld:
 
     def _notice(self, vm_id: str) -> None:
         """Let a VM be taken: at once, or after a notice that its agent reports."""
-        record = self.state.vms.get(vm_id)
+        record = self.state.fleet.vms.get(vm_id)
         self._doomed.setdefault(vm_id, self.now_s())
         if record is None or self.random.random() < 0.6:
             return
@@ -234,7 +234,7 @@ class RentedWorld:
     async def _look(self, manager: Manager) -> None:
         try:
             await manager.effects.poller.poll_vms()
-            if self.counts["rounds"] % 10 == 1 or not self.state.offers:
+            if self.counts["rounds"] % 10 == 1 or not self.state.market.offers:
                 offers = await asyncio.to_thread(manager.provider.offers)
                 manager.feed(e.OffersSeen(at_s=self.now_s(), offers=tuple(offers)))
         except CloudError:
@@ -315,7 +315,7 @@ class RentedWorld:
 
     def verdict(self) -> Verdict:
         """Compare the ledger with the cloud's bill, VM by VM."""
-        ledger = self.state.ledger
+        ledger = self.state.history.ledger
         assert not ledger.open, sorted(ledger.open)
         billed: dict[str, list[Row]] = {}
         for row in self.cloud.bill():

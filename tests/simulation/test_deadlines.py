@@ -20,6 +20,9 @@ from spottrain.pricing.prices.hazard import Hazards
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
+from spottrain.varuna_manager.core.model.parts import (
+    PreparationState,
+)
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.offers.ranker import OfferRanker
@@ -70,7 +73,7 @@ class DeadlineWorld(World):
 
     def poll(self, *, force: bool = False) -> None:
         super().poll(force=force)
-        if not self.manager_alive or self.state.profile is None:
+        if not self.manager_alive or self.state.preparation.profile is None:
             return
         terms = terms_for(self.appraiser, self.state, self.cloud.offers())
         if terms != self.rated or force:
@@ -91,7 +94,9 @@ def terms_for(
 def fleet() -> Fleet:
     """What fleets do, before any was seen."""
     job = settings(spec=LONG, max_vms=MOST)
-    state = State(settings=job, profile=profile_of(job.facts))
+    state = State(
+        settings=job, preparation=PreparationState(profile=profile_of(job.facts))
+    )
     return terms_for(OfferRanker(), state, (offer("a", 1.0),)).fleet
 
 
@@ -148,7 +153,7 @@ def test_the_deadline_is_kept_whatever_the_spot_market_does(seed: int) -> None:
     assert job.finished is not None
     assert job.finished.kind == "succeeded", job.finished
     assert job.now_s <= (job.settings.deadline_s or 0.0)
-    assert job.state.progress.minibatches_lost == 0
+    assert job.state.history.progress.minibatches_lost == 0
 
 
 def test_while_spot_vms_are_there_none_is_rented_on_demand() -> None:

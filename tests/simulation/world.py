@@ -123,7 +123,7 @@ class World:
         self.state, commands = step.step(old, event)
         check_invariants(self.state)
         self.decisions.append(Step(old, event, self.state, commands).decision())
-        before, after = old.generation, self.state.generation
+        before, after = old.training.generation, self.state.training.generation
         assert before is None or after is None or before.number <= after.number
         return commands
 
@@ -333,7 +333,7 @@ class World:
             self.end_vm(vm_id)
 
         def returned() -> e.Event:
-            wanted = {*vm_ids, *self.state.ledger.unconfirmed}
+            wanted = {*vm_ids, *self.state.history.ledger.unconfirmed}
             vms = tuple(vm for vm in self.listing() if vm.vm_id in wanted)
             return e.VmsReturned(at_s=self.now_s, vm_ids=vm_ids, vms=vms)
 
@@ -412,7 +412,7 @@ class World:
         self.cloud.vms[vm_id].frozen = True
 
         def notice() -> None:
-            record = self.state.vms.get(vm_id)
+            record = self.state.fleet.vms.get(vm_id)
             heard = (VmPhase.REGISTERED, VmPhase.READY)
             if record is None or record.phase not in heard:
                 return

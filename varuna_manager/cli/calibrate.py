@@ -179,15 +179,15 @@ def _measured_on(
     watcher = Watcher(job, console(stderr=True), manager=manager, may_stop=True)
     code = watcher.run()
     state = read_state(job)
-    if code or state.profile is None:
+    if code or state.preparation.profile is None:
         reason = "" if state.outcome is None else state.outcome.reason
         say(f"error: not measured: {reason}; 'spottrain logs {job.name}' says more")
         raise typer.Exit(code or 1)
-    busy = "; not kept: times vary too much" * is_noisy(state.profile)
+    busy = "; not kept: times vary too much" * is_noisy(state.preparation.profile)
     say(
-        f"measured on {state.profile.device} for {dollars(spent_usd(state, state.now_s))}{busy}"
+        f"measured on {state.preparation.profile.device} for {dollars(spent_usd(state, state.now_s))}{busy}"
     )
-    return state.profile
+    return state.preparation.profile
 
 
 def _derived(file: Path | None, device: str | None, ratio: float | None) -> Profile:

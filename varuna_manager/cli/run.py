@@ -317,7 +317,9 @@ def _notes(state: State) -> Iterator[str]:
     """Yield a line for each limit under which nothing can be rented at known prices."""
     cap, on_demand_allowed = state.job.max_usd_per_hour, state.job.allow_on_demand
     prices = [
-        offer.usd_per_hour for offer in state.offers if offer.spot or on_demand_allowed
+        offer.usd_per_hour
+        for offer in state.market.offers
+        if offer.spot or on_demand_allowed
     ]
     cheapest = min(filter(is_amount, prices), default=None)
     min_vms = state.job.min_vms

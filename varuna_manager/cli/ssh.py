@@ -45,7 +45,7 @@ def choose_vm(job: JobDir, wanted: str | None) -> str:
     Raises:
         ConfigError: No VM fits, or several do.
     """
-    vms = sorted(read_state(job).vms)
+    vms = sorted(read_state(job).fleet.vms)
     fitting = [vm_id for vm_id in vms if vm_id.startswith(wanted or "")]
     if wanted in fitting:
         return wanted

@@ -109,7 +109,7 @@ class Watcher:
         self._console.print(line, markup=False, highlight=False, soft_wrap=wrap)
 
     def _plain_is_due(self) -> bool:
-        moved = self._follower.state.progress.step != self._plain_step
+        moved = self._follower.state.history.progress.step != self._plain_step
         return moved and time.monotonic() - self._plain_at_s >= PLAIN_LINE_S
 
     def _manager_is_gone(self) -> bool:

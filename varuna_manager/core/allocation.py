@@ -54,13 +54,14 @@ once some were returned that the plan did not use."""
 
 def next_intent(state: State) -> str:
     """Return the name of the next launch intent."""
-    moved = f"{state.takeover_epoch}-" if state.takeover_epoch else ""
-    return f"intent-{moved}{state.next_intent}"
+    launches = state.launches
+    moved = f"{launches.takeover_epoch}-" if launches.takeover_epoch else ""
+    return f"intent-{moved}{launches.next_intent}"
 
 
 def cheapest_usd_per_hour(state: State) -> float:
     """Return the lowest price on offer; infinite if there are no offers."""
-    return min((offer.usd_per_hour for offer in state.offers), default=math.inf)
+    return min((offer.usd_per_hour for offer in state.market.offers), default=math.inf)
 
 
 def room(state: State) -> int:
@@ -69,9 +70,9 @@ def room(state: State) -> int:
     Against a pool's grant every VM counts that is billed: others may not hold it too.
     During a move as many as there were when it began; those do not count.
     """
-    if state.move is not None and not state.move.is_left:
-        return len(state.move.vm_ids) - _count(state)
-    enough, limit = state.enough, state.most_vms
+    move, enough, limit = state.fleet.move, state.fleet.enough, state.most_vms
+    if move is not None and not move.is_left:
+        return len(move.vm_ids) - _count(state)
     if enough is not None:
         limit_usd_per_hour = (1 - CHEAPER) * enough.usd_per_hour
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
@@ -99,7 +100,7 @@ def _count(state: State) -> int:
 def launch_more(transition: Transition) -> None:
     """Emit the next launch, and wake the core when the market changes by itself."""
     state = transition.state
-    if state.launch_pending:
+    if state.launches.launch_pending:
         return
     launch = next_launch(state)
     transition.wake(launch.changes_at_s)
@@ -107,7 +108,7 @@ def launch_more(transition: Transition) -> None:
         return
     intent = next_intent(state)
     choice = _choice(state, launch.offer, intent)
-    transition.state = replace(state, launch_pending=True, launch_choice=choice)
+    transition.put(replace(state.launches, launch_pending=True, launch_choice=choice))
     transition.emit(
         IntendLaunch(
             intent=intent,
@@ -120,7 +121,7 @@ def launch_more(transition: Transition) -> None:
 
 def _choice(state: State, offer: Offer, intent: str) -> LaunchChoice:
     """Return what is kept of a decision for an offer: what the best others lacked."""
-    order = in_order(state.offers, state.worths)
+    order = in_order(state.market.offers, state.market.worths)
     keys = [offer_key(one) for one in order]
     place = keys.index(offer_key(offer))
     others = [at for at in range(len(order)) if at != place]
@@ -133,7 +134,7 @@ def _choice(state: State, offer: Offer, intent: str) -> LaunchChoice:
     return LaunchChoice(
         intent=intent,
         examples_per_usd=examples_per_usd(state, offer),
-        is_ranked=any(worth.examples_per_usd for worth in state.worths.values()),
+        is_ranked=any(worth.examples_per_usd for worth in state.market.worths.values()),
         passed_over=tuple(passed_over),
         others=len(others),
     )
@@ -152,7 +153,7 @@ def _passed_over(state: State, offer: Offer, why: str) -> PassedOver:
 
 def passed_over(state: State) -> tuple[PassedOver, ...]:
     """Return the best offers that the job may not rent now, and why."""
-    best = in_order(state.offers, state.worths)[:PASSED_OVER]
+    best = in_order(state.market.offers, state.market.worths)[:PASSED_OVER]
     return tuple(
         _passed_over(state, offer, why)
         for offer in best
@@ -162,7 +163,7 @@ def passed_over(state: State) -> tuple[PassedOver, ...]:
 
 def examples_per_usd(state: State, offer: Offer) -> float | None:
     """Return what an offer is worth at its price; None if it was not ranked."""
-    worth = state.worths.get(offer_key(offer))
+    worth = state.market.worths.get(offer_key(offer))
     return None if worth is None else worth.at(offer.usd_per_hour)
 
 
@@ -237,12 +238,13 @@ def next_launch(state: State, replacing: VmRecord | None = None) -> NextLaunch:
     bound = replacing is None or state.job.grant is not None
     wanted = room(state) if bound else 1
     wanted = wanted if replacing is None else min(1, wanted)
-    done = state.generation is not None and state.generation.done
-    if wanted <= 0 or (replacing is None and (done or not state.reconciled)):
+    generation = state.training.generation
+    done = generation is not None and generation.done
+    if wanted <= 0 or (replacing is None and (done or not state.fleet.reconciled)):
         return NextLaunch()
-    offers = in_order(state.offers, state.worths)
+    offers = in_order(state.market.offers, state.market.worths)
     affords, demand = affordable(state), wanted_by_deadline(state, replacing)
-    left, granted = quota_left(state.offers, rented(state)), within_grant(state)
+    left, granted = quota_left(state.market.offers, rented(state)), within_grant(state)
     counts: dict[str, int] = {}
     candidates: list[Offer] = []
     for offer in offers:
@@ -268,10 +270,10 @@ def held(state: State) -> tuple[Holdings, ...]:
     """Return the VMs that are rented or asked for, by offer."""
     ready: Counter[str] = Counter()
     booting: Counter[str] = Counter()
-    for vm in state.vms.values():
+    for vm in state.fleet.vms.values():
         if vm.counts:
             (ready if vm.is_usable else booting)[offer_key(vm.offer)] += 1
-    for intent in state.intents.values():
+    for intent in state.launches.intents.values():
         booting[offer_key(intent.offer)] += intent.missing
     return tuple(
         Holdings(name=name, ready=ready[name], booting=booting[name])
@@ -304,7 +306,7 @@ def opens_at_s(state: State, offer: Offer) -> float:
         return math.inf
     if is_unfit(state, offer) or not _has_device(state, offer):
         return math.inf
-    return cooldowns.open_at_s(state.cooldowns, offer)
+    return cooldowns.open_at_s(state.launches.cooldowns, offer)
 
 
 def _has_device(state: State, offer: Offer) -> bool:
@@ -314,7 +316,8 @@ def _has_device(state: State, offer: Offer) -> bool:
         return False
     # In exact mode all VMs have the first one's GPU.
     kind = catalogue().find(offer.cloud, offer.instance_type)
-    settled = catalogue().gpu_of(state.arithmetic) if state.arithmetic else None
+    arithmetic = state.launches.arithmetic
+    settled = catalogue().gpu_of(arithmetic) if arithmetic else None
     return kind is None or settled is None or kind.gpu.name == settled.name
 
 
@@ -359,7 +362,7 @@ _newest: list[_Placed] = []
 
 def _placed(state: State) -> _Placed:
     """Return where the VMs of a state are."""
-    vms, intents, span = state.vms, state.intents, state.job.span
+    vms, intents, span = state.fleet.vms, state.launches.intents, state.job.span
     for known in _newest:
         if known.vms is vms and known.intents is intents and (known.span == span):
             return known
@@ -427,35 +430,36 @@ def stranded_vms(state: State) -> tuple[VmRecord, ...]:
     if placed.usable < state.job.min_vms:
         if not must_move(state):
             return ()
-        best = in_order(state.offers, state.worths)
+        best = in_order(state.market.offers, state.market.worths)
         offer = next((one for one in best if available(state, one) > 0), None)
         if offer is None:
             return ()
         where = cooldowns.location_of(offer, state.job.span)
-    elif len(placed.at_home) == len(state.vms):
+    elif len(placed.at_home) == len(state.fleet.vms):
         return ()
-    counting = (vm for vm in state.vms.values() if vm.counts)
+    counting = (vm for vm in state.fleet.vms.values() if vm.counts)
     return tuple(vm for vm in counting if not is_at(state, where, vm.offer))
 
 
 def _reachable(state: State, offers: list[Offer]) -> list[Offer]:
     """Return the offers where the other VMs are. If there are none, and those VMs are too
     few to train, all others: the job moves."""
-    if state.move is not None and not state.move.is_left:
-        return [one for one in offers if offer_key(one) == state.move.offer]
+    move = state.fleet.move
+    if move is not None and not move.is_left:
+        return [one for one in offers if offer_key(one) == move.offer]
     where = home(state)
     near = [offer for offer in offers if is_at(state, where, offer)]
     here = sum(vm.counts for vm in at_home(state)) + sum(
         intent.missing
-        for intent in state.intents.values()
+        for intent in state.launches.intents.values()
         if is_at(state, where, intent.offer)
     )
     return near if near or here >= state.job.min_vms else offers
 
 
 def _held_by_zone(state: State) -> Counter[str]:
-    held = Counter(vm.offer.zone for vm in state.vms.values() if vm.counts)
-    for intent in state.intents.values():
+    held = Counter(vm.offer.zone for vm in state.fleet.vms.values() if vm.counts)
+    for intent in state.launches.intents.values():
         held[intent.offer.zone] += intent.missing
     return held
 
@@ -467,15 +471,15 @@ def available(state: State, offer: Offer) -> int:
     if offer.available is None:
         return state.job.max_vms
     key = offer_key(offer)
-    intents = state.intents.values()
+    intents = state.launches.intents.values()
     asked = sum(intent.count for intent in intents if offer_key(intent.offer) == key)
     return offer.available - asked - len(_unseen(state, offer))
 
 
 def rented(state: State) -> Counter[Offer]:
     """Return the VMs that count against quotas, launches in flight included."""
-    found = Counter(vm.offer for vm in state.vms.values())
-    for intent in state.intents.values():
+    found = Counter(vm.offer for vm in state.fleet.vms.values())
+    for intent in state.launches.intents.values():
         found[intent.offer] += intent.missing
     return found
 
@@ -485,12 +489,12 @@ def _within_quota(state: State, offer: Offer, count: int) -> int:
     flight included."""
     for quota in cooldowns.QUOTAS:
         scope = cooldowns.scope_of(offer, quota)
-        bound = cooldowns.most_at_once(state.cooldowns, scope, state.now_s)
+        bound = cooldowns.most_at_once(state.launches.cooldowns, scope, state.now_s)
         if math.isinf(bound):
             continue
         coming = (
             intent.count
-            for intent in state.intents.values()
+            for intent in state.launches.intents.values()
             if cooldowns.scope_of(intent.offer, quota) == scope
         )
         count = min(count, int(bound) - sum(coming))
@@ -502,9 +506,9 @@ def _unseen(state: State, offer: Offer) -> list[VmRecord]:
     key = offer_key(offer)
     return [
         vm
-        for vm in state.vms.values()
+        for vm in state.fleet.vms.values()
         if offer_key(vm.offer) == key
-        and vm.known_at_s > state.offers_seen_at_s
+        and vm.known_at_s > state.market.offers_seen_at_s
         and vm.known_at_s + OFFER_LAG_S > state.now_s
     ]
 

@@ -38,11 +38,11 @@ def get_profile(transition: Transition, vms: Sequence[VmRecord]) -> None:
     same = [vm for vm in vms if _kind_of(vm) == _kind_of(vms[0])]
     known = _reusable(transition.state, same)
     if known is None:
-        if transition.is_due(transition.state.measure_after_s):
+        if transition.is_due(transition.state.preparation.measure_after_s):
             _begin(transition, same)
         return
     age = duration(max(0.0, transition.now_s - known.measured_at_s))
-    transition.state = replace(transition.state, profile=known.profile)
+    transition.put(replace(transition.state.preparation, profile=known.profile))
     transition.log(f"profile of {known.profile.device} reused, measured {age} ago")
 
 
@@ -57,7 +57,7 @@ def _reusable(state: State, vms: Sequence[VmRecord]) -> KnownProfile | None:
     return next(
         (
             known
-            for known in state.known_profiles
+            for known in state.preparation.known_profiles
             if (known.profile.device, known.profile.software) == _kind_of(vms[0])
             and profiles.knows_sizes(known.profile, sizes_of(state))
             and (len(vms) == 1 or not profiles.assumes_links(known.profile))
@@ -127,7 +127,7 @@ def crowd_of(
 def _begin(transition: Transition, vms: Sequence[VmRecord]) -> None:
     """Open the store of the next round."""
     state = transition.state
-    number = state.next_round
+    number = state.preparation.next_round
     measuring = participants_of(vms)
     crowd = crowd_of(vms, measuring, len(state.job.facts.sections))
     calibration = Calibration(
@@ -135,11 +135,13 @@ def _begin(transition: Transition, vms: Sequence[VmRecord]) -> None:
         participants=measuring + crowd,
         num_measuring=len(measuring) if crowd else 0,
     )
-    transition.state = replace(
-        state,
-        calibration=calibration,
-        next_round=number - 1,
-        prepare_since_s=state.now_s,
+    transition.put(
+        replace(
+            state.preparation,
+            calibration=calibration,
+            next_round=number - 1,
+            prepare_since_s=state.now_s,
+        )
     )
     send(transition, calibration)
 
@@ -165,13 +167,13 @@ def send(transition: Transition, calibration: Calibration) -> None:
 
 def store_opened(transition: Transition, report: messages.StoreOpened) -> None:
     """The store of the round is open: let the participants measure."""
-    calibration = transition.state.calibration
+    calibration = transition.state.preparation.calibration
     if calibration is None or calibration.number != report.generation:
         return
     if calibration.store_host:
         return
     calibration = replace(calibration, store_host=report.host, store_port=report.port)
-    transition.state = replace(transition.state, calibration=calibration)
+    transition.put(replace(transition.state.preparation, calibration=calibration))
     send(transition, calibration)
 
 
@@ -179,16 +181,18 @@ def report_received(
     transition: Transition, report: messages.CalibrationProgress | messages.Calibrated
 ) -> None:
     """Fold the round's progress, or its profile, which is kept for later jobs."""
-    calibration = transition.state.calibration
+    calibration = transition.state.preparation.calibration
     if calibration is None or calibration.number != report.generation:
         return
     if isinstance(report, messages.CalibrationProgress):
         calibration = replace(calibration, done=report.done, total=report.total)
-        transition.state = replace(transition.state, calibration=calibration)
+        transition.put(replace(transition.state.preparation, calibration=calibration))
         transition.log(f"measured {report.done} of {report.total}: {report.what}")
         return
     profile = report.profile
-    transition.state = replace(transition.state, profile=profile, calibration=None)
+    transition.put(
+        replace(transition.state.preparation, profile=profile, calibration=None)
+    )
     failed = [s for s in profile.sources if s.startswith(NCCL_FAILED)]
     if not failed and not profiles.is_noisy(profile):
         transition.emit(KeepProfile(profile=profile))
@@ -213,17 +217,16 @@ def describe(profile: Profile) -> str:
 
 def give_up(transition: Transition) -> None:
     """Abandon the round that runs."""
-    calibration = transition.state.calibration
+    calibration = transition.state.preparation.calibration
     if calibration is not None:
-        transition.state = replace(transition.state, calibration=None)
-        after_s = transition.now_s + RETRY_PAUSE_S
-        transition.state = replace(transition.state, measure_after_s=after_s)
+        before, after_s = transition.state.preparation, transition.now_s + RETRY_PAUSE_S
+        transition.put(replace(before, calibration=None, measure_after_s=after_s))
         vm_ids = (slot.vm_id for slot in calibration.participants)
         transition.send(vm_ids, AbandonGeneration(generation=calibration.number))
 
 
 def lose_vm(transition: Transition, vm_id: str) -> None:
     """A VM is gone: abandon a round that it takes part in; this is no failure."""
-    calibration = transition.state.calibration
+    calibration = transition.state.preparation.calibration
     if calibration and any(slot.vm_id == vm_id for slot in calibration.participants):
         give_up(transition)

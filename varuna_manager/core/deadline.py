@@ -49,30 +49,23 @@ def fleet_rated(transition: Transition, event: FleetRated) -> None:
     before = transition.state.deadline
     rates, known = event.terms.fleet.rates, before.terms
     same = known is not None and known.fleet.rates == rates
-    trains = same or transition.state.progress.step > 0
-    transition.state = replace(
-        transition.state,
-        deadline=replace(
-            before,
-            terms=event.terms,
-            seen=(),
-            decision=before.decision if trains else None,
-        ),
-    )
+    trains = same or transition.state.history.progress.step > 0
+    decision = before.decision if trains else None
+    transition.put(replace(before, terms=event.terms, seen=(), decision=decision))
 
 
 def advance(transition: Transition) -> None:
     """Decide again if something has changed or it is time to, and return surplus VMs."""
     state = transition.state
     terms = state.deadline.terms
-    known = state.reconciled and bool(state.offers)
+    known = state.fleet.reconciled and bool(state.market.offers)
     if state.phase is not JobPhase.ACTIVE or not known or terms is None:
         return
-    if state.progress.step >= state.job.spec.steps:
+    if state.history.progress.step >= state.job.spec.steps:
         return  # the last checkpoint is still to be written
     if not state.job.has_slo:
         if state.deadline.decision is not None:
-            transition.state = replace(state, deadline=DeadlineState(terms=terms))
+            transition.put(DeadlineState(terms=terms))
         return
     transition.wake(allocation.changes_at_s(state, _in_reach(state, terms)))
     if _seen(state, terms) == state.deadline.seen and not transition.is_due(
@@ -92,7 +85,7 @@ def _is_possible(transition: Transition, terms: FleetTerms) -> bool:
     whose boot time was counted.
     """
     state = transition.state
-    if state.progress.step > 0 or state.deadline.decision is not None:
+    if state.history.progress.step > 0 or state.deadline.decision is not None:
         return True
     found = feasibility(state, terms)
     if not found.possible:
@@ -121,7 +114,7 @@ def feasibility(state: State, terms: FleetTerms) -> Feasibility:
             usd_per_hour=offer.usd_per_hour,
             available=offer.available,
         )
-        for offer in state.offers
+        for offer in state.market.offers
         if terms.is_for(offer) and (offer.spot or allowed)
     ]
     now = job_status(state)
@@ -146,16 +139,15 @@ def _decide(transition: Transition, terms: FleetTerms) -> None:
         transition.log(f"deadline policy: {decision.mode}: {decision.reason}")
     for one in rented:
         _return(transition, one, decision.count(one.name), decision.reason)
-    transition.state = replace(
-        transition.state,
-        deadline=replace(
+    transition.put(
+        replace(
             transition.state.deadline,
             outlook=outlook,
             decision=decision,
             rolling=rolling,
             seen=_seen(transition.state, terms),
             review_at_s=state.now_s + now.review_s,
-        ),
+        )
     )
 
 
@@ -177,7 +169,7 @@ def _begun(state: State) -> State:
 
 def _paused_s(state: State, terms: FleetTerms) -> float:
     """Return how long training pauses from now on: as long as a morph unless it runs."""
-    now = state.generation
+    now = state.training.generation
     trains = now is not None and now.phase is GenerationPhase.RUNNING and now.committed
     return 0.0 if trains else terms.fleet.morph_s
 
@@ -185,7 +177,7 @@ def _paused_s(state: State, terms: FleetTerms) -> float:
 def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) -> None:
     """Return surplus VMs of one offer, by eviction cost."""
     state = transition.state
-    counting = [vm for vm in state.vms.values() if vm.counts]
+    counting = [vm for vm in state.fleet.vms.values() if vm.counts]
     own = [vm for vm in counting if offer_key(vm.offer) == rented.name]
     excess = len(own) - max(wanted, 0)
     spare = len(counting) - state.job.min_vms
@@ -198,7 +190,7 @@ def _return(transition: Transition, rented: Holdings, wanted: int, reason: str) 
 
 def job_status(state: State) -> JobStatus:
     """Return what the deadline policy must know of the job."""
-    job, generation, spec = state.job, state.generation, state.job.spec
+    job, generation, spec = state.job, state.training.generation, state.job.spec
     # All VMs may be lost at once; only the work in the checkpoint is left then.
     newest = state.newest_checkpoint
     saved = newest.step if newest else 0
@@ -215,7 +207,7 @@ def job_status(state: State) -> JobStatus:
         ending_s=END_S,
         examples_left=float((spec.steps - saved) * spec.minibatch_size),
         examples_unsaved=float(
-            max(0, state.progress.step - saved) * spec.minibatch_size
+            max(0, state.history.progress.step - saved) * spec.minibatch_size
         ),
         examples_per_checkpoint=float(
             min(spec.checkpoint_every_steps, spec.steps) * spec.minibatch_size
@@ -233,7 +225,7 @@ def job_status(state: State) -> JobStatus:
 def holdings(state: State, terms: FleetTerms) -> tuple[Holdings, ...]:
     """Return the VMs that are rented or asked for, and how long they still boot."""
     boots_s = defaultdict[str, list[float]](list)
-    for vm in state.vms.values():
+    for vm in state.fleet.vms.values():
         if vm.counts and not vm.is_usable:
             left_s = vm.launched_at_s + terms.fleet.boot_s - state.now_s
             boots_s[offer_key(vm.offer)].append(max(0.0, left_s))
@@ -248,7 +240,7 @@ def _in_reach(state: State, terms: FleetTerms) -> list[Offer]:
     where = allocation.home(state)
     return [
         offer
-        for offer in state.offers
+        for offer in state.market.offers
         if terms.is_for(offer) and allocation.is_at(state, where, offer)
     ]
 

@@ -45,9 +45,9 @@ _ENDING_STATES = (VmState.STOPPING, VmState.TERMINATED)
 
 def vms_listed(transition: Transition, event: e.VmsListed) -> None:
     """Reconcile the state with the cloud's list, which is authoritative."""
-    transition.state = replace(transition.state, reconciled=True)
+    transition.put(replace(transition.state.fleet, reconciled=True))
     listed = {vm.vm_id: vm for vm in event.vms}
-    for record in tuple(transition.state.vms.values()):
+    for record in tuple(transition.state.fleet.vms.values()):
         vm = listed.get(record.vm_id)
         covered = event.cloud in ("", record.offer.cloud)
         if vm is not None:
@@ -90,9 +90,9 @@ def adopt(transition: Transition, vm: Vm) -> None:
     cloud still lists though it has taken it back; both are billed.
     """
     state = transition.state
-    if vm.vm_id in state.vms or vm.state in _ENDING_STATES:
+    if vm.vm_id in state.fleet.vms or vm.state in _ENDING_STATES:
         return
-    intent = state.intents.get(vm.intent)
+    intent = state.launches.intents.get(vm.intent)
     came = _order_of(transition, vm)
     wanted = (intent is not None or came) and state.phase is JobPhase.ACTIVE
     if intent is not None and intent.missing <= 0:
@@ -107,16 +107,19 @@ def adopt(transition: Transition, vm: Vm) -> None:
         vm_id=vm.vm_id,
         intent=vm.intent,
         offer=offer,
-        on_demand_usd_per_hour=spending.on_demand_price(state.offers, offer),
+        on_demand_usd_per_hour=spending.on_demand_price(state.market.offers, offer),
         launched_at_s=vm.launched_at_s,
         known_at_s=transition.now_s,
         phase=VmPhase.BOOTING if running else VmPhase.STARTING,
         private_address=vm.private_address,
     )
     transition.put_vm(record)
-    tally = transition.state.tally
-    transition.state = replace(
-        transition.state, tally=replace(tally, vms_launched=tally.vms_launched + 1)
+    tally = transition.state.history.tally
+    transition.put(
+        replace(
+            transition.state.history,
+            tally=replace(tally, vms_launched=tally.vms_launched + 1),
+        )
     )
     if not wanted:
         return_vms(transition, (record,), "not requested by this job")
@@ -126,19 +129,19 @@ def adopt(transition: Transition, vm: Vm) -> None:
 
 def _order_of(transition: Transition, vm: Vm) -> bool:
     """Return whether a VM was asked for that another job kept; note that it came."""
-    orders = transition.state.orders
+    orders = transition.state.fleet.orders
     record = orders.get(tags.order_of(vm.intent))
     if record is None or record.phase is not OrderPhase.ASKED:
         return False
     record = replace(record, phase=OrderPhase.TAKEN, retry_at_s=None)
     orders = {**orders, record.order.name: record}
-    transition.state = replace(transition.state, orders=orders)
+    transition.put(replace(transition.state.fleet, orders=orders))
     return True
 
 
 def provider_answered(transition: Transition, event: e.ProviderAnswered) -> None:
     """Decide about a silent VM: if it still runs it is returned, and its memory is lost."""
-    vm = transition.state.vms.get(event.vm_id)
+    vm = transition.state.fleet.vms.get(event.vm_id)
     if vm is None or vm.silent_since_s is None or vm.phase is VmPhase.RETURNING:
         return
     if event.state in (VmState.STARTING, VmState.RUNNING):
@@ -156,12 +159,11 @@ def remove_vm(transition: Transition, vm: VmRecord, reason: str) -> None:
     generations.lose_vm(transition, vm.vm_id, f"{vm.vm_id}: {reason}")
     calibration.lose_vm(transition, vm.vm_id)
     state = transition.state
-    transition.state = replace(
-        state,
-        vms={k: v for k, v in state.vms.items() if k != vm.vm_id},
-        initialiser=None if state.initialiser == vm.vm_id else state.initialiser,
-        ledger=state.ledger.gone(vm.vm_id, transition.now_s),
-    )
+    vms = {k: v for k, v in state.fleet.vms.items() if k != vm.vm_id}
+    ledger = state.history.ledger.gone(vm.vm_id, transition.now_s)
+    transition.put(replace(state.fleet, vms=vms), replace(state.history, ledger=ledger))
+    if state.preparation.initialiser == vm.vm_id:
+        transition.put(replace(state.preparation, initialiser=None))
     if vm.is_usable:
         transition.note_fleet_change()
     transition.note_phase(vm.phase, None)
@@ -173,8 +175,10 @@ def job_moved(transition: Transition, event: e.JobMoved) -> None:
     Open launches are not repeated: their VMs may exist and trust those keys too. The
     names of later launches differ from any that the journal may have lost.
     """
-    transition.state = replace(transition.state, intents={}, takeover_epoch=event.epoch)
-    host, vms = event.host, transition.state.vms.values()
+    transition.put(
+        replace(transition.state.launches, intents={}, takeover_epoch=event.epoch)
+    )
+    host, vms = event.host, transition.state.fleet.vms.values()
     transition.log(f"the job continues on {host} with new keys; returning its VMs")
     return_vms(transition, vms, "it trusts the keys of the old machine")
 
@@ -192,7 +196,7 @@ def let_go(transition: Transition, vms: Iterable[VmRecord], reason: str) -> None
     keeps = grant is not None and grant.keep_s > 0
     kept = [vm for vm in going if keeps and _is_well(vm)]
     for vm_id in _leave(transition, kept, reason):
-        vm = transition.state.vms[vm_id]
+        vm = transition.state.fleet.vms[vm_id]
         transition.put_vm(replace(vm, is_clearing=True))
         transition.emit(c.KeepVm(vm_id=vm_id))
     return_vms(transition, going, reason)
@@ -210,11 +214,11 @@ def _leave(
     transition: Transition, vms: Iterable[VmRecord], reason: str
 ) -> tuple[str, ...]:
     """Have VMs that are not leaving yet leave; return their ids."""
-    now = transition.state.vms
+    now = transition.state.fleet.vms
     going = [vm for vm in vms if now[vm.vm_id].phase is not VmPhase.RETURNING]
     if not going:
         return ()
-    if (generation := transition.state.generation) is not None:
+    if (generation := transition.state.training.generation) is not None:
         # A cloud may take a while to end them: they must not train on by themselves.
         training = (vm.vm_id for vm in going if generation.trains_on(vm.vm_id))
         transition.send(training, AbandonGeneration(generation=generation.number))
@@ -225,8 +229,8 @@ def _leave(
             replace(vm, phase=VmPhase.RETURNING, return_reason=reason, retry_at_s=None)
         )
     ids = tuple(vm.vm_id for vm in going)
-    if transition.state.initialiser in ids:
-        transition.state = replace(transition.state, initialiser=None)
+    if transition.state.preparation.initialiser in ids:
+        transition.put(replace(transition.state.preparation, initialiser=None))
     transition.note_fleet_change()
     return ids
 
@@ -234,7 +238,7 @@ def _leave(
 def vms_returned(transition: Transition, event: e.VmsReturned) -> None:
     """Remove the VMs that the cloud has taken back."""
     for vm_id in event.vm_ids:
-        vm = transition.state.vms.get(vm_id)
+        vm = transition.state.fleet.vms.get(vm_id)
         if vm is not None and vm.phase is VmPhase.RETURNING:
             remove_vm(transition, vm, vm.return_reason)
     spending.listed(transition, event.vms)
@@ -245,7 +249,7 @@ def vms_returned(transition: Transition, event: e.VmsReturned) -> None:
 
 def agent_starting(transition: Transition, event: e.AgentStarting) -> None:
     """Keep the hash of a token; older ones stay valid, as the agent may have one."""
-    vm = transition.state.vms.get(event.vm_id)
+    vm = transition.state.fleet.vms.get(event.vm_id)
     if vm is not None and event.token_sha256 not in vm.token_sha256s:
         tokens = (*vm.token_sha256s, event.token_sha256)
         transition.put_vm(replace(vm, token_sha256s=tokens))
@@ -253,7 +257,7 @@ def agent_starting(transition: Transition, event: e.AgentStarting) -> None:
 
 def agent_started(transition: Transition, event: e.AgentStarted) -> None:
     """Keep what the start of a VM took."""
-    vm = transition.state.vms.get(event.vm_id)
+    vm = transition.state.fleet.vms.get(event.vm_id)
     if vm is not None:
         transition.put_vm(replace(vm, start=event.steps))
         took_s = sum(step.seconds for step in event.steps)
@@ -262,7 +266,7 @@ def agent_started(transition: Transition, event: e.AgentStarted) -> None:
 
 def agent_registered(transition: Transition, event: e.AgentRegistered) -> None:
     """The agent has called: its supervisor starts."""
-    vm = transition.state.vms.get(event.vm_id)
+    vm = transition.state.fleet.vms.get(event.vm_id)
     if vm is not None and vm.phase in (VmPhase.STARTING, VmPhase.BOOTING):
         spending.fetches(transition, vm)
         vm = replace(
@@ -298,7 +302,7 @@ def replace_agents(transition: Transition, vms: Iterable[VmRecord]) -> None:
 
 def vm_heard(transition: Transition, vm_id: str) -> None:
     """A silent VM has called again before it was fenced."""
-    vm = transition.state.vms.get(vm_id)
+    vm = transition.state.fleet.vms.get(vm_id)
     if vm is not None and vm.silent_since_s is not None:
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
         transition.note_fleet_change()
@@ -308,7 +312,7 @@ def command_failed(transition: Transition, event: e.CommandFailed) -> None:
     """Repeat a command that failed for a VM after a pause; see ``advance``."""
     transition.log(f"{event.command.replace('_', ' ')} failed: {event.reason}")
     for vm_id in event.vm_ids:
-        if vm := transition.state.vms.get(vm_id):
+        if vm := transition.state.fleet.vms.get(vm_id):
             again_s = transition.now_s + RETRY_S
             transition.put_vm(replace(vm, retry_at_s=again_s, is_clearing=False))
             _return_if_lease_over(transition, vm)
@@ -344,26 +348,31 @@ def vm_unfit(transition: Transition, vm_id: str, reason: str) -> None:
     Others of its type will hardly differ: after a few the type is not rented again, and
     the job fails if nothing else can be.
     """
-    vm = transition.state.vms[vm_id]
+    vm = transition.state.fleet.vms[vm_id]
     transition.log(f"{vm_id}: {reason}")
     return_vms(transition, (vm,), reason)
     state, scope = transition.state, kind_of(vm.offer)
-    count = state.unfit.get(scope, 0) + 1
-    transition.state = replace(state, unfit={**state.unfit, scope: count})
+    count = state.launches.unfit.get(scope, 0) + 1
+    transition.put(
+        replace(state.launches, unfit={**state.launches.unfit, scope: count})
+    )
     if _is_hopeless(transition.state):
         transition.fail(f"{scope}: {reason}", exit_code=6)
 
 
 def vm_fit(transition: Transition, vm: VmRecord) -> None:
     """Forget unfit VMs of a type of which one has become ready."""
-    unfit = {k: v for k, v in transition.state.unfit.items() if k != kind_of(vm.offer)}
-    transition.state = replace(transition.state, unfit=unfit)
+    unfit = dict(transition.state.launches.unfit)
+    if unfit.pop(kind_of(vm.offer), None) is not None:
+        transition.put(replace(transition.state.launches, unfit=unfit))
 
 
 def _is_hopeless(state: State) -> bool:
     """Return whether every offer is of a type whose VMs were unfit too often."""
-    wanted = [one for one in state.offers if one.spot or state.job.allow_on_demand]
-    usable = any(vm.phase is not VmPhase.RETURNING for vm in state.vms.values())
+    wanted = [
+        one for one in state.market.offers if one.spot or state.job.allow_on_demand
+    ]
+    usable = any(vm.phase is not VmPhase.RETURNING for vm in state.fleet.vms.values())
     return not usable and all(is_unfit(state, offer) for offer in wanted)
 
 
@@ -372,14 +381,18 @@ def gpu_sick(transition: Transition, vm_id: str, reason: str) -> None:
 
     Clouds tend to give the same machine again: the offer cools down as after a refusal.
     """
-    vm = transition.state.vms[vm_id]
+    vm = transition.state.fleet.vms[vm_id]
     counters.interrupted(transition, "sick_gpu", vm_id, reason)
     return_vms(transition, (vm,), reason)
     state = transition.state
     cooldowns = cooling.refused(
-        state.cooldowns, vm.offer, "no_capacity", state.now_s, state.job.cooldown_s
+        state.launches.cooldowns,
+        vm.offer,
+        "no_capacity",
+        state.now_s,
+        state.job.cooldown_s,
     )
-    transition.state = replace(state, cooldowns=cooldowns)
+    transition.put(replace(state.launches, cooldowns=cooldowns))
 
 
 # --- Timeouts and returns -------------------------------------------------------------------
@@ -388,7 +401,7 @@ def gpu_sick(transition: Transition, vm_id: str, reason: str) -> None:
 def advance(transition: Transition) -> None:
     """Repeat failed commands; return VMs that are late, drained or replaced."""
     bound_s = BOOT_BOUND_S + transition.state.job.busy_s
-    for vm in tuple(transition.state.vms.values()):
+    for vm in tuple(transition.state.fleet.vms.values()):
         if vm.retry_at_s is not None and transition.is_due(vm.retry_at_s):
             transition.put_vm(replace(vm, retry_at_s=None))
             ask_again(transition, vm)
@@ -419,12 +432,12 @@ def ask_again(transition: Transition, vm: VmRecord) -> None:
 
 def _is_needed(transition: Transition, vm: VmRecord) -> bool:
     """Return whether the memory of a VM that is leaving is still needed."""
-    state, generation = transition.state, transition.state.generation
+    state, generation = transition.state, transition.state.training.generation
     if not vm.used_slots:
         return generation is not None and generation.trains_on(vm.vm_id)
     if generation is None:
         saved = state.newest_checkpoint.step if state.newest_checkpoint else 0
-        return state.progress.step > saved
+        return state.history.progress.step > saved
     if generation.phase is GenerationPhase.RUNNING:
         return generation.trains_on(vm.vm_id)
     return True

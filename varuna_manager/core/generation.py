@@ -62,13 +62,13 @@ def open_generation(
     With ``save_only`` it writes a checkpoint and trains nothing.
     """
     state = transition.state
-    sites = {vm_id: place_of(vm.offer).site for vm_id, vm in state.vms.items()}
+    sites = {vm_id: place_of(vm.offer).site for vm_id, vm in state.fleet.vms.items()}
     spec = state.job.spec
     sent = sent_bytes(plan, state.job.facts, sites, spec.reduction, spec.wire)
     generation = Generation(
-        number=state.next_generation,
+        number=state.training.next_generation,
         plan=plan,
-        reason=state.plan_reason,
+        reason=state.training.plan_reason,
         phase=GenerationPhase.OPENING,
         since_s=transition.now_s,
         opened_at_s=transition.now_s,
@@ -80,11 +80,13 @@ def open_generation(
         egress=egress.sent(sent, state.job.zone_usd_per_gb),
         inputs_hash=inputs_hash,
         decision_hash=inputs_hash,
-        candidates=state.answer.candidates if state.answer else (),
-        devices=tuple(state.vms[slot.vm_id].device for slot in plan.slots),
+        candidates=state.training.answer.candidates if state.training.answer else (),
+        devices=tuple(state.fleet.vms[slot.vm_id].device for slot in plan.slots),
     )
     transition.put_generation(generation)
-    transition.state = replace(transition.state, next_generation=generation.number + 1)
+    transition.put(
+        replace(transition.state.training, next_generation=generation.number + 1)
+    )
     number, reason = generation.number, generation.reason
     transition.log(f"generation {number} starts with {plan.shape}: {reason}")
     open_store(transition, generation)
@@ -112,7 +114,7 @@ def run_generation(
     )
     transition.put_generation(generation)
     for vm_id in dict.fromkeys(slot.vm_id for slot in slots):
-        vm = transition.state.vms[vm_id]
+        vm = transition.state.fleet.vms[vm_id]
         mine = {slot.index for slot in slots if slot.vm_id == vm_id}
         used = tuple(sorted({*vm.used_slots, *mine}))
         transition.put_vm(replace(vm, used_slots=used))
@@ -125,7 +127,7 @@ def invite(transition: Transition, generation: Generation) -> None:
     A VM may receive it twice if the manager restarts in between.
     """
     ranks = generation.ranks
-    heldout_missing = transition.state.progress.heldout_first is None
+    heldout_missing = transition.state.history.progress.heldout_first is None
     command = messages.RunGeneration(
         generation=generation.number,
         plan=generation.plan,
@@ -133,12 +135,12 @@ def invite(transition: Transition, generation: Generation) -> None:
         store_host=generation.store_host,
         store_port=generation.store_port,
         checkpoint=generation.checkpoint,
-        evaluate_first=heldout_missing and transition.state.progress.step == 0,
+        evaluate_first=heldout_missing and transition.state.history.progress.step == 0,
         checkpoint_losses_per_s=_state_losses_per_s(transition.state, generation.plan),
         copy_losses_per_s=_state_losses_per_s(
             transition.state, replace(generation.plan, peer_copies=0)
         ),
-        checkpoint_cost_s=transition.state.progress.checkpoint_cost_s,
+        checkpoint_cost_s=transition.state.history.progress.checkpoint_cost_s,
         save_only=generation.save_only,
     )
     invited = RankPhase.INVITED
@@ -155,15 +157,18 @@ def _state_losses_per_s(state: State, plan: Plan) -> float:
     stages = [{slot.vm_id for slot in plan.slots[k::depth]} for k in range(depth)]
     for stage, holder in zip(stages, plan.copy_holders, strict=False):
         stage.add(plan.slots[holder].vm_id)
-    lost = [hit for hit in state.interruptions if hit.interruption in _UNNOTICED]
-    forgotten = len(state.interruptions) == KEPT
-    since_s = state.interruptions[0].at_s if forgotten else state.submitted_at_s
+    lost = [
+        hit for hit in state.history.interruptions if hit.interruption in _UNNOTICED
+    ]
+    forgotten = len(state.history.interruptions) == KEPT
+    since_s = state.history.interruptions[0].at_s if forgotten else state.submitted_at_s
     return state_losses_per_s(
         stages,
         [hit.at_s for hit in lost],
         state.now_s - since_s,
         spot=any(
-            state.vms[vm].offer.spot for vm in set().union(*stages) & set(state.vms)
+            state.fleet.vms[vm].offer.spot
+            for vm in set().union(*stages) & set(state.fleet.vms)
         ),
     )
 
@@ -173,10 +178,10 @@ def _donors(state: State, slots: tuple[Slot, ...]) -> tuple[Slot, ...]:
 
     VMs that a job has left for another region are out of reach.
     """
-    far = state.move is not None and state.move.is_far
+    far = state.fleet.move is not None and state.fleet.move.is_far
     return tuple(
         slot
-        for vm in state.vms.values()
+        for vm in state.fleet.vms.values()
         if not (far and vm.succession)
         if vm.phase is VmPhase.READY and vm.silent_since_s is None
         for slot in (Slot(vm_id=vm.vm_id, index=i) for i in vm.used_slots)
@@ -200,7 +205,7 @@ def started(
 
 def _continue_from(transition: Transition, step: int) -> None:
     """Set progress to ``step``: back after a restore, ahead after an adoption."""
-    progress = transition.state.progress
+    progress = transition.state.history.progress
     again = max(0, progress.step - step)
     progress = replace(
         progress,
@@ -208,11 +213,15 @@ def _continue_from(transition: Transition, step: int) -> None:
         highest_step=max(progress.highest_step, step),
         minibatches_recomputed=progress.minibatches_recomputed + again,
     )
-    interruptions = list(transition.state.interruptions)
+    interruptions = list(transition.state.history.interruptions)
     if again and interruptions and interruptions[-1].cost_s is None:
         interruptions[-1] = replace(interruptions[-1], minibatches_recomputed=again)
-    transition.state = replace(
-        transition.state, progress=progress, interruptions=tuple(interruptions)
+    transition.put(
+        replace(
+            transition.state.history,
+            progress=progress,
+            interruptions=tuple(interruptions),
+        )
     )
 
 
@@ -238,7 +247,7 @@ def send_stop(transition: Transition, generation: Generation) -> None:
 
 def break_generation(transition: Transition, reason: str) -> None:
     """Break the generation as something died: all other ranks must leave it."""
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if generation is None or generation.phase is GenerationPhase.BREAKING:
         return
     broken = replace(
@@ -248,7 +257,7 @@ def break_generation(transition: Transition, reason: str) -> None:
         break_reason=reason,
     )
     transition.put_generation(broken)
-    transition.state = replace(transition.state, plan_reason=reason)
+    transition.put(replace(transition.state.training, plan_reason=reason))
     transition.log(f"generation {generation.number} broke: {reason}")
     if generation.phase is GenerationPhase.OPENING:
         close(transition, f"broke: {reason}")
@@ -256,7 +265,7 @@ def break_generation(transition: Transition, reason: str) -> None:
 
 def leave(transition: Transition, slot: Slot, rank: RankPhase, reason: str) -> None:
     """Fold that a rank is out or gone; if it had not stopped, the generation breaks."""
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if generation is None:
         return
     before = generation.ranks.get(slot)
@@ -278,12 +287,12 @@ def _name_cause(transition: Transition, reason: str) -> None:
     """Name a lost VM as the cause of a break that its peers reported first."""
     generation = transition.generation
     transition.put_generation(replace(generation, break_reason=reason))
-    transition.state = replace(transition.state, plan_reason=reason)
+    transition.put(replace(transition.state.training, plan_reason=reason))
 
 
 def lose_vm(transition: Transition, vm_id: str, reason: str) -> None:
     """Fold that a VM is gone, with the memory of all its slots."""
-    if generation := transition.state.generation:
+    if generation := transition.state.training.generation:
         for slot in generation.participants:
             if slot.vm_id == vm_id:
                 leave(transition, slot, RankPhase.GONE, reason)
@@ -304,7 +313,7 @@ def stopped(
 
 def advance(transition: Transition) -> None:
     """Advance the generation where nothing is missing, or a timeout has passed."""
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if generation is None:
         return
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
@@ -324,7 +333,7 @@ def advance(transition: Transition) -> None:
                 close(transition, "all ranks stopped")
         case GenerationPhase.STOPPING:
             if finished:
-                close(transition, transition.state.plan_reason)
+                close(transition, transition.state.training.plan_reason)
             elif transition.is_due(since_s + STOP_BOUND_S):
                 break_generation(transition, f"it did not stop in {STOP_BOUND_S:g} s")
         case GenerationPhase.BREAKING:
@@ -343,8 +352,8 @@ def _run(transition: Transition, generation: Generation) -> None:
     )
     transition.put_generation(generation)
     # Copies of the plan before lack what was lost since, and are on other VMs.
-    progress = replace(transition.state.progress, copied_step=None)
-    transition.state = replace(transition.state, progress=progress)
+    progress = replace(transition.state.history.progress, copied_step=None)
+    transition.put(replace(transition.state.history, progress=progress))
     number, step = generation.number, generation.from_step
     shape = generation.plan.shape
     does = "saves step" if generation.save_only else f"trains {shape} from step"
@@ -378,9 +387,11 @@ def _patience_s(state: State, generation: Generation) -> float:
     lost with a worker that is killed.
     """
     ranks = generation.ranks.values()
-    lost = any(slot.vm_id not in state.vms for slot in generation.participants)
+    lost = any(slot.vm_id not in state.fleet.vms for slot in generation.participants)
     left = lost or RankPhase.OUT in ranks or RankPhase.GONE in ranks
-    on_gpu = state.job.state != "host" and any(vm.gpus for vm in state.vms.values())
+    on_gpu = state.job.state != "host" and any(
+        vm.gpus for vm in state.fleet.vms.values()
+    )
     if generation.started_at_s is None and left and not on_gpu:
         return ABANDON_FORMING_S
     return ABANDON_AFTER_S
@@ -391,7 +402,7 @@ def suspect(transition: Transition, vm_id: str) -> None:
 
     One whose agent has yet to register, also in place of another, cannot answer.
     """
-    vm = transition.state.vms[vm_id]
+    vm = transition.state.fleet.vms[vm_id]
     registered = vm.phase in (VmPhase.REGISTERED, VmPhase.READY)
     if vm.silent_since_s is None and registered:
         transition.put_vm(replace(vm, silent_since_s=transition.now_s))
@@ -407,17 +418,17 @@ def close(transition: Transition, ended_by: str) -> None:
         counters.reached(transition, step, transition.now_s)
     state, generation = transition.state, transition.generation
     broke = generation.phase is GenerationPhase.BREAKING
-    summary = summary_of(generation, state.progress.step, transition.now_s, ended_by)
+    progress = state.history.progress
+    summary = summary_of(generation, progress.step, transition.now_s, ended_by)
     summary = replace(summary, broke=broke)
-    progress = state.progress
     if progress.paused_since_s is None:
         progress = replace(progress, paused_since_s=progress.last_commit_at_s)
-    fruitless = 0 if generation.committed else state.fruitless
+    fruitless = 0 if generation.committed else state.training.fruitless
     lost = RankPhase.GONE in generation.ranks.values()
     if broke and not lost and not generation.out_of_memory:
         fruitless += not generation.committed
     saved = generation.checkpoint_asked and not broke
-    tally = state.tally
+    tally = state.history.tally
     if broke:
         tally = replace(tally, recoveries=tally.recoveries + 1)
     elif (
@@ -425,14 +436,21 @@ def close(transition: Transition, ended_by: str) -> None:
     ):
         tally = replace(tally, morphs=tally.morphs + 1)
     transition.state = replace(
-        state,
-        tally=tally,
-        generation=None,
-        previous_plan=generation.plan,
-        generations=counters.keep(state.generations, summary),
-        progress=progress,
-        fruitless=fruitless,
-        ending_checkpoint=state.ending_checkpoint and not saved,
+        state, ending_checkpoint=state.ending_checkpoint and not saved
+    )
+    transition.put(
+        replace(
+            state.history,
+            tally=tally,
+            generations=counters.keep(state.history.generations, summary),
+            progress=progress,
+        ),
+        replace(
+            state.training,
+            generation=None,
+            previous_plan=generation.plan,
+            fruitless=fruitless,
+        ),
     )
     transition.note_phase(generation.phase, None)
     finished = all(rank in _FINISHED for rank in generation.ranks.values())
@@ -447,10 +465,12 @@ def _outcome_of_done(state: State, early: str) -> Outcome:
     """Return the outcome once training is over: a success if the weights are stored."""
     steps, newest = state.job.spec.steps, state.newest_checkpoint
     if early:
-        steps = state.progress.step
+        steps = state.history.progress.step
     what = f"{steps} steps done" + (f", stopped early: {early}" if early else "")
     if newest is not None and newest.step >= steps:
         return Outcome(kind="succeeded", exit_code=0, reason=what)
-    trouble = state.checkpoint_error or "the last checkpoint was not written"
+    trouble = (
+        state.preparation.checkpoint_error or "the last checkpoint was not written"
+    )
     reason = f"{what}, but {trouble}; fix that, then resume the job"
     return Outcome(kind="failed", exit_code=1, reason=reason)

@@ -29,7 +29,7 @@ come (``RECEIVE_S``), calls that were given up included."""
 
 def is_asking(state: State) -> bool:
     """Return whether a VM may still come from another job."""
-    return any(one.phase is OrderPhase.ASKED for one in state.orders.values())
+    return any(one.phase is OrderPhase.ASKED for one in state.fleet.orders.values())
 
 
 def granted(transition: Transition) -> None:
@@ -39,16 +39,16 @@ def granted(transition: Transition) -> None:
     names = set() if grant is None else {order.name for order in grant.orders}
     left = {
         name: one
-        for name, one in state.orders.items()
+        for name, one in state.fleet.orders.items()
         if name in names or one.phase is OrderPhase.ASKED
     }
-    if len(left) < len(state.orders):
-        transition.state = replace(state, orders=left)
+    if len(left) < len(state.fleet.orders):
+        transition.put(replace(state.fleet, orders=left))
 
 
 def vm_kept(transition: Transition, vm_id: str) -> None:
     """A VM waits for other jobs from now on."""
-    vm = transition.state.vms.get(vm_id)
+    vm = transition.state.fleet.vms.get(vm_id)
     if vm is not None and vm.is_clearing:
         vm = replace(vm, is_clearing=False, kept_at_s=transition.now_s)
         transition.put_vm(vm)
@@ -56,7 +56,7 @@ def vm_kept(transition: Transition, vm_id: str) -> None:
 
 def order_answered(transition: Transition, event: e.OrderAnswered) -> None:
     """Adopt a VM that has come, with its bill from then on; or note that it never will."""
-    record = transition.state.orders.get(event.order)
+    record = transition.state.fleet.orders.get(event.order)
     if event.vm is not None:
         spending.listed(transition, (event.vm,))  # it may have ended already
         adopt(transition, event.vm)
@@ -72,7 +72,7 @@ def take_failed(transition: Transition, event: e.CommandFailed) -> None:
     """Ask again after a pause: whether it came is not known, unless it is long too late."""
     transition.log(f"take VM failed: {event.reason}")
     for name in event.vm_ids:
-        record = transition.state.orders.get(name)
+        record = transition.state.fleet.orders.get(name)
         if record is None or record.phase is not OrderPhase.ASKED:
             continue
         if transition.now_s >= record.order.until_s + GIVE_UP_S:
@@ -84,7 +84,7 @@ def take_failed(transition: Transition, event: e.CommandFailed) -> None:
 
 def ask_again(transition: Transition) -> None:
     """Repeat what the manager before has asked for, and no answer is known."""
-    for record in transition.state.orders.values():
+    for record in transition.state.fleet.orders.values():
         if record.phase is OrderPhase.ASKED:
             _put(transition, replace(record, retry_at_s=None))
             transition.emit(c.TakeVm(order=record.order))
@@ -96,15 +96,18 @@ def advance(transition: Transition) -> None:
     grant = state.job.grant
     if grant is not None and state.phase is JobPhase.ACTIVE:
         for order in grant.orders:
-            if order.name not in state.orders and transition.now_s < order.until_s:
+            if (
+                order.name not in state.fleet.orders
+                and transition.now_s < order.until_s
+            ):
                 _put(transition, OrderRecord(order=order))
                 transition.emit(c.TakeVm(order=order))
-    for record in transition.state.orders.values():
+    for record in transition.state.fleet.orders.values():
         if record.retry_at_s is not None and transition.is_due(record.retry_at_s):
             _put(transition, replace(record, retry_at_s=None))
             transition.emit(c.TakeVm(order=record.order))
     keep_s = 0.0 if grant is None else grant.keep_s
-    for vm in transition.state.vms.values():
+    for vm in transition.state.fleet.vms.values():
         if vm.kept_at_s is None:
             continue
         if keep_s <= 0 or transition.is_due(vm.kept_at_s + keep_s):
@@ -113,5 +116,5 @@ def advance(transition: Transition) -> None:
 
 
 def _put(transition: Transition, record: OrderRecord) -> None:
-    orders = {**transition.state.orders, record.order.name: record}
-    transition.state = replace(transition.state, orders=orders)
+    orders = {**transition.state.fleet.orders, record.order.name: record}
+    transition.put(replace(transition.state.fleet, orders=orders))

@@ -47,7 +47,7 @@ _DOES = {
 
 def advance(transition: Transition) -> None:
     """Ask the agents of a generation that has not committed for long."""
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if generation is None or generation.phase not in _PROGRESSING:
         return
     last_s = _last_progress_s(transition.state, generation)
@@ -77,7 +77,7 @@ def inspected(
     transition: Transition, vm_id: str, report: messages.WorkersInspected
 ) -> None:
     """Fold what an agent has seen; break off what hangs once all have answered."""
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if generation is None or generation.phase not in _PROGRESSING:
         return
     asked = generation.inspection
@@ -96,7 +96,7 @@ def inspected(
 
 def quiet_line(state: State, at_s: float) -> str:
     """Return whom a job waits for at ``at_s`` if it has not committed for long, in a line."""
-    generation = state.generation
+    generation = state.training.generation
     if generation is None or generation.phase not in _PROGRESSING:
         return ""
     last_s = _last_progress_s(state, generation)
@@ -117,7 +117,7 @@ def quiet_line(state: State, at_s: float) -> str:
 
 
 def _last_progress_s(state: State, generation: Generation) -> float:
-    return max(generation.since_s, state.progress.last_commit_at_s or 0.0)
+    return max(generation.since_s, state.history.progress.last_commit_at_s or 0.0)
 
 
 def _patience_s(state: State, generation: Generation) -> float:
@@ -192,12 +192,14 @@ def _break_off(
     transition.put_generation(replace(generation, hung=tuple(hung)))
     for vm_id in vm_ids:
         counters.interrupted(transition, "hang", vm_id, reason)
-        vm = transition.state.vms[vm_id]
+        vm = transition.state.fleet.vms[vm_id]
         before_s = vm.hung_at_s
         again = before_s is not None and transition.now_s - before_s < AGAIN_S
         transition.put_vm(replace(vm, hung_at_s=transition.now_s))
         if again and len(vm_ids) == 1 and vm.leaves_at_s is None:
-            limits.drain(transition, transition.state.vms[vm_id], "has hung twice")
+            limits.drain(
+                transition, transition.state.fleet.vms[vm_id], "has hung twice"
+            )
         slots = tuple(slot.index for slot in hung if slot.vm_id == vm_id)
         end = messages.EndWorkers(slots=slots, reason=reason)
         transition.send((vm_id,), end)

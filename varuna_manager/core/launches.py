@@ -23,49 +23,49 @@ def offers_seen(transition: Transition, event: e.OffersSeen) -> None:
     """Note what is on offer, and which prices moved."""
     state = transition.state
     # Offers that did not change are the same objects: of hundreds, few do.
-    stayed = set(map(id, state.offers)).intersection(map(id, event.offers))
-    before = {offer_key(one): one for one in state.offers if id(one) not in stayed}
+    stayed = set(map(id, state.market.offers)).intersection(map(id, event.offers))
+    before = {
+        offer_key(one): one for one in state.market.offers if id(one) not in stayed
+    }
+    changes = []
     for offer in event.offers:
         if id(offer) in stayed:
             continue
         old = before.get(offer_key(offer))
         if old is not None and old.usd_per_hour != offer.usd_per_hour:
-            _price_changed(transition, old, offer)
+            changes.append(_price_change(transition.now_s, old, offer))
+    if changes:
+        counters.prices_changed(transition, changes)
     spending.prices_seen(transition, event.offers)
-    cooldowns = state.cooldowns
+    cooldowns = state.launches.cooldowns
     if cooldowns:
         back = {offer_key(offer) for offer in event.offers if offer.available}
         cooldowns = {k: v for k, v in cooldowns.items() if k not in back}
-    transition.state = replace(
-        transition.state,
-        offers=event.offers,
-        offers_seen_at_s=transition.now_s,
-        cooldowns=cooldowns,
+    transition.put(
+        replace(
+            transition.state.market,
+            offers=event.offers,
+            offers_seen_at_s=transition.now_s,
+        ),
+        replace(transition.state.launches, cooldowns=cooldowns),
     )
 
 
-def _price_changed(transition: Transition, old: Offer, new: Offer) -> None:
-    change = PriceChange(
-        at_s=transition.now_s,
+def _price_change(now_s: float, old: Offer, new: Offer) -> PriceChange:
+    return PriceChange(
+        at_s=now_s,
         zone=new.zone,
         instance_type=new.instance_type,
         spot=new.spot,
         old_usd_per_hour=old.usd_per_hour,
         new_usd_per_hour=new.usd_per_hour,
     )
-    tally = transition.state.tally
-    transition.state = replace(
-        transition.state,
-        price_changes=counters.keep(transition.state.price_changes, change),
-        tally=replace(tally, price_changes=tally.price_changes + 1),
-    )
-    prices = f"{old.usd_per_hour:g} -> {new.usd_per_hour:g} USD/h"
-    transition.log(f"price in {new.zone}: {prices}")
 
 
 def launch_intended(transition: Transition, event: e.LaunchIntended) -> None:
     """Rent, now that the intent is in the journal; a repeated intent is ignored."""
-    transition.state = state = replace(transition.state, launch_pending=False)
+    transition.put(replace(transition.state.launches, launch_pending=False))
+    state = transition.state
     new = event.intent == allocation.next_intent(state)
     active = state.phase is JobPhase.ACTIVE
     # A pool may have granted less in the meantime.
@@ -78,13 +78,15 @@ def launch_intended(transition: Transition, event: e.LaunchIntended) -> None:
         offer=event.offer,
         count=event.count,
         asked_at_s=transition.now_s,
-        image=state.images.get(event.offer.cloud, ""),
+        image=state.launches.images.get(event.offer.cloud, ""),
     )
-    transition.state = replace(
-        state,
-        intents={**state.intents, intent.intent: intent},
-        next_intent=state.next_intent + 1,
-        asked_clouds=state.asked_clouds | {intent.offer.cloud},
+    transition.put(
+        replace(
+            state.launches,
+            intents={**state.launches.intents, intent.intent: intent},
+            next_intent=state.launches.next_intent + 1,
+            asked_clouds=state.launches.asked_clouds | {intent.offer.cloud},
+        )
     )
     launch(transition, intent)
 
@@ -111,8 +113,8 @@ def vms_launched(transition: Transition, event: e.VmsLaunched) -> None:
     if intent is None:
         return
     if event.vms:
-        cooldowns = cooling.granted(transition.state.cooldowns, intent.offer)
-        transition.state = replace(transition.state, cooldowns=cooldowns)
+        cooldowns = cooling.granted(transition.state.launches.cooldowns, intent.offer)
+        transition.put(replace(transition.state.launches, cooldowns=cooldowns))
     if len(event.vms) < intent.count:
         _cool_down(transition, intent.offer, "no_capacity")
         given, zone = len(event.vms), intent.offer.zone
@@ -123,13 +125,15 @@ def vms_launched(transition: Transition, event: e.VmsLaunched) -> None:
 
 def _note_image(transition: Transition, intent: Intent, vm: Vm) -> None:
     """Keep the image of a cloud's first VM for all later ones, as long as it is offered."""
-    images, cloud = transition.state.images, vm.offer.cloud
+    images, cloud = transition.state.launches.images, vm.offer.cloud
     known = images.get(cloud, "")
     if not vm.image or vm.image == known or intent.image != known:
         return
     if known:
         transition.log(f"{cloud} no longer has the image {known}: VMs have {vm.image}")
-    transition.state = replace(transition.state, images={**images, cloud: vm.image})
+    transition.put(
+        replace(transition.state.launches, images={**images, cloud: vm.image})
+    )
 
 
 def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
@@ -137,7 +141,7 @@ def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
 
     Where only a person can help, and nothing else can be rented, the job fails.
     """
-    intent = transition.state.intents.get(event.intent)
+    intent = transition.state.launches.intents.get(event.intent)
     if intent is None:
         return
     transition.log(f"no VM from {intent.offer.zone}: {event.reason}")
@@ -157,9 +161,9 @@ def launch_refused(transition: Transition, event: e.LaunchRefused) -> None:
 def _is_hopeless(transition: Transition) -> bool:
     """Return whether nothing is rented, nor can be before a person acts."""
     state = transition.state
-    return not state.vms and all(
-        cooling.needs_a_person(state.cooldowns, offer, transition.now_s)
-        for offer in state.offers
+    return not state.fleet.vms and all(
+        cooling.needs_a_person(state.launches.cooldowns, offer, transition.now_s)
+        for offer in state.market.offers
         if offer.spot or state.job.allow_on_demand
     )
 
@@ -172,23 +176,23 @@ def _may_give_up(transition: Transition, intent: Intent) -> bool:
     """
     state, cloud = transition.state, intent.offer.cloud
     unanswered = state.now_s - intent.asked_at_s >= UNANSWERED_S
-    others = (offer for offer in state.offers if offer.cloud != cloud)
+    others = (offer for offer in state.market.offers if offer.cloud != cloud)
     return unanswered and any(allocation.is_open(state, offer) for offer in others)
 
 
 def _give_up(transition: Transition, intent: Intent) -> None:
     """Give an intent up, so that another cloud meets it; see ``State.given_up``."""
     _close_intent(transition, intent.intent)
-    given_up = transition.state.given_up | {intent.intent}
-    transition.state = replace(transition.state, given_up=given_up)
+    given_up = transition.state.launches.given_up | {intent.intent}
+    transition.put(replace(transition.state.launches, given_up=given_up))
     _cool_down(transition, intent.offer, "unreachable")
     transition.log(f"{intent.offer.cloud} does not answer: renting in other clouds")
 
 
 def _close_intent(transition: Transition, name: str) -> Intent | None:
-    intents = dict(transition.state.intents)
+    intents = dict(transition.state.launches.intents)
     intent = intents.pop(name, None)
-    transition.state = replace(transition.state, intents=intents)
+    transition.put(replace(transition.state.launches, intents=intents))
     return intent
 
 
@@ -197,9 +201,9 @@ def _cool_down(
 ) -> None:
     state, now_s = transition.state, transition.now_s
     cooldowns = cooling.refused(
-        state.cooldowns, offer, refusal, now_s, state.job.cooldown_s, count
+        state.launches.cooldowns, offer, refusal, now_s, state.job.cooldown_s, count
     )
-    transition.state = replace(state, cooldowns=cooldowns)
+    transition.put(replace(state.launches, cooldowns=cooldowns))
 
 
 def advance(transition: Transition) -> None:
@@ -207,10 +211,10 @@ def advance(transition: Transition) -> None:
     cannot train with the others."""
     state = transition.state
     if allocation.must_move(state):
-        transition.wake(allocation.changes_at_s(state, state.offers))
+        transition.wake(allocation.changes_at_s(state, state.market.offers))
     reason = "not in the region of the VMs that train"
     return_vms(transition, allocation.stranded_vms(state), reason)
-    for intent in transition.state.intents.values():
+    for intent in transition.state.launches.intents.values():
         if intent.retry_at_s is not None and transition.is_due(intent.retry_at_s):
             again = replace(intent, retry_at_s=None)
             transition.put_intent(again)

@@ -40,16 +40,16 @@ def changed(settings: JobSettings, event: LimitsChanged) -> JobSettings:
 def with_limits(state: State, event: LimitsChanged) -> State:
     """Return the state with new limits; alerts of a raised budget are given again."""
     job = changed(state.job, event)
-    alerts = state.alerts
+    alerts = state.history.alerts
     if job.max_usd != state.job.max_usd:
-        spent_usd = state.ledger.spent(state.now_s).usd
+        spent_usd = state.history.ledger.spent(state.now_s).usd
         cap = job.max_usd
         alerts = tuple(
             alert
             for alert in alerts
             if cap is not None and spent_usd >= alert.share * cap
         )
-    return replace(state, settings=job, alerts=alerts)
+    return replace(state, settings=job, history=replace(state.history, alerts=alerts))
 
 
 def limits_changed(transition: Transition, event: LimitsChanged) -> None:
@@ -96,7 +96,7 @@ def with_steps(state: State, event: StepsChanged) -> State:
     spec, outcome = replace(state.job.spec, steps=event.steps), state.outcome
     news = f"{event.by}: {event.steps} steps instead of {state.job.spec.steps}"
     done = outcome is not None and outcome.kind == "succeeded"
-    if outcome is not None and done and event.steps > state.progress.step:
+    if outcome is not None and done and event.steps > state.history.progress.step:
         outcome = replace(outcome, kind="stopped", exit_code=130, reason=news)
     settings = replace(state.job, spec=spec)
     return replace(state, settings=settings, outcome=outcome, last_news=news)
@@ -110,10 +110,13 @@ def with_code(state: State, event: CodeUpdated) -> State:
     return replace(
         state,
         settings=replace(state.job, facts=event.facts, profile=event.profile),
-        profile=state.profile if same else event.profile,
-        known_profiles=state.known_profiles if same else (),
         code_sha256=event.sha256,
         last_news=f"{event.by}: code updated to {event.sha256[:12]}{told}",
+        preparation=replace(
+            state.preparation,
+            profile=state.preparation.profile if same else event.profile,
+            known_profiles=state.preparation.known_profiles if same else (),
+        ),
     )
 
 
@@ -122,7 +125,7 @@ def advance(transition: Transition) -> None:
     state = transition.state
     if state.phase is not JobPhase.ACTIVE:
         return
-    for vm in tuple(state.vms.values()):
+    for vm in tuple(state.fleet.vms.values()):
         leaves_at_s = vm.leaves_at_s if vm.drain_reason else None
         if leaves_at_s is not None and transition.is_due(leaves_at_s):
             let_go(transition, (vm,), vm.drain_reason)
@@ -131,8 +134,8 @@ def advance(transition: Transition) -> None:
         return
     money = budget(transition.state)
     assert money.hourly_cap is not None
-    staying = [vm for vm in transition.state.vms.values() if not _is_going(vm)]
-    going = [vm for vm in transition.state.vms.values() if _is_going(vm)]
+    staying = [vm for vm in transition.state.fleet.vms.values() if not _is_going(vm)]
+    going = [vm for vm in transition.state.fleet.vms.values() if _is_going(vm)]
     over = money.rate - money.hourly_cap
     for vm in going:
         over -= _rate(transition.state, vm)
@@ -150,7 +153,7 @@ def _drain_to_grant(transition: Transition) -> None:
         return
     granted = dict(grant.vms)
     by_kind: dict[str, list[VmRecord]] = {}
-    for vm in transition.state.vms.values():
+    for vm in transition.state.fleet.vms.values():
         if not _is_going(vm):
             by_kind.setdefault(kind_of(vm.offer), []).append(vm)
     for kind, vms in by_kind.items():
@@ -164,12 +167,12 @@ def _is_going(vm: VmRecord) -> bool:
 
 
 def _rate(state: State, vm: VmRecord) -> Rate:
-    line = state.ledger.open.get(vm.vm_id)
+    line = state.history.ledger.open.get(vm.vm_id)
     return FREE if line is None else line.rate_now
 
 
 def _trains(state: State, vm: VmRecord) -> bool:
-    generation = state.generation
+    generation = state.training.generation
     return generation is not None and generation.trains_on(vm.vm_id)
 
 

@@ -49,7 +49,9 @@ def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineS
     """
     machine = machine_as_offered(vm.offer, vm.num_slots, speed)
     is_gpu = bool(vm.gpus) if vm.device else machine.is_gpu
-    sharing = sum(other.machine == vm.machine != "" for other in state.vms.values())
+    sharing = sum(
+        other.machine == vm.machine != "" for other in state.fleet.vms.values()
+    )
     return replace(
         machine,
         gpu_memory_bytes=room_bytes(state, vm),
@@ -64,7 +66,7 @@ def _machine(state: State, vm: records.VmRecord, speed: float = 1.0) -> MachineS
 def room_bytes(state: State, vm: records.VmRecord) -> int:
     """Return the memory of a slot's device that plans may take."""
     have = vm.slot_memory_bytes
-    shortage = state.shortages.get(machine_of(vm.offer))
+    shortage = state.fleet.shortages.get(machine_of(vm.offer))
     return have if shortage is None else min(have, shortage.room_bytes)
 
 
@@ -85,11 +87,13 @@ def compute_of(state: State, vms: Iterable[records.VmRecord]) -> Compute:
 def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> None:
     """A rank's device had no memory left: break the generation, and plan below that."""
     state, generation = transition.state, transition.generation
-    assert state.profile is not None
-    vm = state.vms[slot.vm_id]
-    predicted = _predicted_bytes(state, generation.plan, slot, state.profile)
+    assert state.preparation.profile is not None
+    vm = state.fleet.vms[slot.vm_id]
+    predicted = _predicted_bytes(
+        state, generation.plan, slot, state.preparation.profile
+    )
     machine = machine_of(vm.offer)
-    before = state.shortages.get(machine)
+    before = state.fleet.shortages.get(machine)
     times = before.times if before else 0
     if before is None or before.generation != generation.number:
         times += 1
@@ -103,7 +107,9 @@ def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> No
         generation=generation.number,
         reason=reason,
     )
-    transition.state = replace(state, shortages={**state.shortages, machine: shortage})
+    transition.put(
+        replace(state.fleet, shortages={**state.fleet.shortages, machine: shortage})
+    )
     transition.log(
         f"{reason}; {megabytes(predicted)} were predicted, plans may take "
         f"{megabytes(room)} of a slot of {machine} from now on"
@@ -115,7 +121,7 @@ def out_of_memory(transition: Transition, slot: Slot, report: OutOfMemory) -> No
 def _predicted_bytes(state: State, plan: Plan, slot: Slot, profile: Profile) -> int:
     """Return what was predicted for the device of a rank."""
     job = state.job
-    vms = [state.vms[s.vm_id] for s in plan.slots if s.vm_id in state.vms]
+    vms = [state.fleet.vms[s.vm_id] for s in plan.slots if s.vm_id in state.fleet.vms]
     compute = compute_of(state, vms)
     ranks = rank_bytes(job.facts, profile, plan, job.spec.reduction, compute)
     return ranks[plan.slots.index(slot)].total_bytes

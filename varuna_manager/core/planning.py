@@ -55,10 +55,10 @@ def usable_vms(state: State) -> tuple[records.VmRecord, ...]:
     ones that are lost.
     """
     usable = tuple(vm for vm in allocation.at_home(state) if vm.is_usable)
-    move = state.move
+    move = state.fleet.move
     if move is None or move.is_left:
         return usable
-    old = tuple(vm for vm in state.vms.values() if vm.succession and vm.is_usable)
+    old = tuple(vm for vm in state.fleet.vms.values() if vm.succession and vm.is_usable)
     new = () if move.is_far else tuple(vm for vm in usable if not vm.succession)
     return old + new[: max(0, len(move.vm_ids) - len(old))]
 
@@ -69,7 +69,7 @@ def advance(transition: Transition) -> None:
     if not wants_training(state):
         return
     _replace_outdated(transition)
-    state, generation = transition.state, transition.state.generation
+    state, generation = transition.state, transition.state.training.generation
     if generation is None:
         _prepare(transition)
         _start(transition)
@@ -90,7 +90,7 @@ def _replace_outdated(transition: Transition) -> None:
     state = transition.state
     if state.phase is JobPhase.ENDING:
         return
-    old = [vm for vm in state.vms.values() if is_outdated(state, vm)]
+    old = [vm for vm in state.fleet.vms.values() if is_outdated(state, vm)]
     holds = bool(old) and _holds_unsaved(state)
     going = tuple(
         vm
@@ -102,11 +102,12 @@ def _replace_outdated(transition: Transition) -> None:
     if not going:
         return
     ids = {vm.vm_id for vm in going}
-    measures = state.calibration.participants if state.calibration else ()
+    calibrates = state.preparation.calibration
+    measures = calibrates.participants if calibrates else ()
     if ids.intersection(slot.vm_id for slot in measures):
         calibration.give_up(transition)
-    if state.initialiser in ids:
-        transition.state = replace(transition.state, initialiser=None)
+    if state.preparation.initialiser in ids:
+        transition.put(replace(transition.state.preparation, initialiser=None))
     fleet.replace_agents(transition, going)
 
 
@@ -115,17 +116,17 @@ def _holds_unsaved(state: State) -> bool:
 
     These are saved once: if that breaks, training goes on from the newest checkpoint.
     """
-    if (generation := state.generation) is not None:
+    if (generation := state.training.generation) is not None:
         ids = {slot.vm_id for slot in generation.participants}
         return any(
-            is_outdated(state, vm) for vm in state.vms.values() if vm.vm_id in ids
+            is_outdated(state, vm) for vm in state.fleet.vms.values() if vm.vm_id in ids
         )
     saved = state.newest_checkpoint
-    if saved is None or state.profile is None or state.fruitless:
+    if saved is None or state.preparation.profile is None or state.training.fruitless:
         return False
     # After a break, more may be committed than is known.
-    broke = bool(state.generations) and state.generations[-1].broke
-    return broke or state.progress.step > saved.step
+    broke = bool(state.history.generations) and state.history.generations[-1].broke
+    return broke or state.history.progress.step > saved.step
 
 
 def _save_outdated(
@@ -159,26 +160,31 @@ def _prepare(transition: Transition) -> None:
     state, vms = transition.state, usable_vms(transition.state)
     vms = tuple(vm for vm in vms if not is_outdated(state, vm))
     vm_id = next((vm.vm_id for vm in vms), None)
-    if state.initialiser is not None or state.calibration is not None:
-        if transition.is_due(state.prepare_since_s + PREPARE_BOUND_S):
+    begun = state.preparation
+    if begun.initialiser is not None or begun.calibration is not None:
+        if transition.is_due(begun.prepare_since_s + PREPARE_BOUND_S):
             fail_preparation(transition, f"no answer in {PREPARE_BOUND_S:g} s")
     elif vm_id is None:
         return
     elif state.newest_checkpoint is None and not state.job.measures_only:
         now_s = state.now_s
-        transition.state = replace(state, initialiser=vm_id, prepare_since_s=now_s)
+        transition.put(
+            replace(state.preparation, initialiser=vm_id, prepare_since_s=now_s)
+        )
         transition.send((vm_id,), Initialise())
-    elif state.profile is None and _is_enough(transition, vms):
+    elif state.preparation.profile is None and _is_enough(transition, vms):
         calibration.get_profile(transition, vms)
 
 
 def fail_preparation(transition: Transition, reason: str) -> None:
     """Writing the first weights or measuring failed: try again, a few times."""
     state = transition.state
-    failures = state.failed_preparations + 1
-    transition.state = replace(state, initialiser=None, failed_preparations=failures)
+    failures = state.preparation.failed_preparations + 1
+    transition.put(
+        replace(state.preparation, initialiser=None, failed_preparations=failures)
+    )
     calibration.give_up(transition)
-    what = "the first weights" if state.initialiser else "the measurement"
+    what = "the first weights" if state.preparation.initialiser else "the measurement"
     transition.log(f"{what} failed: {reason}")
     if failures >= MAX_FAILED_PREPARATIONS:
         reason = f"{what} failed {failures} times: {reason}"
@@ -191,16 +197,16 @@ def fail_preparation(transition: Transition, reason: str) -> None:
 def _start(transition: Transition) -> None:
     state = transition.state
     checkpoint, vms = state.newest_checkpoint, usable_vms(state)
-    if checkpoint is None or state.profile is None:
+    if checkpoint is None or state.preparation.profile is None:
         return
     # No generation mixes versions.
     outdated = tuple(vm for vm in vms if is_outdated(state, vm))
     if outdated and state.phase is JobPhase.ACTIVE:
-        _save_outdated(transition, state.profile, checkpoint.name, outdated)
+        _save_outdated(transition, state.preparation.profile, checkpoint.name, outdated)
         return
     if not _is_enough(transition, vms):
         return
-    answer = _answer(transition, outdated or vms, state.profile)
+    answer = _answer(transition, outdated or vms, state.preparation.profile)
     if answer is None:
         return
     if answer.plan is not None:
@@ -212,8 +218,11 @@ def _start(transition: Transition) -> None:
         )
     elif state.phase is JobPhase.ENDING:
         transition.state = replace(state, ending_checkpoint=False)
-    elif _is_complete(transition.state, vms) and transition.state.enough is not None:
-        transition.state = replace(transition.state, enough=None)
+    elif (
+        _is_complete(transition.state, vms)
+        and transition.state.fleet.enough is not None
+    ):
+        transition.put(replace(transition.state.fleet, enough=None))
     elif _is_complete(transition.state, vms):
         outcome = Outcome(kind="capacity", exit_code=5, reason=answer.why_not)
         transition.end(outcome)
@@ -225,7 +234,7 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
     if not vms or len(vms) < state.job.min_vms:
         return False
     cold = not any(vm.used_slots for vm in vms)
-    coming = is_expecting(state) or any(vm.is_coming for vm in state.vms.values())
+    coming = is_expecting(state) or any(vm.is_coming for vm in state.fleet.vms.values())
     if not (cold and coming):
         return True
     first_s = min(vm.ready_at_s or state.now_s for vm in vms)
@@ -234,7 +243,7 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
 
 def _is_complete(state: State, vms: Sequence[records.VmRecord]) -> bool:
     """Return whether the fleet is as large as it may become."""
-    all_usable = len(vms) == len(state.vms)
+    all_usable = len(vms) == len(state.fleet.vms)
     return all_usable and not is_expecting(state) and allocation.room(state) <= 0
 
 
@@ -244,23 +253,23 @@ def _is_complete(state: State, vms: Sequence[records.VmRecord]) -> bool:
 def _reconsider(transition: Transition, generation: records.Generation) -> None:
     """Leave the generation if a VM of its plan leaves, or if a better plan pays."""
     state = transition.state
-    assert state.profile is not None
+    assert state.preparation.profile is not None
     vms = usable_vms(state)
     if any(is_outdated(state, vm) and generation.trains_on(vm.vm_id) for vm in vms):
         reason = f"the manager is of version {state.manager_version} now"
         _leave(transition, reason, checkpoint=True)
         return
-    if _hash(state, vms, state.profile) == generation.inputs_hash:
+    if _hash(state, vms, state.preparation.profile) == generation.inputs_hash:
         _return_unused(transition, generation, vms)
         return
     ids = {slot.vm_id for slot in generation.plan.slots}
-    in_plan = [vm for vm in state.vms.values() if vm.vm_id in ids]
+    in_plan = [vm for vm in state.fleet.vms.values() if vm.vm_id in ids]
     leaving = [vm for vm in in_plan if vm.leaves_at_s is not None]
     slow = [vm.slow for vm in in_plan if vm.slow is not None and vm.is_replaced]
     at_s = _reconsider_at_s(state, leaving, in_plan)
     if at_s is None or not transition.is_due(at_s):
         return
-    answer = _answer(transition, vms, state.profile)
+    answer = _answer(transition, vms, state.preparation.profile)
     if answer is None:
         return
     if leaving:
@@ -268,7 +277,7 @@ def _reconsider(transition: Transition, generation: records.Generation) -> None:
         _leave(transition, f"notice: {names}", checkpoint=answer.plan is None)
         return
     plan = answer.plan
-    move = state.move
+    move = state.fleet.move
     if move is not None and move.is_left and plan is not None:
         _leave(transition, f"moving to {move.to}", checkpoint=move.is_far)
         return
@@ -302,7 +311,7 @@ def _reconsider_at_s(
         return None  # the provider's answer decides
     if any(vm.slow is not None and vm.is_replaced for vm in in_plan):
         return state.now_s
-    return state.fleet_changed_at_s + state.job.debounce_s
+    return state.fleet.fleet_changed_at_s + state.job.debounce_s
 
 
 def _return_unused(
@@ -319,24 +328,26 @@ def _return_unused(
     unused = [vm for vm in vms if vm.vm_id not in planned]
     unused.sort(key=lambda vm: (-vm.offer.usd_per_hour, vm.vm_id))
     going = unused[: max(0, len(vms) - state.job.min_vms)]
-    settled = not state.intents and all(
+    settled = not state.launches.intents and all(
         vm.slow is None and (vm.is_usable or vm.phase is records.VmPhase.RETURNING)
-        for vm in state.vms.values()
+        for vm in state.fleet.vms.values()
     )
-    settled = settled and state.move is None
+    settled = settled and state.fleet.move is None
     if state.job.plan_objective != "examples_per_dollar" or not going or not settled:
         return
-    if transition.is_due(max(generation.since_s, state.fleet_changed_at_s) + UNUSED_S):
+    if transition.is_due(
+        max(generation.since_s, state.fleet.fleet_changed_at_s) + UNUSED_S
+    ):
         cheapest = allocation.cheapest_usd_per_hour(state)
         enough = records.Enough(vms=len(vms) - len(going), usd_per_hour=cheapest)
-        transition.state = replace(state, enough=enough)
+        transition.put(replace(state.fleet, enough=enough))
         names = ", ".join(vm.vm_id for vm in going)
         transition.log(f"returning VMs that the cost-optimal plan leaves out: {names}")
         fleet.return_vms(transition, going, "not in the cost-optimal plan")
 
 
 def _leave(transition: Transition, reason: str, *, checkpoint: bool) -> None:
-    transition.state = replace(transition.state, plan_reason=reason)
+    transition.put(replace(transition.state.training, plan_reason=reason))
     transition.log(f"morph: {reason}")
     generations.stop_generation(transition, checkpoint=checkpoint)
 
@@ -363,9 +374,12 @@ def _choice(
     )
     new = policy.MorphOption(
         examples_per_s=_worth(state, plan, new_step_s, share),
-        cost_s=state.progress.morph_cost_s or MORPH_COST_S,
+        cost_s=state.history.progress.morph_cost_s or MORPH_COST_S,
     )
-    seen, left_s = outlook(state), (state.job.spec.steps - state.progress.step) * step_s
+    seen, left_s = (
+        outlook(state),
+        (state.job.spec.steps - state.history.progress.step) * step_s,
+    )
     at_s = policy.morph_at_s(present, new, seen, left_s)
     needed_s = policy.break_even_s(
         present.examples_per_s, new.examples_per_s, new.cost_s
@@ -387,8 +401,8 @@ def _note_choice(transition: Transition, choice: records.MorphChoice | None) -> 
     """Keep the numbers where the verdict is a new one: they change all the time."""
     state = transition.state
     due = choice is not None and choice.at_s is not None and choice.at_s <= state.now_s
-    if due or _verdict(choice) != _verdict(state.morph):
-        transition.state = replace(state, morph=choice)
+    if due or _verdict(choice) != _verdict(state.training.morph):
+        transition.put(replace(state.training, morph=choice))
 
 
 def _verdict(choice: records.MorphChoice | None) -> tuple[str, bool] | None:
@@ -412,32 +426,34 @@ def _worth(state: State, plan: Plan, step_s: float, share: float) -> float:
     each_s = plan.minibatch_size / step_s / policy.slowdown(depth, width, share)
     if state.job.plan_objective != "examples_per_dollar":
         return each_s
-    vms = {slot.vm_id for slot in plan.slots}.intersection(state.vms)
-    return each_s / math.fsum(state.vms[vm].offer.usd_per_hour for vm in vms)
+    vms = {slot.vm_id for slot in plan.slots}.intersection(state.fleet.vms)
+    return each_s / math.fsum(state.fleet.vms[vm].offer.usd_per_hour for vm in vms)
 
 
 def _lag_share(state: State) -> float:
     """Return the share of throughput that interruptions put at stake."""
-    generation, previous = state.generation, state.previous_plan
+    generation, previous = state.training.generation, state.training.previous_plan
     step_s = previous.predicted_step_s if previous else 0.0
     if generation is not None:
         step_s = _step_s(generation)
     every = state.job.spec.checkpoint_every_steps
-    every = every or state.progress.checkpoint_every_steps
+    every = every or state.history.progress.checkpoint_every_steps
     lag_s = (
-        every * step_s / 2 if every else checkpointing.expected_lag_s(len(state.vms))
+        every * step_s / 2
+        if every
+        else checkpointing.expected_lag_s(len(state.fleet.vms))
     )
     return policy.lag_share(outlook(state), lag_s, state.now_s)
 
 
 def outlook(state: State) -> policy.FleetOutlook:
     """Return how often the fleet has lost VMs so far."""
-    losses_at_s = tuple(loss.at_s for loss in state.interruptions)
+    losses_at_s = tuple(loss.at_s for loss in state.history.interruptions)
     forgotten = len(losses_at_s) == records.KEPT
     return policy.FleetOutlook(
         since_s=losses_at_s[0] if forgotten else state.submitted_at_s,
         losses_at_s=losses_at_s,
-        changed_at_s=state.fleet_changed_at_s,
+        changed_at_s=state.fleet.fleet_changed_at_s,
         debounce_s=state.job.debounce_s,
     )
 
@@ -449,7 +465,7 @@ def _hash(state: State, vms: Sequence[records.VmRecord], profile: Profile) -> st
     """Return a hash of what a plan depends on: slots, their memory and the profile."""
     parts = [profile.fingerprint, *(f"{vm.vm_id}:{vm.num_slots}" for vm in vms)]
     parts += sorted(
-        f"{one.machine}:{one.room_bytes}" for one in state.shortages.values()
+        f"{one.machine}:{one.room_bytes}" for one in state.fleet.shortages.values()
     )
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
@@ -460,16 +476,18 @@ def _answer(
     """Return the planner's answer for ``vms``, or ask for it and return None."""
     state = transition.state
     inputs_hash = _hash(state, vms, profile)
-    if state.answer is not None and state.answer.inputs_hash == inputs_hash:
-        return state.answer
-    if state.plan_asked != inputs_hash:
-        transition.state = replace(state, plan_asked=inputs_hash)
+    known = state.training.answer
+    if known is not None and known.inputs_hash == inputs_hash:
+        return known
+    if state.training.plan_asked != inputs_hash:
+        transition.put(replace(state.training, plan_asked=inputs_hash))
         inputs = plan_inputs(
             state.job,
             profile,
             memory.devices(state, vms, profile),
             previous=newest_plan(state),
-            is_settled=bool(state.progress.highest_step) or not state.shortages,
+            is_settled=bool(state.history.progress.highest_step)
+            or not state.fleet.shortages,
             lag_share=_lag_share(state),
         )
         transition.emit(ComputePlan(inputs_hash=inputs_hash, inputs=inputs))
@@ -525,15 +543,19 @@ def plan_inputs(
 
 def newest_plan(state: State) -> Plan | None:
     """Return the plan that runs, or ran last."""
-    return state.generation.plan if state.generation else state.previous_plan
+    return (
+        state.training.generation.plan
+        if state.training.generation
+        else state.training.previous_plan
+    )
 
 
 def plan_computed(transition: Transition, event: PlanComputed) -> None:
     """Keep the newest answer; one to an older question is ignored."""
-    if event.inputs_hash != transition.state.plan_asked:
+    if event.inputs_hash != transition.state.training.plan_asked:
         return
     why_not = "" if event.plan is not None else f"no plan fits: {event.why_not}"
-    shortages = transition.state.shortages.values()
+    shortages = transition.state.fleet.shortages.values()
     if why_not and shortages:
         why_not += "; " + "; ".join(shortage.reason for shortage in shortages)
     answer = records.PlanAnswer(
@@ -542,7 +564,7 @@ def plan_computed(transition: Transition, event: PlanComputed) -> None:
         why_not=why_not,
         candidates=event.candidates,
     )
-    transition.state = replace(transition.state, answer=answer, plan_asked=None)
+    transition.put(replace(transition.state.training, answer=answer, plan_asked=None))
     if why_not:
         transition.log(why_not)
 

@@ -31,7 +31,7 @@ from spottrain.wire.model import Slot
 def report_received(transition: Transition, event: e.ReportReceived) -> None:
     """Fold a report into the state, once."""
     vm_id, state = event.vm_id, transition.state
-    vm = state.vms.get(vm_id)
+    vm = state.fleet.vms.get(vm_id)
     if vm is None or vm.phase is VmPhase.RETURNING:
         return
     if event.number < vm.reports_received:
@@ -94,7 +94,7 @@ def _user_code_failed(transition: Transition, message: str, traceback: str) -> N
     error cannot be completed, the newest checkpoint remains.
     """
     transition.fail(message, exit_code=3, traceback=traceback, checkpoint=True)
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if generation is not None and generation.save_only:
         transition.state = replace(transition.state, ending_checkpoint=False)
 
@@ -102,7 +102,7 @@ def _user_code_failed(transition: Transition, message: str, traceback: str) -> N
 def _supervisor_ready(
     transition: Transition, vm_id: str, report: messages.SupervisorReady
 ) -> None:
-    vm = transition.state.vms[vm_id]
+    vm = transition.state.fleet.vms[vm_id]
     if vm.phase is VmPhase.READY or _rounds_differently(transition, vm_id, report):
         return
     vm = replace(
@@ -120,8 +120,8 @@ def _supervisor_ready(
         ready_at_s=transition.now_s,
     )
     transition.put_vm(vm)
-    ledger = transition.state.ledger.ready(vm_id, transition.now_s)
-    transition.state = replace(transition.state, ledger=ledger)
+    ledger = transition.state.history.ledger.ready(vm_id, transition.now_s)
+    transition.put(replace(transition.state.history, ledger=ledger))
     transition.note_fleet_change()
     fleet.vm_fit(transition, vm)
     transition.log(f"{vm_id}: ready with {report.num_slots} slots on {report.device}")
@@ -139,12 +139,12 @@ def _rounds_differently(
         return False
     names = " and ".join(sorted({gpu.name for gpu in report.gpus}))
     arithmetic = f"{names} with torch {report.torch_version}"
-    if not state.arithmetic:
-        transition.state = replace(state, arithmetic=arithmetic)
-    elif state.arithmetic != arithmetic:
+    if not state.launches.arithmetic:
+        transition.put(replace(state.launches, arithmetic=arithmetic))
+    elif state.launches.arithmetic != arithmetic:
         reason = (
             f"computes on {arithmetic}, which rounds differently from "
-            f"{state.arithmetic} that the job began on: name one type of GPU and one "
+            f"{state.launches.arithmetic} that the job began on: name one type of GPU and one "
             "build of torch, or launch with reduction: fast"
         )
         fleet.vm_unfit(transition, vm_id, reason)
@@ -154,13 +154,13 @@ def _rounds_differently(
 
 def _gpu_throttled(transition: Transition, vm_id: str, reason: str) -> None:
     """Fold that a VM's GPUs have slowed down, or are as fast as before."""
-    vm = transition.state.vms[vm_id]
+    vm = transition.state.fleet.vms[vm_id]
     transition.put_vm(replace(vm, throttled=reason))
     transition.log(f"{vm_id}: {reason or 'its GPUs are no longer slowed down'}")
 
 
 def _store_opened(transition: Transition, report: messages.StoreOpened) -> None:
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if report.generation < 0:
         calibrations.store_opened(transition, report)
     elif (
@@ -173,7 +173,7 @@ def _store_opened(transition: Transition, report: messages.StoreOpened) -> None:
 
 def _rank_of(state: State, number: int, vm_id: str, index: int) -> Slot | None:
     """Return the slot that reports, if it is a rank of the generation that runs now."""
-    generation, slot = state.generation, Slot(vm_id=vm_id, index=index)
+    generation, slot = state.training.generation, Slot(vm_id=vm_id, index=index)
     if generation is None or generation.number != number:
         return None
     live = generation.ranks.get(slot, RankPhase.GONE) is not RankPhase.GONE
@@ -188,10 +188,13 @@ def _out(
     A worker that died is an interruption, unless it was told to give up, or killed
     because it hangs, which is one already.
     """
-    state, generation = transition.state, transition.state.generation
+    state, generation = transition.state, transition.state.training.generation
     if generation is None or generation.number != number:
-        initialises = number == 0 and slot.vm_id == state.initialiser
-        measures = state.calibration is not None and state.calibration.number == number
+        initialises = number == 0 and slot.vm_id == state.preparation.initialiser
+        measures = (
+            state.preparation.calibration is not None
+            and state.preparation.calibration.number == number
+        )
         if initialises or measures:
             planning.fail_preparation(transition, f"{slot.vm_id}: {reason}")
         return
@@ -203,7 +206,7 @@ def _out(
 
 def progress_made(transition: Transition, event: e.ProgressMade) -> None:
     """Fold progress, and the shares that the times of replicas ask for."""
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if generation is None or generation.number != event.generation:
         return
     if generation.from_step is not None:
@@ -213,7 +216,7 @@ def progress_made(transition: Transition, event: e.ProgressMade) -> None:
 
 def progress_stalled(transition: Transition, event: e.ProgressStalled) -> None:
     """Tell people; what is lost or hangs is found by heartbeats and timeouts."""
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if generation is not None and generation.number == event.generation:
         transition.log(
             f"generation {event.generation} has committed nothing for "
@@ -231,25 +234,29 @@ def checkpoints_listed(
     than be forgotten silently.
     """
     newest = max((c.step for c in listed), default=-1)
-    newer = tuple(c for c in transition.state.checkpoints if c.step > newest)
-    transition.state = replace(transition.state, checkpoints=newer + listed)
+    newer = tuple(
+        c for c in transition.state.preparation.checkpoints if c.step > newest
+    )
+    transition.put(replace(transition.state.preparation, checkpoints=newer + listed))
 
 
 def _checkpoint_saved(transition: Transition, checkpoint: e.CheckpointRef) -> None:
     """Keep the checkpoints that the store still holds: older ones are deleted by now."""
     state = transition.state
-    known = {c.name: c for c in (checkpoint, *state.checkpoints)}
-    good = [c for c in known.values() if c.name not in state.damaged]
+    known = {c.name: c for c in (checkpoint, *state.preparation.checkpoints)}
+    good = [c for c in known.values() if c.name not in state.preparation.damaged]
     newest_first = sorted(good, key=lambda c: c.step, reverse=True)
-    transition.state = replace(
-        state,
-        checkpoints=tuple(newest_first[: state.job.spec.checkpoint_keep]),
-        checkpoint_saved_at_s=transition.now_s,
-        checkpoint_error="",
-        initialiser=None,
+    transition.put(
+        replace(
+            state.preparation,
+            checkpoints=tuple(newest_first[: state.job.spec.checkpoint_keep]),
+            checkpoint_saved_at_s=transition.now_s,
+            checkpoint_error="",
+            initialiser=None,
+        )
     )
     transition.log(f"checkpoint {checkpoint.name} saved")
-    generation = state.generation
+    generation = state.training.generation
     if generation is None or generation.from_step is None:
         return
     # A late report may be of an earlier generation, from which this one went back.
@@ -263,7 +270,7 @@ def _checkpoint_failed(
 ) -> None:
     """The job continues with the checkpoint before; without any it fails."""
     error = f"checkpoint at step {report.step} not written: {report.reason}"
-    transition.state = replace(transition.state, checkpoint_error=error)
+    transition.put(replace(transition.state.preparation, checkpoint_error=error))
     transition.log(error)
     if transition.state.newest_checkpoint is None:
         transition.fail(error)
@@ -273,9 +280,13 @@ def _checkpoint_damaged(
     transition: Transition, report: messages.CheckpointDamaged
 ) -> None:
     state = transition.state
-    if report.name not in state.damaged:
-        transition.state = replace(state, damaged=(*state.damaged, report.name))
-    generation = state.generation
+    if report.name not in state.preparation.damaged:
+        transition.put(
+            replace(
+                state.preparation, damaged=(*state.preparation.damaged, report.name)
+            )
+        )
+    generation = state.training.generation
     reason = f"checkpoint {report.name} is damaged"
     if (
         generation is not None
@@ -288,7 +299,7 @@ def _checkpoint_damaged(
 
 def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> None:
     """Fold an interruption notice; a repeated one only changes when the VM leaves."""
-    vm, leaves_at_s = transition.state.vms[vm_id], transition.now_s + lead_s
+    vm, leaves_at_s = transition.state.fleet.vms[vm_id], transition.now_s + lead_s
     if vm.drain_reason:
         return
     if vm.leaves_at_s is not None:
@@ -303,7 +314,7 @@ def _interruption_noticed(transition: Transition, vm_id: str, lead_s: float) -> 
 def _interruption_cancelled(transition: Transition, vm_id: str) -> None:
     """Fold that a notice was cancelled; a VM that is being drained, or whose replacement
     is already rented, leaves anyway."""
-    vm = transition.state.vms[vm_id]
+    vm = transition.state.fleet.vms[vm_id]
     if vm.leaves_at_s is None or vm.drain_reason:
         return
     counters.cancelled(transition, vm_id)

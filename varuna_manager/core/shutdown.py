@@ -31,8 +31,10 @@ def stop_requested(transition: Transition, event: StopRequested) -> None:
     transition.end(outcome, checkpoint=event.checkpoint and not event.now)
     state = transition.state
     if event.now and state.phase is JobPhase.ENDING:
-        intents = {k: v for k, v in state.intents.items() if v.retry_at_s is None}
-        transition.state = replace(state, ending_checkpoint=False, intents=intents)
+        open_ones = state.launches.intents.items()
+        intents = {k: v for k, v in open_ones if v.retry_at_s is None}
+        transition.state = replace(state, ending_checkpoint=False)
+        transition.put(replace(state.launches, intents=intents))
 
 
 def watch_limits(transition: Transition) -> None:
@@ -87,7 +89,7 @@ def _watch_budget(transition: Transition, max_usd: float) -> None:
 def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
     """Alert, once each, to the shares of the budget that are spent."""
     state = transition.state
-    given = {alert.share for alert in state.alerts}
+    given = {alert.share for alert in state.history.alerts}
     reached = []
     for share in sorted(set(state.job.alerts) - given):
         left = Money.allowed(max_usd).share(share) - money.spent
@@ -105,29 +107,32 @@ def _alert(transition: Transition, money: Budget, max_usd: float) -> None:
         )
         for share in reached
     ]
-    transition.state = replace(transition.state, alerts=(*state.alerts, *alerts))
+    transition.put(
+        replace(transition.state.history, alerts=(*state.history.alerts, *alerts))
+    )
     transition.log(f"{reached[-1]:.0%} of the budget of {max_usd:g} USD is spent")
 
 
 def _is_over_budget(state: State) -> bool:
     """Return whether nothing is rented and the budget allows no offer."""
-    if state.vms or state.intents or not state.offers:
+    if state.fleet.vms or state.launches.intents or not state.market.offers:
         return False
     unlimited = replace(state, settings=replace(state.job, max_usd_per_hour=None))
     count_of = affordable(unlimited)
-    return all(count_of(offer) == 0 for offer in state.offers)
+    return all(count_of(offer) == 0 for offer in state.market.offers)
 
 
 def _watch_capacity(transition: Transition) -> None:
     state = transition.state
     why = _why_short(state)
     if not why:
-        if state.short_since_s is not None:
-            transition.state = replace(state, short_since_s=None)
+        if state.fleet.short_since_s is not None:
+            transition.put(replace(state.fleet, short_since_s=None))
         return
-    if state.short_since_s is None:
-        transition.state = state = replace(state, short_since_s=state.now_s)
-    wait_s, since_s = state.job.capacity_wait_s, state.short_since_s
+    if state.fleet.short_since_s is None:
+        transition.put(replace(state.fleet, short_since_s=state.now_s))
+        state = transition.state
+    wait_s, since_s = state.job.capacity_wait_s, state.fleet.short_since_s
     if wait_s is None or since_s is None:
         return
     if transition.is_due(since_s + wait_s):
@@ -137,15 +142,19 @@ def _watch_capacity(transition: Transition) -> None:
 
 def _why_short(state: State) -> str:
     """Return why the VMs do not suffice to train; empty if they do, or may soon."""
-    vms = state.vms.values()
+    vms = state.fleet.vms.values()
     if not vms:
         return "no VM could be rented"
-    if state.generation is not None or not all(vm.is_usable for vm in vms):
+    if state.training.generation is not None or not all(vm.is_usable for vm in vms):
         return ""
     if len(vms) < state.job.min_vms:
         return f"only {len(vms)} of min_vms: {state.job.min_vms} could be rented"
-    answer = state.answer
-    if answer is None or answer.plan is not None or state.plan_asked is not None:
+    answer = state.training.answer
+    if (
+        answer is None
+        or answer.plan is not None
+        or state.training.plan_asked is not None
+    ):
         return ""
     return f"only {len(vms)} VMs could be rented: {answer.why_not}"
 
@@ -159,12 +168,12 @@ def advance(transition: Transition) -> None:
         return
     if state.ending_checkpoint:
         transition.state = replace(transition.state, ending_checkpoint=False)
-    if transition.state.generation is not None:
+    if transition.state.training.generation is not None:
         generation.close(transition, state.outcome.reason)
-    let_go(transition, transition.state.vms.values(), "the job is over")
+    let_go(transition, transition.state.fleet.vms.values(), "the job is over")
     state = transition.state
     assert state.outcome is not None
-    rents_nothing = not state.vms and not state.intents
+    rents_nothing = not state.fleet.vms and not state.launches.intents
     rents_nothing = rents_nothing and not hand_overs.is_asking(state)
     if rents_nothing and is_released(transition):
         spending.managers_end(transition)  # last thing that the manager's VM does
@@ -178,7 +187,7 @@ def _may_save(transition: Transition) -> bool:
     state = transition.state
     since_s = state.ending_since_s
     assert since_s is not None
-    possible = state.generation is not None or planning.usable_vms(state)
+    possible = state.training.generation is not None or planning.usable_vms(state)
     return bool(possible) and not transition.is_due(since_s + LAST_CHECKPOINT_S)
 
 
@@ -197,12 +206,14 @@ def reopen(transition: Transition) -> None:
         outcome=None,
         ending_since_s=None,
         ending_checkpoint=False,
-        plan_reason="resumed",
-        fruitless=0,
-        shortages={},
-        failed_preparations=0,
-        short_since_s=None,
-        progress=replace(state.progress, nonfinite_in_row=0),
+    )
+    transition.put(
+        replace(state.training, plan_reason="resumed", fruitless=0),
+        replace(state.fleet, shortages={}, short_since_s=None),
+        replace(state.preparation, failed_preparations=0),
+        replace(
+            state.history, progress=replace(state.history.progress, nonfinite_in_row=0)
+        ),
     )
     transition.note_phase(state.phase, JobPhase.ACTIVE)
 

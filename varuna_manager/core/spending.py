@@ -28,8 +28,8 @@ def priced(state: State, vm: Vm) -> Offer:
     """Return a VM's offer; without a price, at the highest known for its type."""
     if is_amount(vm.offer.usd_per_hour):
         return vm.offer
-    intent = state.intents.get(vm.intent)
-    known = [*state.offers] if intent is None else [*state.offers, intent.offer]
+    intent = state.launches.intents.get(vm.intent)
+    known = [*state.market.offers, *([] if intent is None else [intent.offer])]
     same = [o.usd_per_hour for o in known if o.instance_type == vm.offer.instance_type]
     return replace(vm.offer, usd_per_hour=max(filter(is_amount, same), default=0.0))
 
@@ -38,15 +38,15 @@ def opened(transition: Transition, vm: Vm) -> None:
     """Open a VM's entry from its launch on, or from the job's start if that is later."""
     state = transition.state
     offer = priced(state, vm)
-    ledger = state.ledger.opened(
+    ledger = state.history.ledger.opened(
         vm.vm_id,
         offer,
-        on_demand_usd_per_hour=on_demand_price(state.offers, offer),
+        on_demand_usd_per_hour=on_demand_price(state.market.offers, offer),
         launched_at_s=max(vm.launched_at_s, state.submitted_at_s),
         seen_at_s=transition.now_s,
         trains=vm.intent != tags.MANAGER,
     )
-    transition.state = replace(state, ledger=ledger)
+    transition.put(replace(state.history, ledger=ledger))
 
 
 def managers_listed(transition: Transition, vms: Iterable[Vm], cloud: str = "") -> None:
@@ -66,7 +66,7 @@ def managers_listed(transition: Transition, vms: Iterable[Vm], cloud: str = "") 
         opened(transition, vm)
     elsewhere = {
         vm_id
-        for vm_id, line in transition.state.ledger.open.items()
+        for vm_id, line in transition.state.history.ledger.open.items()
         if cloud and line.offer is not None and line.offer.cloud != cloud
     }
     managers_end(transition, alive.keys() | elsewhere)
@@ -74,10 +74,10 @@ def managers_listed(transition: Transition, vms: Iterable[Vm], cloud: str = "") 
 
 def managers_end(transition: Transition, alive: Collection[str] = ()) -> None:
     """Close the entries of VMs that managers ran on, except those in ``alive``."""
-    for vm_id, line in transition.state.ledger.open.items():
+    for vm_id, line in transition.state.history.ledger.open.items():
         if not line.trains and vm_id not in alive:
-            ledger = transition.state.ledger.gone(vm_id, transition.now_s)
-            transition.state = replace(transition.state, ledger=ledger)
+            ledger = transition.state.history.ledger.gone(vm_id, transition.now_s)
+            transition.put(replace(transition.state.history, ledger=ledger))
 
 
 def listed(transition: Transition, vms: Iterable[Vm]) -> None:
@@ -86,50 +86,52 @@ def listed(transition: Transition, vms: Iterable[Vm]) -> None:
         state = transition.state
         if vm.state is not VmState.TERMINATED or vm.ended_at_s is None:
             continue
-        ledger = state.ledger
+        ledger = state.history.ledger
         known = vm.vm_id in ledger.open or vm.vm_id in ledger.closed
-        ours = vm.intent in state.intents or vm.intent in state.given_up
-        ours = ours or tags.order_of(vm.intent) in state.orders
+        ours = (
+            vm.intent in state.launches.intents or vm.intent in state.launches.given_up
+        )
+        ours = ours or tags.order_of(vm.intent) in state.fleet.orders
         if not known and ours:
             opened(transition, vm)  # it started and ended between two polls
         if known or ours:
-            ledger = transition.state.ledger.ended(vm.vm_id, vm.ended_at_s)
-            transition.state = replace(transition.state, ledger=ledger)
+            ledger = transition.state.history.ledger.ended(vm.vm_id, vm.ended_at_s)
+            transition.put(replace(transition.state.history, ledger=ledger))
 
 
 def settled(state: State, event: VmsListed) -> State:
     """Take over when VMs ended after the job has: its manager's VM outlives it."""
     transition = Transition(state, event.at_s)
     listed(transition, event.vms)
-    return replace(state, ledger=transition.state.ledger)
+    return replace(state, history=transition.state.history)
 
 
 def fetches(transition: Transition, vm: VmRecord) -> None:
     """Charge what a booting VM fetches from the buckets of other clouds."""
     cost = egress.fetched(transition.state.job.data_bytes, vm.offer.cloud)
-    ledger = transition.state.ledger.fetched(vm.vm_id, cost)
-    transition.state = replace(transition.state, ledger=ledger)
+    ledger = transition.state.history.ledger.fetched(vm.vm_id, cost)
+    transition.put(replace(transition.state.history, ledger=ledger))
 
 
 def prices_seen(transition: Transition, offers: Iterable[Offer]) -> None:
     """Record new prices, which VMs of clouds with moving prices pay from now on."""
-    ledger = transition.state.ledger
+    ledger = transition.state.history.ledger
     for offer in offers:
         if is_amount(offer.usd_per_hour) and ledger.is_news(offer):
             ledger = ledger.priced(offer, transition.now_s)
-    transition.state = replace(transition.state, ledger=ledger)
+    transition.put(replace(transition.state.history, ledger=ledger))
 
 
 def advance(transition: Transition) -> None:
     """Bring the costs of storage and egress up to date."""
     state, job = transition.state, transition.state.job
-    ledger = state.ledger
+    ledger = state.history.ledger
     if job.storage_usd_per_gb_month > 0:
-        num_bytes = job.facts.stored_bytes(len(state.checkpoints))
+        num_bytes = job.facts.stored_bytes(len(state.preparation.checkpoints))
         usd_per_hour = num_bytes / GB_BYTES * job.storage_usd_per_gb_month / MONTH_H
         rate = Rate.of(usd_per_hour)
         if rate != ledger.storage_rate:
             ledger = ledger.stored(rate, transition.now_s)
-    ledger = ledger.sent("training", state.tally.egress)
-    if ledger is not state.ledger:
-        transition.state = replace(state, ledger=ledger)
+    ledger = ledger.sent("training", state.history.tally.egress)
+    if ledger is not state.history.ledger:
+        transition.put(replace(state.history, ledger=ledger))

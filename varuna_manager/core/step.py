@@ -85,8 +85,8 @@ def step(state: State, event: e.Event) -> tuple[State, tuple[Command, ...]]:
             transition.is_settling = True
             _settle(transition)
     except Exception as error:
-        raise InternalError(transition.state, error) from error
-    return transition.state, tuple(transition.commands)
+        raise InternalError(transition.result(), error) from error
+    return transition.result(), tuple(transition.commands)
 
 
 def _fold_after_end(state: State, event: e.Event) -> State:
@@ -141,13 +141,17 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.CheckpointsListed(checkpoints=checkpoints):
             reports.checkpoints_listed(transition, checkpoints)
         case e.ProfilesListed(profiles=profiles):
-            transition.state = replace(transition.state, known_profiles=profiles)
+            transition.put(
+                replace(transition.state.preparation, known_profiles=profiles)
+            )
         case e.OffersSeen():
             launches.offers_seen(transition, _all_offers(transition.state, event))
         case e.OffersRanked():
             known = _all_worths(transition.state, event)
-            number = transition.state.rankings + 1
-            transition.state = replace(transition.state, worths=known, rankings=number)
+            number = transition.state.market.rankings + 1
+            transition.put(
+                replace(transition.state.market, worths=known, rankings=number)
+            )
         case e.FleetRated():
             deadline.fleet_rated(transition, event)
         case e.LaunchIntended():
@@ -167,7 +171,7 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.OrderAnswered():
             hand_overs.order_answered(transition, event)
         case e.VmLost(vm_id=vm_id, reason=reason):
-            if vm := transition.state.vms.get(vm_id):
+            if vm := transition.state.fleet.vms.get(vm_id):
                 fleet.remove_vm(transition, vm, reason)
         case e.AgentStarting():
             fleet.agent_starting(transition, event)
@@ -184,7 +188,7 @@ def _fold(transition: Transition, event: e.Event) -> None:
         case e.StragglerFound():
             stragglers.straggler_found(transition, event)
         case e.VmSilent(vm_id=vm_id):
-            if vm_id in transition.state.vms:
+            if vm_id in transition.state.fleet.vms:
                 generations.suspect(transition, vm_id)
         case e.VmHeard(vm_id=vm_id):
             fleet.vm_heard(transition, vm_id)
@@ -210,7 +214,7 @@ def _all_offers(state: State, event: e.OffersSeen) -> e.OffersSeen:
     """Return the event with all offers that can be rented now."""
     if not event.only_changes:
         return event
-    known = {offer_key(offer): offer for offer in state.offers}
+    known = {offer_key(offer): offer for offer in state.market.offers}
     known |= {offer_key(offer): offer for offer in event.offers}
     offers = tuple(one for key, one in known.items() if key not in event.gone)
     return e.OffersSeen(at_s=event.at_s, offers=offers)
@@ -218,7 +222,7 @@ def _all_offers(state: State, event: e.OffersSeen) -> e.OffersSeen:
 
 def _all_worths(state: State, event: e.OffersRanked) -> dict[str, OfferWorth]:
     """Return the worth of all offers, by ``offer_key``."""
-    known = dict(state.worths) if event.only_changes else {}
+    known = dict(state.market.worths) if event.only_changes else {}
     known |= {worth.offer: worth for worth in event.worths}
     return {key: worth for key, worth in known.items() if key not in event.gone}
 
@@ -229,9 +233,10 @@ def _job_submitted(transition: Transition, event: e.JobSubmitted) -> None:
             transition.state,
             phase=JobPhase.ACTIVE,
             settings=event.settings,
-            profile=event.settings.profile,
             submitted_at_s=event.at_s,
         )
+        preparation = transition.state.preparation
+        transition.put(replace(preparation, profile=event.settings.profile))
         transition.note_phase(JobPhase.NEW, JobPhase.ACTIVE)
         transition.log("submitted")
 
@@ -241,37 +246,39 @@ def _manager_started(transition: Transition, version: str) -> None:
     shutdown.reopen(transition)
     state = transition.state
     transition.state = replace(
-        state,
-        manager_version=version,
-        reconciled=False,
-        timer_at_s=None,
-        plan_asked=None,
-        launch_pending=False,
-        prepare_since_s=transition.now_s,
-        release=None,
-        intents={
-            k: replace(v, retry_at_s=None, asked_at_s=transition.now_s)
-            for k, v in state.intents.items()
-        },
+        state, manager_version=version, timer_at_s=None, release=None
     )
-    for intent in transition.state.intents.values():
+    transition.put(
+        replace(state.fleet, reconciled=False),
+        replace(state.training, plan_asked=None),
+        replace(
+            state.launches,
+            launch_pending=False,
+            intents={
+                k: replace(v, retry_at_s=None, asked_at_s=transition.now_s)
+                for k, v in state.launches.intents.items()
+            },
+        ),
+        replace(state.preparation, prepare_since_s=transition.now_s),
+    )
+    for intent in transition.state.launches.intents.values():
         launches.launch(transition, intent)
     hand_overs.ask_again(transition)
-    for vm in state.vms.values():
+    for vm in state.fleet.vms.values():
         # Silence counts from now on: no manager listened in between.
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
         if vm.phase in (records.VmPhase.BOOTING, records.VmPhase.RETURNING):
             fleet.ask_again(transition, vm)
-    if state.calibration is not None:
-        calibration.send(transition, state.calibration)
-    if state.initialiser is not None:
-        transition.send((state.initialiser,), Initialise())
+    if state.preparation.calibration is not None:
+        calibration.send(transition, state.preparation.calibration)
+    if state.preparation.initialiser is not None:
+        transition.send((state.preparation.initialiser,), Initialise())
     _resume_generation(transition)
 
 
 def _resume_generation(transition: Transition) -> None:
     """Repeat the commands of the generation's phase; supervisors ignore duplicates."""
-    generation = transition.state.generation
+    generation = transition.state.training.generation
     if generation is None:
         return
     if generation.phase is not records.GenerationPhase.RUNNING:
@@ -324,10 +331,11 @@ def _settle(transition: Transition) -> None:
 def _finish(transition: Transition) -> None:
     """Describe the state for people, and set the timer."""
     state, wake_at_s = transition.state, transition.wake_at_s
+    activity = _activity(state)
     if wake_at_s != state.timer_at_s:
         transition.emit(SetTimer(at_s=wake_at_s))
-    activity = _activity(state)
-    transition.state = replace(state, activity=activity, timer_at_s=wake_at_s)
+    if (activity, wake_at_s) != (state.activity, state.timer_at_s):
+        transition.state = replace(state, activity=activity, timer_at_s=wake_at_s)
 
 
 # --- The activity: one line for people ----------------------------------------------------
@@ -346,7 +354,7 @@ def _activity(state: State) -> str:
         case JobPhase.ENDING:
             return "writing a last checkpoint"
         case _:
-            generation = state.generation
+            generation = state.training.generation
             return _training(state, generation) if generation else _waiting(state)
 
 
@@ -364,7 +372,9 @@ def _training(state: State, generation: records.Generation) -> str:
         case records.GenerationPhase.OPENING | records.GenerationPhase.STARTING:
             return f"starting generation {number} ({shape}): {generation.reason}"
         case records.GenerationPhase.STOPPING:
-            return f"leaving generation {number} ({shape}): {state.plan_reason}"
+            return (
+                f"leaving generation {number} ({shape}): {state.training.plan_reason}"
+            )
         case records.GenerationPhase.BREAKING:
             return f"recovering: {generation.break_reason}"
         case _:
@@ -373,16 +383,16 @@ def _training(state: State, generation: records.Generation) -> str:
 
 def _waiting(state: State) -> str:
     """Return what training waits for."""
-    coming = sum(vm.is_coming for vm in state.vms.values())
-    asked = sum(intent.missing for intent in state.intents.values())
-    usable = sum(vm.is_usable for vm in state.vms.values())
-    if usable and state.initialiser is not None:
+    coming = sum(vm.is_coming for vm in state.fleet.vms.values())
+    asked = sum(intent.missing for intent in state.launches.intents.values())
+    usable = sum(vm.is_usable for vm in state.fleet.vms.values())
+    if usable and state.preparation.initialiser is not None:
         return "writing the first weights"
-    if usable and (calibration := state.calibration) is not None:
+    if usable and (calibration := state.preparation.calibration) is not None:
         done, total = calibration.done, calibration.total
         how_far = f" ({done} of {total})" if done else ""
         return f"measuring the model's sections{how_far}"
-    if usable and state.plan_asked is not None:
+    if usable and state.training.plan_asked is not None:
         return "choosing a plan"
     waiting_for = []
     if coming:
@@ -391,18 +401,18 @@ def _waiting(state: State) -> str:
         waiting_for.append(f"{asked} VMs to be rented")
     if not waiting_for:
         waiting_for.append(_capacity(state))
-    answer = state.answer
+    answer = state.training.answer
     why = f" ({answer.why_not})" if usable and answer and answer.why_not else ""
     return f"waiting for {' and '.join(waiting_for)}{why}"
 
 
 def _capacity(state: State) -> str:
     """Return what keeps the job from renting."""
-    if not state.reconciled:
+    if not state.fleet.reconciled:
         return "the provider's list of VMs"
     if allocation.room(state) <= 0:
         return "a plan that fits (the fleet is at its maximum size)"
-    wanted = [o for o in state.offers if o.spot or state.job.allow_on_demand]
+    wanted = [o for o in state.market.offers if o.spot or state.job.allow_on_demand]
     if not wanted:
         return "offers"
     count_of = allocation.affordable(state)

@@ -188,7 +188,7 @@ class EffectRunner:
         await self._sink.feed(
             e.AgentStarting(at_s=self._now_s, vm_id=vm_id, token_sha256=token_hash)
         )
-        if vm_id not in self._sink.state.vms:
+        if vm_id not in self._sink.state.fleet.vms:
             return
         self._sessions.admit(vm_id, token_hash)
         bootstrap = port.AgentBootstrap(
@@ -219,7 +219,7 @@ class EffectRunner:
 
     def _part_of(self, vm_id: str) -> CloudProvider:
         """Return the provider that a VM is from; that of all clouds if it is unknown."""
-        vm = self._sink.state.vms.get(vm_id)
+        vm = self._sink.state.fleet.vms.get(vm_id)
         return self._parts.get("" if vm is None else vm.offer.cloud, self._provider)
 
     async def terminate(self, command: c.TerminateVms) -> None:
@@ -283,7 +283,7 @@ class EffectRunner:
         self, part: CloudProvider, vm_ids: tuple[str, ...] = ()
     ) -> tuple[Vm, ...]:
         """Return VMs whose billing has ended, as the cloud lists them; none if it is down."""
-        wanted = {*vm_ids, *self._sink.state.ledger.unconfirmed}
+        wanted = {*vm_ids, *self._sink.state.history.ledger.unconfirmed}
         try:
             vms = await self._call(part.list_vms, self._job.spec.name)
         except CloudError:

@@ -194,7 +194,7 @@ class ManagerLoop:
         if self._copy is not None:
             self._start(self._copy.run())
             self._start(self._fill_in(self._copy))
-        if self._trackers is not None and self.state.progress.highest_step:
+        if self._trackers is not None and self.state.history.progress.highest_step:
             self._trackers.wake()
         folding = asyncio.create_task(self._fold_all())
         try:
@@ -279,7 +279,7 @@ class ManagerLoop:
             return []
         if ended := self._lives.take_ended():
             self._start(self._effects.market.ended(ended))
-        for vm_id in self.sessions.admitted - self.state.vms.keys():
+        for vm_id in self.sessions.admitted - self.state.fleet.vms.keys():
             self.sessions.revoke(vm_id)
         return taken.commands
 
@@ -292,8 +292,8 @@ class ManagerLoop:
         taken.commands += commands
         self.past.note(before, event, after)
         self._lives.note(before, event.at_s, after)
-        ended = after.generations[-1:]
-        if ended != before.generations[-1:] and ended[0].broke:
+        ended = after.history.generations[-1:]
+        if ended != before.history.generations[-1:] and ended[0].broke:
             # Who completed a checkpoint may have gone before it could say so.
             self._start(self._effects.list_checkpoints())
         if after.last_news != before.last_news:
@@ -438,8 +438,8 @@ class ManagerLoop:
 
     def _readmit(self) -> None:
         """Admit the agents that outlived the previous manager."""
-        grace_s = reconnect_s(len(self.state.vms))
-        for vm in self.state.vms.values():
+        grace_s = reconnect_s(len(self.state.fleet.vms))
+        for vm in self.state.fleet.vms.values():
             if vm.token_sha256s and vm.phase is not VmPhase.RETURNING:
                 self.sessions.admit(vm.vm_id, vm.token_sha256s[-1])
             if vm.phase in (VmPhase.REGISTERED, VmPhase.READY):
@@ -494,7 +494,7 @@ class ManagerLoop:
         damaged = messages.CheckpointDamaged
         if any(isinstance(report, damaged) for report in batch.reports):
             await self._effects.relist_checkpoints()
-        vm = self.state.vms.get(batch.vm_id)
+        vm = self.state.fleet.vms.get(batch.vm_id)
         if vm is None or batch.first > vm.reports_received:
             raise OutOfStepError(
                 f"reports of {batch.vm_id} are out of order: got number {batch.first}, "
@@ -580,7 +580,7 @@ class ManagerLoop:
         Raises:
             TracesRefusedError: nothing trains now.
         """
-        generation = self.state.generation
+        generation = self.state.training.generation
         if generation is None or generation.phase is not GenerationPhase.RUNNING:
             raise TracesRefusedError(
                 "nothing trains at the moment: 'spottrain status' shows what the job does"
@@ -599,7 +599,7 @@ class ManagerLoop:
 
     async def receive_logs(self, tails: messages.LogTails) -> None:
         """Keep the ends of a VM's logs, until whole ones are fetched from it."""
-        folder, vm = JobDir(self._folder).cloud, self.state.vms.get(tails.vm_id)
+        folder, vm = JobDir(self._folder).cloud, self.state.fleet.vms.get(tails.vm_id)
         if vm is not None and (folder / vm.offer.cloud).is_dir():  # one of several
             folder /= vm.offer.cloud
         try:
@@ -639,7 +639,7 @@ def _try_to_write(folder: Path) -> None:
 def _log_fields(event: e.Event, after: State) -> dict[str, object]:
     """Return what a program that reads logs asks of a line of news."""
     what = event.report if isinstance(event, e.ReportReceived) else event
-    generation = after.generation
+    generation = after.training.generation
     return {
         "event": type(what).__name__,
         "generation": None if generation is None else generation.number,

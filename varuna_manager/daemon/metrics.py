@@ -91,7 +91,11 @@ def _job(state: State) -> Iterator[Metric]:
 
 
 def _progress(state: State) -> Iterator[Metric]:
-    progress, spec, generation = state.progress, state.job.spec, state.generation
+    progress, spec, generation = (
+        state.history.progress,
+        state.job.spec,
+        state.training.generation,
+    )
     yield from _gauge(
         "step", "Mini-batches in the history that continues.", progress.step
     )
@@ -112,7 +116,9 @@ def _progress(state: State) -> Iterator[Metric]:
     step = None if saved is None else saved.step
     yield from _gauge("checkpoint_step", "Step of the newest checkpoint.", step)
     text = "When a checkpoint was last saved, in seconds since the epoch."
-    yield from _gauge("checkpoint_timestamp_seconds", text, state.checkpoint_saved_at_s)
+    yield from _gauge(
+        "checkpoint_timestamp_seconds", text, state.preparation.checkpoint_saved_at_s
+    )
 
 
 def _money(state: State, now_s: float) -> Iterator[Metric]:
@@ -144,7 +150,7 @@ def _vms(state: State) -> Metric:
             vm.offer.instance_type,
             "spot" if vm.offer.spot else "on_demand",
         )
-        for vm in state.vms.values()
+        for vm in state.fleet.vms.values()
     )
     for key, count in sorted(counts.items()):
         metric.add_metric(key, count)
@@ -152,7 +158,7 @@ def _vms(state: State) -> Metric:
 
 
 def _interruptions(state: State) -> Metric:
-    tally, text = state.tally, "Preemptions and other interruptions, by kind."
+    tally, text = state.history.tally, "Preemptions and other interruptions, by kind."
     metric = CounterMetricFamily("spottrain_interruptions", text, labels=("kind",))
     for kind, count in (
         ("notice", tally.preemptions_noticed),
@@ -167,7 +173,7 @@ def _interruptions(state: State) -> Metric:
 
 
 def _changes(state: State) -> Iterator[Metric]:
-    tally = state.tally
+    tally = state.history.tally
     yield _counter("vms_launched", "VMs ever rented.", tally.vms_launched)
     yield _counter("morphs", "Planned changes of the plan.", tally.morphs)
     text = "Generations that broke and were recovered from."

@@ -71,7 +71,9 @@ class Notifier:
             return
         found = {one.key: one for one in notices(state, self._notify, now_s)}
         if self._told is None:
-            self._told = dict.fromkeys(found) if state.progress.highest_step else {}
+            self._told = (
+                dict.fromkeys(found) if state.history.progress.highest_step else {}
+            )
             self._save()
         new = [one for key, one in found.items() if key not in self._told]
         if not new:
@@ -107,7 +109,7 @@ class Notifier:
             "job": job,
             "notice": notice.notice,
             "text": f"{job}: {notice.text}",
-            "step": state.progress.step,
+            "step": state.history.progress.step,
             "at_s": now_s,
         }
 

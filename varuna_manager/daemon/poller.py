@@ -125,18 +125,18 @@ class CloudPoller:
         job = self._sink.state.job.spec.name
         listed = await self._call(self._clouds[cloud].list_vms, job)
         state = self._sink.state
-        unconfirmed = state.ledger.unconfirmed
+        unconfirmed = state.history.ledger.unconfirmed
         vms = tuple(
             vm
             for vm in listed
             if vm.state is not VmState.TERMINATED
-            or vm.vm_id in state.vms
-            or vm.intent in state.intents
-            or vm.intent in state.given_up
-            or tags.order_of(vm.intent) in state.orders
+            or vm.vm_id in state.fleet.vms
+            or vm.intent in state.launches.intents
+            or vm.intent in state.launches.given_up
+            or tags.order_of(vm.intent) in state.fleet.orders
             or vm.vm_id in unconfirmed
         )
-        ours = {k for k, vm in state.vms.items() if cloud in ("", vm.offer.cloud)}
+        ours = {k for k, vm in state.fleet.vms.items() if cloud in ("", vm.offer.cloud)}
         if vms != self._vms.get(cloud) or ours - {vm.vm_id for vm in vms}:
             self._vms[cloud] = vms
             self._sink.feed(

@@ -626,8 +626,8 @@ class Journal:
         self._db.execute("PRAGMA journal_mode = WAL")
         self._db.execute("PRAGMA synchronous = FULL")
         verdict = self._db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise sqlite3.DatabaseError(verdict)
+        if verdict != "ok":  # in several lines, the last of which says what is wrong
+            raise sqlite3.DatabaseError(verdict.splitlines()[-1])
         version = self._db.execute("PRAGMA user_version").fetchone()[0]
         for number, script in enumerate(_MIGRATIONS[version:], version + 1):
             self._db.executescript(

@@ -126,7 +126,7 @@ def _trained_by(state: State, report: messages.MinibatchAdopted) -> int:
     """Return the generation that computed a mini-batch; a later one adopted it."""
     trained = (
         one.generation
-        for one in reversed(state.generations)
+        for one in reversed(state.history.generations)
         if one.from_step is not None and one.from_step < report.step
     )
     return next(trained, report.generation)
@@ -134,9 +134,11 @@ def _trained_by(state: State, report: messages.MinibatchAdopted) -> int:
 
 def _shape(state: State, number: int) -> str:
     """Return the shape of a generation's plan; empty if it is not known any more."""
-    if (now := state.generation) is not None and now.number == number:
+    if (now := state.training.generation) is not None and now.number == number:
         return now.plan.shape
-    ran = (one for one in reversed(state.generations) if one.generation == number)
+    ran = (
+        one for one in reversed(state.history.generations) if one.generation == number
+    )
     plan = next(ran, None)
     shape = (plan.pipeline_depth, plan.data_parallel_width) if plan else ()
     return "x".join(map(str, shape))

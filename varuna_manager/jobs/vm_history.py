@@ -65,13 +65,13 @@ class VmHistory:
         self._known: dict[str, VmLife] = {}
         self._ended: list[str] = []
         if state is not None:
-            for vm in state.vms.values():
+            for vm in state.fleet.vms.values():
                 self._known[vm.vm_id] = _begun(state.job.uid, vm)
 
     def note(self, before: State, at_s: float, state: State) -> None:
         """Record what an event at ``at_s`` has changed."""
-        if state.interruptions is not before.interruptions:
-            for hit in state.interruptions:
+        if state.history.interruptions is not before.history.interruptions:
+            for hit in state.history.interruptions:
                 life = self._known.get(hit.vm_id)
                 if life is None:
                     continue
@@ -79,14 +79,14 @@ class VmHistory:
                     self._known[hit.vm_id] = replace(life, ended="")
                 elif hit.at_s == state.now_s and hit.interruption in INTERRUPTED:
                     self._known[hit.vm_id] = replace(life, ended=hit.interruption)
-        if state.vms is not before.vms:
-            for vm_id in before.vms.keys() - state.vms.keys():
+        if state.fleet.vms is not before.fleet.vms:
+            for vm_id in before.fleet.vms.keys() - state.fleet.vms.keys():
                 life = self._known[vm_id]
                 ended = life.ended or "returned"
                 self._known[vm_id] = replace(life, until_s=at_s, ended=ended)
                 self._ended.append(vm_id)
-            for vm_id in state.vms.keys() - before.vms.keys():
-                self._known[vm_id] = _begun(state.job.uid, state.vms[vm_id])
+            for vm_id in state.fleet.vms.keys() - before.fleet.vms.keys():
+                self._known[vm_id] = _begun(state.job.uid, state.fleet.vms[vm_id])
 
     def take_ended(self) -> list[VmLife]:
         """Return the VMs that have ended since the last call, and forget them."""
@@ -96,7 +96,7 @@ class VmHistory:
     def until_now(self, state: State) -> list[VmLife]:
         """Return all VMs that are not forgotten; running ones end at the present."""
         return [
-            replace(life, until_s=state.now_s) if vm_id in state.vms else life
+            replace(life, until_s=state.now_s) if vm_id in state.fleet.vms else life
             for vm_id, life in self._known.items()
         ]
 

@@ -79,7 +79,7 @@ def check_steps(state: State, steps: int | None) -> None:
     Raises:
         ConfigError: They are done, or it has stopped early.
     """
-    done, wanted = state.progress.step, state.job.spec.steps
+    done, wanted = state.history.progress.step, state.job.spec.steps
     if steps is not None and steps < done:
         raise ConfigError(
             f"--steps: {done} steps are done already: got {steps}; give at least {done}"
@@ -133,7 +133,7 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
         package, old = Path(scratch, job.workdir.name), Path(scratch, "old")
         unpack(job.workdir, old)
         new = workdir if changes.code else old
-        told = _compare(job, (before, old), (after, new), state.progress.step)
+        told = _compare(job, (before, old), (after, new), state.history.progress.step)
         facts = inspect_model(after) if changes.code else state.job.facts
         events: list[Event] = []
         if changes.code:
@@ -144,7 +144,7 @@ def change(job: JobDir, changes: Changes, say: Callable[[str], None]) -> None:
             events.append(_updated(package, facts, told, given_profile(after, facts)))
         if steps != before.steps:
             events.append(StepsChanged(at_s=time.time(), by=_BY, steps=steps))
-            done = state.progress.step
+            done = state.history.progress.step
             told.append(f"{steps} steps instead of {before.steps}, {done} are done")
         with manager_lock(job), closing(Journal(job.journal)) as journal:
             if changes.code:
@@ -171,8 +171,8 @@ def _updated(
 
 def _check_nothing_runs(job: JobDir, state: State) -> None:
     """Check that no machine has the old code, and perhaps newer weights than are saved."""
-    training = [v for v in state.vms.values() if v.phase is not VmPhase.RETURNING]
-    if state.phase is JobPhase.ENDED or not (training or state.intents):
+    training = [v for v in state.fleet.vms.values() if v.phase is not VmPhase.RETURNING]
+    if state.phase is JobPhase.ENDED or not (training or state.launches.intents):
         return
     provider = open_provider(job)
     live = live_vms(provider, job)

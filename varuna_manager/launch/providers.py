@@ -114,7 +114,7 @@ def _asked_clouds(job: JobDir, clouds: Collection[str]) -> Collection[str]:
     from spottrain.varuna_manager.jobs.journal import JournalError
 
     try:
-        return read_state(job).asked_clouds
+        return read_state(job).launches.asked_clouds
     except JournalError:
         return clouds
 

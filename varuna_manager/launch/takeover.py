@@ -165,8 +165,8 @@ def _restore_measurements(
     absent = journal.absent()
     steps = 0 if absent is None else absent.steps
     if absent is not None:
-        ran = [(one.generation, one.from_step) for one in state.generations]
-        if (now := state.generation) is not None:
+        ran = [(one.generation, one.from_step) for one in state.history.generations]
+        if (now := state.training.generation) is not None:
             ran.append((now.number, now.from_step))
         began = [
             GenerationBegan(generation=number, step=step)
@@ -203,7 +203,7 @@ def _check_goes_on(stored: StoredJob, state: State, steps: int | None) -> None:
 def _say_state(job: JobDir, state: State, say: Callable[[str], None]) -> None:
     steps, spent = state.job.spec.steps, spent_usd(state, state.now_s)
     say(
-        f"job {job.name}: {state.progress.step} of {steps} mini-batches, "
+        f"job {job.name}: {state.history.progress.step} of {steps} mini-batches, "
         f"{spent:.4f} USD spent"
     )
     say(

@@ -17,6 +17,11 @@ from spottrain.pricing.ranking.gpu_speed import machine_as_offered
 from spottrain.varuna_manager.config.job import JobConfig
 from spottrain.varuna_manager.core import deadline
 from spottrain.varuna_manager.core.model.deadline_state import FleetTerms
+from spottrain.varuna_manager.core.model.parts import (
+    FleetState,
+    MarketState,
+    PreparationState,
+)
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
@@ -83,11 +88,15 @@ def predict(
     state = State(
         phase=JobPhase.ACTIVE,
         settings=settings,
-        profile=settings.profile or profile,
-        known_profiles=known_profiles(facts, config.loader_spec),
         now_s=now_s,
-        reconciled=True,
-        offers=own_offers(config, now_s) if offers is None else tuple(offers),
+        preparation=PreparationState(
+            profile=settings.profile or profile,
+            known_profiles=known_profiles(facts, config.loader_spec),
+        ),
+        fleet=FleetState(reconciled=True),
+        market=MarketState(
+            offers=own_offers(config, now_s) if offers is None else tuple(offers)
+        ),
     )
     terms = _terms(state)
     if terms is None:
@@ -108,8 +117,8 @@ def _terms(state: State) -> FleetTerms | None:
     """Return what fleets do for the job; None if that is not known yet."""
     ranker, hazards = OfferRanker(), Hazards((), {})
     try:
-        ranker.rank(state, state.offers, hazards)
-        return ranker.fleet_terms(state, state.offers, hazards)
+        ranker.rank(state, state.market.offers, hazards)
+        return ranker.fleet_terms(state, state.market.offers, hazards)
     except PlanError:
         return None  # the planner will say why
 

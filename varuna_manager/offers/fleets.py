@@ -10,6 +10,11 @@ from spottrain.errors import CapacityError
 from spottrain.morphing.errors import PlanError
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.varuna_manager.config.job import JobConfig
+from spottrain.varuna_manager.core.model.parts import (
+    FleetState,
+    MarketState,
+    PreparationState,
+)
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.profiles import known_profiles
@@ -86,11 +91,13 @@ def first_throughputs(
     state = State(
         phase=JobPhase.ACTIVE,
         settings=settings,
-        profile=settings.profile or profile,
-        known_profiles=known_profiles(facts, config.loader_spec),
         now_s=now_s,
-        reconciled=True,
-        offers=tuple(offers),
+        preparation=PreparationState(
+            profile=settings.profile or profile,
+            known_profiles=known_profiles(facts, config.loader_spec),
+        ),
+        fleet=FleetState(reconciled=True),
+        market=MarketState(offers=tuple(offers)),
     )
     found = JobThroughputs(kinds).of(state, offers)
     if found is None:

@@ -160,7 +160,7 @@ class OfferRanker:
         rates = _rates(throughputs, first.machine, state.job.max_vms, share)
         if not rates[-1]:
             return None
-        morph_s = state.progress.morph_cost_s or MORPH_COST_S
+        morph_s = state.history.progress.morph_cost_s or MORPH_COST_S
         return FleetTerms(
             cloud=first.offer.cloud,
             instance_type=first.offer.instance_type,
@@ -226,7 +226,7 @@ class OfferRanker:
 
     def _measured_on(self, state: State, profile: Profile) -> market.MeasuredOn | None:
         """Return what speeds are relative to; None if it is not in the catalogue."""
-        others = tuple(known.profile for known in state.known_profiles)
+        others = tuple(known.profile for known in state.preparation.known_profiles)
         before = self._base
         if before is None or before.profile is not profile or before.others != others:
             gpu = catalogue().gpu_of(profile.device)
@@ -241,25 +241,25 @@ class OfferRanker:
     def _terms(self, state: State) -> RankingTerms:
         terms = ranking_terms(
             state.job,
-            steps_done=state.progress.step,
-            morph_s=state.progress.morph_cost_s,
+            steps_done=state.history.progress.step,
+            morph_s=state.history.progress.morph_cost_s,
         )
         return replace(terms, held=_held(state), corrections=dict(self._corrections))
 
     def _learn(self, state: State) -> None:
         """Learn the step time of the present plan, and how long VMs took to boot."""
         booted: dict[Kind, list[float]] = {}
-        for vm in state.vms.values():
+        for vm in state.fleet.vms.values():
             if vm.ready_at_s is not None:
                 kind = vm.offer.cloud, vm.offer.instance_type
                 booted.setdefault(kind, []).append(vm.ready_at_s - vm.launched_at_s)
         for kind, times_s in booted.items():
             self._boots_s[kind] = max(0.0, statistics.median(times_s))
-        generation = state.generation
+        generation = state.training.generation
         if generation is None or generation.timed < TRUSTED_STEPS:
             return
-        ids = {slot.vm_id for slot in generation.plan.slots} & state.vms.keys()
-        offers = [state.vms[vm_id].offer for vm_id in ids]
+        ids = {slot.vm_id for slot in generation.plan.slots} & state.fleet.vms.keys()
+        offers = [state.fleet.vms[vm_id].offer for vm_id in ids]
         kinds = {(offer.cloud, offer.instance_type) for offer in offers}
         measured_s = generation.measured_step_s
         if len(kinds) == 1 and measured_s:
@@ -277,10 +277,10 @@ def _of_one_kind(state: State, offers: Sequence[Offer]) -> list[Offer]:
     """Return the offers of the kind of most VMs; without VMs, of the best kind."""
     kinds = Counter(
         (vm.offer.cloud, vm.offer.instance_type)
-        for vm in state.vms.values()
+        for vm in state.fleet.vms.values()
         if vm.counts
     )
-    best = in_order(offers, state.worths)
+    best = in_order(offers, state.market.worths)
     if kinds:
         kind = max(kinds, key=lambda one: (kinds[one], one))
     elif best:
@@ -321,9 +321,9 @@ def _worth(row: RankedOffer) -> OfferWorth:
 
 def _profile_of(state: State) -> Profile | None:
     """Return the job's profile; before it is measured, the newest kept one of its model."""
-    if state.profile is not None:
-        return state.profile
-    newest = next(iter(state.known_profiles), None)
+    if state.preparation.profile is not None:
+        return state.preparation.profile
+    newest = next(iter(state.preparation.known_profiles), None)
     return None if newest is None else newest.profile
 
 
@@ -355,7 +355,7 @@ def _peak_rate(offer: Offer, state: State) -> float | None:
 
 def _held(state: State) -> Place | None:
     """Return the place of most VMs of the fleet."""
-    places = Counter(place_of(vm.offer) for vm in state.vms.values() if vm.counts)
+    places = Counter(place_of(vm.offer) for vm in state.fleet.vms.values() if vm.counts)
     return max(places, key=lambda place: (places[place], place), default=None)
 
 

@@ -39,7 +39,7 @@ _NAMES: dict[By, Callable[[Rental], str]] = {
 
 def rentals(state: State, history: JobHistory, at_s: float) -> list[Rental]:
     """Return all VMs that a job had until ``at_s``, in order of launch."""
-    lines = {**state.ledger.closed, **state.ledger.open}
+    lines = {**state.history.ledger.closed, **state.history.ledger.open}
     told = (rental(k, v, history.slots.get(k, 0), at_s) for k, v in lines.items())
     return sorted((one for one in told if one), key=lambda one: one.launched_s)
 
@@ -53,9 +53,9 @@ def cost(state: State, history: JobHistory, at_s: float) -> dict[str, Any]:
     at_s = max(at_s, state.now_s)  # as in ``spent_usd``
     rented = rentals(state, history, at_s)
     splits = _splits(rented, history, at_s)
-    spending = state.ledger.spending(at_s)
+    spending = state.history.ledger.spending(at_s)
     spent, machines = spending.total, spending.spot + spending.on_demand
-    examples = state.progress.step * state.job.spec.minibatch_size
+    examples = state.history.progress.step * state.job.spec.minibatch_size
     time = sum_of(splits.values())
     return {
         "usd_spent": spent.usd,

@@ -29,16 +29,16 @@ def computes_on(state: State) -> str:
 
     Once no VM is left, what the model was measured on.
     """
-    generation = state.generation
-    ready = [vm for vm in state.vms.values() if vm.device]
+    generation = state.training.generation
+    ready = [vm for vm in state.fleet.vms.values() if vm.device]
     if generation is not None:
         used = [vm for vm in ready if generation.trains_on(vm.vm_id)]
         ready = used or ready
     precision = state.job.spec.precision
     if not ready:
-        if state.profile is None:
+        if state.preparation.profile is None:
             return UNKNOWN
-        name = state.profile.device
+        name = state.preparation.profile.device
         return f"{_alone(name)}, {precision}"
     return describe(_found(ready), precision)
 

@@ -55,14 +55,14 @@ def job_state(state: states.State, managed: bool) -> str:
         return "unmanaged"
     if state.phase is states.JobPhase.ENDING:
         return "ending"
-    return "running" if state.generation is not None else "waiting"
+    return "running" if state.training.generation is not None else "waiting"
 
 
 def plans(state: states.State) -> list[records.GenerationSummary]:
     """Return every plan that trained, oldest first, including the present one."""
-    ran = list(state.generations)
-    if (now := state.generation) is not None:
-        ran.append(states.summary_of(now, state.progress.step, None))
+    ran = list(state.history.generations)
+    if (now := state.training.generation) is not None:
+        ran.append(states.summary_of(now, state.history.progress.step, None))
     return [plan for plan in ran if plan.from_step is not None]
 
 
@@ -71,7 +71,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
 
     Money in dollars, times in seconds; ``None`` where nothing is known.
     """
-    job, progress = state.job, state.progress
+    job, progress = state.job, state.history.progress
     at_s = clock_of(state, at_s)
     return {
         "schema_version": SCHEMA_VERSION,
@@ -96,8 +96,10 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "usd_per_hour": states.rate_usd_per_hour(state),
         "wall_s": at_s - state.submitted_at_s,
         "plan": _present_plan(state),
-        "move": None if state.move is None else move_view(state, state.move),
-        "fleet": [_vm(vm) for vm in state.vms.values()],
+        "move": None
+        if state.fleet.move is None
+        else move_view(state, state.fleet.move),
+        "fleet": [_vm(vm) for vm in state.fleet.vms.values()],
         "safety": _safety(state),
         "exit_code": state.outcome.exit_code if state.outcome else None,
         "reason": state.outcome.reason if state.outcome else "",
@@ -127,7 +129,7 @@ def report(
     # Not above: ``status`` must answer at once.
     from spottrain.varuna_manager.reporting import costs, timeline
 
-    job, progress = state.job, state.progress
+    job, past, progress = state.job, state.history, state.history.progress
     at_s = clock_of(state, at_s)
     ran = _measured_plans(state, history)
     return {
@@ -150,15 +152,15 @@ def report(
         "heldout_set": progress.heldout_set,
         "best_step": progress.best_step,
         "nonfinite": _nonfinite(progress),
-        **{name: getattr(state.tally, name) for name in _COUNTS},
+        **{name: getattr(past.tally, name) for name in _COUNTS},
         "plans": [_plan_run(job, plan, at_s) for plan in ran],
-        "interruptions": [_interruption(state, hit) for hit in state.interruptions],
-        "slow_vms": [_slow_vm(state, slow) for slow in state.slow_vms],
+        "interruptions": [_interruption(state, hit) for hit in past.interruptions],
+        "slow_vms": [_slow_vm(state, slow) for slow in past.slow_vms],
         "moves": [_move_made(state, made) for made in history.moves],
         "minibatches_lost": progress.minibatches_lost,
         "minibatches_recomputed": progress.minibatches_recomputed,
-        "checkpoints": [checkpoint.name for checkpoint in state.checkpoints],
-        "checkpoint_error": state.checkpoint_error,
+        "checkpoints": [one.name for one in state.preparation.checkpoints],
+        "checkpoint_error": state.preparation.checkpoint_error,
         "peak_bytes": progress.peak_bytes,
         "usd_spent": states.spent_usd(state, at_s),
         "usd_on_demand": states.on_demand_usd(state, at_s),
@@ -231,10 +233,10 @@ def copies(state: states.State) -> list[set[str]]:
 
 def _plan_in_memory(state: states.State) -> Plan | None:
     """Return the plan by which sections are in memory now, if it is known."""
-    generation = state.generation
+    generation = state.training.generation
     begun = generation is not None and generation.started_at_s is not None
-    plan = generation.plan if generation and begun else state.previous_plan
-    newest = state.generations[-1] if state.generations else None
+    plan = generation.plan if generation and begun else state.training.previous_plan
+    newest = state.history.generations[-1] if state.history.generations else None
     if not begun and newest and newest.from_step is None:
         return None
     return plan
@@ -244,7 +246,7 @@ def _ready(state: states.State) -> set[str]:
     """Return the VMs that can give their memory; one that is silent may be gone."""
     return {
         vm.vm_id
-        for vm in state.vms.values()
+        for vm in state.fleet.vms.values()
         if vm.phase is records.VmPhase.READY and vm.silent_since_s is None
     }
 
@@ -259,7 +261,7 @@ def _copied_step(state: states.State) -> int | None:
         {slot.vm_id, plan.slots[holder].vm_id} & there
         for slot, holder in zip(plan.slots, plan.copy_holders, strict=True)
     ]
-    return state.progress.copied_step if min(map(len, holders)) > 1 else None
+    return state.history.progress.copied_step if min(map(len, holders)) > 1 else None
 
 
 def survives_any_worker(plan: Plan) -> bool:
@@ -277,20 +279,24 @@ def clock_of(state: states.State, at_s: float) -> float:
 
 def _recent_examples_per_s(state: states.State) -> float | None:
     """Return the measured speed of the present plan."""
-    measured_s = state.generation.measured_step_s if state.generation else None
+    measured_s = (
+        state.training.generation.measured_step_s if state.training.generation else None
+    )
     return state.job.spec.minibatch_size / measured_s if measured_s else None
 
 
 def _recent_use(state: states.State) -> ComputeUse | None:
     """Return what the present plan makes of its devices, as measured."""
-    if (now := state.generation) is None:
+    if (now := state.training.generation) is None:
         return None
-    return plan_use(state.job, states.summary_of(now, state.progress.step, None))
+    return plan_use(
+        state.job, states.summary_of(now, state.history.progress.step, None)
+    )
 
 
 def _examples_per_s(state: states.State) -> float | None:
     """Return the speed from the first commit to the last, interruptions included."""
-    progress = state.progress
+    progress = state.history.progress
     first_s, last_s = progress.first_commit_at_s, progress.last_commit_at_s
     if first_s is None or last_s is None or last_s <= first_s:
         return None
@@ -299,15 +305,15 @@ def _examples_per_s(state: states.State) -> float | None:
 
 def _time_left_s(state: states.State) -> float | None:
     """Return the time for the remaining steps at the present plan's speed."""
-    if state.generation is None or state.phase is not states.JobPhase.ACTIVE:
+    if state.training.generation is None or state.phase is not states.JobPhase.ACTIVE:
         return None
-    generation = state.generation
+    generation = state.training.generation
     step_s = generation.measured_step_s or generation.plan.predicted_step_s
-    return (state.job.spec.steps - state.progress.step) * step_s
+    return (state.job.spec.steps - state.history.progress.step) * step_s
 
 
 def _present_plan(state: states.State) -> dict[str, Any] | None:
-    if (generation := state.generation) is None:
+    if (generation := state.training.generation) is None:
         return None
     return {
         "generation": generation.number,
@@ -340,20 +346,24 @@ def _safety(state: states.State) -> dict[str, Any]:
         "vms_at_once": max(0, fewest - 1),
         "vms_spared": [
             vm.vm_id
-            for vm in state.vms.values()
+            for vm in state.fleet.vms.values()
             if fewest and all(holders - {vm.vm_id} for holders in held)
         ],
         "survives_any_worker": (
-            survives_any_worker(state.generation.plan) if state.generation else False
+            survives_any_worker(state.training.generation.plan)
+            if state.training.generation
+            else False
         ),
         "copied_step": copied,
-        "copy_lag_steps": None if copied is None else state.progress.step - copied,
+        "copy_lag_steps": None
+        if copied is None
+        else state.history.progress.step - copied,
         "checkpoint_step": newest.step if newest else None,
-        "lag_steps": state.progress.step - newest.step if newest else None,
+        "lag_steps": state.history.progress.step - newest.step if newest else None,
         "checkpoint_every_steps": every
-        or state.progress.checkpoint_every_steps
+        or state.history.progress.checkpoint_every_steps
         or None,
-        "checkpoint_cost_s": state.progress.checkpoint_cost_s or None,
+        "checkpoint_cost_s": state.history.progress.checkpoint_cost_s or None,
     }
 
 
@@ -414,7 +424,7 @@ def _plan_run(
 def _alerts(state: states.State) -> list[dict[str, Any]]:
     return [
         {**asdict(alert), "at_s": alert.at_s - state.submitted_at_s}
-        for alert in state.alerts
+        for alert in state.history.alerts
     ]
 
 

@@ -152,7 +152,7 @@ class JobHistory:
     # --- VMs and the world ------------------------------------------------------------
 
     def _follow_slots(self, after: State) -> None:
-        for vm_id, vm in after.vms.items():
+        for vm_id, vm in after.fleet.vms.items():
             if vm.num_slots and vm_id not in self.slots:
                 self.slots[vm_id] = vm.num_slots
 
@@ -187,17 +187,19 @@ class JobHistory:
                 pass
 
     def _follow_moves(self, before: State, after: State) -> None:
-        if after.move is before.move:
+        if after.fleet.move is before.fleet.move:
             return
-        if after.move is None:
+        if after.fleet.move is None:
             given_up = (
-                after.last_news if after.move_after_s > before.move_after_s else ""
+                after.last_news
+                if after.fleet.move_after_s > before.fleet.move_after_s
+                else ""
             )
             self.moves[-1] = replace(
                 self.moves[-1], ended_s=after.now_s, given_up=given_up
             )
-        elif before.move is None:
-            self.moves.append(MoveMade(move=after.move))
+        elif before.fleet.move is None:
+            self.moves.append(MoveMade(move=after.fleet.move))
 
     def _add_milestone(self, at_s: float, kind: str, text: str) -> None:
         self.milestones.append(Milestone(at_s=at_s, kind=kind, text=text))
@@ -223,7 +225,7 @@ class JobHistory:
         self.checkpoints.append((after.now_s, step))
         if len(self.checkpoints) > 2 * records.KEPT:
             self.checkpoints = self.checkpoints[::2]
-        oldest = min((c.step for c in after.checkpoints), default=0)
+        oldest = min((c.step for c in after.preparation.checkpoints), default=0)
         cut = bisect_right(self._steps, oldest) - 1
         if cut > 0:
             del self._steps[:cut], self._step_times[:cut]
@@ -231,17 +233,19 @@ class JobHistory:
     # --- Work -------------------------------------------------------------------------
 
     def _follow_steps(self, before: State, after: State, event: e.Event) -> None:
-        step, now_s = after.progress.step, after.now_s
-        if step < before.progress.step:
+        step, now_s = after.history.progress.step, after.now_s
+        if step < before.history.progress.step:
             self._discard_after(step)
-        elif step == before.progress.step:
+        elif step == before.history.progress.step:
             return
         elif _starts_generation(event):
             self._count_as_trained()
         else:
-            examples = (step - before.progress.step) * after.job.spec.minibatch_size
+            examples = (
+                step - before.history.progress.step
+            ) * after.job.spec.minibatch_size
             begun_s = max(self._mark_s, self._open.since_s)
-            now_s = after.progress.last_commit_at_s or now_s
+            now_s = after.history.progress.last_commit_at_s or now_s
             if now_s > begun_s:
                 self.throughput.add(begun_s, now_s, examples / (now_s - begun_s))
             self._mark_s = now_s
@@ -254,8 +258,10 @@ class JobHistory:
             return
         now_s = after.now_s
         if self._open.activity == "training":
-            assert before.generation is not None, "what trained is a generation"
-            self._end_training(before.generation, after, report)
+            assert before.training.generation is not None, (
+                "what trained is a generation"
+            )
+            self._end_training(before.training.generation, after, report)
         else:
             self._put(self._open.since_s, now_s, self._open.activity)
         self._open = _CurrentInterval(now_s, key, activity, _slots(after, activity))
@@ -269,8 +275,8 @@ class JobHistory:
         stopped as requested."""
         mark_s, now_s = max(self._mark_s, self._open.since_s), after.now_s
         self._put(self._open.since_s, mark_s, "training")
-        broke = after.generation is not None and (
-            after.generation.phase is records.GenerationPhase.BREAKING
+        broke = after.training.generation is not None and (
+            after.training.generation.phase is records.GenerationPhase.BREAKING
         )
         stops = generation.phase is records.GenerationPhase.STOPPING or generation.done
         if stops or (not broke and isinstance(report, messages.GenerationStopped)):
@@ -339,8 +345,8 @@ def replay(journal: Journal) -> tuple[State, JobHistory]:
         JournalError: The journal is damaged, or lacks events that are needed.
     """
     fold, history, seq = Fold(), JobHistory(), 0
-    if (saved := _snapshot(journal)) is not None:
-        history = from_data(JobHistory, json.loads(saved.history)[1])
+    if (known := _snapshot(journal)) is not None:
+        saved, history = known
         fold, seq = Fold(saved.state), saved.seq
     elif (absent := journal.absent()) is not None:
         seq = (journal.whole_after(absent.last) or 1) - 1
@@ -359,11 +365,16 @@ def can_begin_with_snapshot(journal: Journal) -> bool:
     return _snapshot(journal) is not None
 
 
-def _snapshot(journal: Journal) -> Snapshot | None:
-    """Return the newest snapshot, if this version saved it."""
-    saved = journal.snapshot()
-    ours = saved is not None and json.loads(saved.history)[0] == _version()
-    return saved if ours else None
+def _snapshot(journal: Journal) -> tuple[Snapshot, JobHistory] | None:
+    """Return the newest snapshot and the history in it, if this version saved it."""
+    if (saved := journal.snapshot()) is None:
+        return None
+    try:
+        version, history = json.loads(saved.history)
+        ours = version == _version()
+        return (saved, from_data(JobHistory, history)) if ours else None
+    except (ValueError, TypeError):
+        return None  # it is damaged; the rows say the same
 
 
 @functools.cache
@@ -398,25 +409,27 @@ _TRAINS = (records.GenerationPhase.RUNNING, records.GenerationPhase.STOPPING)
 
 def _activity_of(state: State) -> tuple[tuple[int | None, str], Activity]:
     """Return what a job does, and a key that changes with it or its participants."""
-    generation = state.generation
+    generation = state.training.generation
     if generation is not None:
         if generation.phase in _TRAINS:
             return (generation.number, "training"), "training"
         return (generation.number, generation.phase.value), "morphing"
-    if state.calibration is not None:
-        return (state.calibration.number, "measuring"), "preparing"
-    if state.initialiser is not None:
-        return (None, state.initialiser), "preparing"
+    if state.preparation.calibration is not None:
+        return (state.preparation.calibration.number, "measuring"), "preparing"
+    if state.preparation.initialiser is not None:
+        return (None, state.preparation.initialiser), "preparing"
     activity: Activity = "morphing" if _plans_again(state) else "waiting"
     return (None, activity), activity
 
 
 def _plans_again(state: State) -> bool:
     """Return whether a job that has trained is about to continue, having enough VMs."""
-    answer = state.answer
-    refused = answer is not None and answer.plan is None and state.plan_asked is None
+    answer = state.training.answer
+    refused = (
+        answer is not None and answer.plan is None and state.training.plan_asked is None
+    )
     enough = len(usable_vms(state)) >= max(1, state.job.min_vms)
-    trained = state.next_generation > 1
+    trained = state.training.next_generation > 1
     return trained and enough and not refused and wants_training(state)
 
 
@@ -424,12 +437,18 @@ def _slots(state: State, activity: Activity) -> Mapping[str, int]:
     """Return the number of participating slots by VM."""
     if activity == "waiting":
         return {}
-    if (generation := state.generation) is not None:
+    if (generation := state.training.generation) is not None:
         trains = activity == "training"
         slots = generation.plan.slots if trains else generation.participants
         return Counter(slot.vm_id for slot in slots)
-    if activity == "preparing" and state.calibration is not None:
-        return Counter(slot.vm_id for slot in state.calibration.participants)
-    if activity == "preparing" and state.initialiser is not None:
-        return {state.initialiser: state.vms[state.initialiser].num_slots}
+    if activity == "preparing" and state.preparation.calibration is not None:
+        return Counter(
+            slot.vm_id for slot in state.preparation.calibration.participants
+        )
+    if activity == "preparing" and state.preparation.initialiser is not None:
+        return {
+            state.preparation.initialiser: state.fleet.vms[
+                state.preparation.initialiser
+            ].num_slots
+        }
     return {vm.vm_id: vm.num_slots for vm in usable_vms(state)}

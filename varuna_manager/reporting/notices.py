@@ -34,7 +34,7 @@ def notices(state: State, notify: NotifyConfig, now_s: float) -> tuple[Notice, .
         now_s: Seconds since the epoch, by the manager's clock.
     """
     found = (
-        *_losses(state.interruptions, notify),
+        *_losses(state.history.interruptions, notify),
         *_budget(state),
         *_stall(state, notify, now_s),
         *_nonfinite(state),
@@ -65,26 +65,26 @@ def _losses(
 
 
 def _budget(state: State) -> Iterator[Notice]:
-    for alert in state.alerts:
+    for alert in state.history.alerts:
         share, max_usd = f"{alert.share:.0%}", f"{alert.max_usd:g}"
         text = f"{share} of the budget of {max_usd} USD is spent"
         yield Notice(key=f"budget {share} of {max_usd}", notice="budget", text=text)
 
 
 def _stall(state: State, notify: NotifyConfig, now_s: float) -> Iterator[Notice]:
-    last_s = state.progress.last_commit_at_s
+    last_s = state.history.progress.last_commit_at_s
     if state.phase is not JobPhase.ACTIVE or last_s is None:
         return
     still_s = now_s - last_s
     if still_s > notify.stall_s:
-        step = state.progress.step
+        step = state.history.progress.step
         text = f"nothing committed since step {step}, {still_s:.0f} s ago: "
         key = f"stall at {step} since {last_s:.3f}"
         yield Notice(key=key, notice="stall", text=text + state.activity)
 
 
 def _nonfinite(state: State) -> Iterator[Notice]:
-    progress = state.progress
+    progress = state.history.progress
     if progress.nonfinite_in_row >= state.job.stop_after_nonfinite:
         text = (
             f"{progress.nonfinite_in_row} mini-batches in a row were not finite, the "

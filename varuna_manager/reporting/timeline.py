@@ -61,22 +61,22 @@ def _of_plans(
 
 
 def _of_vms(state: State) -> Iterator[dict[str, Any]]:
-    for hit in state.interruptions:
+    for hit in state.history.interruptions:
         yield _entry(state, hit.at_s, hit.interruption, hit.reason, hit.vm_id)
-    for slow in state.slow_vms:
+    for slow in state.history.slow_vms:
         text = f"{slow.evidence}: replaced by {slow.replaced_by}"
         yield _entry(state, slow.found_at_s, "slow", text, slow.vm_id)
 
 
 def _of_the_job(state: State, history: JobHistory) -> Iterator[dict[str, Any]]:
-    for change in state.price_changes:
+    for change in state.history.price_changes:
         market = "" if change.spot else " on demand"
         text = (
             f"{change.instance_type} in {change.zone}{market}: "
             f"{change.old_usd_per_hour:g} → {change.new_usd_per_hour:g} USD/hour"
         )
         yield _entry(state, change.at_s, "price", text)
-    for alert in state.alerts:
+    for alert in state.history.alerts:
         text = (
             f"{alert.share:.0%} of the budget spent: {alert.spent_usd:.2f} of "
             f"{alert.max_usd:g} USD"

@@ -42,7 +42,7 @@ class VmStarts:
     def note(self, before: State, event: e.Event, after: State) -> None:
         """Record one step of the fold."""
         if isinstance(event, e.AgentStarted):
-            vm = after.vms.get(event.vm_id)
+            vm = after.fleet.vms.get(event.vm_id)
             if vm is not None and vm.vm_id not in self.by_vm:
                 self.by_vm[vm.vm_id] = VmStart(
                     vm_id=vm.vm_id,
@@ -55,12 +55,12 @@ class VmStarts:
             self._follow(before, after)
 
     def _follow(self, before: State, after: State) -> None:
-        commits = after.progress.step > before.progress.step
-        generation = after.generation if commits else None
+        commits = after.history.progress.step > before.history.progress.step
+        generation = after.training.generation if commits else None
         slots = generation.plan.slots if generation else ()
         trains = {slot.vm_id for slot in slots}
         for vm_id in tuple(self._pending):
-            vm, known = after.vms.get(vm_id), self.by_vm[vm_id]
+            vm, known = after.fleet.vms.get(vm_id), self.by_vm[vm_id]
             if vm is not None and known.ready_at_s is None and vm.ready_at_s:
                 self.by_vm[vm_id] = replace(known, ready_at_s=vm.ready_at_s)
             if vm_id in trains:

@@ -96,7 +96,7 @@ class RankTimings:
     def _sample(
         self, state: State, plan: Plan, rank: int, report: MinibatchCommitted
     ) -> RankSample:
-        vm = state.vms.get(plan.slots[rank].vm_id)
+        vm = state.fleet.vms.get(plan.slots[rank].vm_id)
         speed = 1.0 if vm is None else speed_of(state, vm.offer, self._profile)
         key = rank % plan.pipeline_depth, report.microbatches, report.recomputes
         if key not in self._expected_s:
@@ -140,7 +140,7 @@ class RankTimings:
         if len(newest) < HOT_WINDOW:
             return
         for rank, slot in enumerate(plan.slots):
-            vm = state.vms.get(slot.vm_id)
+            vm = state.fleet.vms.get(slot.vm_id)
             if vm is None or not vm.throttled or rank in found:
                 continue
             slowness = statistics.median(row[rank] for row in newest)
@@ -165,7 +165,7 @@ def _balancer(
 
 def _max_share(state: State, plan: Plan, profile: Profile) -> int:
     """Return how many virtual nodes a replica can have within its devices' memory."""
-    vms = state.vms
+    vms = state.fleet.vms
     own = (vms[slot.vm_id] for slot in plan.slots if slot.vm_id in vms)
     have = min((slots.room_bytes(state, vm) for vm in own), default=0)
     low, high = 0, plan.replica_bounds[-1] - plan.data_parallel_width + 1
@@ -185,7 +185,11 @@ def _bytes_with(state: State, plan: Plan, profile: Profile, share: int) -> int:
     bounds = (*(left * d // (width - 1) for d in range(width)), total)
     skewed = replace(plan, replica_bounds=bounds)
     job = state.job
-    own = [state.vms[slot.vm_id] for slot in plan.slots if slot.vm_id in state.vms]
+    own = [
+        state.fleet.vms[slot.vm_id]
+        for slot in plan.slots
+        if slot.vm_id in state.fleet.vms
+    ]
     compute = slots.compute_of(state, own)
     stages = memory.plan_bytes(job.facts, profile, skewed, job.spec.reduction, compute)
     return max(stage.total_bytes for stage in stages)
@@ -199,7 +203,7 @@ def _crowding(state: State, plan: Plan) -> list[float]:
     """
     machines = [
         ("", 0) if vm is None or vm.gpus else (vm.machine, vm.cores)
-        for vm in (state.vms.get(slot.vm_id) for slot in plan.slots)
+        for vm in (state.fleet.vms.get(slot.vm_id) for slot in plan.slots)
     ]
     slots = Counter(machines)
     each = [max(1.0, slots[at] / at[1]) if at[1] else 1.0 for at in machines]

@@ -99,8 +99,8 @@ class Watches:
             due = self._pace.is_due(progress.told_s, since_s, at_s)
             if due or progress.is_urgent(state.job.stop_after_nonfinite):
                 events.append(progress.told(at_s))
-        if state.profile is not None and self.timings is None:
-            self.timings = RankTimings(state, generation, state.profile)
+        if state.preparation.profile is not None and self.timings is None:
+            self.timings = RankTimings(state, generation, state.preparation.profile)
         timings = self.timings
         if timings is not None and timings.observe(state, generation, slot, report):
             if timings.balancer is not None:
@@ -116,20 +116,20 @@ class Watches:
 
         So a decision is made on the newest progress.
         """
-        progress, generation = self.progress, state.generation
+        progress, generation = self.progress, state.training.generation
         if progress is None or generation is None or not progress.has_news:
             return []
         return [progress.told(at_s)] if progress.number == generation.number else []
 
     def stalled(self, state: State, at_s: float) -> list[e.Event]:
         """Return that the generation commits nothing any more, once."""
-        generation, watch = state.generation, self.progress
+        generation, watch = state.training.generation, self.progress
         if generation is None or generation.phase is not GenerationPhase.RUNNING:
             return []
         known = watch if watch and watch.number == generation.number else None
         since_s = max(generation.since_s, known.committed_at_s if known else 0.0)
         step_s = generation.measured_step_s or generation.plan.predicted_step_s
-        step = known.step if known else state.progress.step
+        step = known.step if known else state.history.progress.step
         late_s = max(STALL_S, STALLED * step_s)
         if at_s - since_s < late_s or (generation.number, step) == self._stalled_at:
             return []
@@ -162,7 +162,7 @@ class Watches:
     ) -> Iterator[e.Event]:
         for straggler in timings.stragglers(state, generation.plan):
             vm_id = generation.plan.slots[straggler.rank].vm_id
-            vm = state.vms.get(vm_id)
+            vm = state.fleet.vms.get(vm_id)
             told_s = self._told_s.get(vm_id, -math.inf)
             if vm is None or vm.slow is not None:
                 continue
@@ -194,7 +194,7 @@ class ProgressWatch:
 
     def __init__(self, state: State, generation: Generation) -> None:
         self.number = generation.number
-        start = max(state.progress.step, generation.from_step or 0)
+        start = max(state.history.progress.step, generation.from_step or 0)
         self.step = start
         self.committed_at_s = 0.0
         self.told_s = -math.inf
@@ -208,7 +208,7 @@ class ProgressWatch:
         self._copied_step: int | None = None
         self._loss = math.nan
         self._nonfinite = 0
-        self._nonfinite_in_row = state.progress.nonfinite_in_row
+        self._nonfinite_in_row = state.history.progress.nonfinite_in_row
         self._nonfinite_last: int | None = None
         self._skipped: SkipReason = ""
 
@@ -273,7 +273,7 @@ class ProgressWatch:
 
 def _running(state: State, slot: Slot, number: int) -> Generation | None:
     """Return the generation that runs, if a live rank of it reports."""
-    generation, vm = state.generation, state.vms.get(slot.vm_id)
+    generation, vm = state.training.generation, state.fleet.vms.get(slot.vm_id)
     if (
         generation is None
         or generation.number != number

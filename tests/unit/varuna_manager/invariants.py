@@ -49,37 +49,39 @@ def _check(state: State) -> None:
         assert cause in entry_of(before, after).causes, (before, after, cause)
     assert state.settings is not None
     _check_fleet(state)
-    if state.generation is not None:
-        _check_generation(state, state.generation)
+    if state.training.generation is not None:
+        _check_generation(state, state.training.generation)
     ending = state.phase in (JobPhase.ENDING, JobPhase.ENDED)
     assert (state.outcome is not None) == ending, "an end has a reason"
     if state.phase is JobPhase.ENDED:
-        assert not state.vms, "a job that is over rents nothing"
-        assert not state.intents, "a job that is over wants nothing"
-        assert state.generation is None, "a job that is over does not train"
-    assert 0 <= state.progress.step <= state.progress.highest_step
-    assert state.progress.highest_step <= state.job.spec.steps
+        assert not state.fleet.vms, "a job that is over rents nothing"
+        assert not state.launches.intents, "a job that is over wants nothing"
+        assert state.training.generation is None, "a job that is over does not train"
+    assert 0 <= state.history.progress.step <= state.history.progress.highest_step
+    assert state.history.progress.highest_step <= state.job.spec.steps
 
 
 def _check_fleet(state: State) -> None:
-    staying = sum(vm.counts for vm in state.vms.values())
-    wanted = sum(intent.count - intent.arrived for intent in state.intents.values())
+    staying = sum(vm.counts for vm in state.fleet.vms.values())
+    wanted = sum(
+        intent.count - intent.arrived for intent in state.launches.intents.values()
+    )
     swaps = state.deadline.decision is not None
     most = 2 * state.job.max_vms if swaps else state.job.max_vms
     assert staying + wanted <= most, "never more VMs than allowed"
-    for vm_id, vm in state.vms.items():
+    for vm_id, vm in state.fleet.vms.items():
         assert vm.vm_id == vm_id
         assert all(0 <= slot < vm.num_slots for slot in vm.used_slots)
 
 
 def _check_generation(state: State, generation: Generation) -> None:
     plan = generation.plan
-    assert generation.number < state.next_generation, "generations only grow"
+    assert generation.number < state.training.next_generation, "generations only grow"
     assert generation.participants[: len(plan.slots)] == plan.slots
     assert len(set(generation.participants)) == len(generation.participants)
     assert set(generation.ranks) == set(plan.slots)
     for slot, rank in generation.ranks.items():
-        here = slot.vm_id in state.vms
+        here = slot.vm_id in state.fleet.vms
         assert here or rank is RankPhase.GONE, "a rank lives on a VM"
     if generation.phase is GenerationPhase.RUNNING:
         dead = (RankPhase.INVITED, RankPhase.OUT)

@@ -236,8 +236,8 @@ class Story:
 
     @property
     def generation(self) -> Generation:
-        assert self.state.generation is not None, self.state.activity
-        return self.state.generation
+        assert self.state.training.generation is not None, self.state.activity
+        return self.state.training.generation
 
     # --- Chapters -----------------------------------------------------------------------
 
@@ -274,7 +274,7 @@ class Story:
 
     def boot(self, *ids: str) -> None:
         """Launch VMs for the open intent and bring their supervisors up."""
-        (intent,) = self.state.intents
+        (intent,) = self.state.launches.intents
         vms = tuple(self.vm(vm_id, intent) for vm_id in ids)
         self.tell(e.VmsLaunched, intent=intent, vms=vms)
         for vm_id in ids:
@@ -306,16 +306,18 @@ class Story:
 
     def prepare(self) -> None:
         """Write the first weights and measure, once no VM boots any more."""
-        (initialiser,) = self.sent(messages.Initialise) or [self.state.initialiser]
+        (initialiser,) = self.sent(messages.Initialise) or [
+            self.state.preparation.initialiser
+        ]
         assert initialiser is not None
         self.report(initialiser, messages.CheckpointSaved(name="step-0", step=0))
-        if self.state.calibration is None:
+        if self.state.preparation.calibration is None:
             self.wait(self.state.job.boot_wait_s)
         self.measure()
 
     def open_round(self) -> Calibration:
         """Open the store of the round of measuring that the core wants."""
-        calibration = self.state.calibration
+        calibration = self.state.preparation.calibration
         assert calibration is not None, self.state.activity
         first = calibration.participants[0].vm_id
         number = calibration.number
@@ -335,9 +337,9 @@ class Story:
 
     def plan(self, *ids: str, step_s: float = 1.0) -> None:
         """Answer the planner's question with a plan over ``ids``, if any."""
-        assert self.state.plan_asked is not None, self.state.activity
+        assert self.state.training.plan_asked is not None, self.state.activity
         plan = plan_over(ids, step_s) if ids else None
-        self.tell(e.PlanComputed, inputs_hash=self.state.plan_asked, plan=plan)
+        self.tell(e.PlanComputed, inputs_hash=self.state.training.plan_asked, plan=plan)
 
     def open(self) -> None:
         generation = self.generation

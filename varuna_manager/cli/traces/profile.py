@@ -54,7 +54,7 @@ def _trace_document(job: JobDir, done: TraceSet, follower: Follower) -> dict[str
     """Return what was recorded, where it is, and how long the mini-batches took."""
     first = min(trace.first_step for trace in done.traces)
     last = max(trace.last_step for trace in done.traces)
-    newest = max(follower.state.progress.step, last)
+    newest = max(follower.state.history.progress.step, last)
     rows = [
         row
         for row in follower.measurements().minibatches(last=newest - first + COMPARED)

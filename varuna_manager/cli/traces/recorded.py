@@ -64,7 +64,7 @@ def _await_traces(job: JobDir, begun: TraceSet, follower: Follower) -> TraceSet:
 def _has_ended(follower: Follower, generation: int) -> bool:
     for _ in follower.advance():
         pass
-    runs = follower.state.generation
+    runs = follower.state.training.generation
     return runs is None or runs.number != generation
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any, TypeVar
 
 __all__ = ["replace"]
@@ -16,17 +17,22 @@ else:
     def replace(value: T, /, **changes: Any) -> T:
         """Return ``dataclasses.replace(value, **changes)``.
 
-        A class whose instances have a ``__dict__`` and check nothing, as ``State``, is
-        copied at once, not field by field: an event copies it several times.
+        A class whose instances have a ``__dict__`` and check nothing, as ``State`` and its
+        parts, is copied at once, not field by field: an event copies several.
 
         Raises:
             TypeError: There is no such field.
         """
         cls = type(value)
-        if hasattr(cls, "__slots__") or hasattr(cls, "__post_init__"):
-            return dataclasses.replace(value, **changes)
-        if not changes.keys() <= cls.__dataclass_fields__.keys():
-            return dataclasses.replace(value, **changes)  # it says which one
-        copy = object.__new__(cls)
-        copy.__dict__.update(value.__dict__, **changes)
-        return copy
+        if _is_copied_at_once(cls):
+            fields = value.__dict__ | changes
+            if len(fields) == len(value.__dict__):
+                copy = object.__new__(cls)
+                object.__setattr__(copy, "__dict__", fields)
+                return copy
+        return dataclasses.replace(value, **changes)
+
+
+@functools.cache
+def _is_copied_at_once(cls: type) -> bool:
+    return not hasattr(cls, "__slots__") and not hasattr(cls, "__post_init__")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import TypeVar
 
 from spottrain.varuna_manager.core.model import records
@@ -15,9 +15,9 @@ from spottrain.wire.model import Slot
 _Item = TypeVar("_Item")
 
 
-def keep(items: tuple[_Item, ...], item: _Item) -> tuple[_Item, ...]:
-    """Append ``item``, forgetting the oldest beyond ``KEPT``."""
-    return (*items, item)[-records.KEPT :]
+def keep(items: tuple[_Item, ...], *more: _Item) -> tuple[_Item, ...]:
+    """Append items, forgetting the oldest beyond ``KEPT``."""
+    return (*items, *more)[-records.KEPT :]
 
 
 def interrupted(
@@ -25,7 +25,7 @@ def interrupted(
 ) -> None:
     """Count an interruption; it costs nothing if the VM did not train."""
     state = transition.state
-    generation = state.generation
+    generation = state.training.generation
     trainers = () if generation is None else _trainers(generation)
     hit = any(slot.vm_id == vm_id for slot in trainers)
     interruption = records.Interruption(
@@ -36,7 +36,7 @@ def interrupted(
         generation=generation.number if generation and hit else None,
         cost_s=None if hit else 0.0,
     )
-    tally = state.tally
+    tally = state.history.tally
     match kind:
         case "notice":
             tally = replace(tally, preemptions_noticed=tally.preemptions_noticed + 1)
@@ -51,26 +51,32 @@ def interrupted(
             tally = replace(tally, sick_gpus=tally.sick_gpus + 1)
         case "hang":
             tally = replace(tally, hangs=tally.hangs + 1)
-    transition.state = replace(
-        state, tally=tally, interruptions=keep(state.interruptions, interruption)
+    transition.put(
+        replace(
+            state.history,
+            tally=tally,
+            interruptions=keep(state.history.interruptions, interruption),
+        )
     )
     transition.log(f"{vm_id}: {reason}")
 
 
 def cancelled(transition: Transition, vm_id: str) -> None:
     """Take back a notice; what was done about it stays done."""
-    state, tally = transition.state, transition.state.tally
-    transition.state = replace(
-        state,
-        tally=replace(tally, preemptions_noticed=tally.preemptions_noticed - 1),
-        interruptions=tuple(
-            _cancelled(transition, hit)
-            if hit.vm_id == vm_id
-            and hit.interruption == "notice"
-            and hit.cancelled_at_s is None
-            else hit
-            for hit in state.interruptions
-        ),
+    state, tally = transition.state, transition.state.history.tally
+    transition.put(
+        replace(
+            state.history,
+            tally=replace(tally, preemptions_noticed=tally.preemptions_noticed - 1),
+            interruptions=tuple(
+                _cancelled(transition, hit)
+                if hit.vm_id == vm_id
+                and hit.interruption == "notice"
+                and hit.cancelled_at_s is None
+                else hit
+                for hit in state.history.interruptions
+            ),
+        )
     )
     transition.log(f"{vm_id}: its preemption notice was cancelled")
 
@@ -78,7 +84,7 @@ def cancelled(transition: Transition, vm_id: str) -> None:
 def _cancelled(
     transition: Transition, hit: records.Interruption
 ) -> records.Interruption:
-    idle = transition.state.progress.paused_since_s is None
+    idle = transition.state.history.progress.paused_since_s is None
     return replace(
         hit,
         reason=f"{hit.reason}; cancelled",
@@ -96,36 +102,58 @@ def _trainers(generation: records.Generation) -> Iterable[Slot]:
 
 def replaced(transition: Transition, slow: records.SlowVm) -> None:
     """Count a slow VM that has been replaced."""
-    state, tally = transition.state, transition.state.tally
-    transition.state = replace(
-        state,
-        tally=replace(tally, slow_vms_replaced=tally.slow_vms_replaced + 1),
-        slow_vms=keep(state.slow_vms, slow),
+    state, tally = transition.state, transition.state.history.tally
+    transition.put(
+        replace(
+            state.history,
+            tally=replace(tally, slow_vms_replaced=tally.slow_vms_replaced + 1),
+            slow_vms=keep(state.history.slow_vms, slow),
+        )
     )
+
+
+def prices_changed(
+    transition: Transition, changes: Sequence[records.PriceChange]
+) -> None:
+    """Count changes of prices; the last of them is the news."""
+    history, last = transition.state.history, changes[-1]
+    tally = history.tally
+    transition.put(
+        replace(
+            history,
+            price_changes=keep(history.price_changes, *changes),
+            tally=replace(tally, price_changes=tally.price_changes + len(changes)),
+        )
+    )
+    prices = f"{last.old_usd_per_hour:g} -> {last.new_usd_per_hour:g} USD/h"
+    transition.log(f"price in {last.zone}: {prices}")
 
 
 def progress_made(transition: Transition, event: ProgressMade) -> None:
     """Fold the progress of the generation that runs."""
-    generation, progress = transition.generation, transition.state.progress
+    generation, progress = transition.generation, transition.state.history.progress
     step = min(event.step, transition.state.job.spec.steps)
     timed = generation.timed + max(0, step - progress.step)
     generation = replace(generation, measured_step_s=event.step_s, timed=timed)
     transition.put_generation(generation)
-    if event.peak_bytes > progress.peak_bytes:
-        progress = replace(progress, peak_bytes=event.peak_bytes)
     if step >= progress.step:
         first = progress.loss_first
         loss_first = event.loss if first is None else first
         progress = replace(progress, loss_first=loss_first, loss_last=event.loss)
+    newest = event.nonfinite_last
     progress = replace(
         progress,
+        peak_bytes=max(event.peak_bytes, progress.peak_bytes),
         checkpoint_every_steps=event.checkpoint_every_steps,
         checkpoint_cost_s=event.checkpoint_cost_s or progress.checkpoint_cost_s,
         copied_step=event.copied_step,
+        nonfinite_steps=progress.nonfinite_steps + event.nonfinite,
+        nonfinite_in_row=event.nonfinite_in_row,
+        nonfinite_last=progress.nonfinite_last if newest is None else newest,
     )
-    transition.state = replace(transition.state, progress=progress)
+    transition.put(replace(transition.state.history, progress=progress))
     reached(transition, step, event.committed_at_s, event.step_s)
-    _follow_nonfinite(transition, event)
+    _watch_nonfinite(transition, event)
 
 
 def reached(
@@ -139,15 +167,16 @@ def reached(
         at_s: When the last of them was reported.
         step_s: How long it took, if that is known.
     """
-    state, progress = transition.state, transition.state.progress
+    state, progress = transition.state, transition.state.history.progress
     if step <= progress.step:
         return
-    generation, tally = transition.generation, state.tally
-    transition.put_generation(replace(generation, committed=True))
+    generation, tally = transition.generation, state.history.tally
+    if not generation.committed:
+        transition.put_generation(replace(generation, committed=True))
     egress = tally.egress + generation.egress * (step - progress.step)
     if progress.paused_since_s is not None:
         cost_s = max(0.0, at_s - progress.paused_since_s - step_s)
-        hits = [i for i in state.interruptions if i.cost_s is None]
+        hits = [i for i in state.history.interruptions if i.cost_s is None]
         if all(hit.interruption == "notice" for hit in hits):
             progress = replace(progress, morph_cost_s=cost_s)  # it was planned
         _settle_interruptions(transition, cost_s)
@@ -161,32 +190,21 @@ def reached(
         last_commit_at_s=at_s,
     )
     tally = replace(tally, egress=egress)
-    transition.state = replace(transition.state, tally=tally, progress=progress)
+    transition.put(replace(transition.state.history, tally=tally, progress=progress))
 
 
-def _follow_nonfinite(transition: Transition, event: ProgressMade) -> None:
-    """Count mini-batches that changed nothing because something was not finite."""
-    progress, limit = (
-        transition.state.progress,
-        transition.state.job.stop_after_nonfinite,
-    )
+def _watch_nonfinite(transition: Transition, event: ProgressMade) -> None:
+    """Tell of mini-batches that changed nothing because something was not finite, and end
+    the job if there are too many in a row."""
     if event.nonfinite and event.nonfinite_in_row == 1:  # a row begins
         what = "loss is" if event.skipped == "loss" else "gradients are"
         step = event.nonfinite_last
         transition.log(f"step {step} changed nothing: its {what} not finite")
-    newest = event.nonfinite_last
-    progress = replace(
-        progress,
-        nonfinite_steps=progress.nonfinite_steps + event.nonfinite,
-        nonfinite_in_row=event.nonfinite_in_row,
-        nonfinite_last=progress.nonfinite_last if newest is None else newest,
-    )
-    transition.state = replace(transition.state, progress=progress)
-    if progress.nonfinite_in_row >= limit:
+    if event.nonfinite_in_row >= transition.state.job.stop_after_nonfinite:
         transition.decides = True
         transition.fail(
-            f"{progress.nonfinite_in_row} mini-batches in a row, up to step "
-            f"{progress.step}, were not finite and changed nothing: look at data and "
+            f"{event.nonfinite_in_row} mini-batches in a row, up to step "
+            f"{transition.state.history.progress.step}, were not finite and changed nothing: look at data and "
             "learning rate, or at loss with SPOTTRAIN_CHECK_FINITE=1 in env",
             exit_code=3,
         )
@@ -194,18 +212,20 @@ def _follow_nonfinite(transition: Transition, event: ProgressMade) -> None:
 
 def _settle_interruptions(transition: Transition, cost_s: float) -> None:
     """Training continues: settle the cost of the interruptions since the last commit."""
-    transition.state = replace(
-        transition.state,
-        interruptions=tuple(
-            replace(i, cost_s=cost_s) if i.cost_s is None else i
-            for i in transition.state.interruptions
-        ),
+    transition.put(
+        replace(
+            transition.state.history,
+            interruptions=tuple(
+                replace(i, cost_s=cost_s) if i.cost_s is None else i
+                for i in transition.state.history.interruptions
+            ),
+        )
     )
 
 
 def evaluated(transition: Transition, report: Evaluated) -> None:
     """Fold an evaluation; the first set's loss stands for the job's."""
-    progress = transition.state.progress
+    progress = transition.state.history.progress
     if report.is_best:
         progress = replace(progress, best_step=report.step)
     name = progress.heldout_set or report.name
@@ -220,7 +240,7 @@ def evaluated(transition: Transition, report: Evaluated) -> None:
             heldout_step=report.step,
             heldout_set=name,
         )
-    transition.state = replace(transition.state, progress=progress)
+    transition.put(replace(transition.state.history, progress=progress))
     what = "held-out loss" if report.name == "heldout" else f"loss on {report.name}"
     best = ", the best so far" if report.is_best else ""
     transition.log(f"{what} {report.loss:.3f} after {report.step} steps{best}")

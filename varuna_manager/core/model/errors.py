@@ -20,9 +20,9 @@ class InternalError(Exception):
     """
 
     def __init__(self, state: State, error: Exception) -> None:
-        vms = Counter(vm.phase for vm in state.vms.values())
+        vms = Counter(vm.phase for vm in state.fleet.vms.values())
         counts = ", ".join(f"{count} {phase}" for phase, count in vms.items())
-        run = state.generation
+        run = state.training.generation
         training = f"generation {run.number} is {run.phase}" if run else "no generation"
         where = f" at {_name(state.recent[-1])}" if state.recent else ""
         super().__init__(

@@ -7,25 +7,32 @@ history stays in the journal; here are only totals and bounded recent windows.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import Any
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.errors import SpottrainError
 from spottrain.pricing.billing import egress
 from spottrain.pricing.billing.budget import Budget, reserve_s
-from spottrain.pricing.billing.ledger import Ledger
 from spottrain.pricing.billing.money import Money, Rate, total, total_rate
-from spottrain.pricing.ranking.cooldowns import Cooldown
-from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
-from spottrain.varuna_manager.core.model.events import CheckpointRef, KnownProfile
+from spottrain.varuna_manager.core.model.events import CheckpointRef
+from spottrain.varuna_manager.core.model.parts import (
+    FIELDS,
+    FleetState,
+    HistoryState,
+    LaunchState,
+    MarketState,
+    Part,
+    PreparationState,
+    TrainingState,
+)
 from spottrain.varuna_manager.core.model.recent import RecentEvent
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.wire.model import Plan, Profile
 
 MAX_UNFIT = 3
 """VMs of a type that may be unfit in a row before no more of it are rented."""
@@ -76,105 +83,16 @@ class State:
     """Removing what the VMs shared in the cloud, once it has begun."""
     manager_version: str = ""
     """Version of spottrain that the newest manager runs."""
-    # The fleet
-    reconciled: bool = False
-    """Whether the provider has listed its VMs since the manager started."""
-    offers: tuple[Offer, ...] = ()
-    offers_seen_at_s: float = 0.0
-    worths: Mapping[str, OfferWorth] = field(default_factory=dict)
-    """The worth of offers to the job by ``offer_key``, as far as it is known."""
+    timer_at_s: float | None = None
+    # The parts; most events change one or two of them.
+    market: MarketState = field(default_factory=MarketState)
     deadline: DeadlineState = field(default_factory=DeadlineState)
     """What the deadline or the minimum throughput asks for."""
-    cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
-    """What refused lately, by scope (``pricing.ranking.cooldowns``): it is not asked."""
-    unfit: Mapping[str, int] = field(default_factory=dict)
-    """VMs that could not do what they were rented for, by ``kind_of``, since one of
-    the type could."""
-    arithmetic: str = ""
-    """In exact mode: the GPU and the torch that the job's first VM has. Others would round
-    differently. Empty: none is known, or the job computes on CPUs."""
-    images: Mapping[str, str] = field(default_factory=dict)
-    """The image of the job's VMs by cloud: a newer one may have another torch."""
-    intents: Mapping[str, records.Intent] = field(default_factory=dict)
-    asked_clouds: frozenset[str] = frozenset()
-    """Clouds that were ever asked for VMs: they may hold something of the job."""
-    given_up: frozenset[str] = frozenset()
-    """Intents that a cloud did not answer and that were launched elsewhere since: VMs that
-    may still come of them are billed, and returned."""
-    next_intent: int = 0
-    takeover_epoch: int = 0
-    """Epoch of the takeover by this machine; 0: the job began here."""
-    launch_pending: bool = False
-    """Whether ``LaunchIntended`` for the next intent is on its way."""
-    launch_choice: records.LaunchChoice | None = None
-    """What the newest launch was chosen from."""
-    vms: Mapping[str, records.VmRecord] = field(default_factory=dict)
-    orders: Mapping[str, records.OrderRecord] = field(default_factory=dict)
-    """VMs of other jobs of the pool that were asked for, by the name of the order; what has
-    been answered only as long as the grant has it."""
-    enough: records.Enough | None = None
-    """Set when VMs were returned that the plan did not use; None: as many as allowed."""
-    move: records.Move | None = None
-    """To VMs that train more per dollar, while it is under way."""
-    move_after_s: float = 0.0
-    """When the next may begin, after one that was given up."""
-    rankings: int = 0
-    """Rankings of offers so far; ``considered``: up to which it was asked whether a move
-    pays."""
-    considered: int = 0
-    fleet_changed_at_s: float = 0.0
-    """When usable slots last came or went."""
-    short_since_s: float | None = None
-    """Since when there are no VMs, or too few to train."""
-    shortages: Mapping[str, records.Shortage] = field(default_factory=dict)
-    """By kind of machine, where memory was less than a plan needed."""
-    # What training needs
-    profile: Profile | None = None
-    known_profiles: tuple[KnownProfile, ...] = ()
-    """Measured for earlier jobs, newest first."""
-    calibration: records.Calibration | None = None
-    """The round of measuring that runs now."""
-    next_round: int = -1
-    measure_after_s: float = 0.0
-    """When the next round may begin, after one that failed."""
-    initialiser: str | None = None
-    """The VM that writes the checkpoint of step 0."""
-    prepare_since_s: float = 0.0
-    failed_preparations: int = 0
-    checkpoints: tuple[CheckpointRef, ...] = ()
-    """Complete ones, newest first."""
-    damaged: tuple[str, ...] = ()
-    checkpoint_saved_at_s: float | None = None
-    """When one was last saved, as far as that is known."""
-    checkpoint_error: str = ""
-    """Why the newest attempt to write a checkpoint failed; empty if it did not."""
-    # Generations
-    next_generation: int = 1
-    generation: records.Generation | None = None
-    previous_plan: Plan | None = None
-    answer: records.PlanAnswer | None = None
-    plan_asked: str | None = None
-    """Hash of the ``ComputePlan`` that is not answered yet."""
-    morph: records.MorphChoice | None = None
-    """The newest plan that was compared with the running one."""
-    plan_reason: str = "start"
-    """Why the next plan will differ from the present one."""
-    fruitless: int = 0
-    """Generations in a row that broke before they committed anything."""
-    # History
-    progress: records.Progress = field(default_factory=records.Progress)
-    tally: records.Tally = field(default_factory=records.Tally)
-    ledger: Ledger = field(default_factory=Ledger)
-    """All that was spent."""
-    alerts: tuple[records.BudgetAlert, ...] = ()
-    """Shares of the budget that were spent and alerted to, the smallest first."""
-    generations: tuple[records.GenerationSummary, ...] = ()
-    """Finished ones, oldest first."""
-    interruptions: tuple[records.Interruption, ...] = ()
-    price_changes: tuple[records.PriceChange, ...] = ()
-    slow_vms: tuple[records.SlowVm, ...] = ()
-    """Those that were replaced, oldest first."""
-    timer_at_s: float | None = None
+    launches: LaunchState = field(default_factory=LaunchState)
+    fleet: FleetState = field(default_factory=FleetState)
+    preparation: PreparationState = field(default_factory=PreparationState)
+    training: TrainingState = field(default_factory=TrainingState)
+    history: HistoryState = field(default_factory=HistoryState)
 
     @property
     def job(self) -> JobSettings:
@@ -200,8 +118,14 @@ class State:
     @property
     def newest_checkpoint(self) -> CheckpointRef | None:
         """The newest checkpoint that is not known to be damaged."""
-        good = (c for c in self.checkpoints if c.name not in self.damaged)
-        return next(good, None)
+        known, damaged = self.preparation.checkpoints, self.preparation.damaged
+        return next((one for one in known if one.name not in damaged), None)
+
+
+def with_parts(state: State, *parts: Part) -> State:
+    """Return the state with other parts: those of these kinds."""
+    changes: dict[str, Any] = {FIELDS[type(one)]: one for one in parts}
+    return replace(state, **changes)
 
 
 def is_outdated(state: State, vm: records.VmRecord) -> bool:
@@ -217,8 +141,8 @@ def kind_of(offer: Offer) -> str:
 
 def held_by_kind(state: State) -> Counter[str]:
     """Return all VMs that are billed or asked for, by kind; those that leave are, too."""
-    held = Counter(kind_of(vm.offer) for vm in state.vms.values())
-    for intent in state.intents.values():
+    held = Counter(kind_of(vm.offer) for vm in state.fleet.vms.values())
+    for intent in state.launches.intents.values():
         held[kind_of(intent.offer)] += intent.missing
     return held
 
@@ -228,7 +152,7 @@ def places_by_kind(state: State) -> Counter[str]:
     grant = state.job.grant
     if grant is None:
         return Counter()
-    answers = {name: one.phase for name, one in state.orders.items()}
+    answers = {name: one.phase for name, one in state.fleet.orders.items()}
     return Counter(
         order.kind
         for order in grant.orders
@@ -238,17 +162,17 @@ def places_by_kind(state: State) -> Counter[str]:
 
 def is_expecting(state: State) -> bool:
     """Return whether VMs were asked for, or are kept a place for, that are not here."""
-    return bool(state.intents) or bool(places_by_kind(state))
+    return bool(state.launches.intents) or bool(places_by_kind(state))
 
 
 def is_unfit(state: State, offer: Offer) -> bool:
     """Return whether VMs of an offer's type were unfit too often to rent more."""
-    return state.unfit.get(kind_of(offer), 0) >= MAX_UNFIT
+    return state.launches.unfit.get(kind_of(offer), 0) >= MAX_UNFIT
 
 
 def rate_usd_per_hour(state: State) -> float:
     """Return what the fleet costs per hour now, for display."""
-    return state.ledger.rate.usd_per_hour
+    return state.history.ledger.rate.usd_per_hour
 
 
 def spent_usd(state: State, at_s: float) -> float:
@@ -256,12 +180,12 @@ def spent_usd(state: State, at_s: float) -> float:
 
     A wall clock that was set back does not make it less.
     """
-    return state.ledger.spent(max(at_s, state.now_s)).usd
+    return state.history.ledger.spent(max(at_s, state.now_s)).usd
 
 
 def on_demand_usd(state: State, at_s: float) -> float:
     """Return what the same VM seconds would have cost on demand in their zones."""
-    return state.ledger.spending(max(at_s, state.now_s)).if_on_demand.usd
+    return state.history.ledger.spending(max(at_s, state.now_s)).if_on_demand.usd
 
 
 def budget(state: State) -> Budget:
@@ -269,7 +193,7 @@ def budget(state: State) -> Budget:
     job = state.job
     coming = total_rate(
         Rate.of(intent.offer.usd_per_hour) * intent.missing
-        for intent in state.intents.values()
+        for intent in state.launches.intents.values()
     )
     hourly = job.max_usd_per_hour
     caps = [] if job.max_usd is None else [Money.allowed(job.max_usd)]
@@ -278,8 +202,8 @@ def budget(state: State) -> Budget:
     return Budget(
         cap=min(caps, default=None),
         hourly_cap=None if hourly is None else Rate.allowed(hourly),
-        spent=state.ledger.spent(state.now_s),
-        rate=state.ledger.rate + coming,
+        spent=state.history.ledger.spent(state.now_s),
+        rate=state.history.ledger.rate + coming,
         reserve_s=reserve_s(job.spec.lease_s),
         side_rate=_side(state),
         pending=_coming(state),
@@ -288,18 +212,20 @@ def budget(state: State) -> Budget:
 
 def _side(state: State) -> Rate:
     """Return the cost rate of storage and of the running plan's egress."""
-    generation = state.generation
+    generation = state.training.generation
     if generation is None:
-        return state.ledger.storage_rate
+        return state.history.ledger.storage_rate
     step_s = generation.measured_step_s or generation.plan.predicted_step_s
-    return state.ledger.storage_rate + Rate.every(generation.egress, step_s)
+    return state.history.ledger.storage_rate + Rate.every(generation.egress, step_s)
 
 
 def _coming(state: State) -> Money:
     """Return the cost of what VMs that have yet to boot will fetch from other clouds."""
     early = (records.VmPhase.STARTING, records.VmPhase.BOOTING)
-    booting = Counter(vm.offer.cloud for vm in state.vms.values() if vm.phase in early)
-    for intent in state.intents.values():
+    booting = Counter(
+        vm.offer.cloud for vm in state.fleet.vms.values() if vm.phase in early
+    )
+    for intent in state.launches.intents.values():
         booting[intent.offer.cloud] += intent.missing
     data_bytes = state.job.data_bytes
     return total(egress.fetched(data_bytes, k) * n for k, n in booting.items())

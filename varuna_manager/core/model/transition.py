@@ -7,6 +7,7 @@ from enum import StrEnum
 
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import Command, Outcome, Send
+from spottrain.varuna_manager.core.model.parts import Part
 from spottrain.varuna_manager.core.model.recent import PhaseChange, RecentEvent
 from spottrain.varuna_manager.core.model.records import (
     Generation,
@@ -14,7 +15,7 @@ from spottrain.varuna_manager.core.model.records import (
     RankPhase,
     VmRecord,
 )
-from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.state import JobPhase, State, with_parts
 from spottrain.wire import messages
 from spottrain.wire.model import Slot
 
@@ -32,7 +33,9 @@ class Transition:
     def __init__(
         self, state: State, at_s: float, recent: tuple[RecentEvent, ...] = ()
     ) -> None:
-        self.state = replace(state, now_s=max(state.now_s, at_s), recent=recent)
+        self.state = replace(state, now_s=max(state.now_s, at_s))
+        self._recent, self._news = recent, ""
+        self._changes: list[PhaseChange] = []
         self.commands: list[Command] = []
         self.wake_at_s: float | None = None
         self.decides = False
@@ -48,8 +51,12 @@ class Transition:
     @property
     def generation(self) -> Generation:
         """The generation that runs now, where there must be one."""
-        assert self.state.generation is not None
-        return self.state.generation
+        assert self.state.training.generation is not None
+        return self.state.training.generation
+
+    def put(self, *parts: Part) -> None:
+        """Put in parts of the state that have changed."""
+        self.state = with_parts(self.state, *parts)
 
     def emit(self, command: Command) -> None:
         """Ask the daemon to perform ``command``."""
@@ -58,15 +65,12 @@ class Transition:
     def send(self, vm_ids: Iterable[str], command: messages.Command) -> None:
         """Send ``command`` to every VM of ``vm_ids`` that still exists, once."""
         for vm_id in dict.fromkeys(vm_ids):
-            if vm_id in self.state.vms:
+            if vm_id in self.state.fleet.vms:
                 self.emit(Send(vm_id=vm_id, command=command))
 
     def log(self, news: str) -> None:
-        """Record what happened, in one line for people."""
-        recent = self.state.recent
-        if recent:
-            recent = (*recent[:-1], replace(recent[-1], news=news))
-        self.state = replace(self.state, last_news=news, recent=recent)
+        """Record what happened, in one line for people; the newest one stays."""
+        self._news = news
 
     def is_due(self, at_s: float) -> bool:
         """Return whether ``at_s`` has come; if not, the core is woken then."""
@@ -82,31 +86,36 @@ class Transition:
 
     def note_phase(self, before: StrEnum | None, after: StrEnum | None) -> None:
         """Record a change of phase; ``machines`` lists all that can happen."""
-        recent = self.state.recent
-        if recent and before is not after:
-            change = PhaseChange(before, after, self.is_settling)
-            last = replace(recent[-1], changes=(*recent[-1].changes, change))
-            self.state = replace(self.state, recent=(*recent[:-1], last))
+        if before is not after:
+            self._changes.append(PhaseChange(before, after, self.is_settling))
+
+    def result(self) -> State:
+        """Return the state that was led to, with what was recorded."""
+        news, recent = self._news or self.state.last_news, self._recent
+        if recent:
+            last = replace(recent[-1], news=self._news, changes=tuple(self._changes))
+            recent = (*recent[:-1], last)
+        return replace(self.state, last_news=news, recent=recent)
 
     def put_vm(self, vm: VmRecord) -> None:
         """Add or replace a VM."""
-        before = self.state.vms.get(vm.vm_id)
-        self.state = replace(self.state, vms={**self.state.vms, vm.vm_id: vm})
+        before = self.state.fleet.vms.get(vm.vm_id)
+        self.put(replace(self.state.fleet, vms={**self.state.fleet.vms, vm.vm_id: vm}))
         self.note_phase(before.phase if before else None, vm.phase)
 
     def put_intent(self, intent: Intent) -> None:
         """Add or replace an intent."""
-        intents = {**self.state.intents, intent.intent: intent}
-        self.state = replace(self.state, intents=intents)
+        intents = {**self.state.launches.intents, intent.intent: intent}
+        self.put(replace(self.state.launches, intents=intents))
 
     def note_fleet_change(self) -> None:
         """Note that usable slots have come or gone."""
-        self.state = replace(self.state, fleet_changed_at_s=self.now_s)
+        self.put(replace(self.state.fleet, fleet_changed_at_s=self.now_s))
 
     def put_generation(self, generation: Generation) -> None:
         """Open a generation, or replace the one that runs now."""
-        before = self.state.generation
-        self.state = replace(self.state, generation=generation)
+        before = self.state.training.generation
+        self.put(replace(self.state.training, generation=generation))
         self.note_phase(before.phase if before else None, generation.phase)
 
     def put_rank(self, slot: Slot, phase: RankPhase) -> Generation:
@@ -159,4 +168,4 @@ class Transition:
 def _has_unsaved(state: State) -> bool:
     """Return whether the VMs hold committed mini-batches that no checkpoint has."""
     saved = state.newest_checkpoint.step if state.newest_checkpoint else 0
-    return state.progress.step > saved
+    return state.history.progress.step > saved

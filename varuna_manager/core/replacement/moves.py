@@ -66,12 +66,12 @@ def advance(transition: Transition) -> None:
     state = transition.state
     if state.phase is not JobPhase.ACTIVE:
         return
-    if state.move is None:
+    if state.fleet.move is None:
         _begin(transition)
-    elif state.move.is_left:
-        _end(transition, state.move)
+    elif state.fleet.move.is_left:
+        _end(transition, state.fleet.move)
     else:
-        _wait(transition, state.move)
+        _wait(transition, state.fleet.move)
 
 
 # --- Whether a move pays ------------------------------------------------------------------
@@ -79,12 +79,13 @@ def advance(transition: Transition) -> None:
 
 def _begin(transition: Transition) -> None:
     state = transition.state
-    if state.considered == state.rankings or not _is_calm(state):
+    if state.market.considered == state.market.rankings or not _is_calm(state):
         return
-    if state.now_s < state.move_after_s:
-        transition.wake(state.move_after_s)
+    if state.now_s < state.fleet.move_after_s:
+        transition.wake(state.fleet.move_after_s)
         return
-    transition.state = state = replace(state, considered=state.rankings)
+    transition.put(replace(state.market, considered=state.market.rankings))
+    state = transition.state
     found = _better(state)
     if found is None:
         return
@@ -92,7 +93,7 @@ def _begin(transition: Transition) -> None:
     where = cooldowns.location_of(offer, state.job.span)
     held = _place(state)
     move = Move(
-        vm_ids=tuple(state.vms),
+        vm_ids=tuple(state.fleet.vms),
         offer=offer_key(offer),
         to=f"{offer.instance_type} in {offer.zone}",
         came_from=f"{held.instance_type} in {held.zone}",
@@ -101,24 +102,24 @@ def _begin(transition: Transition) -> None:
         since_s=state.now_s,
         is_far=where != allocation.home(state),
     )
-    for vm in tuple(state.vms.values()):
+    for vm in tuple(state.fleet.vms.values()):
         transition.put_vm(replace(vm, succession="coming"))
-    transition.state = replace(transition.state, move=move)
+    transition.put(replace(transition.state.fleet, move=move))
     transition.log(f"moving from {move.came_from} to {move.to}: {why}")
 
 
 def _is_calm(state: State) -> bool:
     """Return whether a move may begin: the whole fleet trains, and nothing is under way."""
-    job, generation = state.job, state.generation
+    job, generation = state.job, state.training.generation
     if job.plan_objective != "examples_per_dollar" or job.has_slo or job.grant:
         return False
     if generation is None or generation.phase is not GenerationPhase.RUNNING:
         return False
-    if generation.done or generation.save_only or not state.reconciled:
+    if generation.done or generation.save_only or not state.fleet.reconciled:
         return False
-    if state.intents or state.launch_pending:
+    if state.launches.intents or state.launches.launch_pending:
         return False
-    vms = state.vms.values()
+    vms = state.fleet.vms.values()
     train = all(
         vm.is_usable and vm.slow is None and generation.trains_on(vm.vm_id)
         for vm in vms
@@ -132,13 +133,13 @@ def _better(state: State) -> tuple[Offer, str, float] | None:
     held = _held_quote(state)
     if held is None:
         return None
-    count = len(state.vms)
+    count = len(state.fleet.vms)
     affords = allocation.affordable(state)
-    left = quota_left(state.offers, allocation.rented(state))
+    left = quota_left(state.market.offers, allocation.rented(state))
     offers: dict[Place, Offer] = {}
     quotes = [held]
-    for offer in state.offers:
-        worth = state.worths.get(offer_key(offer))
+    for offer in state.market.offers:
+        worth = state.market.worths.get(offer_key(offer))
         if worth is None or worth.examples_per_usd <= 0:
             continue
         # First what costs little to ask: most offers are no better.
@@ -156,7 +157,7 @@ def _better(state: State) -> tuple[Offer, str, float] | None:
             offers[place] = offer
     if len(quotes) == 1:
         return None
-    step_left = state.job.spec.steps - state.progress.step
+    step_left = state.job.spec.steps - state.history.progress.step
     examples = float(step_left * state.job.spec.minibatch_size)
     at = SwitchingState(
         # Until the new VMs have booted the old ones train on.
@@ -194,11 +195,11 @@ def _held_quote(state: State) -> Quote | None:
     Its place is no offer's: at another price the same machine may be worth renting anew.
     """
     usd = examples = 0.0
-    for vm in state.vms.values():
-        worth = state.worths.get(offer_key(vm.offer))
+    for vm in state.fleet.vms.values():
+        worth = state.market.worths.get(offer_key(vm.offer))
         if worth is None:
             return None
-        usd += state.ledger.rate_of(vm.vm_id).usd_per_hour
+        usd += state.history.ledger.rate_of(vm.vm_id).usd_per_hour
         examples += worth.examples_per_usd * worth.usd_per_hour / HOUR_S
     if not (usd > 0 and examples > 0):
         return None
@@ -211,7 +212,7 @@ def _held_quote(state: State) -> Quote | None:
 
 def _place(state: State) -> Place:
     """Return the place of most VMs."""
-    places = Counter(place_of(vm.offer) for vm in state.vms.values())
+    places = Counter(place_of(vm.offer) for vm in state.fleet.vms.values())
     return max(places, key=lambda place: (places[place], place))
 
 
@@ -219,8 +220,8 @@ def _frictions(state: State, to: Place) -> Frictions:
     """Return what a move to a place costs."""
     job, here = state.job, _place(state)
     near = to.site == here.site or allocation.reach_each_other(state, here, to)
-    moved_s = state.progress.morph_cost_s or MORPH_COST_S
-    fetched = egress.fetched(job.data_bytes, to.cloud).usd * len(state.vms)
+    moved_s = state.history.progress.morph_cost_s or MORPH_COST_S
+    fetched = egress.fetched(job.data_bytes, to.cloud).usd * len(state.fleet.vms)
     base = Frictions()
     zone = job.zone_usd_per_gb
     return changed(
@@ -239,33 +240,35 @@ def _frictions(state: State, to: Place) -> Frictions:
 def _wait(transition: Transition, move: Move) -> None:
     """Leave the old VMs once there are as many new ones, or give up."""
     state = transition.state
-    old = [vm for vm in state.vms.values() if vm.succession]
-    new = [vm for vm in state.vms.values() if vm.counts]
+    old = [vm for vm in state.fleet.vms.values() if vm.succession]
+    new = [vm for vm in state.fleet.vms.values() if vm.counts]
     ready = [vm for vm in new if vm.is_usable]
     if not old:  # there is nothing to wait for
-        transition.state = replace(state, move=None)
+        transition.put(replace(state.fleet, move=None))
         return
     if len(ready) >= len(move.vm_ids):
         for vm in old:
             transition.put_vm(replace(vm, succession="come"))
-        transition.state = replace(transition.state, move=changed(move, is_left=True))
+        transition.put(
+            replace(transition.state.fleet, move=changed(move, is_left=True))
+        )
         transition.note_fleet_change()
         return
     # Launches that nobody has answered yet may still bring VMs.
-    if transition.is_due(move.since_s + READY_BOUND_S) and not state.intents:
+    if transition.is_due(move.since_s + READY_BOUND_S) and not state.launches.intents:
         _give_up(transition, f"{len(ready)} of {len(move.vm_ids)} VMs are ready")
 
 
 def _end(transition: Transition, move: Move) -> None:
     """End the move once no old VM is left; undo it if the new ones cannot train."""
     state = transition.state
-    old = [vm for vm in state.vms.values() if vm.succession]
+    old = [vm for vm in state.fleet.vms.values() if vm.succession]
     if not old:
-        transition.state = replace(state, move=None)
+        transition.put(replace(state.fleet, move=None))
         return
-    generation, answer = state.generation, state.answer
+    generation, answer = state.training.generation, state.training.answer
     saved = state.newest_checkpoint.step if state.newest_checkpoint else 0
-    if generation is None and move.is_far and state.progress.step > saved:
+    if generation is None and move.is_far and state.history.progress.step > saved:
         _give_up(transition, "the old VMs could not save what they hold")
         return
     if generation is None or generation.phase is not GenerationPhase.RUNNING:
@@ -277,17 +280,17 @@ def _end(transition: Transition, move: Move) -> None:
 
 def _give_up(transition: Transition, reason: str) -> None:
     """Keep the old VMs, and as many new ones as take the places of lost ones near by."""
-    state, move = transition.state, transition.state.move
+    state, move = transition.state, transition.state.fleet.move
     assert move is not None
-    old = [vm for vm in state.vms.values() if vm.succession]
-    new = [vm for vm in state.vms.values() if vm.counts]
+    old = [vm for vm in state.fleet.vms.values() if vm.succession]
+    new = [vm for vm in state.fleet.vms.values() if vm.counts]
     new.sort(key=lambda vm: (not vm.is_usable, vm.vm_id))
     staying = [vm for vm in old if vm.phase is not VmPhase.RETURNING]
     kept = 0 if move.is_far and staying else len(move.vm_ids) - len(staying)
     for vm in old:
         transition.put_vm(replace(vm, succession=""))
-    transition.state = replace(
-        transition.state, move=None, move_after_s=state.now_s + PAUSE_S
+    transition.put(
+        replace(transition.state.fleet, move=None, move_after_s=state.now_s + PAUSE_S)
     )
     transition.note_fleet_change()
     transition.log(f"not moving to {move.to}: {reason}")

@@ -89,8 +89,8 @@ def send_share(transition: Transition, generation: Generation) -> None:
 
 def straggler_found(transition: Transition, event: StragglerFound) -> None:
     """Mark a slow VM for replacement, if that is possible and pays."""
-    state, generation = transition.state, transition.state.generation
-    vm = state.vms.get(event.vm_id)
+    state, generation = transition.state, transition.state.training.generation
+    vm = state.fleet.vms.get(event.vm_id)
     if generation is None or generation.number != event.generation:
         return
     if generation.phase is not GenerationPhase.RUNNING or generation.done:
@@ -127,10 +127,12 @@ def _evidence(vm: VmRecord, event: StragglerFound, *, alone: bool) -> str:
 
 def _may_replace(state: State) -> bool:
     """Return whether to replace one now: one at a time, in a calm fleet, not too many."""
-    if state.move or any(vm.slow is not None for vm in state.vms.values()):
+    if state.fleet.move or any(vm.slow is not None for vm in state.fleet.vms.values()):
         return False
-    lately = sum(slow.found_at_s > state.now_s - HOUR_S for slow in state.slow_vms)
-    vms = state.vms.values()
+    lately = sum(
+        slow.found_at_s > state.now_s - HOUR_S for slow in state.history.slow_vms
+    )
+    vms = state.fleet.vms.values()
     calm = all(vm.leaves_at_s is None and vm.silent_since_s is None for vm in vms)
     return calm and lately < MAX_REPLACED_PER_HOUR
 
@@ -151,7 +153,7 @@ def _pays(transition: Transition, event: StragglerFound, vm: VmRecord) -> bool:
     if new_step_s <= 0 or saved_s <= 0:
         return False
     examples = generation.plan.minibatch_size
-    left_s = (state.job.spec.steps - state.progress.step) * step_s
+    left_s = (state.job.spec.steps - state.history.progress.step) * step_s
     if offer is not None:
         left_s -= boot_s(state)
         now = rate_usd_per_hour(state)
@@ -162,7 +164,7 @@ def _pays(transition: Transition, event: StragglerFound, vm: VmRecord) -> bool:
         policy.MorphOption(examples_per_s=examples / step_s),
         policy.MorphOption(
             examples_per_s=examples / new_step_s,
-            cost_s=state.progress.morph_cost_s or MORPH_COST_S,
+            cost_s=state.history.progress.morph_cost_s or MORPH_COST_S,
         ),
         outlook(state),
         left_s=left_s,
@@ -172,7 +174,7 @@ def _pays(transition: Transition, event: StragglerFound, vm: VmRecord) -> bool:
 
 def _suits(state: State, vm: VmRecord, offer: Offer) -> bool:
     """Return whether a VM of ``offer`` can do what ``vm`` does."""
-    have, want, profile = offer, vm.offer, state.profile
+    have, want, profile = offer, vm.offer, state.preparation.profile
     return (
         have.gpus >= want.gpus
         and have.gpu_memory_bytes >= want.gpu_memory_bytes
@@ -190,7 +192,7 @@ def boot_s(state: State) -> float:
     """Return the median time from launch to ready of the VMs, 0 if unknown."""
     times_s = [
         vm.ready_at_s - vm.launched_at_s
-        for vm in state.vms.values()
+        for vm in state.fleet.vms.values()
         if vm.ready_at_s is not None
     ]
     return statistics.median(times_s) if times_s else 0.0
@@ -199,7 +201,7 @@ def boot_s(state: State) -> float:
 def _spare(state: State, generation: Generation, vm: VmRecord) -> VmRecord | None:
     """Return a ready VM outside the plan that can replace ``vm``."""
     busy = {slot.vm_id for slot in generation.plan.slots}
-    usable = [other for other in state.vms.values() if other.is_usable]
+    usable = [other for other in state.fleet.vms.values() if other.is_usable]
     if len(usable) <= state.job.min_vms:
         return None
     spares = (v for v in usable if v.vm_id not in busy and v.slow is None)
@@ -208,8 +210,8 @@ def _spare(state: State, generation: Generation, vm: VmRecord) -> VmRecord | Non
 
 def advance(transition: Transition) -> None:
     """Let a spare replace a slow VM, as soon as there is one."""
-    generation = transition.state.generation
-    for vm in tuple(transition.state.vms.values()):
+    generation = transition.state.training.generation
+    for vm in tuple(transition.state.fleet.vms.values()):
         if vm.slow is None or vm.phase is VmPhase.RETURNING:
             continue
         if vm.is_replaced and _is_missing(transition.state, vm.slow.replaced_by):
@@ -233,5 +235,5 @@ def _set_replacement(
 
 def _is_missing(state: State, vm_id: str) -> bool:
     """Return whether a VM is gone or cannot replace another any more."""
-    vm = state.vms.get(vm_id)
+    vm = state.fleet.vms.get(vm_id)
     return vm is None or not vm.is_usable

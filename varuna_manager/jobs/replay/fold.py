@@ -30,8 +30,27 @@ from spottrain.wire.messages import MinibatchCommitted
 if TYPE_CHECKING:
     from spottrain.varuna_manager.watch.watches import Watches
 
-FORMAT = 1
+FORMAT = 2
 """Of decisions. States may get new fields with defaults without another one."""
+_PART_OF = {
+    name: part
+    for part, names in {
+        "market": "offers offers_seen_at_s worths rankings considered",
+        "launches": "cooldowns unfit arithmetic images intents asked_clouds given_up "
+        "next_intent takeover_epoch launch_pending launch_choice",
+        "fleet": "reconciled vms enough move move_after_s fleet_changed_at_s "
+        "short_since_s shortages",
+        "preparation": "profile known_profiles calibration next_round measure_after_s "
+        "initialiser prepare_since_s failed_preparations checkpoints damaged "
+        "checkpoint_saved_at_s checkpoint_error",
+        "training": "next_generation generation previous_plan answer plan_asked morph "
+        "plan_reason fruitless",
+        "history": "progress tally ledger alerts generations interruptions "
+        "price_changes slow_vms",
+    }.items()
+    for name in names.split()
+}
+"""The fields of format 1, in which states were flat, that are in parts since."""
 BASE = '{"state":'
 """What a decision begins with that says the whole state."""
 
@@ -93,8 +112,8 @@ def news_of(decision: str) -> str:
 
 
 def parts_of(decision: str) -> dict[str, Any]:
-    """Return a decision's parts: ``changes`` or ``state``, and ``asked``; an event without
-    a decision has none.
+    """Return a decision's parts: ``changes`` or ``state``, and ``asked``, in the present
+    format; an event without a decision has none.
 
     Raises:
         DecisionError: It cannot be read.
@@ -103,7 +122,7 @@ def parts_of(decision: str) -> dict[str, Any]:
 
 
 def _read(decision: str) -> dict[str, Any]:
-    """Return a decision's parts.
+    """Return a decision's parts in the present format.
 
     Raises:
         DecisionError: It is damaged, or from a newer version.
@@ -111,7 +130,15 @@ def _read(decision: str) -> dict[str, Any]:
     try:
         what: dict[str, Any] = json.loads(decision)
         known = what["format"] <= FORMAT
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        if what["format"] == 1:
+            what |= {k: _in_parts(what[k]) for k in ("state", "changes") if k in what}
+    except (
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise DecisionError(f"it is damaged: {error}") from error
     if known:
         return what
@@ -119,6 +146,15 @@ def _read(decision: str) -> dict[str, Any]:
         f"it has format {what['format']}, this spottrain reads up to {FORMAT}: use the "
         "newer version that wrote it"
     )
+
+
+def _in_parts(flat: dict[str, Any]) -> dict[str, Any]:
+    """Return a state of format 1, or a difference of two, as one of format 2."""
+    nested: dict[str, Any] = {}
+    for name, value in flat.items():
+        part = _PART_OF.get(name)
+        (nested if part is None else nested.setdefault(part, {}))[name] = value
+    return nested
 
 
 def asked_for(commands: Iterable[c.Command]) -> list[list[str]]:
@@ -179,7 +215,7 @@ class Fold:
         steps = [self._step(event)]
         report = event.report if isinstance(event, ReportReceived) else None
         if isinstance(event, ReportReceived) and isinstance(report, MinibatchCommitted):
-            vm = before.vms.get(event.vm_id)
+            vm = before.fleet.vms.get(event.vm_id)
             if vm is not None and event.number >= vm.reports_received:
                 follows = self._watching().observe(
                     self.state, event.vm_id, report, event.at_s

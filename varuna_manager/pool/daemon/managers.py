@@ -204,12 +204,14 @@ class JobManagers:
             job=name,
             serial=state.job.grant.serial if state.job.grant else 0,
             held=tuple(held[kind] for kind in self._kinds),
-            spent=state.ledger.spent(at_s).microusd,
-            examples_done=float(state.progress.step * state.job.spec.minibatch_size),
+            spent=state.history.ledger.spent(at_s).microusd,
+            examples_done=float(
+                state.history.progress.step * state.job.spec.minibatch_size
+            ),
             throughputs=self._corrected(watched, state, job, now_s),
             kept=tuple(
                 KeptVm(vm_id=vm_id, supply=self._kinds.index(kind_of(vm.offer)))
-                for vm_id, vm in state.vms.items()
+                for vm_id, vm in state.fleet.vms.items()
                 if vm.kept_at_s is not None
             ),
             taken=_orders_of(state, OrderPhase.TAKEN),
@@ -222,9 +224,9 @@ class JobManagers:
         if _is_news(watched.reported, report):
             watched.reported = report
             yield report
-        if state.offers and is_alive:
+        if state.market.offers and is_alive:
             self._note_prices(state)
-        if state.progress.step and is_alive and held:
+        if state.history.progress.step and is_alive and held:
             watched.starts = 0
         if job.phase is not PoolJobPhase.ENDED and not is_alive:
             yield from self._after(watched, state, job, now_s, has_ended=was_alive)
@@ -259,16 +261,16 @@ class JobManagers:
         self, watched: WatchedJob, state: State, job: PoolJob, now_s: float
     ) -> Throughputs | None:
         """Return throughputs that measurements have changed."""
-        if state.generation is None or now_s < watched.corrected_s + CORRECT_S:
+        if state.training.generation is None or now_s < watched.corrected_s + CORRECT_S:
             return None
         watched.corrected_s = now_s
-        found = watched.throughputs.of(state, state.offers)
+        found = watched.throughputs.of(state, state.market.offers)
         if found is None or _about_equal(found, job.request.throughputs):
             return None
         return found
 
     def _note_prices(self, state: State) -> None:
-        for offer in state.offers:
+        for offer in state.market.offers:
             if offer.spot or state.job.allow_on_demand:
                 kind = f"{offer.cloud}/{offer.instance_type}"
                 self._prices[kind] = max(
@@ -351,7 +353,7 @@ class JobManagers:
             at_s=time.time(),
             job=name,
             held=tuple(held[kind] for kind in self._kinds),
-            spent=state.ledger.spent(state.now_s).microusd,
+            spent=state.history.ledger.spent(state.now_s).microusd,
         )
 
     def can_go_on(self, name: str) -> bool:
@@ -405,7 +407,7 @@ def _is_news(before: HoldingsReported | None, now: HoldingsReported) -> bool:
 
 
 def _orders_of(state: State, phase: OrderPhase) -> frozenset[str]:
-    return frozenset(k for k, one in state.orders.items() if one.phase is phase)
+    return frozenset(k for k, one in state.fleet.orders.items() if one.phase is phase)
 
 
 def _open_orders(state: State, now_s: float) -> frozenset[str]:
@@ -419,7 +421,7 @@ def _open_orders(state: State, now_s: float) -> frozenset[str]:
     unasked = frozenset(
         order.name
         for order in orders
-        if order.name not in state.orders and now_s <= order.until_s
+        if order.name not in state.fleet.orders and now_s <= order.until_s
     )
     return unasked | _orders_of(state, OrderPhase.ASKED)
 

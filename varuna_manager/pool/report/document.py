@@ -139,7 +139,7 @@ def _job(
     request = job.request
     is_over = job.phase is PoolJobPhase.ENDED
     steps = None if state is None else state.job.spec.steps
-    done = None if state is None else state.progress.step
+    done = None if state is None else state.history.progress.step
     finish_s = _finish_s(pool, job, state, now_s)
     deadline_s = None if math.isinf(request.deadline_s) else request.deadline_s
     supplied = sum(supply.vms for supply in pool.supplies)
@@ -179,7 +179,7 @@ def _state_of(job: PoolJob, state: State | None) -> str:
         return "paused"
     if not any(job.held) and not any(job.granted):
         return "queued"
-    generation = None if state is None else state.generation
+    generation = None if state is None else state.training.generation
     return "starting" if generation is None else "running"
 
 
@@ -198,9 +198,13 @@ def _vms_due(job: PoolJob) -> float:
 
 
 def _measured(state: State | None) -> float | None:
-    if state is None or state.phase is JobPhase.ENDED or state.generation is None:
+    if (
+        state is None
+        or state.phase is JobPhase.ENDED
+        or state.training.generation is None
+    ):
         return None
-    step_s = state.generation.measured_step_s
+    step_s = state.training.generation.measured_step_s
     return state.job.spec.minibatch_size / step_s if step_s else None
 
 
@@ -215,7 +219,9 @@ def _finish_s(
         return None
     done = job.examples_done
     if state is not None:
-        done = max(done, float(state.progress.step * state.job.spec.minibatch_size))
+        done = max(
+            done, float(state.history.progress.step * state.job.spec.minibatch_size)
+        )
     return now_s + max(0.0, job.request.examples - done) / rate
 
 

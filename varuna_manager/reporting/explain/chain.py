@@ -130,7 +130,7 @@ def left(journal: Journal, vm_id: str) -> int | None:
         for kind, *names in parts.get("asked", ()):
             if kind == "TerminateVms" and vm_id in names:
                 asked = row.seq
-        vms: Any = parts.get("changes", {}).get("vms")
+        vms: Any = parts.get("changes", {}).get("fleet", {}).get("vms")
         if vms and vms[0] == "map":
             # Keys that are moved to the end are taken out and put in again.
             _, put, out = vms
@@ -144,11 +144,18 @@ def newest_news(journal: Journal) -> int | None:
     return next((row.seq for row in journal.search('"last_news":')), None)
 
 
-def newest_change(journal: Journal, field: str) -> int | None:
-    """Return the newest event because of which a field of the state got another value."""
+def newest_change(journal: Journal, field: str, part: str = "") -> int | None:
+    """Return the newest event because of which a field of the state got another value.
+
+    Args:
+        journal: Of the job.
+        field: Name of the field.
+        part: The part of the state that has it; empty: it is in none.
+    """
     for row in journal.search(f'"{field}":'):
         parts = parts_of(row.decision or "")
-        if field in parts.get("changes", {}) or "state" in parts:
+        changes = parts.get("changes", {})
+        if field in (changes.get(part, {}) if part else changes) or "state" in parts:
             return row.seq
     return None
 

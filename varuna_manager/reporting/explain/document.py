@@ -67,10 +67,12 @@ def _numbers(
     """Return which events explain it."""
     if about is None:
         assert state is not None
-        field = "next_generation" if state.generation else "activity"
         if state.outcome is not None:
-            field = "outcome"
-        newest = chain.newest_change(journal, field)
+            newest = chain.newest_change(journal, "outcome")
+        elif state.training.generation:
+            newest = chain.newest_change(journal, "next_generation", "training")
+        else:
+            newest = chain.newest_change(journal, "activity")
         return set() if newest is None else set(chain.chain(journal, newest))
     if about == LAST:
         newest = chain.newest_news(journal) or journal.last_seq()

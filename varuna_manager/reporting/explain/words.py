@@ -118,7 +118,7 @@ def decided(step: Step, asked: Asked) -> Iterator[str]:
     for entry in asked:
         yield from _asked(entry, after)
     yield from _of_vms(before, after)
-    yield from _of_move(before.move, after.move)
+    yield from _of_move(before.fleet.move, after.fleet.move)
     yield from _of_generations(before, after)
     if after.deadline.decision is not None and after.deadline != before.deadline:
         decision, old = after.deadline.decision, before.deadline.decision
@@ -134,34 +134,34 @@ def decided(step: Step, asked: Asked) -> Iterator[str]:
 
 
 def _spent(state: State) -> str:
-    spent, cap = state.ledger.spent(state.now_s).usd, state.job.max_usd
+    spent, cap = state.history.ledger.spent(state.now_s).usd, state.job.max_usd
     return f"${spent:.2f}" + ("" if cap is None else f" of ${cap:g}")
 
 
 def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
     match entry:
         case ["IntendLaunch", intent, count, *_]:
-            have = sum(vm.counts for vm in after.vms.values())
+            have = sum(vm.counts for vm in after.fleet.vms.values())
             yield f"{intent}: rent {count} more, as {have} of {after.most_vms} VMs are there"
         case ["LaunchVms", intent, count, *_]:
-            if intent in after.intents:
-                offer = after.intents[intent].offer
+            if intent in after.launches.intents:
+                offer = after.launches.intents[intent].offer
                 yield from why_rented(after, intent, offer, int(count))
         case ["TerminateVms", *names]:
             reasons: dict[str, list[str]] = {}
             for name in names:
-                vm = after.vms.get(name)
+                vm = after.fleet.vms.get(name)
                 reasons.setdefault(vm.return_reason if vm else "", []).append(name)
             for reason, those in reasons.items():
                 yield f"return {ids(those)}" + (f": {reason}" if reason else "")
         case ["KeepVm", *names]:
             yield f"keep {ids(names)} for another job of the pool"
         case ["TakeVm", *names]:
-            vms = [one.order for k, one in after.orders.items() if k in names]
+            vms = [one.order for k, one in after.fleet.orders.items() if k in names]
             for order in vms:
                 yield f"take {order.vm_id} from job {order.by}"
         case ["ComputePlan", *_]:
-            slots = sum(vm.num_slots for vm in after.vms.values() if vm.is_usable)
+            slots = sum(vm.num_slots for vm in after.fleet.vms.values() if vm.is_usable)
             yield f"ask the planner for the best plan over the usable slots ({slots})"
         case ["AskProvider", *names]:
             yield f"ask the cloud about {ids(names)}"
@@ -174,12 +174,12 @@ def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
 
 
 def _of_vms(before: State, after: State) -> Iterator[str]:
-    if after.interruptions != before.interruptions:
-        for hit in after.interruptions:
-            if hit not in before.interruptions:
+    if after.history.interruptions != before.history.interruptions:
+        for hit in after.history.interruptions:
+            if hit not in before.history.interruptions:
                 yield f"interruption ({hit.interruption}) of {hit.vm_id}: {hit.reason}"
-    for name, vm in after.vms.items():
-        old = before.vms.get(name)
+    for name, vm in after.fleet.vms.items():
+        old = before.fleet.vms.get(name)
         if old is None:
             price = f"${vm.offer.usd_per_hour:g}/hour"
             on_demand = f"${vm.on_demand_usd_per_hour:g} on demand"
@@ -189,8 +189,8 @@ def _of_vms(before: State, after: State) -> Iterator[str]:
             yield f"{name} is ready (slots: {vm.num_slots}), {boot} after its launch"
         elif vm.leaves_at_s is not None and old.leaves_at_s is None:
             yield f"{name} leaves at {clock(vm.leaves_at_s)}: its sections move before"
-    for name, vm in before.vms.items():
-        if name not in after.vms:
+    for name, vm in before.fleet.vms.items():
+        if name not in after.fleet.vms:
             reason = f": {vm.return_reason}" if vm.return_reason else ""
             yield f"{name} is gone from the job{reason}"
 
@@ -208,10 +208,12 @@ def _of_move(old: Move | None, new: Move | None) -> Iterator[str]:
 
 
 def _of_generations(before: State, after: State) -> Iterator[str]:
-    old, new = before.generation, after.generation
+    old, new = before.training.generation, after.training.generation
     opened = new is not None and (old is None or old.number != new.number)
     if old is not None and (new is None or opened):
-        ended = after.generations[-1].ended_by if after.generations else ""
+        ended = (
+            after.history.generations[-1].ended_by if after.history.generations else ""
+        )
         yield f"generation {old.number} ({old.plan.shape}) is over: {ended}"
     if new is None:
         return
@@ -220,13 +222,16 @@ def _of_generations(before: State, after: State) -> Iterator[str]:
         yield from why_plan(new, after)
     elif old is not None and new.phase is not old.phase:
         if new.phase is GenerationPhase.STOPPING:
-            yield f"leave generation {new.number} ({new.plan.shape}): {after.plan_reason}"
+            yield f"leave generation {new.number} ({new.plan.shape}): {after.training.plan_reason}"
         elif new.phase is GenerationPhase.BREAKING:
             yield f"generation {new.number} broke: {new.break_reason}"
         elif new.phase is GenerationPhase.RUNNING:
             yield f"generation {new.number} trains from step {new.from_step}"
-    if after.morph is not None and after.morph != before.morph:
-        yield from why_morph(new, after.morph, after)
+    if (
+        after.training.morph is not None
+        and after.training.morph != before.training.morph
+    ):
+        yield from why_morph(new, after.training.morph, after)
 
 
 def why_plan(generation: Generation, state: State) -> Iterator[str]:
@@ -289,20 +294,20 @@ def now(state: State) -> Iterator[str]:
     yield state.activity
     if state.phase is JobPhase.ENDED:
         if state.outcome is not None:
-            yield f"{state.outcome.kind} after step {state.progress.step}"
+            yield f"{state.outcome.kind} after step {state.history.progress.step}"
             yield f"spent: {_spent(state)}"
         return
-    generation = state.generation
+    generation = state.training.generation
     if generation is not None:
         if generation.measured_step_s is not None:
             yield f"measured: {step_time(generation.measured_step_s)} a mini-batch"
         yield from why_plan(generation, state)
         if (
-            state.morph is not None
-            and state.morph.inputs_hash == generation.inputs_hash
+            state.training.morph is not None
+            and state.training.morph.inputs_hash == generation.inputs_hash
         ):
-            yield from why_morph(generation, state.morph, state)
-    if (move := state.move) is not None:
+            yield from why_morph(generation, state.training.morph, state)
+    if (move := state.fleet.move) is not None:
         yield f"moves from {move.came_from} to {move.to}: {move.why}"
     if state.phase is JobPhase.ACTIVE:
         yield from why_not_renting(state)
@@ -333,7 +338,7 @@ def why_rented(state: State, intent: str, offer: Offer, count: int) -> Iterator[
         offer: As it was asked for.
         count: Number of VMs.
     """
-    choice = state.launch_choice
+    choice = state.launches.launch_choice
     if choice is None or choice.intent != intent:
         # Asked for again, or by a version that did not keep it.
         yield f"rent {count} x {offer_name(offer)}"
@@ -355,10 +360,10 @@ def why_not_renting(state: State) -> Iterator[str]:
     """Yield why no more VMs are rented now."""
     room = allocation.room(state)
     if room <= 0:
-        if state.enough is not None:
+        if state.fleet.enough is not None:
             yield (
-                f"rents no more: {state.enough.vms} VMs are enough for the plan until "
-                f"prices fall {allocation.CHEAPER:.0%} below ${state.enough.usd_per_hour:g}"
+                f"rents no more: {state.fleet.enough.vms} VMs are enough for the plan until "
+                f"prices fall {allocation.CHEAPER:.0%} below ${state.fleet.enough.usd_per_hour:g}"
             )
         return
     yield f"room for {room} more VMs of {state.most_vms}"

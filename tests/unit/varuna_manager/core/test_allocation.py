@@ -22,6 +22,11 @@ from spottrain.varuna_manager.core.allocation import (
     room,
 )
 from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
+from spottrain.varuna_manager.core.model.parts import (
+    FleetState,
+    LaunchState,
+    MarketState,
+)
 from spottrain.varuna_manager.core.model.settings import JobSettings
 from spottrain.varuna_manager.core.model.state import JobPhase, State, budget
 
@@ -30,18 +35,23 @@ CHEAP = replace(OFFER, zone="cheap", usd_per_hour=0.5)
 
 
 def state_of(
-    *offers: Offer, settings: JobSettings = SETTINGS, **known: object
+    *offers: Offer,
+    settings: JobSettings = SETTINGS,
+    reconciled: bool = True,
+    worths: dict[str, OfferWorth] | None = None,
+    cooldowns: dict[str, Cooldown] | None = None,
+    deadline: DeadlineState | None = None,
 ) -> State:
     """A job that has rented nothing yet and sees these offers."""
-    state = State(
+    return State(
         phase=JobPhase.ACTIVE,
         settings=settings,
         now_s=NOW_S,
-        reconciled=True,
-        offers=offers,
-        offers_seen_at_s=NOW_S,
+        fleet=FleetState(reconciled=reconciled),
+        market=MarketState(offers=offers, offers_seen_at_s=NOW_S, worths=worths or {}),
+        launches=LaunchState(cooldowns=cooldowns or {}),
+        deadline=deadline or DeadlineState(),
     )
-    return replace(state, **known)  # type: ignore[arg-type]
 
 
 def worths(**by_zone: float) -> dict[str, OfferWorth]:
@@ -72,7 +82,7 @@ def test_a_full_fleet_is_not_enlarged_but_a_vm_may_be_replaced() -> None:
     state = Story().training("a", "b", "c", "d").state
     assert room(state) == 0
     assert decided(state) == (None, 0)
-    launch = next_launch(state, replacing=state.vms["a"])
+    launch = next_launch(state, replacing=state.fleet.vms["a"])
     assert (launch.offer, launch.count) == (OFFER, 1)
 
 
@@ -122,7 +132,11 @@ def test_the_deadline_policy_says_how_many_of_each_offer() -> None:
         deadline=DeadlineState(decision=decision),
     )
     assert decided(state) == (ON_DEMAND, 2)
-    undecided = replace(state, offers=(ON_DEMAND,), deadline=DeadlineState())
+    undecided = replace(
+        state,
+        deadline=DeadlineState(),
+        market=replace(state.market, offers=(ON_DEMAND,)),
+    )
     assert decided(undecided) == (ON_DEMAND, settings.min_vms)
 
 
@@ -193,7 +207,7 @@ def test_a_decision_holds_until_it_says(state: State, share: float) -> None:
 
 @given(state=states())
 def test_offers_open_when_it_was_said(state: State) -> None:
-    for offer in state.offers:
+    for offer in state.market.offers:
         changes = changes_at_s(state, [offer])
         if changes is None:
             forbidden = not offer.spot and not state.job.allow_on_demand

@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.varuna_manager.core.model.changed import replace
+from spottrain.varuna_manager.core.model.parts import HistoryState
 from spottrain.varuna_manager.core.model.records import Tally
 from spottrain.varuna_manager.core.model.state import State
 
@@ -17,8 +18,8 @@ CHANGES = st.fixed_dictionaries(
     optional={
         "now_s": st.floats(allow_nan=False),
         "activity": st.text(),
-        "next_intent": st.integers(),
-        "tally": st.just(Tally(morphs=2)),
+        "ending_checkpoint": st.booleans(),
+        "history": st.just(HistoryState(tally=Tally(morphs=2))),
     },
 )
 

@@ -73,7 +73,7 @@ def test_a_slow_vm_may_be_replaced_though_no_more_are_wanted() -> None:
     job = story(10 * TRAIN_S)
     rate(job)
     assert next_launch(job.state).offer is None
-    launch = next_launch(job.state, replacing=job.state.vms["a"])
+    launch = next_launch(job.state, replacing=job.state.fleet.vms["a"])
     assert (launch.offer, launch.count) == (OFFER, 1)
 
 
@@ -111,15 +111,17 @@ def test_when_time_grows_short_on_demand_vms_take_the_places_of_spot_vms() -> No
     assert not wish.offer.spot
     assert job.state.deadline.decision is not None
     assert job.state.deadline.decision.mode in ("edge", "fallback")
-    held_back = [vm for vm in job.state.vms.values() if vm.leaves_at_s is not None]
+    held_back = [
+        vm for vm in job.state.fleet.vms.values() if vm.leaves_at_s is not None
+    ]
     assert held_back == [], "spot VMs train on until on-demand VMs do"
     new = tuple(f"d{n}" for n in range(wish.count))
-    intent = next(iter(job.state.intents))
+    intent = next(iter(job.state.launches.intents))
     vms = tuple(job.vm(vm_id, intent, offer=ON_DEMAND) for vm_id in new)
     job.tell(e.VmsLaunched, intent=intent, vms=vms)
     for vm_id in new:
         job.ready(vm_id)
-    leaving = [k for k, vm in job.state.vms.items() if vm.leaves_at_s is not None]
+    leaving = [k for k, vm in job.state.fleet.vms.items() if vm.leaves_at_s is not None]
     assert len(leaving) == len(new)
     assert set(leaving) <= set(FOUR)
 

@@ -28,7 +28,7 @@ def begun(*offers: Offer, **settings: Any) -> Story:
 
 
 def refuse(story: Story, refusal: e.RefusalKind) -> None:
-    (intent,) = story.state.intents
+    (intent,) = story.state.launches.intents
     story.tell(e.LaunchRefused, intent=intent, reason="no", refusal=refusal)
 
 
@@ -130,7 +130,7 @@ def test_a_region_that_cannot_give_enough_is_left_for_another() -> None:
     story.tell(e.VmsLaunched, intent=wish.intent, vms=vms)
     for vm_id in "abcd":
         story.ready(vm_id)
-    phases = {vm.vm_id: vm.phase for vm in story.state.vms.values()}
+    phases = {vm.vm_id: vm.phase for vm in story.state.fleet.vms.values()}
     assert phases.pop("a") is VmPhase.RETURNING
     assert set(phases.values()) == {VmPhase.READY}
 
@@ -213,7 +213,7 @@ def test_an_answer_that_leaves_it_open_closes_nothing(refusal: e.RefusalKind) ->
     story = begun(SMALL)
     story.intend()
     refuse(story, refusal)
-    assert story.state.cooldowns == {}
+    assert story.state.launches.cooldowns == {}
 
 
 def launch_with(story: Story, image: str) -> str:
@@ -235,7 +235,7 @@ def test_all_vms_of_a_cloud_have_the_image_of_its_first_until_it_is_withdrawn() 
     ):
         assert launch_with(story, given) == asked
         assert story.state.last_news.startswith(news)
-        assert story.state.images == {"local": given}
+        assert story.state.launches.images == {"local": given}
         story.wait(60.0)  # what it did not give is asked for again
 
 
@@ -247,7 +247,7 @@ def test_of_two_first_launches_the_one_that_answers_first_settles_the_image() ->
     for number, one in enumerate((first, second)):
         vm = story.vm(f"vm-{number}", one.intent, offer=one.offer, image=f"{number}")
         story.tell(e.VmsLaunched, intent=one.intent, vms=(vm,))
-    assert story.state.images == {"local": "0"}
+    assert story.state.launches.images == {"local": "0"}
 
 
 def test_a_launch_that_is_repeated_asks_for_the_image_that_it_asked_for() -> None:

@@ -28,7 +28,12 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.machines import MACHINES, Machine
 from spottrain.varuna_manager.core.model.records import RankPhase
 from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant, VmOrder
-from spottrain.varuna_manager.core.model.state import MAX_UNFIT, JobPhase, kind_of
+from spottrain.varuna_manager.core.model.state import (
+    MAX_UNFIT,
+    JobPhase,
+    kind_of,
+    with_parts,
+)
 from spottrain.wire import messages
 from spottrain.wire.model import WorkerState
 
@@ -72,7 +77,7 @@ def bases() -> Iterator[Watched]:
     yield fork(story)
     story.intend()
     yield fork(story)
-    (intent,) = story.state.intents
+    (intent,) = story.state.launches.intents
     early = fork(story)
     starting = early.vm("a", intent, state=VmState.STARTING)
     early.tell(e.VmsLaunched, intent=intent, vms=(starting,))
@@ -84,10 +89,11 @@ def bases() -> Iterator[Watched]:
     yield fork(booting)
     other = fork(booting)
     exact = replace(other.state.job, spec=replace(SPEC, reduction="exact"))
-    other.state = replace(other.state, settings=exact, arithmetic="another GPU")
+    settled = replace(other.state.launches, arithmetic="another GPU")
+    other.state = replace(other.state, settings=exact, launches=settled)
     yield other
-    unfit = {kind_of(OFFER): MAX_UNFIT - 1}
-    booting.state = replace(booting.state, unfit=unfit)
+    launches = replace(booting.state.launches, unfit={kind_of(OFFER): MAX_UNFIT - 1})
+    booting.state = with_parts(booting.state, launches)
     yield booting
     story.boot("a", "b", "c", "d")
     yield fork(story)
@@ -95,7 +101,8 @@ def bases() -> Iterator[Watched]:
     story.prepare()
     yield fork(story)
     hopeless = fork(story)
-    hopeless.state = replace(hopeless.state, fruitless=7)
+    training = replace(hopeless.state.training, fruitless=7)
+    hopeless.state = with_parts(hopeless.state, training)
     hopeless.plan("a", "b")
     yield hopeless
     story.plan("a", "b")
@@ -140,14 +147,16 @@ def quiet(story: Watched) -> Watched:
 
 
 def preparing(story: Watched) -> Iterator[Watched]:
-    story.state = replace(story.state, failed_preparations=2)
+    story.state = with_parts(
+        story.state, replace(story.state.preparation, failed_preparations=2)
+    )
     yield fork(story)
-    initialiser = story.state.initialiser
+    initialiser = story.state.preparation.initialiser
     assert initialiser is not None
     story.report(initialiser, messages.CheckpointSaved(name="step-0", step=0))
     story.wait(story.state.job.boot_wait_s)
     yield fork(story)
-    assert story.state.calibration is not None
+    assert story.state.preparation.calibration is not None
     only = replace(story.state.job, measures_only=True)
     story.state = replace(story.state, settings=only)
     yield story
@@ -255,7 +264,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield from watched(story)
     yield told(e.VmSilent, vm_id="a")
     yield told(e.VmHeard, vm_id="a")
-    asked = story.state.plan_asked or ""
+    asked = story.state.training.plan_asked or ""
     yield told(e.PlanComputed, inputs_hash=asked, plan=None)
     yield told(e.SetupFailed, vm_id="a", reason="no", output="")
     for command in FAILING:
@@ -268,7 +277,7 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
 
 def watched(story: Watched) -> Iterator[Callable[[Watched], object]]:
     """What the watches beside the core say."""
-    for number in {0, story.state.next_generation - 1}:
+    for number in {0, story.state.training.next_generation - 1}:
         made = e.ProgressMade(
             at_s=story.now_s,
             generation=number,
@@ -338,10 +347,10 @@ COMMITTED = messages.MinibatchCommitted(
 def reports(story: Watched) -> Iterator[messages.Report]:
     state = story.state
     numbers = {0}
-    if state.generation is not None:
-        numbers.add(state.generation.number)
-    if state.calibration is not None:
-        numbers.add(state.calibration.number)
+    if state.training.generation is not None:
+        numbers.add(state.training.generation.number)
+    if state.preparation.calibration is not None:
+        numbers.add(state.preparation.calibration.number)
     yield messages.SupervisorReady(num_slots=1, torch_version="2")
     yield messages.SupervisorReady(num_slots=1, torch_version="2", gpus=(gpu_facts(),))
     for number in numbers:

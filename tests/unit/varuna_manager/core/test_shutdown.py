@@ -33,7 +33,7 @@ def test_spending_is_price_at_launch_times_time() -> None:
     story.intend()
     story.boot(*FOUR)
     story.tell(e.OffersSeen, offers=(replace(OFFER, usd_per_hour=9.0), ON_DEMAND))
-    assert story.state.tally.price_changes == 1
+    assert story.state.history.tally.price_changes == 1
     assert rate_usd_per_hour(story.state) == 4.0
     story.now_s += 1800.0
     story.tell(e.VmLost, vm_id="a", reason="killed")

@@ -12,7 +12,7 @@ from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import GenerationPhase, VmPhase
-from spottrain.varuna_manager.core.model.state import JobPhase
+from spottrain.varuna_manager.core.model.state import JobPhase, with_parts
 from spottrain.wire import messages
 from spottrain.wire.model import Slot, StateHome
 
@@ -27,13 +27,13 @@ def test_the_first_ready_vm_writes_the_weights_and_then_all_measure() -> None:
     story.start()
     story.intend()
     story.boot("a", "b")
-    assert story.state.initialiser == "a"
+    assert story.state.preparation.initialiser == "a"
     story.report("a", messages.CheckpointSaved(name="step-0", step=0))
     assert list(story.sent(messages.OpenStore)) == ["a"]
     story.open_round()
     assert set(story.sent(messages.Calibrate)) == {"a", "b"}
     story.report("a", messages.Calibrated(profile=PROFILE))
-    assert story.state.profile == PROFILE
+    assert story.state.preparation.profile == PROFILE
 
 
 def test_preparation_moves_to_another_vm_when_its_vm_is_lost() -> None:
@@ -66,8 +66,8 @@ def test_no_weights_are_written_when_a_checkpoint_exists() -> None:
     story.commands = tuple(launch)
     story.intend()
     story.boot("a", "b")
-    assert story.state.initialiser is None
-    assert story.state.calibration is not None
+    assert story.state.preparation.initialiser is None
+    assert story.state.preparation.calibration is not None
 
 
 def three_of_four_ready() -> Story:
@@ -84,7 +84,7 @@ def three_of_four_ready() -> Story:
 
 def test_measuring_and_the_first_plan_wait_for_vms_that_boot_but_not_for_ever() -> None:
     story = three_of_four_ready()
-    assert story.state.calibration is None
+    assert story.state.preparation.calibration is None
     story.wait(30.0)
     story.measure()
     assert len(story.emitted(c.ComputePlan)) == 1
@@ -125,7 +125,7 @@ def test_a_stale_plan_is_ignored() -> None:
     story.boot(*FOUR)
     story.prepare()
     assert story.tell(e.PlanComputed, inputs_hash="stale", plan=None) == ()
-    assert story.state.plan_asked is not None
+    assert story.state.training.plan_asked is not None
 
 
 # --- Commits --------------------------------------------------------------------------------
@@ -134,11 +134,11 @@ def test_a_stale_plan_is_ignored() -> None:
 def test_a_step_is_committed_once_every_section_was_reported() -> None:
     story = Story().training(*FOUR, steps=3)
     story.commit(4, only=("a", "c"))  # both replicas of section 0
-    assert story.state.progress.step == 3
+    assert story.state.history.progress.step == 3
     story.commit(4, only=("b",))
-    assert story.state.progress.step == 4
-    assert story.state.progress.loss_first == pytest.approx(4.99)
-    assert story.state.progress.loss_last == pytest.approx(4.96)
+    assert story.state.history.progress.step == 4
+    assert story.state.history.progress.loss_first == pytest.approx(4.99)
+    assert story.state.history.progress.loss_last == pytest.approx(4.96)
 
 
 def test_a_report_that_comes_twice_counts_once() -> None:
@@ -173,7 +173,7 @@ def test_success_returns_all_vms_and_finishes_once_they_are_gone() -> None:
     (finish,) = story.emitted(c.Finish)
     assert (finish.outcome.kind, finish.outcome.exit_code) == ("succeeded", 0)
     assert story.state.phase is JobPhase.ENDED
-    assert story.state.progress.heldout_last == 2.5
+    assert story.state.history.progress.heldout_last == 2.5
 
 
 def test_training_that_stops_early_is_a_success_once_its_weights_are_saved() -> None:
@@ -197,7 +197,7 @@ def test_evaluations_of_several_sets_are_told_by_the_first_one() -> None:
             generation=1, step=4, loss=loss, name=name, is_best=name == "far"
         )
         story.report("a", report)
-    progress = story.state.progress
+    progress = story.state.history.progress
     assert (progress.heldout_set, progress.heldout_last) == ("near", 3.0)
     assert progress.best_step == 4
     assert "loss on far 2.000 after 4 steps, the best so far" in story.state.last_news
@@ -215,7 +215,7 @@ def test_a_job_ends_after_steps_in_a_row_that_are_not_finite() -> None:
         assert story.state.phase is JobPhase.ACTIVE
     assert "step 7 changed nothing: its loss is not finite" in story.state.last_news
     story.commit(9, only=("a", "b"), skipped="gradients")
-    outcome, progress = story.state.outcome, story.state.progress
+    outcome, progress = story.state.outcome, story.state.history.progress
     assert outcome is not None
     assert (outcome.kind, outcome.exit_code) == ("failed", 3)
     assert "3 mini-batches in a row, up to step 9, were not finite" in outcome.reason
@@ -227,7 +227,7 @@ def test_a_loss_scale_that_backs_off_is_no_trouble() -> None:
     for step in range(4, 20):
         story.commit(step, skipped="scale")
     assert story.state.phase is JobPhase.ACTIVE
-    assert story.state.progress.nonfinite_last is None
+    assert story.state.history.progress.nonfinite_last is None
 
 
 # --- Breaks -----------------------------------------------------------------------------------
@@ -241,7 +241,7 @@ def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(*others, killed))
     assert story.generation.phase is GenerationPhase.BREAKING
     story.broken("a", "b", "c")
-    assert story.state.generation is None
+    assert story.state.training.generation is None
     (question,) = story.emitted(c.ComputePlan)
     assert [d.slot.vm_id for d in question.inputs.slots] == ["a", "b", "c"]
     story.plan("a", "b")
@@ -251,9 +251,9 @@ def test_a_killed_vm_costs_that_vm_alone_and_survivors_plan_at_once() -> None:
     story.begin(3)
     story.now_s += 4.0
     story.commit(4)
-    (hit,) = story.state.interruptions
+    (hit,) = story.state.history.interruptions
     assert (hit.interruption, hit.generation, hit.cost_s) == ("kill", 1, 4.0)
-    assert story.state.tally.preemptions_unnoticed == 1
+    assert story.state.history.tally.preemptions_unnoticed == 1
 
 
 def test_copies_of_the_plan_before_are_none_of_the_next() -> None:
@@ -263,14 +263,14 @@ def test_copies_of_the_plan_before_are_none_of_the_next() -> None:
         one for one in reversed(story.events) if isinstance(one, e.ProgressMade)
     )
     story.take(replace(made, copied_step=2))
-    assert story.state.progress.copied_step == 2
+    assert story.state.history.progress.copied_step == 2
     story.tell(e.VmLost, vm_id="b", reason="killed")
     story.broken("a")
     story.plan("a", "c")
     story.open()
-    assert story.state.progress.copied_step == 2
+    assert story.state.history.progress.copied_step == 2
     story.begin(2)
-    assert story.state.progress.copied_step is None
+    assert story.state.history.progress.copied_step is None
 
 
 def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
@@ -281,12 +281,12 @@ def test_survivors_that_hang_are_told_to_give_up_then_suspected() -> None:
     story.wait(2.0)
     assert set(story.sent(messages.AbandonGeneration)) == {"b", "c"}
     story.report("b", messages.WorkerDied(generation=1, slot=0, reason="SIGKILL"))
-    assert story.state.tally.worker_deaths == 0, "we had it killed"
+    assert story.state.history.tally.worker_deaths == 0, "we had it killed"
     story.wait(20.0)
     assert story.emitted(c.AskProvider) == [c.AskProvider(vm_id="c")]
     story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
-    assert story.state.generation is None
+    assert story.state.training.generation is None
 
 
 def forming(state: StateHome | None = None, *, on_gpus: bool = False) -> Story:
@@ -300,8 +300,10 @@ def forming(state: StateHome | None = None, *, on_gpus: bool = False) -> Story:
     story.open()
     story.report("a", story.started(0))
     if on_gpus:
-        vms = {k: replace(vm, gpus=(facts(),)) for k, vm in story.state.vms.items()}
-        story.state = replace(story.state, vms=vms)
+        vms = {
+            k: replace(vm, gpus=(facts(),)) for k, vm in story.state.fleet.vms.items()
+        }
+        story.state = with_parts(story.state, replace(story.state.fleet, vms=vms))
     return story
 
 
@@ -344,7 +346,7 @@ def test_a_dead_worker_whose_vm_lives_keeps_its_slot() -> None:
     story.broken("a", "c", "d")
     assert story.generation.number == 2, "the same slots: the same plan, at once"
     assert {slot.vm_id for slot in story.generation.plan.slots} == set(FOUR)
-    assert story.state.tally.worker_deaths == 1
+    assert story.state.history.tally.worker_deaths == 1
 
 
 def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
@@ -353,7 +355,7 @@ def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
     assert story.emitted(c.AskProvider) == [c.AskProvider(vm_id="c")]
     story.tell(e.ProviderAnswered, vm_id="c", state=VmState.RUNNING)
     assert story.emitted(c.TerminateVms) == [c.TerminateVms(vm_ids=("c",))]
-    assert story.state.tally.silent_losses == 1
+    assert story.state.history.tally.silent_losses == 1
     assert story.generation.phase is GenerationPhase.BREAKING
     woken = messages.MinibatchCommitted(
         generation=1,
@@ -366,7 +368,9 @@ def test_a_silent_vm_is_asked_about_then_returned_and_counted() -> None:
         peak_bytes=0,
     )
     story.report("c", woken)
-    assert story.state.progress.step == 3, "who was fenced is not heard any more"
+    assert story.state.history.progress.step == 3, (
+        "who was fenced is not heard any more"
+    )
 
 
 def test_a_vm_that_wakes_before_the_answer_is_kept() -> None:
@@ -385,12 +389,12 @@ def test_a_restore_counts_committed_minibatches_that_are_computed_again() -> Non
     story.plan("a", "b")
     story.open()
     story.begin(2)
-    assert story.state.progress.minibatches_recomputed == 3
-    assert story.state.progress.minibatches_lost == 3, "for now"
+    assert story.state.history.progress.minibatches_recomputed == 3
+    assert story.state.history.progress.minibatches_lost == 3, "for now"
     for step in range(3, 6):
         story.commit(step)
-    assert story.state.progress.minibatches_lost == 0
-    assert story.state.interruptions[0].minibatches_recomputed == 3
+    assert story.state.history.progress.minibatches_lost == 0
+    assert story.state.history.interruptions[0].minibatches_recomputed == 3
 
 
 def test_a_damaged_checkpoint_is_never_chosen_again() -> None:
@@ -425,7 +429,7 @@ def test_user_code_that_raises_ends_the_job_with_its_traceback() -> None:
     assert story.state.outcome == c.Outcome(
         kind="failed", exit_code=3, reason="boom", traceback="line 7"
     )
-    assert story.state.generation is None
+    assert story.state.training.generation is None
 
 
 def test_vms_that_fall_short_wait_for_capacity_and_keep_their_memory() -> None:
@@ -434,6 +438,6 @@ def test_vms_that_fall_short_wait_for_capacity_and_keep_their_memory() -> None:
         story.tell(e.VmLost, vm_id=vm_id, reason="killed")
     story.broken("a")
     story.plan()
-    assert story.state.generation is None
+    assert story.state.training.generation is None
     assert "waiting for" in story.state.activity
-    assert story.state.vms["a"].phase is VmPhase.READY
+    assert story.state.fleet.vms["a"].phase is VmPhase.READY

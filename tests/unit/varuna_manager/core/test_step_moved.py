@@ -29,8 +29,8 @@ def test_vms_that_trust_keys_of_another_machine_are_returned() -> None:
     assert sorted(asked) == list(FOUR)
     story.tell(e.VmsReturned, vm_ids=FOUR)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=())
-    assert story.state.vms == {}
-    assert story.state.tally.preemptions_unnoticed == 0
+    assert story.state.fleet.vms == {}
+    assert story.state.history.tally.preemptions_unnoticed == 0
     assert story.emitted(c.IntendLaunch)[0].count == 4
 
 
@@ -59,7 +59,7 @@ def test_launches_after_a_move_have_names_that_the_lost_end_of_a_journal_has_not
     command = again.intend()
     assert command.intent == "intent-2-0"
     assert command.token not in (lost.token, "uid-intent-0")
-    assert again.state.vms["x"].phase is VmPhase.RETURNING
+    assert again.state.fleet.vms["x"].phase is VmPhase.RETURNING
 
 
 def test_a_stopped_job_that_has_moved_continues_under_new_names() -> None:

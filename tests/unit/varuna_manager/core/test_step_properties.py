@@ -237,7 +237,7 @@ def play(story: Story, history: list[tuple[e.Event, float]]) -> None:
 def aimed(story: Story, report: messages.Report) -> messages.Report:
     """Most reports are about the generation that runs: 0 to 3 stand for that."""
     number = getattr(report, "generation", None)
-    generation = story.state.generation
+    generation = story.state.training.generation
     if number is None or number > 3 or generation is None:
         return report
     return replace(report, generation=generation.number)  # type: ignore[arg-type]
@@ -245,19 +245,21 @@ def aimed(story: Story, report: messages.Report) -> messages.Report:
 
 def check_commands(before: State, story: Story) -> None:
     state = story.state
-    assert state.next_generation >= before.next_generation
-    assert state.progress.highest_step >= before.progress.highest_step
+    assert state.training.next_generation >= before.training.next_generation
+    assert state.history.progress.highest_step >= before.history.progress.highest_step
     for command in story.commands:
         match command:
             case c.Send(vm_id=vm_id, command=messages.RunGeneration() as order):
-                generation = state.generation
+                generation = state.training.generation
                 assert generation is not None
                 assert generation.number == order.generation
-                assert vm_id in state.vms
+                assert vm_id in state.fleet.vms
             case c.Send(vm_id=vm_id) | c.StartAgent(vm_id=vm_id):
-                assert vm_id in state.vms, "no orders to VMs that are gone"
+                assert vm_id in state.fleet.vms, "no orders to VMs that are gone"
             case c.LaunchVms(intent=intent):
-                assert intent in state.intents, "nothing is rented without an intent"
+                assert intent in state.launches.intents, (
+                    "nothing is rented without an intent"
+                )
             case c.TerminateVms(vm_ids=vm_ids):
                 assert vm_ids
             case _:
@@ -323,7 +325,7 @@ def test_after_any_history_a_stop_returns_every_vm(
         story.commands = (*repeated, *story.commands)
         behave(story)
     assert story.state.phase is JobPhase.ENDED
-    assert not story.state.vms
+    assert not story.state.fleet.vms
 
 
 @settings(max_examples=100, deadline=None)

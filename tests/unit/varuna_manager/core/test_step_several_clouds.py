@@ -63,15 +63,15 @@ def test_a_list_of_one_cloud_says_nothing_of_another() -> None:
     ids = trained(story, EAST)
     story.now_s += 1.0
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(), cloud="west")
-    assert set(story.state.vms) == set(ids)
+    assert set(story.state.fleet.vms) == set(ids)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=(), cloud="east")
-    assert story.state.vms == {}
+    assert story.state.fleet.vms == {}
 
 
 def test_a_launch_that_a_cloud_does_not_answer_is_launched_elsewhere() -> None:
     story = begun(EAST, WEST)
     unanswered(story)
-    assert story.state.intents == {}
+    assert story.state.launches.intents == {}
     command = story.intend()
     assert (command.offer, command.count) == (WEST, 4)
 
@@ -90,7 +90,7 @@ def test_a_single_cloud_is_asked_again_until_it_answers(
     more = (replace(EAST, zone="east-y", **changes) for changes in others)
     story = begun(EAST, *more, **settings)
     intent = unanswered(story)
-    assert set(story.state.intents) == {intent}
+    assert set(story.state.launches.intents) == {intent}
     story.wait(RETRY_S)
     assert [command.intent for command in story.emitted(c.LaunchVms)] == [intent]
 
@@ -107,10 +107,10 @@ def test_late_vms_of_a_launch_that_was_given_up_are_billed_and_returned() -> Non
     story.now_s += 1.0
     listed = (alive, ended)
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=listed, cloud="east")
-    assert story.state.vms["east.0"].phase is VmPhase.RETURNING
+    assert story.state.fleet.vms["east.0"].phase is VmPhase.RETURNING
     assert {"east.0"} == {i for w in story.emitted(c.TerminateVms) for i in w.vm_ids}
-    assert set(story.state.ledger.open) == {"east.0"}
-    assert set(story.state.ledger.closed) == {"east.1"}
+    assert set(story.state.history.ledger.open) == {"east.0"}
+    assert set(story.state.history.ledger.closed) == {"east.1"}
 
 
 def test_a_silent_vm_of_a_silent_cloud_is_waited_for_until_it_must_have_ended() -> None:
@@ -129,7 +129,7 @@ def test_a_silent_vm_of_a_silent_cloud_is_waited_for_until_it_must_have_ended() 
             vm_ids=(ids[0],),
             reason="east: does not answer",
         )
-        assert story.state.vms[ids[0]].phase is phase
+        assert story.state.fleet.vms[ids[0]].phase is phase
 
 
 def test_too_few_vms_in_two_places_are_given_up_for_one_place() -> None:
@@ -145,7 +145,7 @@ def test_too_few_vms_in_two_places_are_given_up_for_one_place() -> None:
     assert (command.offer, command.count) == (WEST, 1)
     vms = (story.vm("west.0", command.intent, offer=WEST),)
     story.tell(e.VmsLaunched, intent=command.intent, vms=vms)
-    assert story.state.vms[second].phase is VmPhase.RETURNING
+    assert story.state.fleet.vms[second].phase is VmPhase.RETURNING
     assert story.intend().offer == WEST
 
 

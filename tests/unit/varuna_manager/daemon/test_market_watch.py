@@ -91,9 +91,9 @@ def test_only_what_changes_in_the_market_is_fed_again() -> None:
         (seen,) = (one for one in sink.events if isinstance(one, e.OffersSeen))
         assert seen.only_changes == (number > 0)
         assert len(seen.offers) <= 2
-        known = {offer_key(one): one for one in told.offers}
+        known = {offer_key(one): one for one in told.market.offers}
         assert known == {offer_key(one): one for one in offers}
-        assert told.worths.keys() == known.keys()
+        assert told.market.worths.keys() == known.keys()
     assert history.prices == expected.prices
 
 

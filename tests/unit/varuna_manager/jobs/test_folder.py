@@ -196,12 +196,12 @@ def test_a_failed_submit_leaves_nothing_behind(workdir: Path) -> None:
 
 def test_an_unknown_job_is_refused_with_a_list_of_known_ones(workdir: Path) -> None:
     with pytest.raises(
-        ConfigError, match="no job demo on this machine; those in .*/jobs: none"
+        ConfigError, match=r"no job demo on this machine; those in .*/jobs: none"
     ):
         folders.find("demo")
     submit.submit(config_for(workdir), FACTS)
     with pytest.raises(
-        ConfigError, match="no job dem on this machine; those in .*/jobs: demo"
+        ConfigError, match=r"no job dem on this machine; those in .*/jobs: demo"
     ):
         folders.find("dem")
 

@@ -242,8 +242,9 @@ def test_damaged_pages_are_found_before_anything_is_decided(tmp_path: Path) -> N
     content = bytearray(path.read_bytes())
     content[8192:16384] = b"\xff" * 8192
     path.write_bytes(content)
-    with pytest.raises(JournalError, match="damaged"):
+    with pytest.raises(JournalError, match="damaged") as caught:
         Journal(path)
+    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(

@@ -56,14 +56,14 @@ def gone(story: Story, *ids: str, after_s: float) -> None:
             state=VmState.TERMINATED,
             ended_at_s=story.now_s,
         )
-        for vm in story.state.vms.values()
+        for vm in story.state.fleet.vms.values()
     )
     story.tell(e.VmsListed, asked_at_s=story.now_s, vms=vms)
 
 
 def test_lives_end_as_the_manager_saw_them_end() -> None:
     story = Story().training("a", "b", "c", "d")
-    born_s = story.state.vms["a"].launched_at_s
+    born_s = story.state.fleet.vms["a"].launched_at_s
     story.notice("a", lead_s=30.0)
     gone(story, "a", after_s=40.0)
     gone(story, "b", "c", after_s=60.0)

@@ -13,6 +13,9 @@ from tests.unit.varuna_manager.story import SETTINGS
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.core.model.commands import Outcome
+from spottrain.varuna_manager.core.model.parts import (
+    HistoryState,
+)
 from spottrain.varuna_manager.core.model.records import Progress
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.daemon.main import only_manager
@@ -103,8 +106,8 @@ def state(done: int, steps: int, kind: str = "succeeded") -> State:
     return State(
         phase=JobPhase.ENDED,
         settings=replace(SETTINGS, spec=replace(SETTINGS.spec, steps=steps)),
-        progress=Progress(step=done),
         outcome=outcome,
+        history=HistoryState(progress=Progress(step=done)),
     )
 
 

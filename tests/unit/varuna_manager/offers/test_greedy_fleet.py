@@ -14,8 +14,12 @@ from spottrain.pricing.prices.place import offer_key
 from spottrain.pricing.ranking.order import OfferWorth
 from spottrain.pricing.ranking.rank import greedy_fleet, rank
 from spottrain.varuna_manager.core.allocation import next_launch
+from spottrain.varuna_manager.core.model.parts import (
+    FleetState,
+    MarketState,
+)
 from spottrain.varuna_manager.core.model.records import Intent
-from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.state import JobPhase, State, with_parts
 from spottrain.varuna_manager.offers.ranker import ranking_terms
 
 ROWS = st.lists(
@@ -58,21 +62,24 @@ def test_the_fleet_is_the_one_that_the_core_rents_launch_by_launch(
     state = State(
         phase=JobPhase.ACTIVE,
         settings=job,
-        reconciled=True,
-        offers=tuple(one.offer for one in market),
-        worths={
-            (key := offer_key(row.priced.offer)): OfferWorth(
-                offer=key,
-                examples_per_usd=row.worth.examples_per_usd if row.worth else 0.0,
-                usd_per_hour=row.priced.offer.usd_per_hour,
-            )
-            for row in ranking.rows
-        },
+        fleet=FleetState(reconciled=True),
+        market=MarketState(
+            offers=tuple(one.offer for one in market),
+            worths={
+                (key := offer_key(row.priced.offer)): OfferWorth(
+                    offer=key,
+                    examples_per_usd=row.worth.examples_per_usd if row.worth else 0.0,
+                    usd_per_hour=row.priced.offer.usd_per_hour,
+                )
+                for row in ranking.rows
+            },
+        ),
     )
     rented = Counter[str]()
     while (launch := next_launch(state)).offer is not None:
         rented[launch.offer.zone] += launch.count
-        name = f"intent-{len(state.intents)}"
+        intents = state.launches.intents
+        name = f"intent-{len(intents)}"
         intent = Intent(
             intent=name,
             token=name,
@@ -80,5 +87,6 @@ def test_the_fleet_is_the_one_that_the_core_rents_launch_by_launch(
             count=launch.count,
             asked_at_s=0.0,
         )
-        state = replace(state, intents={**state.intents, name: intent})
+        launches = replace(state.launches, intents={**intents, name: intent})
+        state = with_parts(state, launches)
     assert rented == fleet

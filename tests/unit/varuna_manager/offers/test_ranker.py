@@ -17,7 +17,7 @@ from spottrain.pricing.ranking.order import (
 )
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import State
+from spottrain.varuna_manager.core.model.state import State, with_parts
 from spottrain.varuna_manager.offers.ranker import TRUSTED_STEPS, OfferRanker
 from spottrain.wire.model import StateHome
 
@@ -189,15 +189,23 @@ def test_interruptions_that_were_seen_make_an_offer_worth_less() -> None:
 def test_predictions_are_corrected_by_what_was_measured() -> None:
     # Predicted 1 s on a pipeline of two VMs, and a second is what its steps take.
     state = trained("a", "b")
-    assert state.generation is not None
-    slower = replace(
+    assert state.training.generation is not None
+    slower = with_parts(
         state,
-        generation=replace(state.generation, measured_step_s=4.0, timed=TRUSTED_STEPS),
+        replace(
+            state.training,
+            generation=replace(
+                state.training.generation, measured_step_s=4.0, timed=TRUSTED_STEPS
+            ),
+        ),
     )
-    few = replace(
+    few = with_parts(
         state,
-        generation=replace(
-            state.generation, measured_step_s=4.0, timed=TRUSTED_STEPS - 1
+        replace(
+            state.training,
+            generation=replace(
+                state.training.generation, measured_step_s=4.0, timed=TRUSTED_STEPS - 1
+            ),
         ),
     )
     key = offer_key(OFFER)
@@ -214,16 +222,20 @@ def test_predictions_are_corrected_by_what_was_measured() -> None:
 
 def test_a_hiccup_hardly_changes_a_correction_but_what_lasts_does() -> None:
     state = trained("a", "b")
-    assert state.generation is not None
-    usual_s = state.generation.measured_step_s
+    assert state.training.generation is not None
+    usual_s = state.training.generation.measured_step_s
     assert usual_s is not None
-    slow = replace(state.generation, measured_step_s=4 * usual_s)
+    slow = replace(state.training.generation, measured_step_s=4 * usual_s)
     key, ranker = offer_key(OFFER), OfferRanker()
     usual = ranker.rank(state, (OFFER,), CALM)
     assert usual is not None
 
     def share(after_s: float) -> float:
-        later = replace(state, generation=slow, now_s=state.now_s + after_s)
+        later = replace(
+            state,
+            now_s=state.now_s + after_s,
+            training=replace(state.training, generation=slow),
+        )
         worths = ranker.rank(later, (OFFER,), CALM)
         assert worths is not None
         return worths[key].examples_per_usd / usual[key].examples_per_usd

@@ -10,6 +10,7 @@ from tests.fakes.gpus import facts
 from tests.unit.varuna_manager.story import PROFILE, Story
 
 from spottrain.varuna_manager.core.model.events import VmsLaunched
+from spottrain.varuna_manager.core.model.state import with_parts
 from spottrain.varuna_manager.reporting import documents
 from spottrain.varuna_manager.reporting.devices import (
     UNKNOWN,
@@ -33,7 +34,7 @@ def test_gpus_are_counted_once_however_many_workers_share_them() -> None:
     story = Story(max_vms=3)
     story.start()
     story.intend()
-    (intent,) = story.state.intents
+    (intent,) = story.state.launches.intents
     vms = tuple(story.vm(vm_id, intent) for vm_id in "abc")
     story.tell(VmsLaunched, intent=intent, vms=vms)
     for vm_id, gpus in (
@@ -60,9 +61,14 @@ def test_gpus_are_counted_once_however_many_workers_share_them() -> None:
 def test_once_all_vms_are_gone_the_profile_tells() -> None:
     story = Story()
     profile = replace(PROFILE, device=CPU)
-    story.state = replace(story.state, profile=profile)
+    story.state = with_parts(
+        story.state, replace(story.state.preparation, profile=profile)
+    )
     assert computes_on(story.state) == "CPUs: AMD EPYC 9R14, 1 thread each, fp32"
-    story.state = replace(story.state, profile=replace(profile, device=GPU))
+    story.state = with_parts(
+        story.state,
+        replace(story.state.preparation, profile=replace(profile, device=GPU)),
+    )
     assert computes_on(story.state) == f"{GPU} (GPU), fp32"
 
 

@@ -13,6 +13,12 @@ from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.varuna_manager.core.model.commands import Outcome
 from spottrain.varuna_manager.core.model.events import CheckpointRef
+from spottrain.varuna_manager.core.model.parts import (
+    FleetState,
+    HistoryState,
+    PreparationState,
+    TrainingState,
+)
 from spottrain.varuna_manager.core.model.records import (
     Generation,
     GenerationPhase,
@@ -25,7 +31,7 @@ from spottrain.varuna_manager.core.model.records import (
     VmRecord,
 )
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.state import JobPhase, State, with_parts
 from spottrain.varuna_manager.format import dollars, duration, size, step_time
 from spottrain.varuna_manager.reporting import documents, tables
 from spottrain.varuna_manager.reporting.history import JobHistory
@@ -145,66 +151,68 @@ RUNNING = State(
     now_s=1150.0,
     activity="training",
     last_news="vm-9 was killed: [the cloud says so]",
-    vms={name: vm(name) for name in "abcd"},
-    generation=generation_of(plan_on("a", "b", "c", "d")),
-    checkpoints=(CheckpointRef(name="step-40", step=40),),
-    progress=Progress(
-        step=61,
-        highest_step=61,
-        loss_first=5.5,
-        loss_last=3.0,
-        heldout_first=5.6,
-        first_commit_at_s=1010.0,
-        last_commit_at_s=1130.0,
-    ),
-    tally=Tally(preemptions_unnoticed=1),
-    ledger=LEDGER,
-    generations=(
-        GenerationSummary(
-            generation=1,
-            pipeline_depth=2,
-            data_parallel_width=1,
-            num_slots=2,
-            from_step=0,
-            to_step=50,
-            reason="start",
-            predicted_step_s=0.4,
-            measured_step_s=0.5,
-            started_at_s=1010.0,
-            ended_at_s=1090.0,
+    fleet=FleetState(vms={name: vm(name) for name in "abcd"}),
+    training=TrainingState(generation=generation_of(plan_on("a", "b", "c", "d"))),
+    preparation=PreparationState(checkpoints=(CheckpointRef(name="step-40", step=40),)),
+    history=HistoryState(
+        progress=Progress(
+            step=61,
+            highest_step=61,
+            loss_first=5.5,
+            loss_last=3.0,
+            heldout_first=5.6,
+            first_commit_at_s=1010.0,
+            last_commit_at_s=1130.0,
         ),
-        GenerationSummary(
-            generation=2,
-            pipeline_depth=2,
-            data_parallel_width=2,
-            num_slots=4,
-            from_step=None,
-            to_step=50,
-            reason="never trained",
-            predicted_step_s=0.4,
-            measured_step_s=None,
-            started_at_s=1090.0,
-            ended_at_s=1091.0,
+        tally=Tally(preemptions_unnoticed=1),
+        ledger=LEDGER,
+        generations=(
+            GenerationSummary(
+                generation=1,
+                pipeline_depth=2,
+                data_parallel_width=1,
+                num_slots=2,
+                from_step=0,
+                to_step=50,
+                reason="start",
+                predicted_step_s=0.4,
+                measured_step_s=0.5,
+                started_at_s=1010.0,
+                ended_at_s=1090.0,
+            ),
+            GenerationSummary(
+                generation=2,
+                pipeline_depth=2,
+                data_parallel_width=2,
+                num_slots=4,
+                from_step=None,
+                to_step=50,
+                reason="never trained",
+                predicted_step_s=0.4,
+                measured_step_s=None,
+                started_at_s=1090.0,
+                ended_at_s=1091.0,
+            ),
         ),
-    ),
-    interruptions=(
-        Interruption(
-            interruption="kill",
-            vm_id="vm-9",
-            at_s=1088.0,
-            reason="gone",
-            generation=1,
-            cost_s=3.25,
+        interruptions=(
+            Interruption(
+                interruption="kill",
+                vm_id="vm-9",
+                at_s=1088.0,
+                reason="gone",
+                generation=1,
+                cost_s=3.25,
+            ),
         ),
     ),
 )
 ENDED = replace(
     RUNNING,
     phase=JobPhase.ENDED,
-    generation=None,
-    vms={},
-    ledger=ledger_of(),
     outcome=Outcome(kind="succeeded", exit_code=0, reason="all steps are done"),
+    training=replace(RUNNING.training, generation=None),
+    fleet=replace(RUNNING.fleet, vms={}),
+    history=replace(RUNNING.history, ledger=ledger_of()),
 )
 
 
@@ -261,7 +269,11 @@ def test_time_stands_still_after_the_end() -> None:
     [
         (RUNNING, True, "running"),
         (RUNNING, False, "unmanaged"),
-        (replace(RUNNING, generation=None), True, "waiting"),
+        (
+            with_parts(RUNNING, replace(RUNNING.training, generation=None)),
+            True,
+            "waiting",
+        ),
         (replace(ENDED, phase=JobPhase.ENDING), True, "ending"),
         (ENDED, True, "succeeded"),
     ],
@@ -311,7 +323,9 @@ def test_a_vm_can_be_lost_if_every_stage_has_a_copy_elsewhere(
             stage_bounds=(0, 2),
             replica_bounds=(0, 1, 2, 3, 4),
         )
-    safety, line = safety_of(replace(RUNNING, generation=generation_of(plan)))
+    safety, line = safety_of(
+        with_parts(RUNNING, replace(RUNNING.training, generation=generation_of(plan)))
+    )
     assert (safety["vms_at_once"], "".join(safety["vms_spared"])) == (at_once, spared)
     assert safety["survives_any_vm"] is (at_once > 0)
     if at_once > 1:
@@ -319,18 +333,22 @@ def test_a_vm_can_be_lost_if_every_stage_has_a_copy_elsewhere(
 
 
 def test_a_silent_vm_may_be_gone_already() -> None:
-    silent = replace(RUNNING.vms["d"], silent_since_s=1090.0)
-    state = replace(
+    silent = replace(RUNNING.fleet.vms["d"], silent_since_s=1090.0)
+    state = with_parts(
         RUNNING,
-        generation=generation_of(plan_on(*"abcd")),
-        vms={**RUNNING.vms, "d": silent},
+        replace(RUNNING.training, generation=generation_of(plan_on(*"abcd"))),
+        replace(RUNNING.fleet, vms={**RUNNING.fleet.vms, "d": silent}),
     )
     assert safety_of(state)[0]["vms_spared"] == ["a", "c", "d"]
 
 
 def test_the_safety_shows_what_a_loss_would_cost() -> None:
-    vms = {name: RUNNING.vms[name] for name in "ab"}
-    alone = replace(RUNNING, vms=vms, generation=generation_of(plan_on("a", "b")))
+    vms = {name: RUNNING.fleet.vms[name] for name in "ab"}
+    alone = with_parts(
+        RUNNING,
+        replace(RUNNING.fleet, vms=vms),
+        replace(RUNNING.training, generation=generation_of(plan_on("a", "b"))),
+    )
     assert safety_of(alone) == (
         {
             "survives_any_vm": False,
@@ -350,10 +368,12 @@ def test_the_safety_shows_what_a_loss_would_cost() -> None:
 
 def test_copies_on_other_vms_limit_what_a_loss_costs() -> None:
     plan = replace(plan_on("a", "b"), data_parallel_width=1, peer_copies=1)
-    state = replace(
+    state = with_parts(
         RUNNING,
-        generation=generation_of(plan),
-        progress=replace(RUNNING.progress, copied_step=58),
+        replace(RUNNING.training, generation=generation_of(plan)),
+        replace(
+            RUNNING.history, progress=replace(RUNNING.history.progress, copied_step=58)
+        ),
     )
     safety, line = safety_of(state)
     assert (safety["copied_step"], safety["copy_lag_steps"]) == (58, 3)
@@ -361,21 +381,28 @@ def test_copies_on_other_vms_limit_what_a_loss_costs() -> None:
         "losing another VM may cost 3 steps, back to copies of step 58; several at once "
         "21 steps, to step 40"
     )
-    without = {name: vm for name, vm in state.vms.items() if name != "b"}
-    assert safety_of(replace(state, vms=without))[0]["copied_step"] is None
+    without = {name: vm for name, vm in state.fleet.vms.items() if name != "b"}
+    assert (
+        safety_of(with_parts(state, replace(state.fleet, vms=without)))[0][
+            "copied_step"
+        ]
+        is None
+    )
 
 
 def test_the_interval_of_checkpoints_is_told_once_it_is_chosen() -> None:
     job = replace(RUNNING.job, spec=replace(RUNNING.job.spec, checkpoint_every_steps=0))
     chosen = replace(
-        RUNNING.progress, checkpoint_every_steps=47, checkpoint_cost_s=0.31
+        RUNNING.history.progress, checkpoint_every_steps=47, checkpoint_cost_s=0.31
     )
     lines = [
         tables.checkpoints_line({"safety": safety_of(state)[0]})
         for state in (
             RUNNING,
             replace(RUNNING, settings=job),
-            replace(RUNNING, settings=job, progress=chosen),
+            replace(
+                RUNNING, settings=job, history=replace(RUNNING.history, progress=chosen)
+            ),
         )
     ]
     assert lines == [
@@ -386,7 +413,12 @@ def test_the_interval_of_checkpoints_is_told_once_it_is_chosen() -> None:
 
 
 def test_vms_that_can_be_lost_are_named_where_others_cannot() -> None:
-    mixed = replace(RUNNING, generation=generation_of(plan_on("a", "b", "c", "b")))
+    mixed = with_parts(
+        RUNNING,
+        replace(
+            RUNNING.training, generation=generation_of(plan_on("a", "b", "c", "b"))
+        ),
+    )
     assert safety_of(mixed)[1] == (
         "a, c, d can be lost without losing progress; losing another VM may cost 21 "
         "steps, back to step 40"
@@ -396,23 +428,26 @@ def test_vms_that_can_be_lost_are_named_where_others_cannot() -> None:
 def test_between_plans_the_memory_of_the_one_before_counts() -> None:
     """From a loss until the next plan trains, too."""
     before = plan_on("a", "b", "c", "d")
-    vms = {name: RUNNING.vms[name] for name in "abd"}
-    between = replace(
+    vms = {name: RUNNING.fleet.vms[name] for name in "abd"}
+    between = with_parts(
         RUNNING,
-        generation=None,
-        previous_plan=before,
-        vms=vms,
-        generations=RUNNING.generations[:1],
+        replace(RUNNING.training, generation=None, previous_plan=before),
+        replace(RUNNING.fleet, vms=vms),
+        replace(RUNNING.history, generations=RUNNING.history.generations[:1]),
     )
     assert safety_of(between)[0]["vms_spared"] == ["b", "d"]
     after = replace(generation_of(plan_on("a", "b")), started_at_s=None)
-    starting, _ = safety_of(replace(between, generation=after))
+    starting, _ = safety_of(
+        with_parts(between, replace(between.training, generation=after))
+    )
     assert starting["vms_spared"] == ["b", "d"]
 
 
 def test_state_on_gpus_is_lost_with_a_worker() -> None:
     plan = replace(plan_on("a", "b"), data_parallel_width=1, state="device")
-    on_gpus = replace(RUNNING, generation=generation_of(plan))
+    on_gpus = with_parts(
+        RUNNING, replace(RUNNING.training, generation=generation_of(plan))
+    )
     safety, line = safety_of(on_gpus)
     assert not safety["survives_any_worker"]
     assert "losing another VM or a killed worker may cost 21 steps" in line
@@ -470,7 +505,9 @@ def test_the_fleet_is_counted_by_what_its_vms_do() -> None:
         "e": vm("e", phase=VmPhase.STARTING),
         "f": vm("f", phase=VmPhase.REGISTERED),
     }
-    status = documents.status(replace(RUNNING, vms=vms), True, 1100.0)
+    status = documents.status(
+        with_parts(RUNNING, replace(RUNNING.fleet, vms=vms)), True, 1100.0
+    )
     assert documents.fleet_line(status) == "2 ready, 1 silent, 1 leaving, 2 booting"
 
 

@@ -15,7 +15,7 @@ from tests.unit.varuna_manager.story import Story
 
 from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import events as e
-from spottrain.varuna_manager.core.model.state import JobPhase, State
+from spottrain.varuna_manager.core.model.state import JobPhase, State, with_parts
 from spottrain.varuna_manager.jobs.journal import Journal, JournalError
 from spottrain.varuna_manager.jobs.measurements import Evaluation
 from spottrain.varuna_manager.jobs.replay.fold import Fold, Step, asked_for
@@ -43,8 +43,8 @@ def told(*, journals_measurements: bool) -> Story:
 
 def comparable(state: State) -> State:
     """Return a state without the numbers of reports."""
-    vms = {k: replace(vm, reports_received=0) for k, vm in state.vms.items()}
-    return replace(state, vms=vms)
+    vms = {k: replace(vm, reports_received=0) for k, vm in state.fleet.vms.items()}
+    return with_parts(state, replace(state.fleet, vms=vms))
 
 
 def fold(story: Story) -> State:
@@ -65,7 +65,7 @@ def test_measurements_that_were_journalled_lead_where_progress_does() -> None:
     )
     assert fold(now) == now.state
     assert comparable(fold(then)) == comparable(now.state)
-    assert fold(then).progress.nonfinite_steps == 1
+    assert fold(then).history.progress.nonfinite_steps == 1
 
 
 def test_a_measurement_that_was_journalled_twice_counts_once() -> None:
@@ -186,11 +186,23 @@ def test_a_snapshot_of_another_version_is_not_used(
         assert journal.replay() == replay(journal)[0] == story.state
 
 
+@pytest.mark.parametrize("history", ["", "[", "[]", "0", '["\0'])
+def test_a_damaged_snapshot_is_not_used(story: Story, path: Path, history: str) -> None:
+    half = len(story.steps) // 2
+    with closing(Journal(path)) as journal:
+        journal.append(*story.steps)
+        whole = replay(journal)
+        journal.save_snapshot(half, story.steps[half - 1].after, history)
+        assert replay(journal) == whole
+
+
 @pytest.mark.parametrize(
     ("decision", "says"),
     [
         ('{"format":9}', "event 3: .* newer version"),
         ('{"format":1,"changes":{"moon":["=",1]}}', "State has no field moon"),
+        ('{"format":2,"changes":{"vms":["=",{}]}}', "State has no field vms"),
+        ('{"format":1,"changes":["=",1]}', "damaged"),
         ("{", "damaged"),
     ],
 )

@@ -170,10 +170,13 @@ def test_no_text_of_others_gets_into_the_page_as_markup() -> None:
         story.state,
         phase=JobPhase.ENDED,
         now_s=1010.0,
-        ledger=ledger,
-        generations=(summary,),
-        interruptions=(hit,),
         outcome=Outcome(kind="failed", exit_code=3, reason=EVIL),
+        history=replace(
+            story.state.history,
+            ledger=ledger,
+            generations=(summary,),
+            interruptions=(hit,),
+        ),
     )
     text = page_of(state, history)
     found = Structure(text)
@@ -209,12 +212,7 @@ def long_job() -> tuple[State, JobHistory]:
         history.prices[f"{number}"] = PriceSeries(offers[number], points)
     history.checkpoints = [(1000.0 + i * 20.0, 50.0 * i) for i in range(1900)]
     plans, hits = plans_and_hits(count, hours_s / count)
-    state = replace(
-        story.state, phase=JobPhase.ENDED, now_s=1000.0 + hours_s, ledger=ledger,
-        generations=plans, interruptions=hits,
-        progress=Progress(step=100_000, highest_step=100_000),
-        outcome=Outcome(kind="succeeded", exit_code=0, reason="100000 steps done"),
-    )  # fmt: skip
+    state = replace(story.state, phase=JobPhase.ENDED, now_s=1000.0 + hours_s, outcome=Outcome(kind="succeeded", exit_code=0, reason="100000 steps done"), history=replace(story.state.history, ledger=ledger, generations=plans, interruptions=hits, progress=Progress(step=100_000, highest_step=100_000)))  # fmt: skip
     return state, history
 
 

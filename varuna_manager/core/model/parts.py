@@ -1,0 +1,168 @@
+"""The parts of a job's state: what changes together, so that an event copies little.
+
+Immutable like ``state.State``, whose fields they are, and like it without slots: see
+``changed.replace``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from spottrain.cloud.port.provider import Offer
+from spottrain.pricing.billing.ledger import Ledger
+from spottrain.pricing.ranking.cooldowns import Cooldown
+from spottrain.pricing.ranking.order import OfferWorth
+from spottrain.varuna_manager.core.model import records
+from spottrain.varuna_manager.core.model.deadline_state import DeadlineState
+from spottrain.varuna_manager.core.model.events import CheckpointRef, KnownProfile
+from spottrain.wire.model import Plan, Profile
+
+
+@dataclass(frozen=True, kw_only=True)
+class MarketState:
+    """What can be rented, and what it is worth to the job."""
+
+    offers: tuple[Offer, ...] = ()
+    offers_seen_at_s: float = 0.0
+    worths: Mapping[str, OfferWorth] = field(default_factory=dict)
+    """The worth of offers to the job by ``offer_key``, as far as it is known."""
+    rankings: int = 0
+    """Rankings of offers so far; ``considered``: up to which it was asked whether a move
+    pays."""
+    considered: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchState:
+    """What clouds were asked for, what they refused, and what may be asked of them."""
+
+    cooldowns: Mapping[str, Cooldown] = field(default_factory=dict)
+    """What refused lately, by scope (``pricing.ranking.cooldowns``): it is not asked."""
+    unfit: Mapping[str, int] = field(default_factory=dict)
+    """VMs that could not do what they were rented for, by ``kind_of``, since one of
+    the type could."""
+    arithmetic: str = ""
+    """In exact mode: the GPU and the torch that the job's first VM has. Others would round
+    differently. Empty: none is known, or the job computes on CPUs."""
+    images: Mapping[str, str] = field(default_factory=dict)
+    """The image of the job's VMs by cloud: a newer one may have another torch."""
+    intents: Mapping[str, records.Intent] = field(default_factory=dict)
+    asked_clouds: frozenset[str] = frozenset()
+    """Clouds that were ever asked for VMs: they may hold something of the job."""
+    given_up: frozenset[str] = frozenset()
+    """Intents that a cloud did not answer and that were launched elsewhere since: VMs that
+    may still come of them are billed, and returned."""
+    next_intent: int = 0
+    takeover_epoch: int = 0
+    """Epoch of the takeover by this machine; 0: the job began here."""
+    launch_pending: bool = False
+    """Whether ``LaunchIntended`` for the next intent is on its way."""
+    launch_choice: records.LaunchChoice | None = None
+    """What the newest launch was chosen from."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class FleetState:
+    """The VMs that are billed."""
+
+    reconciled: bool = False
+    """Whether the provider has listed its VMs since the manager started."""
+    vms: Mapping[str, records.VmRecord] = field(default_factory=dict)
+    orders: Mapping[str, records.OrderRecord] = field(default_factory=dict)
+    """VMs of other jobs of the pool that were asked for, by the name of the order; what has
+    been answered only as long as the grant has it."""
+    enough: records.Enough | None = None
+    """Set when VMs were returned that the plan did not use; None: as many as allowed."""
+    move: records.Move | None = None
+    """To VMs that train more per dollar, while it is under way."""
+    move_after_s: float = 0.0
+    """When the next may begin, after one that was given up."""
+    fleet_changed_at_s: float = 0.0
+    """When usable slots last came or went."""
+    short_since_s: float | None = None
+    """Since when there are no VMs, or too few to train."""
+    shortages: Mapping[str, records.Shortage] = field(default_factory=dict)
+    """By kind of machine, where memory was less than a plan needed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreparationState:
+    """What training needs: a profile of the model, and a checkpoint to begin with."""
+
+    profile: Profile | None = None
+    known_profiles: tuple[KnownProfile, ...] = ()
+    """Measured for earlier jobs, newest first."""
+    calibration: records.Calibration | None = None
+    """The round of measuring that runs now."""
+    next_round: int = -1
+    measure_after_s: float = 0.0
+    """When the next round may begin, after one that failed."""
+    initialiser: str | None = None
+    """The VM that writes the checkpoint of step 0."""
+    prepare_since_s: float = 0.0
+    failed_preparations: int = 0
+    checkpoints: tuple[CheckpointRef, ...] = ()
+    """Complete ones, newest first."""
+    damaged: tuple[str, ...] = ()
+    checkpoint_saved_at_s: float | None = None
+    """When one was last saved, as far as that is known."""
+    checkpoint_error: str = ""
+    """Why the newest attempt to write a checkpoint failed; empty if it did not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingState:
+    """The generation that trains, and the plans for the next one."""
+
+    next_generation: int = 1
+    generation: records.Generation | None = None
+    previous_plan: Plan | None = None
+    answer: records.PlanAnswer | None = None
+    plan_asked: str | None = None
+    """Hash of the ``ComputePlan`` that is not answered yet."""
+    morph: records.MorphChoice | None = None
+    """The newest plan that was compared with the running one."""
+    plan_reason: str = "start"
+    """Why the next plan will differ from the present one."""
+    fruitless: int = 0
+    """Generations in a row that broke before they committed anything."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HistoryState:
+    """The numbers of the report: totals, and the newest of what happened."""
+
+    progress: records.Progress = field(default_factory=records.Progress)
+    tally: records.Tally = field(default_factory=records.Tally)
+    ledger: Ledger = field(default_factory=Ledger)
+    """All that was spent."""
+    alerts: tuple[records.BudgetAlert, ...] = ()
+    """Shares of the budget that were spent and alerted to, the smallest first."""
+    generations: tuple[records.GenerationSummary, ...] = ()
+    """Finished ones, oldest first."""
+    interruptions: tuple[records.Interruption, ...] = ()
+    price_changes: tuple[records.PriceChange, ...] = ()
+    slow_vms: tuple[records.SlowVm, ...] = ()
+    """Those that were replaced, oldest first."""
+
+
+Part = (
+    MarketState
+    | DeadlineState
+    | LaunchState
+    | FleetState
+    | PreparationState
+    | TrainingState
+    | HistoryState
+)
+FIELDS: dict[type[Part], str] = {
+    MarketState: "market",
+    DeadlineState: "deadline",
+    LaunchState: "launches",
+    FleetState: "fleet",
+    PreparationState: "preparation",
+    TrainingState: "training",
+    HistoryState: "history",
+}
+"""The field of ``State`` that each is."""
