@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -55,9 +55,18 @@ def check_moved(giver: Job, taker: Job) -> Vm:
     return vm
 
 
-def kill_at(what: str, pid: int, happens: object) -> None:
-    """Kill a process as soon as something is the case, or has been."""
-    assert callable(happens)
+def check_lines(job: Job) -> None:
+    """The ledger has each VM as the cloud has billed it, to the micro-dollar."""
+    for vm in vms_of(job).values():
+        assert vm.ended_at_s is not None
+        hours = (vm.ended_at_s - vm.launched_at_s) / 3600
+        billed = hours * vm.offer.usd_per_hour * 1e6
+        line = job.state().history.ledger.closed[vm.vm_id]
+        assert line.cost(0).microusd == pytest.approx(billed, abs=1.0)
+
+
+def kill_at(what: str, pid: int, happens: Callable[[], bool]) -> None:
+    """Kill a process as soon as something is the case."""
     with contextlib.suppress(ProcessLookupError):
         until(what, happens)
         os.kill(pid, signal.SIGKILL)
@@ -107,11 +116,6 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     assert weights(first.checkpoint_root) == reference
     assert weights(urgent.checkpoint_root) == reference
     check_money(lab)
-    for job in (first, urgent):
-        for listed in vms_of(job).values():
-            line = job.state().history.ledger.closed[listed.vm_id]
-            assert listed.ended_at_s is not None
-            hours = (listed.ended_at_s - listed.launched_at_s) / 3600
-            billed = hours * listed.offer.usd_per_hour * 1e6
-            assert line.cost(0).microusd == pytest.approx(billed, abs=1.0)
+    check_lines(first)
+    check_lines(urgent)
     assert lab.run("down", "lab").code == 0

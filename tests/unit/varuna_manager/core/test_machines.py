@@ -72,7 +72,6 @@ def bases() -> Iterator[Watched]:
     """A story in every phase of everything."""
     story = Watched()
     yield story
-    yield pooled()
     story.start()
     yield fork(story)
     story.intend()
@@ -408,7 +407,7 @@ def variants(story: Watched) -> Iterator[Watched]:
 def explored() -> Watched:
     """Tell every event in every phase; return what was seen."""
     every = Watched()
-    for base in bases():
+    for base in (pooled(), *bases()):
         for story in variants(base):
             for act in everything(story):
                 act(fork(story))
