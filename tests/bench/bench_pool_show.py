@@ -114,11 +114,12 @@ def alone(folder: Path, file: Mapping[str, Any]) -> dict[str, Run]:
 
 def told(what: str, found: Mapping[str, Run]) -> None:
     began_s = min(one.began_s for one in found.values())
+    moved = sum(one.moved for one in found.values())
     times = "  ".join(f"{name} {found[name].took_s:6.1f}" for name in NAMES)
     print(
         f"{what:<24} {times}  all {max(r.ended_s for r in found.values()) - began_s:6.1f} s"
         f"  {sum(r.microusd for r in found.values()) / 1e6:.6f} USD"
-        f"  {sum(r.moved for r in found.values())} VMs moved",
+        f"{f'  {moved} VMs moved' if moved else ''}",
         flush=True,
     )
 
