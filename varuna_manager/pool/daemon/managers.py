@@ -216,10 +216,7 @@ class JobManagers:
             ),
             taken=_orders_of(state, OrderPhase.TAKEN),
             open=frozenset() if watched.is_down() else _open_orders(state, now_s),
-            is_ending=is_alive
-            and state.phase is JobPhase.ENDING
-            and state.outcome is not None
-            and state.outcome.kind in _FINAL,
+            is_ending=_is_ending(state, job, is_alive=is_alive),
         )
         if _is_news(watched.reported, report):
             watched.reported = report
@@ -382,6 +379,15 @@ def _ended_as(state: State, job: PoolJob) -> str:
     if state.phase is not JobPhase.ENDED or state.outcome is None:
         return ""
     return state.outcome.kind if (state.ending_since_s or 0) >= job.resumed_s else ""
+
+
+def _is_ending(state: State, job: PoolJob, *, is_alive: bool) -> bool:
+    """Return whether a job is done, though it may hold VMs yet, and its manager run."""
+    outcome = state.outcome
+    if state.phase is JobPhase.ENDED:
+        return _ended_as(state, job) in _FINAL
+    is_over = state.phase is JobPhase.ENDING and outcome is not None
+    return is_alive and is_over and outcome is not None and outcome.kind in _FINAL
 
 
 def _has_to_run(state: State, job: PoolJob, now_s: float) -> bool:
