@@ -94,7 +94,7 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
     file = folder / "lab.yaml"
     file.write_text(yaml.safe_dump(pool_file(cloud)))
     for job in (first, urgent):
-        job.pace(0.05)
+        job.pace(0.3)  # so that none is over before all has happened to it
     done = first.run("pool", "create", str(file))
     assert done.code == 0, done.err
     done = first.launch("--pool", "lab")

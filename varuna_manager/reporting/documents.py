@@ -99,7 +99,7 @@ def status(state: states.State, managed: bool, at_s: float) -> dict[str, Any]:
         "move": None
         if state.fleet.move is None
         else move_view(state, state.fleet.move),
-        "fleet": [_vm(vm) for vm in state.fleet.vms.values()],
+        "fleet": [_vm(state, vm) for vm in state.fleet.vms.values()],
         "safety": _safety(state),
         "exit_code": state.outcome.exit_code if state.outcome else None,
         "reason": state.outcome.reason if state.outcome else "",
@@ -367,10 +367,13 @@ def _safety(state: states.State) -> dict[str, Any]:
     }
 
 
-def _vm(vm: records.VmRecord) -> dict[str, Any]:
+def _vm(state: states.State, vm: records.VmRecord) -> dict[str, Any]:
+    generation = state.training.generation
+    trains = generation is None or generation.trains_on(vm.vm_id)
     return {
         "vm_id": vm.vm_id,
         "phase": vm.phase.value,
+        "spare": vm.phase is records.VmPhase.READY and not trains,
         "zone": vm.offer.zone,
         "instance_type": vm.offer.instance_type,
         "spot": vm.offer.spot,
@@ -469,7 +472,7 @@ def _interruption(state: states.State, hit: records.Interruption) -> dict[str, A
 
 
 def fleet_line(status: dict[str, Any]) -> str:
-    """Return a fleet in a few words, such as ``4 ready, 1 leaving``."""
+    """Return a fleet in a few words, such as ``4 ready, 1 spare``: the plan leaves it out."""
     words = {"starting": "booting", "registered": "booting"}
     counts: Counter[str] = Counter()
     for vm in status["fleet"]:
@@ -477,6 +480,8 @@ def fleet_line(status: dict[str, Any]) -> str:
             counts["silent"] += 1
         elif vm["leaves_at_s"] is not None:
             counts["leaving"] += 1
+        elif vm["spare"]:
+            counts["spare"] += 1
         else:
             counts[words.get(vm["phase"], vm["phase"])] += 1
     return ", ".join(f"{n} {word}" for word, n in counts.items()) or "no VMs"

@@ -214,7 +214,8 @@ def fleet_table(status: dict[str, Any]) -> Table:
 def _phase(vm: dict[str, Any]) -> str:
     if vm["silent_since_s"] is not None:
         return "silent"
-    return f"{vm['phase']}{', hot' if vm['throttled'] else ''}"
+    phase = "spare" if vm["spare"] else vm["phase"]
+    return f"{phase}{', hot' if vm['throttled'] else ''}"
 
 
 def summary(report: dict[str, Any]) -> Iterator[RenderableType]:

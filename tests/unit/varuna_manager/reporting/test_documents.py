@@ -511,6 +511,15 @@ def test_the_fleet_is_counted_by_what_its_vms_do() -> None:
     assert documents.fleet_line(status) == "2 ready, 1 silent, 1 leaving, 2 booting"
 
 
+def test_a_vm_that_the_plan_leaves_out_is_a_spare() -> None:
+    two = generation_of(plan_on("a", "b"))
+    status = documents.status(
+        with_parts(RUNNING, replace(RUNNING.training, generation=two)), True, 1100.0
+    )
+    assert documents.fleet_line(status) == "2 ready, 2 spare"
+    assert text_of(tables.fleet_table(status)).count("spare") == 2
+
+
 @pytest.mark.parametrize(
     ("told", "text"),
     [
