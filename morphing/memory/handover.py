@@ -33,7 +33,7 @@ def handover_bytes(
     had = {slot: rank % old_depth for rank, slot in enumerate(previous.slots)}
     sizes = [
         section.param_bytes
-        + trained_bytes(section)
+        + compute.lanes * trained_bytes(section)
         + section.optimizer_bytes
         + PAGE_BYTES
         for section in facts.sections

@@ -169,7 +169,8 @@ class StageMemory:
     parameters_bytes: int
     """With state in another memory: working copies."""
     gradients_bytes: int
-    """The mini-batch's sum, later the prepared gradients."""
+    """The mini-batch's sum, later the prepared gradients; of two where gradients are stale by
+    one mini-batch, as the next."""
     accumulators_bytes: int
     """In exact mode: the mini-batch's sum as whole numbers."""
     optimizer_bytes: int
@@ -269,9 +270,10 @@ def stage_bytes(
     own = [facts.sections[k] for run in runs for k in run]
     if chunks is None:
         chunks = [Chunk.of(facts, measured, segments_of(run, segments)) for run in runs]
-    gradients = sum(chunk.gradients for chunk in chunks)
+    lanes = terms.compute.lanes
+    gradients = lanes * sum(chunk.gradients for chunk in chunks)
     exact = terms.reduction == "exact"
-    undo = max(s.param_bytes + s.optimizer_bytes + trained_bytes(s) for s in own)
+    undo = max(_committed_bytes(section, lanes) for section in own)
     waiting = load.gradients_waiting * max(chunk.output for chunk in chunks)
     buffers = _pending(chunks, load)
     training = _peak(chunks, load, _converted_bytes(own, terms) if exact else 0)
@@ -331,9 +333,14 @@ def _on_gpu(
         process_bytes=PROCESS_BYTES,
     )
     if terms.state == "host":
-        exact = terms.reduction == "exact"
-        return _on_host(whole, host, exact, casts, buffers)
+        return _on_host(whole, host, terms, casts, buffers)
     return _on_device(whole, host, casts, PAGE_BYTES * (len(own) + 1))
+
+
+def _committed_bytes(section: SectionFacts, lanes: int) -> int:
+    """Return the bytes of a section's committed memory."""
+    gradients = lanes * trained_bytes(section)
+    return section.param_bytes + section.optimizer_bytes + gradients
 
 
 def _converted_bytes(own: Sequence[SectionFacts], terms: WorkerTerms) -> int:
@@ -349,7 +356,7 @@ def _library_bytes(terms: WorkerTerms, width: int) -> int:
 
 
 def _on_host(
-    whole: StageMemory, host: HostMemory, exact: bool, casts: int, buffers: int
+    whole: StageMemory, host: HostMemory, terms: WorkerTerms, casts: int, buffers: int
 ) -> StageMemory:
     """Return the memory of a GPU's worker that keeps committed state on the host.
 
@@ -359,14 +366,15 @@ def _on_host(
     Args:
         whole: All of it, as on a CPU.
         host: What the VM's memory holds of it wherever state is.
-        exact: Whether sums are whole numbers.
+        terms: What holds for all workers.
         casts: Bytes of converted matrices.
         buffers: What was sent last.
     """
+    lanes = terms.compute.lanes
     return replace(
         whole,
-        parameters_bytes=whole.parameters_bytes - casts,
-        gradients_bytes=0 if exact else whole.gradients_bytes,
+        parameters_bytes=lanes * (whole.parameters_bytes - casts),
+        gradients_bytes=0 if terms.reduction == "exact" else whole.gradients_bytes,
         optimizer_bytes=0,
         undo_bytes=0,
         snapshot_bytes=0,
@@ -378,7 +386,7 @@ def _on_host(
             optimizer_bytes=whole.optimizer_bytes,
             update_bytes=whole.update_bytes - buffers,
             undo_bytes=whole.undo_bytes,
-            staging_bytes=host.staging_bytes + casts,
+            staging_bytes=host.staging_bytes + lanes * casts,
         ),
     )
 
@@ -494,7 +502,8 @@ def rank_bytes(
     loads: dict[int, tuple[StageLoad, ...]] = {}
     ranks = []
     for replica in range(width):
-        count = len(plan.virtual_nodes_of(replica))
+        # Two mini-batches fill a pipeline as one of twice the length does.
+        count = compute.lanes * len(plan.virtual_nodes_of(replica))
         if count not in loads:
             loads[count] = stage_loads(
                 plan.schedule,

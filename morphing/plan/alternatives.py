@@ -8,14 +8,9 @@ from dataclasses import dataclass, replace
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import NOISE, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.morphing.plan.modes import ENDLESS
 from spottrain.morphing.plan.replication import Layer, ReplicatedPlan, replicate
 from spottrain.morphing.plan.tensor import SIZES, tensor_parallel
-from spottrain.morphing.simulate import reducing
-from spottrain.morphing.simulate.simulator import (
-    simulate_step,
-    slowest_sums_s,
-    slowest_update_s,
-)
 from spottrain.wire.model import Plan, SectionFacts
 
 
@@ -42,31 +37,51 @@ class Alternatives:
     uneven_gain: float
     """By how much it is faster than the best with equal replication, both at full
     pipelines and with sums that overlap."""
-    stale_step_s: float | None
-    """Of the chosen plan without draining its pipeline (PipeDream-2BW); ``None``: a replica
-    has fewer micro-batches than stages."""
+    stale_shape: str
+    """``PxD`` of the best plan if gradients were stale by one mini-batch, so that pipelines
+    need not drain (PipeDream-2BW); empty: none fits."""
     stale_gain: float | None
-    """By how much that is faster at most: links' latency is taken to be hidden."""
+    """By how much that is faster; ``None``: the job's gradients are stale already."""
     stale_stage_bytes: int
-    """Parameters that its largest stage would hold a second time."""
+    """Parameters and gradients that its largest stage would hold a second time."""
 
 
 def alternatives_to(inputs: PlanInputs, plan: Plan) -> Alternatives:
     """Return what other systems would make of the inputs that gave ``plan``."""
     uneven, gain = _uneven(inputs, plan)
-    stale_s = _stale_step_s(inputs, plan)
-    sections = inputs.facts.sections
+    is_stale = inputs.semantics == "stale_by_one"
+    stale = plan if is_stale else _stale_plan(inputs)
     return Alternatives(
         tensor=tuple(_tensor_rows(inputs)),
         uneven=uneven,
         uneven_gain=gain,
-        stale_step_s=stale_s,
-        stale_gain=None if stale_s is None else plan.predicted_step_s / stale_s - 1,
-        stale_stage_bytes=max(
-            sum(sections[k].param_bytes for k in plan.sections_of(p))
-            for p in range(plan.pipeline_depth)
-        ),
+        stale_shape="" if stale is None else stale.shape,
+        stale_gain=None if is_stale else _gain(plan, stale),
+        stale_stage_bytes=0 if stale is None else _held_twice(inputs, stale),
     )
+
+
+def _stale_plan(inputs: PlanInputs) -> Plan | None:
+    """Return the best plan if the job's gradients were stale by one mini-batch."""
+    schedule = inputs.schedule if inputs.schedule in ENDLESS else None
+    stale = replace(
+        inputs,
+        facts=inputs.facts.with_delayed(),
+        schedule=schedule,
+        semantics="stale_by_one",
+    )
+    return choose_plan(stale).plan
+
+
+def _gain(plan: Plan, other: Plan | None) -> float:
+    """Return by how much another plan is faster."""
+    return plan.predicted_step_s / other.predicted_step_s - 1 if other else 0.0
+
+
+def _held_twice(inputs: PlanInputs, plan: Plan) -> int:
+    sections = inputs.facts.sections
+    stages = (plan.sections_of(p) for p in range(plan.pipeline_depth))
+    return max(2 * sum(sections[k].trained_bytes for k in own) for own in stages)
 
 
 def _tensor_rows(inputs: PlanInputs) -> Iterator[TensorRow]:
@@ -144,41 +159,3 @@ def _uneven(inputs: PlanInputs, plan: Plan) -> tuple[str, float]:
 def _state_bytes(section: SectionFacts, *, optimizer: bool) -> int:
     """Return what a device holds of a section: parameters, gradients, optimizer."""
     return 2 * section.param_bytes + optimizer * section.optimizer_bytes
-
-
-def _stale_step_s(inputs: PlanInputs, plan: Plan) -> float | None:
-    """Return the time of a mini-batch without a drain; see ``Alternatives``.
-
-    Stages never wait for each other: the slowest one's tasks, sums or messages, whichever
-    take longest, then its update and the commit's gather.
-    """
-    depth, width = plan.pipeline_depth, plan.data_parallel_width
-    counts = [len(plan.virtual_nodes_of(d)) for d in range(width)]
-    speeds_of = {device.slot: device.speed for device in inputs.slots}
-    shares_cores = any(device.cores for device in inputs.slots)
-    if depth == 1 or min(counts) < depth or shares_cores:
-        return None
-    speeds = [speeds_of[slot] for slot in plan.slots]
-    profile, facts, compute = inputs.profile, inputs.facts, inputs.compute
-    step = simulate_step(
-        plan,
-        profile,
-        facts,
-        reduction=inputs.reduction,
-        speeds=speeds,
-        compute=compute,
-    )
-    sums_s = slowest_sums_s(plan, profile, facts, inputs.reduction, compute)
-    measured = profile.sections_at(plan.microbatch_size)
-    link = profile.between_vms
-    message_s = max(
-        measured[bound - 1].output_bytes / link.bandwidth_bytes_per_s
-        for bound in plan.stage_bounds[1:-1]
-    )
-    between_vms = len({slot.vm_id for slot in plan.slots}) > 1
-    gather_s = reducing.gather_s(profile, depth * width, between_vms)
-    update_s = slowest_update_s(
-        plan, profile, facts, speeds, compute, reduction=inputs.reduction
-    )
-    steady_s = max(*step.busy_s, min(sums_s.values()), max(counts) * message_s)
-    return steady_s + gather_s + update_s

@@ -94,7 +94,7 @@ class Cuts:
         inputs = self.inputs
         sections = inputs.facts.sections
         parameters = sum(s.param_bytes for s in sections)
-        gradients = sum(map(trained_bytes, sections))
+        gradients = self.compute.lanes * sum(map(trained_bytes, sections))
         optimizer = sum(s.optimizer_bytes for s in sections)
         everything = parameters + gradients + optimizer
         if not self.compute.on_gpu or state == "device":
@@ -127,7 +127,8 @@ class Cuts:
             finish_s=self._finish_s(depth, mode, widths),
             shared_s=self._shared_s(pipe, ring),
         )
-        steps: list[float] = min_s.tolist()
+        # Of two mini-batches in a row both fill and drain a pipeline (``stale_step``).
+        steps: list[float] = (min_s / self.compute.lanes).tolist()
         return steps
 
     def _shared_s(self, pipe: Pipe, widths: NDArray[np.int64]) -> Array | None:
@@ -253,8 +254,10 @@ class Cuts:
     ) -> tuple[StageLoad, ...]:
         """Return the load of every stage of a replica of ``count`` micro-batches.
 
-        A short list is enough for all schedules but GPipe.
+        A short list is enough for all schedules but GPipe. Where two mini-batches are under
+        way they fill the pipeline as one of twice the length does.
         """
+        count *= self.compute.lanes
         if mode.schedule != "gpipe":
             count = min(count, SHORT_LISTS * depth * mode.chunks)
         # The home of state changes nothing, nor does the number of segments.
@@ -389,7 +392,7 @@ class Cuts:
         if draft.depth == 1 or draft.mode.schedule not in DEEPENED:
             return set()
         listed, count = self._listed_in_flight(draft), self.even_shares(draft)[1]
-        most = min(count, SHORT_LISTS * draft.depth)
+        most = min(self.compute.lanes * count, SHORT_LISTS * draft.depth)
         largest_bound = self._search_bound(draft, room, listed - 1, most + 1)
         few = max(listed, min(FEW * draft.depth, largest_bound))
         return {few, largest_bound} if largest_bound >= listed else set()

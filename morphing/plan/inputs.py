@@ -20,6 +20,7 @@ from spottrain.wire.model import (
     Profile,
     Reduction,
     ScheduleKind,
+    Semantics,
     StateHome,
     WireType,
 )
@@ -60,6 +61,7 @@ class PlanInputs:
     """What sums gradients of GPUs; ``auto``: the faster one of those that were measured."""
     peer_copies: int = 0
     """As in ``Plan``: of plans without second copies, where VMs have memory for them."""
+    semantics: Semantics = "synchronous"
     schema_version: int = SCHEMA_VERSION
 
     @property
@@ -71,6 +73,7 @@ class PlanInputs:
             precision=self.precision,
             wire=self.wire,
             network=self.network,
+            semantics=self.semantics,
         )
 
     @property
@@ -106,6 +109,7 @@ class PlanQuestion:
     wire: WireType = "own"
     network: Network = "auto"
     peer_copies: int = 0
+    semantics: Semantics = "synchronous"
 
 
 def question_of(inputs: PlanInputs) -> PlanQuestion:
@@ -128,6 +132,7 @@ def question_of(inputs: PlanInputs) -> PlanQuestion:
         wire=inputs.wire,
         network=inputs.network,
         peer_copies=inputs.peer_copies,
+        semantics=inputs.semantics,
     )
 
 

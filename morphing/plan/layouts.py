@@ -27,6 +27,7 @@ from spottrain.morphing.simulate.simulator import (
     expect_step,
     slowest_sums_s,
     slowest_update_s,
+    stale_step,
 )
 from spottrain.wire.model import Network, Plan
 
@@ -285,7 +286,8 @@ class Layouts:
 
     def simulate(self, layout: PlanLayout) -> Plan:
         """Return the plan of ``layout`` with its predicted time."""
-        step = expect_step(
+        expect = stale_step if self.inputs.semantics == "stale_by_one" else expect_step
+        step = expect(
             layout.plan,
             self.inputs.profile,
             self.inputs.facts,

@@ -15,6 +15,9 @@ from spottrain.wire.model import ScheduleKind, StateHome
 
 RUNNABLE: tuple[ScheduleKind, ...] = ("varuna", "1f1b", "gpipe", "interleaved")
 """Schedules that the runtime supports. Of equals the first is taken."""
+ENDLESS: tuple[ScheduleKind, ...] = ("varuna", "1f1b")
+"""Those whose stages alternate forward and backward, so that they need not drain between
+mini-batches."""
 CHUNKS = (2, 3, 4)
 """Runs of sections per stage that are considered for an interleaved schedule."""
 
@@ -61,7 +64,8 @@ def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
     if depth == 1:
         # One stage has nothing to order: it alternates forward and backward.
         asked = inputs.schedule
-        alone = asked if asked in RUNNABLE and asked != "interleaved" else RUNNABLE[0]
+        possible = _possible(inputs)
+        alone = asked if asked in possible and asked != "interleaved" else RUNNABLE[0]
         rank, segments = RUNNABLE.index(alone), int(inputs.recompute is True)
         return [
             ExecutionMode(rank, 1, 0, segments, home == "device")
@@ -69,7 +73,7 @@ def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
         ]
     found = []
     for rank, schedule in enumerate(RUNNABLE):
-        if inputs.schedule in (None, schedule):
+        if inputs.schedule in (None, schedule) and schedule in _possible(inputs):
             for chunks in CHUNKS if schedule == "interleaved" else (1,):
                 if depth * chunks <= len(inputs.facts.sections):
                     found += [
@@ -79,6 +83,12 @@ def execution_modes(inputs: PlanInputs, depth: int) -> list[ExecutionMode]:
                         for home in inputs.homes
                     ]
     return found
+
+
+def _possible(inputs: PlanInputs) -> tuple[ScheduleKind, ...]:
+    """Return the schedules that a job can have: those that fill pipelines again as they
+    drain, where gradients may be stale."""
+    return RUNNABLE if inputs.semantics == "synchronous" else ENDLESS
 
 
 class DeviceFleet:

@@ -15,6 +15,7 @@ from spottrain.wire.model import (
     Profile,
     SectionFacts,
     SectionProfile,
+    Semantics,
     StateHome,
     WireType,
 )
@@ -38,6 +39,13 @@ class Compute:
     """In which activations and their gradients travel."""
     network: Network = "auto"
     """What sums gradients of GPUs; ``auto``: the faster one of those that were measured."""
+    semantics: Semantics = "synchronous"
+    """Whether two mini-batches may be under way."""
+
+    @property
+    def lanes(self) -> int:
+        """Mini-batches that may be under way, each with sums of gradients of its own."""
+        return 2 if self.semantics == "stale_by_one" else 1
 
     def sent_bytes(self, section: SectionProfile) -> float:
         """Return the bytes that leave a section for one micro-batch, as they travel.

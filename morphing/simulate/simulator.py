@@ -274,6 +274,58 @@ def expect_step(
     )
 
 
+def stale_step(
+    plan: Plan,
+    profile: Profile,
+    facts: ModelFacts,
+    *,
+    reduction: Reduction,
+    speeds: Sequence[float] | None = None,
+    compute: Compute = CPU,
+    sharing: SharedCores | None = None,
+) -> StepTime:
+    """Return the times of a mini-batch where gradients are stale by one (PipeDream-2BW).
+
+    Pipelines do not drain: each further mini-batch takes what two in a row take longer than
+    one, and the update, which shares the device with them unless the CPU makes it for a
+    GPU. Commits follow each other, so none can take longer than that. And mini-batch t
+    waits for the commit of t - 2: two together take no less than one that is alone.
+
+    Arguments are those of ``expect_step``, and its jitter counts in the same way.
+    """
+    width = plan.data_parallel_width
+    speeds = [1.0] * (plan.pipeline_depth * width) if speeds is None else speeds
+
+    def expect(one: Plan) -> StepTime:
+        return expect_step(
+            one,
+            profile,
+            facts,
+            reduction=reduction,
+            speeds=speeds,
+            compute=compute,
+            sharing=sharing,
+        )
+
+    alone = expect(plan)
+    if plan.chunks > 1:  # which a mini-batch has to itself
+        return alone
+    twice = replace(
+        plan,
+        network=alone.network,
+        minibatch_size=2 * plan.minibatch_size,
+        replica_bounds=tuple(2 * at for at in plan.replica_bounds),
+    )
+    steady_s = expect(twice).pipeline_s - alone.pipeline_s
+    if not compute.on_gpu or plan.state == "device":
+        steady_s += slowest_update_s(
+            plan, profile, facts, speeds, compute, reduction=reduction, sharing=sharing
+        )
+    commit_s = alone.step_s - alone.pipeline_s
+    step_s = max(steady_s, commit_s, alone.step_s / 2)
+    return replace(alone, step_s=min(step_s, alone.step_s))
+
+
 def _is_calm(
     plan: Plan, profile: Profile, speeds: Sequence[float] | None, compute: Compute
 ) -> bool:

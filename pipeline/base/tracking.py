@@ -8,6 +8,7 @@ code, such as scratch memory of kernels and of collectives, is not seen.
 
 from __future__ import annotations
 
+import threading
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterator
@@ -42,6 +43,7 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._sizes: dict[int, tuple[weakref.ref[Any], int]] = {}
         self._freed: deque[int] = deque()
         self._now = 0
+        self._lock = threading.RLock()
         self.peak_bytes = 0
         """Since the beginning."""
         self.recent_peak_bytes = 0
@@ -50,9 +52,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
     @property
     def now_bytes(self) -> int:
         """Bytes of what is alive."""
-        while self._freed:
-            self._now -= self._freed.popleft()
-        return self._now
+        with self._lock:
+            while self._freed:
+                self._now -= self._freed.popleft()
+            return self._now
 
     def begin(self) -> int:
         """Forget the recent peak; return the bytes of what is alive."""
@@ -61,9 +64,10 @@ class LiveBytes(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def add(self, num_bytes: int) -> None:
         """Count bytes of unknown origin, or subtract them."""
-        self._now = self.now_bytes + num_bytes
-        self.recent_peak_bytes = max(self.recent_peak_bytes, self._now)
-        self.peak_bytes = max(self.peak_bytes, self._now)
+        with self._lock:
+            self._now = self.now_bytes + num_bytes
+            self.recent_peak_bytes = max(self.recent_peak_bytes, self._now)
+            self.peak_bytes = max(self.peak_bytes, self._now)
 
     def adopt(self, tensor: torch.Tensor) -> None:
         """Count a tensor's storage, if it is not yet counted, until it is freed."""
@@ -243,6 +247,11 @@ class TensorTracker:
             return
         with self._live:
             yield
+
+    @property
+    def is_settled(self) -> bool:
+        """True once a mini-batch has shown what tasks take: no operation is watched."""
+        return not self._first
 
     def settle(self) -> bool:
         """Stop watching: one mini-batch has shown what tasks take.

@@ -177,7 +177,7 @@ class _Stage:
         arenas, ties = self._memory.arenas, self._loaded.layout.tied
         for attempt in range(MAX_ATTEMPTS):
             began_s = time.process_time()
-            self._sums.begin(attempt, 0)
+            self._sums.begin(0, attempt, 0)
             losses = self.executor.train(step)
             trained_s = time.process_time()
             fits, totals = self._sums.reduce(), self._sums.total_loss(losses)

@@ -111,7 +111,8 @@ class SectionBench:
             store = open_store(loaded.spec.checkpoint_path)
             manifest = read_manifest(store, checkpoint)
             for k in sections:
-                fill(self.memory.arenas[k], load_section(store, manifest, k))
+                tensors = load_section(store, manifest, k)
+                fill(self.memory.arenas[k], tensors, manifest.step)
         elif sections:
             self._fill_from_model(sections)
         self._runs = [

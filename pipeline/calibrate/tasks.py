@@ -119,7 +119,7 @@ def time_tasks(
     )
     for step in range(_MINIBATCHES):
         clock.clear()
-        sums.begin(0, 0)
+        sums.begin(0, 0, 0)
         executor.train(step)
         clock.end_task()
         sums.reduce()

@@ -155,7 +155,7 @@ class _Receiver(threading.Thread):
         self,
         source: int,
         direction: Direction,
-        arrivals: SimpleQueue[Arrival | _Broken],
+        arrivals: SimpleQueue[Arrival | _Broken | None],
         device: Device,
     ) -> None:
         super().__init__(name=f"receive-{direction.name.lower()}", daemon=True)
@@ -241,7 +241,10 @@ class _Sender(threading.Thread):
     """Sends tensors as soon as they have come down from the device."""
 
     def __init__(
-        self, device: Device, sends: _Sends, arrivals: SimpleQueue[Arrival | _Broken]
+        self,
+        device: Device,
+        sends: _Sends,
+        arrivals: SimpleQueue[Arrival | _Broken | None],
     ) -> None:
         super().__init__(name="send", daemon=True)
         self._device = device
@@ -286,7 +289,8 @@ class PipelineLinks:
         self._previous = previous
         self._following = following
         self._device = device
-        self._arrivals: SimpleQueue[Arrival | _Broken] = SimpleQueue()
+        self._arrivals: SimpleQueue[Arrival | _Broken | None] = SimpleQueue()
+        """``None``: whoever waits is to look up."""
         self._receivers: dict[Direction, _Receiver] = {}
         self._sends = _Sends()
         sources = (Direction.ACTIVATION, previous), (Direction.GRADIENT, following)
@@ -313,21 +317,29 @@ class PipelineLinks:
             self._receivers[direction].orders.put(count)
 
     def arrival(self, *, wait: bool) -> Arrival | None:
-        """Return the next tensor that came in, or ``None`` if none has.
+        """Return the next tensor that came in, or ``None`` if none has, or on ``wake``.
 
         Raises:
             GenerationBrokenError: A link broke.
             OutOfMemoryError: The device had no memory left for what came in.
         """
-        if not wait and self._arrivals.empty():
-            return None
-        arrival = self._arrivals.get()
+        arrival = None
+        while arrival is None:
+            if not wait and self._arrivals.empty():
+                return None
+            arrival = self._arrivals.get()
+            if arrival is None and wait:
+                return None
         if isinstance(arrival, _Broken):
             if isinstance(arrival.error, torch.OutOfMemoryError):
                 raise arrival.error
             reason = f"link broke: {arrival.error}"
             raise GenerationBrokenError(reason) from arrival.error
         return arrival
+
+    def wake(self) -> None:
+        """Let who waits for an arrival look up; may be called in any thread."""
+        self._arrivals.put(None)
 
     def send(self, direction: Direction, tensor: torch.Tensor, note: int = 0) -> None:
         """Send a tensor of the device, and a number; return before it has arrived."""

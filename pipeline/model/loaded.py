@@ -30,7 +30,7 @@ from spottrain.pipeline.model.state import Forms, OptimizerSpec
 from spottrain.pipeline.model.tracer import trace
 from spottrain.version import software_version
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import LAYOUT_FILE
+from spottrain.wire.model import LAYOUT_FILE, Semantics
 
 logger = logging.getLogger(__name__)
 
@@ -59,6 +59,9 @@ class ParameterSpec(NamedTuple):
     """Of tensors in its parameter group; zero but for one parameter of each group."""
     forms: Forms = MappingProxyType({})
     """How ``state`` is nested."""
+    versions: int = 1
+    """Of its value that are committed: 2 where gradients are stale by one mini-batch, the
+    present one and the one before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,7 +92,7 @@ def load(spec: JobSpec, workdir: Path) -> LoadedJob:
         layout=layout,
         fingerprint=derived.fingerprint,
         specs=[
-            _parameter_specs(layout, names, kept)
+            _parameter_specs(layout, names, kept, spec.semantics)
             for names, kept in zip(layout.parameters, derived.states, strict=True)
         ],
     )
@@ -134,9 +137,13 @@ def _plain(spec: TensorSpec) -> list[object]:
 
 
 def _parameter_specs(
-    layout: ModelLayout, names: Sequence[str], kept: OptimizerSpec
+    layout: ModelLayout,
+    names: Sequence[str],
+    kept: OptimizerSpec,
+    semantics: Semantics,
 ) -> tuple[ParameterSpec, ...]:
     """Return what it takes to keep and train the parameters of one section."""
+    stale = semantics == "stale_by_one"
     return tuple(
         ParameterSpec(
             name,
@@ -146,6 +153,7 @@ def _parameter_specs(
             kept.state.get(name, {}),
             kept.group_bytes.get(name, 0),
             kept.forms.get(name, {}),
+            2 if stale and layout.specs[name].requires_grad else 1,
         )
         for name in names
     )

@@ -253,6 +253,17 @@ class SectionOptimizer:
             if memory.numbers.has_state:
                 self._load(self.optimizer)
 
+    def point_at(
+        self,
+        parameters: Mapping[str, torch.Tensor],
+        gradients: Mapping[str, torch.Tensor],
+    ) -> None:
+        """Update other memory from now on, from other gradients; state stays where it is."""
+        for name, parameter in self.parameters:
+            parameter.grad = None
+            parameter.data = parameters[name]
+            parameter.grad = gradients[name]
+
     def learning_rate(self, step: int) -> float | None:
         """Return the first group's rate in a mini-batch; ``None``: there is none."""
         if self.optimizer is None or self._rates[0] is None:

@@ -168,12 +168,16 @@ class _Layout:
 
     payload: int
     """Where it begins, after the header."""
-    parameters: Mapping[str, int]
+    parameters: tuple[Mapping[str, int], ...]
+    """Of each version; what is not trained is in one place in all of them."""
     gradients: Mapping[str, int]
+    """Of the first sum."""
     state: Mapping[tuple[str, str], int]
     runs: tuple[tuple[torch.dtype, int, int], ...]
     """(type, offset, elements) of the gradients of each type, padding included."""
     gradients_start: int
+    gradients_bytes: int
+    """Of one sum; there are as many, one after the other, as versions."""
     state_start: int
     end: int
 
@@ -192,7 +196,17 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
         offset += _aligned(math.prod(shape) * dtype.itemsize)
         return here
 
-    parameters = {spec.name: place(spec.shape, spec.dtype) for spec in specs}
+    parameters = [{spec.name: place(spec.shape, spec.dtype) for spec in specs}]
+    versions = max((spec.versions for spec in specs), default=1)
+    for version in range(1, versions):
+        parameters.append(
+            {
+                spec.name: place(spec.shape, spec.dtype)
+                if version < spec.versions
+                else parameters[0][spec.name]
+                for spec in specs
+            }
+        )
     gradients_start = offset
     gradients: dict[str, int] = {}
     for dtype in dict.fromkeys(spec.dtype for spec in specs if spec.trainable):
@@ -201,19 +215,23 @@ def _lay_out(specs: tuple[ParameterSpec, ...]) -> _Layout:
             if spec.trainable and spec.dtype is dtype:
                 gradients[spec.name] = place(spec.shape, dtype)
         runs.append((dtype, start, (offset - start) // dtype.itemsize))
-    state_start = offset
+    gradients_bytes = offset - gradients_start
+    state_start = offset = gradients_start + versions * gradients_bytes
     state = {
         (spec.name, key): place(value.shape, value.dtype)
         for spec in specs
         for key, value in spec.state.items()
     }
     return _Layout(
-        payload=_aligned(SectionNumbers.size(len(gradients), group_bytes(specs))),
-        parameters=parameters,
+        payload=_aligned(
+            SectionNumbers.size(len(gradients), group_bytes(specs), versions)
+        ),
+        parameters=tuple(parameters),
         gradients=gradients,
         state=state,
         runs=tuple(runs),
         gradients_start=gradients_start,
+        gradients_bytes=gradients_bytes,
         state_start=state_start,
         end=offset,
     )
@@ -226,6 +244,11 @@ def group_bytes(specs: Iterable[ParameterSpec]) -> int:
 
 class SectionArena:
     """The committed memory of one section.
+
+    Where gradients are stale by one mini-batch, it holds parameters of two versions, the
+    present one and the one before, and gradients of two mini-batches. Each has its place
+    by whether its number is even: an update writes the next version over the one before
+    the present, and no mini-batch's gradients touch those of the one before it.
 
     Args:
         holder: Gives the memory, with the contents that a predecessor left.
@@ -265,18 +288,19 @@ class SectionArena:
         self.specs = specs
         self.device = device
         self.num_bytes = HEADER_BYTES + layout.payload + layout.end
-        self.numbers = SectionNumbers(memory, len(layout.gradients), group_bytes(specs))
+        self.versions = len(layout.parameters)
+        """Of the parameters that it holds."""
+        self.numbers = SectionNumbers(
+            memory, len(layout.gradients), group_bytes(specs), self.versions
+        )
         self._layout = layout
         self._words, self._reals = piece.words, piece.reals
 
-        self.parameters = {
-            spec.name: _part(
-                payload, layout.parameters[spec.name], spec.shape, spec.dtype
-            )
-            for spec in specs
-        }
-        self.gradients, self.gradient_runs = self._map_gradients(payload)
-        """Gradients by name, and all of one type as one flat tensor."""
+        self._parameters = self._map_parameters(payload)
+        self._gradients = [
+            self._map_gradients(payload, -number * layout.gradients_bytes)
+            for number in range(self.versions)
+        ]
         self.state = {
             spec.name: {
                 key: _part(
@@ -296,6 +320,66 @@ class SectionArena:
     def forms(self) -> Mapping[str, Forms]:
         """How ``state`` is nested, by parameter."""
         return {spec.name: spec.forms for spec in self.specs}
+
+    @property
+    def parameters(self) -> Mapping[str, torch.Tensor]:
+        """Those of the present version, by name."""
+        return self.parameters_at(self.version)
+
+    def parameters_at(self, version: int) -> Mapping[str, torch.Tensor]:
+        """Return the parameters of a version; where it keeps one only, of that."""
+        return self._parameters[version % self.versions]
+
+    @property
+    def gradients(self) -> Mapping[str, torch.Tensor]:
+        """By name, those of the mini-batch that leads from the present version on."""
+        return self.gradients_of(self.version)
+
+    @property
+    def gradient_runs(self) -> Sequence[torch.Tensor]:
+        """The same, all of one type as one flat tensor."""
+        return self.gradient_runs_of(self.version)
+
+    def gradients_of(self, step: int) -> Mapping[str, torch.Tensor]:
+        """Return the gradients of mini-batch ``step`` by name."""
+        return self._gradients[step % self.versions][0]
+
+    def gradient_runs_of(self, step: int) -> Sequence[torch.Tensor]:
+        """Return the same, all of one type as one flat tensor."""
+        return self._gradients[step % self.versions][1]
+
+    def exponents_of(self, step: int) -> list[int | None]:
+        """Return the exponents on which those of mini-batch ``step`` are based.
+
+        Where two versions are kept they are those committed with the weights that it
+        computes with, whether or not the mini-batch before it is committed yet.
+        """
+        delayed = self.versions > 1 and self.version == step
+        return self.numbers.delayed_exponents if delayed else self.numbers.exponents
+
+    def advance(self) -> Mapping[str, torch.Tensor]:
+        """Return where the next version's parameters go, made equal to the present ones.
+
+        Where two versions are kept this overwrites the one before the present.
+        """
+        following = self.parameters_at(self.version + 1)
+        for name, parameter in self.parameters.items():
+            if parameter is not following[name]:
+                following[name].copy_(parameter)
+        return following
+
+    def _map_parameters(self, payload: torch.Tensor) -> list[dict[str, torch.Tensor]]:
+        versions: list[dict[str, torch.Tensor]] = []
+        for places in self._layout.parameters:
+            versions.append(
+                {
+                    spec.name: versions[0][spec.name]
+                    if versions and spec.versions == 1
+                    else _part(payload, places[spec.name], spec.shape, spec.dtype)
+                    for spec in self.specs
+                }
+            )
+        return versions
 
     def _map_gradients(
         self, payload: torch.Tensor, start: int = 0
@@ -320,7 +404,7 @@ class SectionArena:
     ) -> tuple[dict[str, torch.Tensor], list[torch.Tensor]]:
         """Return new gradients of zeros, laid out alike, on ``device``."""
         start = self._layout.gradients_start
-        memory = device.allocate(self._layout.state_start - start)
+        memory = device.allocate(self._layout.gradients_bytes)
         return self._map_gradients(memory, start)
 
     def copy_from(

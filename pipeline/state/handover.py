@@ -35,6 +35,9 @@ from spottrain.wire.codec import from_data
 from spottrain.wire.messages import RunGeneration
 from spottrain.wire.model import Plan
 
+DELAYED = "weights before"
+"""Key under which a checkpoint has a parameter's value of one mini-batch before. No
+optimizer's: theirs are names in Python."""
 _POSTED = 2
 """Sections whose receives are posted while another one comes in: each may need host
 memory of its own."""
@@ -229,7 +232,8 @@ class _Handover:
             for section in sections:
                 arena = self._memory.arenas[section]
                 arena.invalidate()
-                fill(arena, load_section(self._checkpoints, manifest, section))
+                tensors = load_section(self._checkpoints, manifest, section)
+                fill(arena, tensors, manifest.step)
                 arena.synchronise()
                 arena.set_version(agreement.step, agreement.origin)
         except CheckpointError as error:
@@ -279,14 +283,25 @@ def _post(
     return received, work
 
 
-def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
+def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor], step: int) -> None:
     """Copy a section's tensors, as a checkpoint names them, into its arena.
+
+    Args:
+        arena: Of the section.
+        tensors: Of a checkpoint.
+        step: Its mini-batches. Before the first one there is no earlier version of the
+            parameters: where two are kept, both are the first.
 
     Raises:
         CheckpointError: A tensor is missing or has another shape or type. Optimizer
             state may be missing as a whole: that of a section never updated.
     """
-    given = set(tensors) - NAMES
+    parameters = _parameters(arena, step)
+    if not step:
+        own = {name: tensors[name] for name in arena.parameters if name in tensors}
+        delayed = {state_name(name, DELAYED): value for name, value in own.items()}
+        tensors = {**delayed, **tensors} if arena.versions > 1 else tensors
+    given = set(tensors) - NAMES - {state_name(name, DELAYED) for name in parameters}
     try:
         arena.numbers.restore(tensors)
     except ValueError as error:
@@ -294,8 +309,9 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
             f"section {arena.section} holds {error} of other parameters; the checkpoint "
             "is of another model"
         ) from error
-    arena.numbers.has_state = not given <= set(arena.parameters)
-    for name, target in saved_tensors(arena).items():
+    arena.numbers.has_state = not given <= set(parameters)
+    state = _state(arena) if arena.numbers.has_state else {}
+    for name, target in (parameters | state).items():
         source = tensors.get(name)
         if source is None or (source.shape, source.dtype) != (
             target.shape,
@@ -311,13 +327,28 @@ def fill(arena: SectionArena, tensors: Mapping[str, torch.Tensor]) -> None:
 
 def saved_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return parameters and optimizer state under the names that checkpoints use."""
-    return all_tensors(arena) if arena.numbers.has_state else dict(arena.parameters)
+    if arena.numbers.has_state:
+        return all_tensors(arena)
+    return _parameters(arena, arena.version)
 
 
 def all_tensors(arena: SectionArena) -> dict[str, torch.Tensor]:
     """Return parameters, and optimizer state whether or not there is any yet."""
-    tensors = dict(arena.parameters)
-    for name, values in arena.state.items():
-        for key, value in values.items():
-            tensors[state_name(name, key)] = value
+    return _parameters(arena, arena.version) | _state(arena)
+
+
+def _parameters(arena: SectionArena, version: int) -> dict[str, torch.Tensor]:
+    """Return the parameters of a version, and those before it where they are kept."""
+    tensors = dict(arena.parameters_at(version))
+    for name, before in arena.parameters_at(version - 1).items():
+        if before is not tensors[name]:
+            tensors[state_name(name, DELAYED)] = before
     return tensors
+
+
+def _state(arena: SectionArena) -> dict[str, torch.Tensor]:
+    return {
+        state_name(name, key): value
+        for name, values in arena.state.items()
+        for key, value in values.items()
+    }

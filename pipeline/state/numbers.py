@@ -11,8 +11,8 @@ from spottrain.errors import UserCodeError
 from spottrain.pipeline.base.loss_scale import FIRST, LossScale
 
 EXPONENTS, LOSS_SCALE, GROUPS = "//exponents", "//loss_scale", "//param_groups"
-EVALUATION = "//evaluation"
-NAMES = frozenset({EXPONENTS, LOSS_SCALE, GROUPS, EVALUATION})
+EVALUATION, DELAYED_EXPONENTS = "//evaluation", "//delayed_exponents"
+NAMES = frozenset({EXPONENTS, DELAYED_EXPONENTS, LOSS_SCALE, GROUPS, EVALUATION})
 """Their names in checkpoints: of no single parameter."""
 
 
@@ -40,6 +40,7 @@ class SectionNumbers:
         memory: At least ``size`` bytes.
         num_gradients: Parameters of the section that are trained.
         group_bytes: Of the tensors in its optimizer's parameter groups.
+        versions: Of the exponents, as of the parameters.
     """
 
     _HAS_STATE, _SCALE, _GOOD_STEPS, _EVALUATION = range(4)
@@ -48,17 +49,25 @@ class SectionNumbers:
     """Added to exponents, so that they are above zero."""
 
     def __init__(
-        self, memory: torch.Tensor, num_gradients: int, group_bytes: int
+        self,
+        memory: torch.Tensor,
+        num_gradients: int,
+        group_bytes: int,
+        versions: int = 1,
     ) -> None:
-        every = memory[: self.size(num_gradients, group_bytes)].view(torch.int64).data
-        groups = self._EXPONENTS + num_gradients
+        size = self.size(num_gradients, group_bytes, versions)
+        every = memory[:size].view(torch.int64).data
+        delayed = self._EXPONENTS + num_gradients
+        groups = self._EXPONENTS + versions * num_gradients
         committed = groups + self._groups_words(num_gradients, group_bytes)
         self._every = every
         self.contents = every[:committed].view(torch.uint8)
         self._flags = every[: self._EXPONENTS]
         self._scale = every[self._SCALE : self._EVALUATION]
         self._evaluation = every[self._EVALUATION : self._GROUPS_LENGTH]
-        self._committed = every[self._EXPONENTS : groups]
+        self._committed = every[self._EXPONENTS : delayed]
+        self._delayed = every[delayed:groups]
+        """Exponents of the version before; empty where one only is kept."""
         self._groups = every[groups:committed].view(torch.uint8)
         self._prepared = every[committed:]
 
@@ -72,10 +81,11 @@ class SectionNumbers:
         return 2048 + 512 * num_gradients + group_bytes // 4
 
     @classmethod
-    def size(cls, num_gradients: int, group_bytes: int) -> int:
+    def size(cls, num_gradients: int, group_bytes: int, versions: int = 1) -> int:
         """Return the bytes of all numbers."""
         groups = cls._groups_words(num_gradients, group_bytes)
-        return (cls._EXPONENTS + 2 * num_gradients + groups) * torch.int64.itemsize
+        exponents = (versions + 1) * num_gradients
+        return (cls._EXPONENTS + exponents + groups) * torch.int64.itemsize
 
     @property
     def has_state(self) -> bool:
@@ -140,7 +150,15 @@ class SectionNumbers:
     @property
     def exponents(self) -> list[int | None]:
         """Of the gradients' fixed point after the last update, where there are any."""
-        return [one - self._BIAS if one else None for one in self._committed.tolist()]
+        return self._read(self._committed)
+
+    @property
+    def delayed_exponents(self) -> list[int | None]:
+        """The same of the version before, where two are kept."""
+        return self._read(self._delayed)
+
+    def _read(self, exponents: torch.Tensor) -> list[int | None]:
+        return [one - self._BIAS if one else None for one in exponents.tolist()]
 
     def prepare(self, exponents: Sequence[int | None]) -> None:
         """Keep the exponents that the prepared gradients lead to."""
@@ -157,6 +175,7 @@ class SectionNumbers:
         """
         if scaled:
             self.loss_scale = self.loss_scale.after(overflow)
+        self._delayed.copy_(self._committed[: self._delayed.numel()])
         if changes:
             self._committed.copy_(self._prepared)
 
@@ -172,6 +191,7 @@ class SectionNumbers:
     def _kept(self) -> dict[str, torch.Tensor]:
         return {
             EXPONENTS: self._committed,
+            DELAYED_EXPONENTS: self._delayed,
             LOSS_SCALE: self._scale,
             EVALUATION: self._evaluation,
         }

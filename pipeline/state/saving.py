@@ -477,5 +477,6 @@ def config_fingerprint(spec: JobSpec) -> str:
         spec.reduction,
         *(() if spec.precision == "fp32" else (spec.precision,)),  # as it was before
         *((spec.init_from,) if spec.init_from else ()),  # likewise
+        *(() if spec.semantics == "synchronous" else (spec.semantics,)),
     )
     return hashlib.sha256(repr(parts).encode()).hexdigest()

@@ -259,6 +259,9 @@ class Updater:
                 arena.synchronise()
                 self._control.undo_section = section
                 self._faults.at(Hook.UNDO_SAVED)
+                if arena.versions > 1:
+                    following = arena.advance()
+                    self._optimizers[section].point_at(following, arena.gradients)
                 if changes:
                     for run in arena.gradient_runs:
                         run.mul_(scale)

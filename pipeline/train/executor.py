@@ -58,6 +58,8 @@ class StagePlace:
     virtual_nodes: range
     in_flight_bound: int | None = None
     """As in the plan."""
+    pair_bound: int = 0
+    """Maximum micro-batches in flight of a mini-batch and the one after it together."""
 
     @property
     def is_first(self) -> bool:
@@ -103,7 +105,7 @@ class StageExecutor:
     busy_s: float = 0.0
     """Time inside the tasks of the newest mini-batch."""
     recomputes: int = 0
-    """Recomputes among them."""
+    """Recomputes among the tasks of the newest mini-batch."""
     task: Task | None = None
     """The one under way, or that an error ended; ``None`` in an evaluation."""
     model: StageModel | None = None
@@ -137,10 +139,32 @@ class StageExecutor:
             ``LossSums.values`` of every virtual node, in order; empty on every stage
             but the last.
         """
-        self.recomputes = 0
-        minibatch = _Minibatch(self, step, scale_exponent)
-        with at_step(step):
-            losses = minibatch.run()
+        return self.finish(self.open(step, scale_exponent))
+
+    def open(self, step: int, scale_exponent: int = 0) -> Minibatch:
+        """Let what belongs to mini-batch ``step`` come in, after what came before.
+
+        Arguments are those of ``train``.
+        """
+        return Minibatch(self, step, scale_exponent)
+
+    def finish(
+        self,
+        minibatch: Minibatch,
+        follow: Callable[[], Minibatch | None] = lambda: None,
+    ) -> list[list[float]]:
+        """Run what is left of a mini-batch, and forwards of the one after it meanwhile.
+
+        Args:
+            minibatch: It.
+            follow: Returns the one after it, on another copy of the parameters, once that
+                may begin; asked whenever there is nothing else to do.
+
+        Returns:
+            As ``train``.
+        """
+        losses = minibatch.run(follow)
+        self.recomputes = minibatch.recomputes
         self.busy_s = self.device.elapsed_s(minibatch.tasks)
         return losses
 
@@ -167,8 +191,8 @@ class StageExecutor:
                 activation = None
                 if not self.reads_examples(chunk):
                     with self.activity.waiting(links.source(Direction.ACTIVATION)):
-                        arrival = links.arrival(wait=True)
-                    assert arrival is not None
+                        while (arrival := links.arrival(wait=True)) is None:
+                            pass  # woken for a mini-batch that has been over for long
                     activation = arrival.on(self.device)
                     awaited -= 1
                     if awaited >= _LEAD:
@@ -338,7 +362,7 @@ def read_reals(rows: Sequence[Sequence[Real]], device: Device) -> list[list[floa
     return values
 
 
-class _Minibatch:
+class Minibatch:
     """One mini-batch in flight: what has arrived, what is kept for the backward."""
 
     def __init__(self, stage: StageExecutor, step: int, scale_exponent: int) -> None:
@@ -354,6 +378,12 @@ class _Minibatch:
             last=self._place.is_last,
             bound=self._place.in_flight_bound,
         )
+        self.following: Minibatch | None = None
+        """The mini-batch after it, once its forwards may run."""
+        self.recomputes = 0
+        self._number = stage.microbatches * (step % 2)
+        """Added to numbers of micro-batches, so that those of two mini-batches differ."""
+        self._to_come = dict(zip(Direction, map(len, stage.expected), strict=True))
         self._awaited = dict(zip(Direction, map(iter, stage.expected), strict=True))
         for direction, units in zip(Direction, stage.expected, strict=True):
             self._links.expect(direction, len(units))
@@ -375,37 +405,69 @@ class _Minibatch:
         self.tasks: list[tuple[Any, Any]] = []
         """When each task began and ended, on the device."""
 
-    def run(self) -> list[list[float]]:
+    def run(self, follow: Callable[[], Minibatch | None]) -> list[list[float]]:
+        """Run all tasks that are left; see ``StageExecutor.finish``."""
+        while not self._progress.done:
+            while self._take_arrival(wait=False):
+                pass
+            task = next_task(self._progress)
+            if task is not None:
+                self._do(task)
+            elif not self._let_follow(follow):
+                with self._stage.activity.waiting(self._awaited_rank()):
+                    self._take_arrival(wait=True)
+        kept = self._arrived, self._stash, self._graphs, self._gradients, self._batches
+        assert not any(kept)
+        return read_reals(self._losses, self._device)
+
+    def _do(self, task: Task) -> None:
         run = {
             Work.FORWARD: self._forward,
             Work.RECOMPUTE: self._recompute,
             Work.BACKWARD: self._backward,
         }
-        has_neighbours = any(self._stage.expected)
-        while not self._progress.done:
-            while self._take_arrival(wait=False):
-                pass
-            task = next_task(self._progress)
-            if task is None:
-                with self._stage.activity.waiting(self._awaited_rank()):
-                    self._take_arrival(wait=True)
-                continue
-            self._stage.activity.note("compute")
-            if has_neighbours and len(self.tasks) >= _AHEAD:
-                # Else the host would choose long before it matters what has arrived.
-                self._device.reach(self.tasks[-_AHEAD][1])
-            self._stage.task = task
-            began = self._device.mark()
-            with _named(f"{task.work.name.lower()} {task.microbatch}"):
-                run[task.work](task)
-            self.tasks.append((began, self._device.mark()))
-            if self._stage.recording is not None:
-                self._stage.recording.task(task, *self.tasks[-1])
-            self._stage.recomputes += task.work is Work.RECOMPUTE
-            self._progress.completed(task)
-        kept = self._arrived, self._stash, self._graphs, self._gradients, self._batches
-        assert not any(kept)
-        return read_reals(self._losses, self._device)
+        self._stage.activity.note("compute")
+        if any(self._stage.expected) and len(self.tasks) >= _AHEAD:
+            # Else the host would choose long before it matters what has arrived.
+            self._device.reach(self.tasks[-_AHEAD][1])
+        self._stage.task = task
+        began = self._device.mark()
+        with at_step(self._step), _named(f"{task.work.name.lower()} {task.microbatch}"):
+            run[task.work](task)
+        self.tasks.append((began, self._device.mark()))
+        if self._stage.recording is not None:
+            self._stage.recording.task(task, *self.tasks[-1])
+        self.recomputes += task.work is Work.RECOMPUTE
+        self._progress.completed(task)
+
+    def _let_follow(self, follow: Callable[[], Minibatch | None]) -> bool:
+        """Run a forward of the mini-batch after this one, if one is ready.
+
+        Only once all forwards of this one are done: so links stay first in, first out.
+        """
+        progress = self._progress
+        if progress.forwards < progress.num_microbatches:
+            return False
+        if self.following is None:
+            self.following = follow()
+        if self.following is None:
+            return False
+        return self.following._go_ahead(self._place.pair_bound - progress.in_flight)
+
+    def _go_ahead(self, room: int) -> bool:
+        """Run a forward while the mini-batch before is under way, if one is ready.
+
+        Args:
+            room: Micro-batches of this one that may be in flight.
+        """
+        task = next_task(self._progress)
+        if task is None or task.work is not Work.FORWARD:
+            return False
+        keeps_more = self._progress.recomputes and self._progress.keeps_graph(task)
+        if self._progress.in_flight >= room or keeps_more:
+            return False
+        self._do(task)
+        return True
 
     def _awaited_rank(self) -> int:
         """Return the rank that keeps this one waiting: the next stage if there are
@@ -418,6 +480,12 @@ class _Minibatch:
         arrival = self._links.arrival(wait=wait)
         if arrival is None:
             return False
+        follower = None if self._to_come[arrival.direction] else self.following
+        (follower or self)._take(arrival)
+        return True
+
+    def _take(self, arrival: Arrival) -> None:
+        self._to_come[arrival.direction] -= 1
         unit = next(self._awaited[arrival.direction])
         self._activations += arrival.direction is Direction.ACTIVATION
         self._stage.tracker.adopt(arrival.transfer.target)
@@ -429,7 +497,6 @@ class _Minibatch:
         else:
             self._gradients[unit] = arrival
             self._progress.gradient_arrived(unit[1])
-        return True
 
     def _forward(self, task: Task) -> None:
         self._stage.faults.at(Hook.FORWARD)
@@ -519,7 +586,7 @@ class _Minibatch:
         ):
             return self._stage.tracker.forward(
                 "recompute" if keep else "forward",
-                unit,
+                self._tracked(unit),
                 keep,
                 partial(model.forward, self._batches[microbatch], activation, seeds),
             )
@@ -545,6 +612,10 @@ class _Minibatch:
         if not self._stage.reads_examples(task.chunk):
             assert gradient is not None
             self._send(Direction.GRADIENT, task, gradient)
+
+    def _tracked(self, unit: Unit) -> Unit:
+        """Return the unit's name among those of two mini-batches."""
+        return self._number + unit[0], unit[1]
 
     def _send(self, direction: Direction, task: Task, tensor: torch.Tensor) -> None:
         if self._stage.recording is not None:
@@ -578,7 +649,7 @@ class _Minibatch:
             gradient = torch.full_like(out, self._scale)
         backward = partial(_go_backward, out, gradient) if is_trained else _do_nothing
         with user_code(f"backward in mini-batch {self._step}"):
-            self._stage.tracker.backward(unit, backward)
+            self._stage.tracker.backward(self._tracked(unit), backward)
         activation = self._stash.pop(unit, None)
         if activation is None or not segment.goes_back:
             return None

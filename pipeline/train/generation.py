@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
@@ -14,7 +14,8 @@ import torch
 import torch.distributed as dist
 from torch.distributed.distributed_c10d import Store as RendezvousStore
 
-from spottrain.morphing.schedules.schedule import Work, make_schedule
+from spottrain.activity import Activity
+from spottrain.morphing.schedules.schedule import Work
 from spottrain.pipeline.base.faults import Hook
 from spottrain.pipeline.base.fixed_point import MAX_ATTEMPTS
 from spottrain.pipeline.base.heap import trim_heap, tune_for_activations
@@ -32,28 +33,26 @@ from spottrain.pipeline.comm.p2p import PipelineLinks
 from spottrain.pipeline.comm.ranks import memberships, neighbours, stage_ranks
 from spottrain.pipeline.model.data import MicrobatchSource
 from spottrain.pipeline.model.sections import ModelLayout
-from spottrain.pipeline.model.stage import AUTOCAST_TYPES, StageModel
 from spottrain.pipeline.state import update
 from spottrain.pipeline.state.agreement import Contribution, MinibatchDecision, fold
-from spottrain.pipeline.state.arena import SectionArena
 from spottrain.pipeline.state.context import StopRequest, WorkerContext
 from spottrain.pipeline.state.copies import PeerCopies
 from spottrain.pipeline.state.evacuation import end_worker
 from spottrain.pipeline.state.handover import HandoverResult, hand_over
 from spottrain.pipeline.state.saving import CheckpointRound
 from spottrain.pipeline.train.evaluation import LOSS, Evaluation, weighted_means
-from spottrain.pipeline.train.executor import StageExecutor, StagePlace
-from spottrain.pipeline.train.profiling import RankProfiler
-from spottrain.pipeline.train.reduction import (
-    REDUCTIONS,
-    GradientReduction,
-    sum_tied,
+from spottrain.pipeline.train.lanes import (
+    Computed,
+    Lanes,
+    StageNetwork,
+    stage_group,
 )
-from spottrain.pipeline.train.sums import Replicas
-from spottrain.pipeline.train.working import WorkingSection
+from spottrain.pipeline.train.overlap import Committed, Overlap
+from spottrain.pipeline.train.profiling import RankProfiler
+from spottrain.pipeline.train.reduction import sum_tied
 from spottrain.wire import messages
 from spottrain.wire.messages import RunGeneration
-from spottrain.wire.model import TiedParameter, segments_of
+from spottrain.wire.model import TiedParameter
 
 _REQUESTED = re.compile(r"Tried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
 """In the message of torch's allocator."""
@@ -327,118 +326,61 @@ class _Training:
         self._replica, self._stage_index = divmod(rank, plan.pipeline_depth)
         arenas = context.memory.arenas
         self._arenas = {k: arenas[k] for k in plan.sections_of(self._stage_index)}
-        self._copies = PeerCopies(context, command, rank, self._arenas)
-        self._sections = self._make_sections()
-        self._chunks = self._make_chunks()
-        self._parameters = _parameters_of(self._chunks)
-        self._ties = _trainable_ties(context.loaded.layout)
-        self._updater = context.memory.updater(self._arenas, context.faults)
+        self._is_stale = spec.semantics == "stale_by_one"
+        self._behind = behind = _apart(context) if self._is_stale else context
+        """Of the thread that commits."""
+        self._copies = PeerCopies(behind, command, rank, self._arenas)
         self._tracker = TensorTracker(context.memory.num_bytes, context.stages.known)
-        self._reduction = self._make_reduction()
+        self._lanes = self._make_lanes()
+        self._ties = _trainable_ties(context.loaded.layout)
+        self._updater = context.memory.updater(self._arenas, behind.faults)
         self._gatherer = update.Gatherer(plan, len(context.loaded.layout.metrics))
         self._step = next(iter(self._arenas.values())).version
-        job, fetch = context.loaded.job, context.batches.fetch
         sizes = plan.minibatch_size, plan.microbatch_size
-        self._source = MicrobatchSource(job, spec.seed, *sizes, fetch)
+        source = MicrobatchSource(
+            context.loaded.job, spec.seed, *sizes, context.batches.fetch
+        )
         self._saving = CheckpointRound(
-            context, command, self._arenas, self._replica, network.store, self._tracker
+            behind, command, self._arenas, self._replica, network.store, self._tracker
         )
         # Threads begin last, when no code of the user's can raise any more.
         self._links = PipelineLinks(*neighbours(plan, rank), context.device, spec.wire)
-        self._executor = self._make_executor()
-        self._evaluation = Evaluation(
-            context, command, rank, self._arenas, self._source
-        )
+        self._lanes.connect(source, self._links)
+        self._evaluation = Evaluation(context, command, rank, self._arenas, source)
         self._skipped: messages.SkipReason = ""
         """Why the newest mini-batch changed no parameter."""
         self._owes_checkpoint = self._is_save_due = self._is_copy_due = False
         self._updating: int | None = None
         """The section whose update is under way."""
+        self._agreed_share: messages.ShareMinibatch | None = None
+        """To be followed once the pipeline is empty."""
         self._share, self._tuned_bytes = 0, 0
         """Number of the ``ShareMinibatch`` that the executor follows; bytes of the largest
         activation that the heap is tuned for."""
         self._profiler = RankProfiler(context, plan, rank)
+        self._since_s = time.monotonic()
+        """When the newest commit has ended, or the pipeline was begun to be filled."""
+        self._overlap = self._make_overlap()
 
-    def _make_sections(self) -> list[WorkingSection]:
-        loaded = self._context.loaded
-        sections = [
-            WorkingSection(
-                arena,
-                self._context.device,
-                sums_gradients=loaded.spec.reduction == "fast",
-                lowered=AUTOCAST_TYPES[loaded.spec.precision],
-                matrices=loaded.layout.matrices,
-            )
-            for arena in self._arenas.values()
-        ]
-        for section in sections:
-            section.refresh()
-        return sections
-
-    def _make_chunks(self) -> list[list[StageModel]]:
-        loaded, device = self._context.loaded, self._context.device
-        tensors = {s.arena.section: s.parameters for s in self._sections}
-        buffers: dict[str, torch.Tensor] = {}
-        return [
-            [
-                StageModel(
-                    loaded.job,
-                    loaded.layout,
-                    sections,
-                    tensors,
-                    device.torch_device,
-                    loaded.spec.precision,
-                    buffers,
-                    self._network.connections.check,
-                )
-                for sections in segments_of(run, self._plan.segments)
-            ]
-            for run in self._plan.runs_of(self._stage_index)
-        ]
-
-    def _make_reduction(self) -> GradientReduction:
-        plan, spec = self._plan, self._context.loaded.spec
-        replicas = Replicas(
-            group=self._network.groups.get(stage_ranks(plan, self._stage_index)),
-            device_group=self._network.device_groups.mine,
-            virtual_nodes=plan.virtual_nodes_of(self._replica),
-            num_virtual_nodes=plan.replica_bounds[-1],
-            has_loss=self._stage_index == plan.pipeline_depth - 1,
-            num_metrics=len(self._context.loaded.layout.metrics),
+    def _make_lanes(self) -> Lanes:
+        network = StageNetwork(
+            stage_group(self._plan, self._rank, self._network.groups),
+            self._network.device_groups.mine,
+            self._network.connections.check,
         )
-        return REDUCTIONS[spec.reduction](
-            self._parameters,
-            self._sections,
-            replicas,
-            self._context.device,
-            self._tracker,
-        )
+        context, tracker = self._context, self._tracker
+        return Lanes(context, self._plan, self._rank, self._arenas, network, tracker)
 
-    def _make_executor(self) -> StageExecutor:
-        plan = self._plan
-        nodes = plan.virtual_nodes_of(self._replica)
-        lists = make_schedule(
-            plan.schedule,
-            plan.pipeline_depth,
-            len(nodes),
-            recompute=plan.recompute,
-            chunks=plan.chunks,
-        )
-        place = StagePlace(self._stage_index, lists, nodes, plan.in_flight_bound)
-        return StageExecutor(
-            self._chunks,
-            place,
-            self._source,
+    def _make_overlap(self) -> Overlap:
+        return Overlap(
+            self._context,
+            self._lanes,
             self._links,
-            self._context.loaded.spec.seed,
-            self._context.faults,
-            self._tracker,
-            self._context.device,
-            self._context.loaded.spec.steps,
-            self._context.loaded.layout.metrics,
-            self._context.loaded.layout.blank_for(self._arenas),
-            self._context.loaded.layout.blank_for(self._arenas, heldout=True),
-            self._context.activity,
+            self._network.connections,
+            self._commit,
+            self._keep,
+            self._drains,
+            self._shown,
         )
 
     def begin(self, result: HandoverResult, pid: int) -> None:
@@ -458,20 +400,39 @@ class _Training:
         spec = self._context.loaded.spec
         self._tuned_bytes = self._tracker.largest_saved_bytes
         tune_for_activations(self._tuned_bytes)
-        self._evaluate_if_due()
-        self._save_if_alone()
-        if self._step < spec.steps:
-            self._copies.start(self._step)
+        with self._shown():
+            self._evaluate_if_due()
+            self._save_if_alone()
+            if self._step < spec.steps:
+                self._copies.start(self._step)
         stop, early = StopRequest.NONE, self._evaluation.stops_early()
         while self._step < spec.steps and stop == StopRequest.NONE and not early:
             self._profiler.follow(self._step)
-            self._executor.recording = self._profiler.recording
-            stop = self._minibatch()
-            self._evaluate_if_due()
-            early = self._evaluation.stops_early()
-            self._save_if_due()
-            if self._is_copy_due and self._step < spec.steps:
-                self._copies.start(self._step)
+            self._lanes.record(self._profiler.recording)
+            self._follow_share()
+            stop = self._stretch() if self._is_stale else self._minibatch()
+            with self._shown():
+                self._evaluate_if_due()
+                early = self._evaluation.stops_early()
+                self._keep()
+        with self._shown():
+            self._end(stop, early)
+
+    def _shown(self) -> AbstractContextManager[None]:
+        """Return the context in which this thread does what another one does else."""
+        if not self._is_stale:
+            return nullcontext()
+        return self._context.activity.showing(self._behind.activity)
+
+    def _keep(self) -> None:
+        """Begin what is due after a commit: a checkpoint, and copies on other VMs."""
+        self._save_if_due()
+        if self._is_copy_due and self._step < self._context.loaded.spec.steps:
+            self._copies.start(self._step)
+
+    def _end(self, stop: int, early: str) -> None:
+        """Leave the generation with all ranks, its last checkpoint saved if it is due."""
+        spec = self._context.loaded.spec
         self._copies.stop()
         self._profiler.finish(self._step)
         done = self._step >= spec.steps or bool(early)
@@ -501,9 +462,7 @@ class _Training:
         step = self._step
         if not self._evaluation.is_due(step):
             return
-        for section in self._sections:
-            section.wait()
-        record = self._evaluation.run(step, self._executor)
+        record = self._evaluation.run(step, self._lanes.at_newest(step))
         self._saving.best_step = record.best_step
         if (
             self._context.loaded.spec.evaluation.every_steps
@@ -530,16 +489,17 @@ class _Training:
 
     def _start_saving(self) -> None:
         if self._saving.can_start(self._step):
-            self._context.faults.at(Hook.SNAPSHOT)
+            self._behind.faults.at(Hook.SNAPSHOT)
             self._saving.start(self._step)
 
     def doing(self) -> tuple[messages.MemoryUse, int | None]:
         """Return what this rank does, or what an error has ended, and the section."""
         if self._updating is not None:
             return "update", self._updating
-        if (task := self._executor.task) is None:
+        executor = self._lanes.executor
+        if (task := executor.task) is None:
             return "evaluation", None
-        model = self._executor.model
+        model = executor.model
         return _USES[task.work], model.section if model else None
 
     def close(self) -> None:
@@ -548,83 +508,46 @@ class _Training:
         self._links.close()
         self._saving.close()
         self._copies.close()
-        self._reduction.close()
+        self._overlap.close()
+        self._lanes.close()
 
     def _minibatch(self) -> int:
         """Train one mini-batch to its commit; return the strongest stop request."""
-        began = time.monotonic()
-        faults, step = self._context.faults, self._step
-        faults.step = step
-        committed = None
-        attempts = iter(range(MAX_ATTEMPTS))
-        while committed is None:
-            losses = self._compute(step, next(attempts))
-            tasks_s = time.monotonic() - began
-            executor = self._executor  # the next mini-batch may have another
-            committed = self._commit(step, losses)
-        decision, stop = committed
-        self._context.batches.adapt(tasks_s)
-        largest_bytes = self._tracker.largest_saved_bytes
-        if self._tracker.settle() and largest_bytes != self._tuned_bytes:
-            tune_for_activations(largest_bytes)
-            trim_heap()
-        step_s, interval = time.monotonic() - began, self._saving.interval
-        interval.observe(step_s, saving=self._saving.is_pending)
-        self._copies.observe(step_s)
-        chosen = (
-            self._rank == 0 and not self._context.loaded.spec.checkpoint_every_steps
-        )
-        self._context.supervisor.report(
-            messages.MinibatchCommitted(
-                generation=self._command.generation,
-                slot=self._context.slot,
-                step=self._step,
-                sections=tuple(self._arenas),
-                step_s=step_s,
-                peak_bytes=self._context.device.peak_bytes()
-                or self._tracker.peak_bytes,
-                busy_s=executor.busy_s,
-                microbatches=executor.microbatches,
-                recomputes=executor.recomputes,
-                tasks_s=tasks_s,
-                skipped=self._skipped,
-                checkpoint_every_steps=interval.every_steps if chosen else 0,
-                checkpoint_cost_s=interval.cost_s if chosen else 0.0,
-                copied_step=self._copies.copied_step,
-                **_measured(self._context, decision, self._updater),
-            )
-        )
-        faults.at(Hook.REPORTED)
-        return stop
+        began = self._since_s = time.monotonic()
+        step = self._context.faults.step = self._step
+        for attempt in range(MAX_ATTEMPTS):
+            self._context.activity.note("compute")
+            minibatch = self._lanes.open(step, attempt)
+            computed = self._lanes.finish(step, minibatch, began)
+            committed = self._commit(computed)
+            if committed.in_range:
+                self._context.batches.adapt(computed.tasks_s)
+                return committed.stop
+        raise AssertionError("the last attempt takes any finite gradient")
 
-    def _compute(self, step: int, attempt: int) -> list[list[float]]:
-        """Run all forwards and backwards; return the sums of the virtual nodes."""
-        self._context.activity.note("compute")
-        with self._context.memory.control.lock:
-            for arena in self._arenas.values():
-                arena.unprepare()
-        for section in self._sections:
-            section.wait()
-        scale_exponent = 0
-        if self._context.loaded.spec.precision == "fp16":
-            numbers = next(iter(self._arenas.values())).numbers
-            scale_exponent = numbers.loss_scale.exponent
-        self._reduction.begin(attempt, scale_exponent)
-        return self._executor.train(step, scale_exponent)
+    def _stretch(self) -> int:
+        """Train mini-batches beside the commits of those before them, if they may be.
 
-    def _commit(
-        self, step: int, losses: list[list[float]]
-    ) -> tuple[MinibatchDecision, int] | None:
-        """Reduce, prepare, gather, decide, apply (design: Commit, a to c).
-
-        Returns:
-            ``None`` if gradients are out of range: to be computed again.
+        The first one of a generation shows alone what its tasks take, and those that are
+        recorded what takes how long.
         """
-        faults, generation = self._context.faults, self._command.generation
-        activity = self._context.activity
+        self._since_s = time.monotonic()
+        overlaps = self._tracker.is_settled and not self._profiler.is_busy
+        return self._overlap.run(self._step, overlaps and self._plan.chunks == 1)
+
+    def _drains(self, step: int) -> bool:
+        """Return whether the pipeline must be empty before a mini-batch."""
+        is_last = step >= self._context.loaded.spec.steps
+        return is_last or self._evaluation.is_due(step)
+
+    def _commit(self, computed: Computed) -> Committed:
+        """Reduce, prepare, gather, decide, apply (design: Commit, a to c), report."""
+        faults, generation = self._behind.faults, self._command.generation
+        activity, step = self._behind.activity, computed.step
+        faults.step = step
         with self._network.device_groups.bounded():
             with activity.waiting(), self._profiler.phase("reduction"):
-                mine = self._reduce(losses)
+                mine = self._reduce(computed)
             if not any(one.out_of_range for one in mine):
                 self._prepare(step, mine)
         faults.at(Hook.PREPARED)
@@ -645,7 +568,7 @@ class _Training:
             )
         faults.at(Hook.GATHERED)
         if not all_ranks.in_range:
-            return None
+            return Committed(in_range=False)
         stops = all_ranks.stop != StopRequest.NONE
         decision = fold(generation, step, all_ranks.contributions, stops)
         self._skipped = _skip_reason(self._context, decision)
@@ -659,30 +582,69 @@ class _Training:
         self._is_save_due = all_ranks.save
         self._copies.settle(all_ranks.copied_step)
         self._is_copy_due = all_ranks.copy
-        if share is not None and all_ranks.share > self._share:
-            self._follow_share(share)
+        shares = share is not None and all_ranks.share > self._share
+        self._agreed_share = share if shares else None
         if all_ranks.profile:
             self._profiler.wanted = profile
-        return decision, all_ranks.stop
+        self._report(computed, decision)
+        faults.at(Hook.REPORTED)
+        drains = shares or self._profiler.is_busy
+        return Committed(all_ranks.stop, drains=drains)
+
+    def _report(self, computed: Computed, decision: MinibatchDecision) -> None:
+        """Report a mini-batch that is applied, and what it has cost."""
+        largest_bytes = self._tracker.largest_saved_bytes
+        if self._tracker.settle() and largest_bytes != self._tuned_bytes:
+            tune_for_activations(largest_bytes)
+            trim_heap()
+        now_s = time.monotonic()
+        step_s, interval = now_s - self._since_s, self._saving.interval
+        self._since_s = now_s
+        interval.observe(step_s, saving=self._saving.is_pending)
+        self._copies.observe(step_s)
+        chosen = (
+            self._rank == 0 and not self._context.loaded.spec.checkpoint_every_steps
+        )
+        self._context.supervisor.report(
+            messages.MinibatchCommitted(
+                generation=self._command.generation,
+                slot=self._context.slot,
+                step=self._step,
+                sections=tuple(self._arenas),
+                step_s=step_s,
+                peak_bytes=self._context.device.peak_bytes()
+                or self._tracker.peak_bytes,
+                busy_s=computed.busy_s,
+                microbatches=computed.microbatches,
+                recomputes=computed.recomputes,
+                tasks_s=computed.tasks_s,
+                skipped=self._skipped,
+                checkpoint_every_steps=interval.every_steps if chosen else 0,
+                checkpoint_cost_s=interval.cost_s if chosen else 0.0,
+                copied_step=self._copies.copied_step,
+                **_measured(self._context, decision, self._updater),
+            )
+        )
 
     def _apply(self, decision: MinibatchDecision) -> None:
-        self._context.activity.note("update")
+        self._behind.activity.note("update")
         self._saving.finish_copying()
         with self._tracker.watch():
             for section in self._arenas:
                 self._updating = section
-                self._updater.apply(decision, [section], self._refresh)
+                self._updater.apply(decision, [section], self._lanes.refresh)
         self._updating = None
 
-    def _reduce(self, losses: list[list[float]]) -> list[Contribution]:
+    def _reduce(self, computed: Computed) -> list[Contribution]:
         """Sum gradients and losses; return what this rank's sections contribute."""
-        self._context.faults.at(Hook.REDUCE)
-        fits = self._reduction.reduce()
-        totals = self._reduction.total_loss(losses)
+        self._behind.faults.at(Hook.REDUCE)
+        reduction = self._lanes.of(computed.step).reduction
+        fits = reduction.reduce()
+        totals = reduction.total_loss(computed.losses)
         sum_tied(
             self._plan, self._replica, self._ties, self._arenas, self._network.groups
         )
-        self._context.faults.at(Hook.REDUCED)
+        self._behind.faults.at(Hook.REDUCED)
         last = self._plan.num_sections - 1
         return [
             update.contribution(
@@ -700,27 +662,19 @@ class _Training:
             for arena, one in zip(self._arenas.values(), mine, strict=True):
                 arena.prepare(self._command.generation, step, one)
 
-    def _refresh(self, arena: SectionArena) -> None:
-        next(s for s in self._sections if s.arena is arena).refresh()
-
-    def _follow_share(self, share: messages.ShareMinibatch) -> None:
-        """Change this replica's share from the next mini-batch on."""
+    def _follow_share(self) -> None:
+        """Change this replica's share, if all ranks know a newer one."""
+        share = self._agreed_share
+        if share is None or share.number <= self._share:
+            return
         self._share = share.number
         self._plan = replace(self._plan, replica_bounds=share.replica_bounds)
-        self._reduction.close()
-        self._reduction = self._make_reduction()
-        self._executor = self._make_executor()
+        self._lanes.share(share.replica_bounds)
 
 
-def _parameters_of(
-    chunks: list[list[StageModel]],
-) -> dict[int, list[tuple[str, torch.nn.Parameter]]]:
-    """Return the (name, parameter) pairs of each section."""
-    return {
-        k: model.parameters_of(k)
-        for model in itertools.chain(*chunks)
-        for k in model.sections
-    }
+def _apart(context: WorkerContext) -> WorkerContext:
+    """Return the context of a thread beside the one that computes."""
+    return replace(context, activity=Activity(), faults=replace(context.faults))
 
 
 def _trainable_ties(layout: ModelLayout) -> list[TiedParameter]:

@@ -52,6 +52,13 @@ class RankProfiler:
         """The timeline that is recorded, if one is."""
         return self._running if isinstance(self._running, Recording) else None
 
+    @property
+    def is_busy(self) -> bool:
+        """True if a trace is recorded, or will be from the next mini-batch on."""
+        asked, wanted = self._asked, self.wanted
+        waits = wanted is not None and (asked is None or asked.number < wanted.number)
+        return waits or self._running is not None
+
     def phase(self, phase: Phase) -> AbstractContextManager[None]:
         """Return the context of a phase, which a timeline takes down."""
         recording = self.recording

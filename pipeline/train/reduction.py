@@ -65,10 +65,11 @@ class GradientReduction:
         """Hook into the parameters."""
         raise NotImplementedError
 
-    def begin(self, attempt: int, scale_exponent: int) -> None:
+    def begin(self, step: int, attempt: int, scale_exponent: int) -> None:
         """Prepare for the backwards of a mini-batch.
 
         Args:
+            step: The mini-batch.
             attempt: From 0; another one only follows gradients out of range.
             scale_exponent: Losses of this mini-batch are multiplied by two to it.
         """
@@ -95,7 +96,7 @@ class FastReduction(GradientReduction):
             for section in self._sections
         ]
 
-    def begin(self, attempt: int, scale_exponent: int) -> None:
+    def begin(self, step: int, attempt: int, scale_exponent: int) -> None:
         """Clear the sums of the mini-batch before."""
         for one in self._sums:
             one.begin(scale_exponent, len(self._replicas.virtual_nodes))
@@ -139,10 +140,10 @@ class ExactReduction(GradientReduction):
         for one in self._sums:
             self._tracker.adopt(one.total)
 
-    def begin(self, attempt: int, scale_exponent: int) -> None:
+    def begin(self, step: int, attempt: int, scale_exponent: int) -> None:
         """Clear the sums, and choose the exponents of this attempt."""
         for one in self._sums:
-            one.begin(attempt, scale_exponent, self._replicas)
+            one.begin(step, attempt, scale_exponent, self._replicas)
 
     def reduce(self) -> Mapping[int, GradientFit]:
         """Sum integers over replicas, then round sums to the gradients' types.

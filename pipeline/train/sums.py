@@ -155,7 +155,7 @@ class SectionRuns:
         self.completion = _Completion(section.gradients, self._complete)
         self._device = device
         self._runs = section.gradient_runs
-        self._targets = section.arena.gradient_runs
+        self._targets = section.target_runs
         self._sums_on_host = replicas.sum_on_host and not device.is_host
         self._sums_on_device = replicas.device_group is not None
         self._transfers: list[Transfer] = []
@@ -201,7 +201,7 @@ class SectionRuns:
         pairs = zip(self._runs, self._targets, strict=True)
         self._transfers = [self._device.download(run, target) for run, target in pairs]
 
-    def addends(self) -> list[torch.Tensor]:
+    def addends(self) -> Sequence[torch.Tensor]:
         """Return what is to be summed over replicas, once it is there."""
         if self._sums_on_host:
             return [self._device.finish(transfer) for transfer in self._transfers]
@@ -244,7 +244,7 @@ class SectionIntegers:
         device: Device,
     ) -> None:
         self.section = section
-        gradients = section.arena.gradients
+        gradients = section.target_gradients
         self.completion = _Completion(gradients, self._complete)
         self._device = device
         self._targets = list(gradients.values())
@@ -267,14 +267,16 @@ class SectionIntegers:
             for number, name in enumerate(gradients)
         ]
 
-    def begin(self, attempt: int, scale_exponent: int, replicas: Replicas) -> None:
-        """Prepare for an attempt at a mini-batch."""
+    def begin(
+        self, step: int, attempt: int, scale_exponent: int, replicas: Replicas
+    ) -> None:
+        """Prepare for an attempt at mini-batch ``step``."""
         self._scale_exponent = scale_exponent
         nodes = replicas.num_virtual_nodes
         self._used = [
             fixed_point.exponent(committed, attempt, nodes, target.dtype)
             for committed, target in zip(
-                self.section.arena.numbers.exponents, self._targets, strict=True
+                self.section.arena.exponents_of(step), self._targets, strict=True
             )
         ]
         self._transfers.clear()

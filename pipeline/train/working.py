@@ -9,7 +9,7 @@ would convert them to: the same numbers in half the memory.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
@@ -26,6 +26,8 @@ class WorkingSection:
         sums_gradients: Whether gradients are added up in the section's memory.
         lowered: Type of copies of ``matrices``; ``None``: that of the parameters.
         matrices: Names of parameters.
+        step: Of a mini-batch that is computed with it. Where two versions are kept, the
+            others are those before and after it by an even number.
     """
 
     def __init__(
@@ -36,13 +38,19 @@ class WorkingSection:
         sums_gradients: bool,
         lowered: torch.dtype | None = None,
         matrices: Collection[str] = (),
+        step: int = 0,
     ) -> None:
         self.arena = arena
         self._device = device
+        self._source = arena.parameters_at(step - 1 if arena.versions > 1 else step)
+        self.target_gradients = arena.gradients_of(step)
+        """Of the arena: where sums go."""
+        self.target_runs = arena.gradient_runs_of(step)
         self.is_copy = not device.is_host and arena.device is None
         """True if it is other memory than the arena's."""
-        self.parameters = arena.parameters
-        self.gradients, self.gradient_runs = arena.gradients, arena.gradient_runs
+        self.parameters = self._source
+        self.gradients: Mapping[str, torch.Tensor] = self.target_gradients
+        self.gradient_runs: Sequence[torch.Tensor] = self.target_runs
         """As the arena's; empty copies where gradients are not added up here."""
         self._staged: dict[str, torch.Tensor] = {}
         """Page-locked room for parameters that are converted on their way."""
@@ -59,19 +67,19 @@ class WorkingSection:
         self.gradients, self.gradient_runs = {}, []
         if sums_gradients:
             self.gradients, self.gradient_runs = self.arena.gradients_on(self._device)
-        self.parameters = {}
-        for name, source in self.arena.parameters.items():
+        self.parameters = parameters = {}
+        for name, source in self._source.items():
             dtype = source.dtype
             if lowered is not None and name in matrices and dtype is torch.float32:
                 dtype = lowered
                 self._staged[name] = self._device.allocate_host(source.shape, dtype)
             memory = self._device.allocate(source.numel() * dtype.itemsize)
-            self.parameters[name] = memory.view(dtype).view(source.shape)
+            parameters[name] = memory.view(dtype).view(source.shape)
 
     def refresh(self) -> None:
         """Begin to copy the arena's parameters up, if this is a copy."""
         for name, target in self.parameters.items() if self.is_copy else ():
-            source = self.arena.parameters[name]
+            source = self._source[name]
             if name in self._staged:
                 source = self._staged[name].copy_(source)
             if source.numel():

@@ -86,6 +86,22 @@ class Activity:
         """Say that a rank, or all of them, is waited for inside."""
         return self.during("wait", waits_for)
 
+    @contextlib.contextmanager
+    def showing(self, other: Activity) -> Iterator[None]:
+        """Say inside what another thread does, which this one waits for.
+
+        Args:
+            other: That thread's, in memory that nobody else reads.
+        """
+        before = self._words[_DOING], self._words[_WAITS_FOR]
+        theirs, other._words = other._words, self._words
+        self._put(theirs[_DOING], theirs[_WAITS_FOR])
+        try:
+            yield
+        finally:
+            other._words = theirs
+            self._put(*before)
+
     def _put(self, doing: int, waits_for: int) -> None:
         words = self._words
         words[_DOING], words[_WAITS_FOR] = doing, waits_for

@@ -10,6 +10,7 @@ from pathlib import Path
 from tests.integration.fleet import HERE, Fleet, Zygote, make_plan
 
 from spottrain.morphing.memory.memory import StageMemory, rank_bytes
+from spottrain.morphing.simulate.compute import Compute
 from spottrain.pipeline.model.entrypoint import load_job
 from spottrain.pipeline.model.inspect import model_facts
 from spottrain.pipeline.model.tracer import trace
@@ -22,6 +23,7 @@ from spottrain.wire.model import (
     Profile,
     Reduction,
     ScheduleKind,
+    Semantics,
 )
 
 EXAMPLES = HERE.parents[1] / "examples"
@@ -47,6 +49,7 @@ class Run:
     segments: int = 1
     checkpoint_every_steps: int = 1000
     steps: int = 2
+    semantics: Semantics = "synchronous"
 
     def __str__(self) -> str:
         module, _, function = self.entrypoint.partition(":")
@@ -59,6 +62,7 @@ class Run:
         return (
             f"{name} {self.depth}x{self.width} {kind}{bound} {again} {self.reduction} "
             f"m={self.microbatch_size}{' checkpoint' if saves else ''}"
+            f"{'' if self.semantics == 'synchronous' else ' stale'}"
         )
 
     @property
@@ -76,6 +80,7 @@ class Run:
             minibatch_size=self.nodes * self.microbatch_size,
             microbatch_size=self.microbatch_size,
             reduction=self.reduction,
+            semantics=self.semantics,
             checkpoint_path=str(folder / "checkpoints"),
             checkpoint_every_steps=self.checkpoint_every_steps,
             checkpoint_keep=2,
@@ -173,7 +178,10 @@ def track(
         for name, r in history
         if isinstance(r, messages.MinibatchCommitted)
     }
-    allowed = rank_bytes(facts, profile, plan, run.reduction)
+    if run.semantics == "stale_by_one":
+        facts = facts.with_delayed()
+    compute = Compute(semantics=run.semantics)
+    allowed = rank_bytes(facts, profile, plan, run.reduction, compute)
     if run.checkpoint_every_steps >= run.steps:
         allowed = tuple(replace(one, snapshot_bytes=0) for one in allowed)
     return [

@@ -74,6 +74,23 @@ def shares(ranks: list[Rank]) -> list[float]:
             chunks=2,
             recompute=False,
         ),
+        Run(
+            entrypoint=LANGUAGE,
+            depth=2,
+            width=2,
+            reduction="exact",
+            steps=5,
+            semantics="stale_by_one",
+        ),
+        Run(
+            entrypoint=PERCEPTRON,
+            depth=3,
+            width=1,
+            schedule="1f1b",
+            recompute=False,
+            steps=5,
+            semantics="stale_by_one",
+        ),
     ],
     ids=str,
 )

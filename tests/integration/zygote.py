@@ -31,7 +31,7 @@ def main() -> None:
     os.environ["SPOTTRAIN_STEPS"] = "6"
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     requests = socket.socket(fileno=os.dup(sys.stdin.fileno()))
-    cache: dict[str, LoadedJob] = {}
+    cache: dict[tuple[str, str], LoadedJob] = {}
     while True:
         data, fds, _, _ = socket.recv_fds(requests, 1 << 16, 3)
         if not data:
@@ -39,9 +39,10 @@ def main() -> None:
         request = json.loads(data)
         greeting = Greeting.parse(request["greeting"])
         spec = greeting.spec
-        if spec.entrypoint not in cache:
-            cache[spec.entrypoint] = load(spec, Path(greeting.workdir))
-        found = cache[spec.entrypoint]
+        key = spec.entrypoint, spec.semantics
+        if key not in cache:
+            cache[key] = load(spec, Path(greeting.workdir))
+        found = cache[key]
         loaded = LoadedJob(
             spec, found.job, found.layout, found.fingerprint, found.specs
         )

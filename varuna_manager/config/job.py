@@ -61,6 +61,7 @@ from spottrain.wire.model import (
     Precision,
     Reduction,
     ScheduleKind,
+    Semantics,
     StateHome,
     WireType,
 )
@@ -350,6 +351,10 @@ class JobConfig(Section):
     reduction: Reduction = "fast"
     """`exact`: weights are the same bit for bit, whatever the plans and interruptions;
     `fast`: they differ by rounding."""
+    semantics: Semantics = "synchronous"
+    """`stale_by_one`: each mini-batch's gradient is taken at the weights of one mini-batch
+    before, so that pipelines need not drain (PipeDream-2BW): faster with few micro-batches,
+    and it learns less from each mini-batch. See docs/training.md."""
     init_from: InitFrom | None = None
     """Weights to begin with: a job, a checkpoint, or a file or folder of weights; the
     optimizer starts fresh. See docs/export.md."""
@@ -405,6 +410,22 @@ class JobConfig(Section):
             raise ValueError(
                 f"runtime.wire must be own or auto with reduction exact: got "
                 f"{self.runtime.wire}; a plan's cuts would change the weights"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _can_be_stale(self) -> Self:
+        if self.semantics == "synchronous":
+            return self
+        if self.runtime.precision == "fp16":
+            raise ValueError(
+                "semantics must be synchronous with runtime.precision fp16: got "
+                "stale_by_one; its loss scale would follow overflows too late, use bf16"
+            )
+        if self.morphing.schedule in ("interleaved", "gpipe"):
+            raise ValueError(
+                "morphing.schedule must be auto, varuna or 1f1b with semantics "
+                f"stale_by_one: got {self.morphing.schedule}, which drains; leave it out"
             )
         return self
 
@@ -509,6 +530,7 @@ class JobConfig(Section):
                 min_delta=self.evaluation.min_delta,
             ),
             loader=self.loader_spec,
+            semantics=self.semantics,
         )
 
     @property

@@ -80,7 +80,11 @@ def compute_of(state: State, vms: Iterable[records.VmRecord]) -> Compute:
     on_gpu = all(_machine(state, vm).is_gpu for vm in vms)
     spec = state.job.spec
     return Compute(
-        on_gpu=on_gpu, precision=spec.precision, wire=spec.wire, network=spec.network
+        on_gpu=on_gpu,
+        precision=spec.precision,
+        wire=spec.wire,
+        network=spec.network,
+        semantics=spec.semantics,
     )
 
 

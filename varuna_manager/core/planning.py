@@ -538,6 +538,7 @@ def plan_inputs(
         state=job.state or home,
         wire=job.spec.wire,
         network=job.spec.network,
+        semantics=job.spec.semantics,
     )
 
 

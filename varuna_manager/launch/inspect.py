@@ -54,6 +54,8 @@ def inspect_model(config: JobConfig) -> ModelFacts:
         ToolError: The process that inspects it failed.
     """
     facts = _facts(config)
+    if config.semantics == "stale_by_one":
+        facts = facts.with_delayed()
     _check_evaluation(config.evaluation, facts)
     if config.loader.workers not in ("auto", 0) and facts.unsendable:
         raise ConfigError(

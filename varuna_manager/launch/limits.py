@@ -31,6 +31,7 @@ _FIXED = (
     "precision",
     "reduction",
     "seed",
+    "semantics",
 )
 """Keys of the job file that ``config_fingerprint`` of a checkpoint depends on."""
 _NO_BOUND = ("none", "null")

@@ -12,6 +12,7 @@ from spottrain.morphing.errors import PlanError
 from spottrain.morphing.memory.loads import StageLoad
 from spottrain.morphing.memory.memory import WorkerTerms, stage_bytes
 from spottrain.morphing.memory.room import megabytes
+from spottrain.morphing.simulate.compute import Compute
 from spottrain.pricing.prices.hazard import Hazards
 from spottrain.pricing.ranking.gpu_speed import machine_as_offered
 from spottrain.varuna_manager.config.job import JobConfig
@@ -205,7 +206,8 @@ def _least_bytes(
     if on_gpu:  # wherever committed state is: in one of two memories
         each = [s.param_bytes + s.optimizer_bytes for s in facts.sections]
         return max(each), sum(each)
-    terms = WorkerTerms(reduction=config.reduction)
+    compute = Compute(semantics=config.semantics)
+    terms = WorkerTerms(reduction=config.reduction, compute=compute)
     blank = [
         SectionProfile(
             index=index,

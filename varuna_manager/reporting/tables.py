@@ -506,12 +506,15 @@ def _alternative_lines(other: dict[str, Any]) -> Iterator[str]:
     else:
         yield "uneven   no partition with unequal replication would be faster"
     if other["stale_gain"] is None:
-        yield "2bw      cannot run: a pipeline of several stages needs as many micro-batches"
-    else:
+        yield "2bw      this plan: semantics is stale_by_one"
+    elif other["stale_shape"]:
         yield (
-            f"2bw      would be up to {max(0.0, other['stale_gain']):.1%} faster and stale "
-            f"by one, with {fmt.size(other['stale_stage_bytes'])} more on a device"
+            f"2bw      {other['stale_shape']} would be "
+            f"{max(0.0, other['stale_gain']):.1%} faster with semantics: stale_by_one, "
+            f"with {fmt.size(other['stale_stage_bytes'])} more on a device"
         )
+    else:
+        yield "2bw      no plan with semantics: stale_by_one fits"
 
 
 def sections_table(facts: ModelFacts) -> Table:

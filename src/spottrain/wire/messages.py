@@ -22,6 +22,7 @@ from spottrain.wire.model import (
     Precision,
     Profile,
     Reduction,
+    Semantics,
     Slot,
     WireType,
     WorkerState,
@@ -77,6 +78,7 @@ class JobSpec:
     """SHA-256 of the weights that the job began with; empty: those that the user's
     ``model`` makes."""
     loader: LoaderSpec = AUTO_LOADER
+    semantics: Semantics = "synchronous"
     schema_version: int = SCHEMA_VERSION
 
 

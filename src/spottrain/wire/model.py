@@ -5,7 +5,7 @@ from __future__ import annotations
 import bisect
 import itertools
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from spottrain.errors import WireError
@@ -13,6 +13,9 @@ from spottrain.wire.codec import SCHEMA_VERSION
 
 ScheduleKind = Literal["varuna", "1f1b", "gpipe", "interleaved"]
 Reduction = Literal["fast", "exact"]
+Semantics = Literal["synchronous", "stale_by_one"]
+"""Weights at which the gradient of a mini-batch is taken: those it is applied to, or those
+one mini-batch before, so that pipelines need not drain (PipeDream-2BW)."""
 Precision = Literal["fp32", "bf16", "fp16"]
 """Type of the matrix multiplications; parameters and optimizer state stay as built."""
 StateHome = Literal["host", "device"]
@@ -63,7 +66,7 @@ class SectionFacts:
     param_bytes: int
     """Parameters, a tied one counted in every section that uses it."""
     optimizer_bytes: int
-    """Optimizer state of those parameters."""
+    """Optimizer state of those parameters, and what else of them is committed with it."""
     activation_bytes_per_example: int
     """The one activation that leaves this section for the next (0 for the last)."""
     gradient_bytes: int | None = None
@@ -75,6 +78,12 @@ class SectionFacts:
     flops_per_example: int | None = None
     """Matrix multiplications of one forward over one example, see
     ``morphing.plan.flops``; ``None``: unknown, as in facts written before it was kept."""
+
+    @property
+    def trained_bytes(self) -> int:
+        """Of ``param_bytes`` those that are trained."""
+        unknown = self.gradient_bytes is None
+        return self.param_bytes if unknown else self.gradient_bytes or 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,13 +127,23 @@ class ModelFacts:
     """A class in batches whose tensors cannot go to a GPU; empty: there is none."""
     schema_version: int = SCHEMA_VERSION
 
+    def with_delayed(self) -> ModelFacts:
+        """Return the facts of a job whose gradients are stale by one mini-batch: trained
+        parameters are committed as they were before, too, as a moment of an optimizer is."""
+        sections = tuple(
+            replace(
+                section,
+                optimizer_bytes=section.optimizer_bytes + section.trained_bytes,
+            )
+            for section in self.sections
+        )
+        return replace(self, sections=sections)
+
     def stored_bytes(self, checkpoints: int) -> int:
         """Return the bytes of a job's checkpoints; frozen parameters count once."""
         total, frozen = 0, 0
         for section in self.sections:
-            trained = section.gradient_bytes
-            if trained is None:
-                trained = section.param_bytes
+            trained = section.trained_bytes
             frozen += section.param_bytes - trained
             total += trained + section.optimizer_bytes
         return checkpoints * total + (frozen if checkpoints else 0)

@@ -14,6 +14,9 @@ so far. Where a shape says so, the next stage's slot keeps copies of each sectio
 copy their own after the same mini-batch, receive those of others at any later moment, and
 let go of the ones before once a gather has shown that all have received. Gradients of some stage, where a shape says so, are out of range at the first
 attempt of a mini-batch: that stage marks nothing, and after the gather all compute again.
+Where gradients are stale by one mini-batch, a slot computes each before its commit begins, at
+any moment from when the one before the one before is applied: on the weights of then, which
+are committed beside the present ones. What is computed ahead ends with the worker.
 Atomic here, since the difference is not visible: marking prepared and offering;
 flipping the last section and reporting.
 """
@@ -59,6 +62,7 @@ class Shape:
     checkpoints: bool = False
     out_of_range: int | None = None  # the stage that is, at each first attempt
     copies: bool = False  # on the next stage's slot
+    stale: bool = False  # gradients are of the weights one mini-batch before
 
     @property
     def num_sections(self) -> int:
@@ -113,6 +117,8 @@ class Slot(NamedTuple):
     undo: tuple[int, Copy] | None = None  # a section as it was before its update
     kept: tuple[Kept, ...] = ()
     whole: tuple[int, int] | None = None  # state of copies that are not overwritten
+    ahead: tuple[int, Content] | None = None  # mini-batch computed, on which weights
+    entered: Content = ()  # weights on which the one that is committed was computed
     pending: tuple[int, int] | None = None  # state of copies that are being made
     copied: tuple[int, int] | None = None  # state that this generation has copies of
     told: tuple[bool, bool] = (False, False)  # whether they are; by parity of the step
@@ -185,10 +191,13 @@ def record_of(
     return RankRecord(rank, tuple(records), stored)
 
 
-def half(slot: Slot, section: int) -> Slot:
+def half(shape: Shape, slot: Slot, section: int) -> Slot:
     before = held(slot, section)
+    assert before.content is not None
     assert before.mark == slot.decision, "applies other gradients than were decided"
-    assert before.base == before.content, "gradients are of another content"
+    assert before.base == base_of(shape, before.content), (
+        "gradients are of another content"
+    )
     return put(slot, section, before._replace(content=None))._replace(
         undo=(section, before)
     )
@@ -239,7 +248,7 @@ def advance(shape: Shape, world: World, i: int) -> World | None:
     slot = world.slots[i]
     if not slot.alive:
         return None
-    after = recover(world, slot) if slot.program else train(shape, world, i)
+    after = recover(shape, world, slot) if slot.program else train(shape, world, i)
     if after is None:
         return None
     if slot.program or after.phase != slot.phase + 1:
@@ -255,12 +264,7 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
     own, is_retry = shape.sections_of(slot.stage), slot.attempt > 0
     after = slot._replace(phase=slot.phase + 1)
     if slot.phase == START:
-        after = after._replace(undo=None)
-        for k in own:
-            after = put(
-                after, k, held(slot, k)._replace(mark=None, base=None, attempt=0)
-            )
-        return copying(shape, after) if shape.copies else after
+        return enter(shape, slot, after)
     if slot.phase == SENT:
         ring, everybody, _ = heard_by(world, i)
         if ring < now + SENT:
@@ -274,6 +278,8 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
             return after
         for k in own:
             mark, base = (slot.generation, slot.step), held(slot, k).content
+            if shape.stale:
+                base = slot.entered
             copy = held(slot, k)._replace(mark=mark, base=base, attempt=slot.attempt)
             after = put(after, k, copy)
         return after
@@ -287,15 +293,60 @@ def train(shape: Shape, world: World, i: int) -> Slot | None:
                 whole=slot.pending, copied=slot.pending, pending=None
             )
         if shape.out_of_range is not None and not is_retry:
-            return after._replace(attempt=1, phase=START)
+            # What was computed ahead goes the way of this one.
+            return after._replace(attempt=1, phase=START, ahead=None)
         return after._replace(decision=(slot.generation, slot.step))
     index, is_flip = divmod(slot.phase - DECIDED, 2)
     if not is_flip:
-        return half(after, own[index])
+        return half(shape, after, own[index])
     after = flip(after, own[index])
     if own[index] == own[-1]:
         after = after._replace(step=slot.step + 1, attempt=0, phase=START)
     return after
+
+
+def enter(shape: Shape, slot: Slot, after: Slot) -> Slot | None:
+    """Take marks back, and let what was computed be reduced."""
+    assert slot.stage is not None
+    if shape.stale:
+        if slot.ahead is None:
+            return None
+        assert slot.ahead[0] == slot.step
+        after = after._replace(ahead=None, entered=slot.ahead[1])
+    after = after._replace(undo=None)
+    for k in shape.sections_of(slot.stage):
+        after = put(after, k, held(slot, k)._replace(mark=None, base=None, attempt=0))
+    return copying(shape, after) if shape.copies else after
+
+
+def compute(shape: Shape, world: World, i: int) -> World | None:
+    """Compute a mini-batch whose weights are there: the next, or the one after it while
+    that is committed."""
+    slot = world.slots[i]
+    if not shape.stale or not slot.alive or slot.program or slot.stage is None:
+        return None
+    step = slot.step + (slot.phase != START)
+    if slot.ahead is not None or step >= shape.steps:
+        return None
+    own = shape.sections_of(slot.stage)
+    (base,) = {weights(slot, k, max(0, step - 1)) for k in own}
+    return with_slot(world, i, slot._replace(ahead=(step, base)))
+
+
+def weights(slot: Slot, section: int, version: int) -> Content:
+    """Return a version of a section's weights: the present one or the one before."""
+    copy = held(slot, section)
+    if copy.content is None:  # an update writes over neither before it is complete
+        assert slot.undo is not None
+        copy = slot.undo[1]
+    assert copy.content is not None
+    assert copy.version - version in (0, 1), "its weights are not there"
+    return copy.content[:version]
+
+
+def base_of(shape: Shape, content: Content) -> Content:
+    """Return what gradients must have been computed on to be applied to a content."""
+    return content[:-1] if shape.stale else content
 
 
 def copying(shape: Shape, slot: Slot) -> Slot:
@@ -363,12 +414,12 @@ def receive(shape: Shape, world: World, i: int) -> Iterator[World]:
         )
 
 
-def recover(world: World, slot: Slot) -> Slot | None:
+def recover(shape: Shape, world: World, slot: Slot) -> Slot | None:
     op, after = slot.program[0], slot._replace(program=slot.program[1:])
     if op.kind == "decide":
         return after._replace(decision=op.state)
     if op.kind == "half":
-        return half(after, op.section)
+        return half(shape, after, op.section)
     if op.kind == "flip":
         return flip(after, op.section)
     if op.kind == "keep":

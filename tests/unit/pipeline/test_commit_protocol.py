@@ -20,6 +20,8 @@ from tests.unit.pipeline.commit_world import (
     Slot,
     World,
     advance,
+    base_of,
+    compute,
     new_generations,
     put,
     receive,
@@ -29,14 +31,16 @@ from tests.unit.pipeline.commit_world import (
 from spottrain.pipeline.state.agreement import Agreement
 
 
-def reach(slots: Iterable[Slot], section: int) -> set[Content]:
+def reach(shape: Shape, slots: Iterable[Slot], section: int) -> set[Content]:
     """Return the contents that these slots can bring the section to."""
     found = set()
     for slot in slots:
         copy = slot.copies[section]
         if copy is not None and copy.content is not None:
             found.add(copy.content)
-            if copy.mark and copy.base == copy.content:
+            # By its number, too: two versions may have the same one before.
+            fits = copy.mark is not None and copy.mark[1] == len(copy.content)
+            if copy.mark and fits and copy.base == base_of(shape, copy.content):
                 found.add((*copy.content, (*copy.mark, copy.attempt)))
         found.update(one.content for one in slot.kept if one.section == section)
     return found
@@ -47,7 +51,7 @@ def expect(
 ) -> Content:
     """Compare an agreement with what a look at all contents says; return the content."""
     sections = range(shape.num_sections)
-    common = set.intersection(*(reach(present.values(), k) for k in sections))
+    common = set.intersection(*(reach(shape, present.values(), k) for k in sections))
     best = max(common, key=lambda c: (len(c), c), default=None)
     if best is None or len(best) < len(world.checkpoint):
         assert agreement.outcome == "restored", "gives up what can be reached"
@@ -59,7 +63,10 @@ def expect(
         if world.slots[i].generation == world.generation
     }
     if all(
-        any(c[: len(world.committed)] == world.committed for c in reach(owning, k))
+        any(
+            c[: len(world.committed)] == world.committed
+            for c in reach(shape, owning, k)
+        )
         for p in range(shape.stages)
         for k in shape.sections_of(p)
         for owning in [[s for i, s in members.items() if world.slots[i].stage == p]]
@@ -143,7 +150,11 @@ def walk(shape: Shape) -> int:
     judge = partial(expect, shape)
     while frontier:
         world = frontier.pop()
-        moved = [advance(shape, world, i) for i in range(len(world.slots))]
+        moved = [
+            move(shape, world, i)
+            for i in range(len(world.slots))
+            for move in (advance, compute)
+        ]
         steps = [after for after in moved if after is not None]
         if shape.copies:
             for i in range(len(world.slots)):
@@ -180,6 +191,15 @@ SHAPES = {
         2, 2, generations=1, faults=1, steps=1, out_of_range=1
     ),
     "two by two, memory stays": Shape(2, 2, generations=2, faults=0, steps=1),
+    "stale, one slot, a donor": Shape(1, 1, spares=1, stale=True),
+    "stale, two stages": Shape(2, 1, generations=3, faults=1, stale=True),
+    "stale, two stages of two sections": Shape(
+        2, 1, sections_per_stage=2, generations=2, faults=1, stale=True
+    ),
+    "stale, two replicas": Shape(1, 2, generations=2, faults=1, stale=True),
+    "stale, two stages, one out of range": Shape(
+        2, 1, generations=3, out_of_range=0, stale=True
+    ),
 }
 
 
@@ -258,9 +278,34 @@ def forget_to_hear_whether_all_have_copies(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(commit_world, "heard_by", heard_by)
 
 
+def forget_that_weights_are_kept(patch: pytest.MonkeyPatch) -> None:
+    def weights(slot: Slot, section: int, version: int) -> Content:
+        copy = commit_world.held(slot, section)
+        return commit_world_weights(slot, section, max(copy.version, version))
+
+    commit_world_weights = commit_world.weights
+    patch.setattr(commit_world, "weights", weights)
+
+
+def forget_to_wait_for_the_commit(patch: pytest.MonkeyPatch) -> None:
+    """What is computed ahead takes back the mark of what is committed."""
+
+    def compute_early(shape: Shape, world: World, i: int) -> World | None:
+        after = commit_world.compute(shape, world, i)
+        if after is None or not world.slots[i].phase:
+            return after
+        spoilt = [c and c._replace(mark=None, base=None) for c in after.slots[i].copies]
+        slot = after.slots[i]._replace(copies=tuple(spoilt))
+        return commit_world.with_slot(after, i, slot)
+
+    patch.setitem(globals(), "compute", compute_early)
+
+
 @pytest.mark.parametrize(
     ("forget", "shape"),
     [
+        (forget_that_weights_are_kept, Shape(2, 1, generations=1, stale=True)),
+        (forget_to_wait_for_the_commit, Shape(2, 1, generations=1, stale=True)),
         (forget_which_copies_are_whole, COPIES),
         (forget_to_hear_whether_all_have_copies, COPIES),
         (

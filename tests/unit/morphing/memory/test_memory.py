@@ -253,6 +253,22 @@ def test_exact_sums_are_whole_numbers_beside_the_gradients() -> None:
     assert exact.total_bytes == fast.total_bytes + 1400 + converted
 
 
+def test_gradients_stale_by_one_take_two_sums_and_the_parameters_before() -> None:
+    load, runs = StageLoad(in_flight=2, inputs_held=2, recomputes=4), (range(2, 4),)
+    compute = Compute(semantics="stale_by_one")
+    once = stage_bytes(FACTS, MEASURED, runs, load, WorkerTerms(reduction="exact"))
+    terms = WorkerTerms(reduction="exact", compute=compute)
+    twice = stage_bytes(FACTS.with_delayed(), MEASURED, runs, load, terms)
+    assert twice == replace(
+        once,
+        gradients_bytes=2 * 700,
+        accumulators_bytes=2 * once.accumulators_bytes,
+        optimizer_bytes=once.optimizer_bytes + 700,
+        undo_bytes=once.undo_bytes + 2 * 400,
+        snapshot_bytes=once.snapshot_bytes + 700,
+    )
+
+
 def test_a_plan_is_measured_by_its_busiest_replica() -> None:
     some = plan((0, 2, 4), (0, 2, 6), "gpipe")
     ranks = rank_bytes(FACTS, PROFILE, some, "exact")

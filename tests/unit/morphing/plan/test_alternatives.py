@@ -45,9 +45,12 @@ def test_without_a_drain_the_bubble_is_saved() -> None:
     assert not other.tensor
 
 
-def test_a_replica_with_too_few_microbatches_cannot_do_without() -> None:
+def test_with_fewer_microbatches_than_stages_less_of_the_bubble_is_saved() -> None:
+    """Of six tasks' time three are saved at most: a mini-batch waits for the commit before
+    the one before."""
     other = alternatives("compute-bound", 4, pipeline_depth=4, minibatch_size=12)
-    assert other.stale_gain is None
+    assert other.stale_gain is not None
+    assert 0.3 < other.stale_gain < 1.0
 
 
 def test_a_heavy_section_gets_replicas_of_its_own() -> None:

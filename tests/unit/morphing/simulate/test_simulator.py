@@ -28,7 +28,9 @@ from spottrain.morphing.simulate.simulator import (
     MAX_PLAYED_MICROBATCHES,
     expect_step,
     simulate_step,
+    slowest_update_s,
     stage_times,
+    stale_step,
 )
 from spottrain.wire.model import LinkProfile, ScheduleKind, TaskOverheads, TiedParameter
 
@@ -326,6 +328,24 @@ def test_links_out_of_one_vm_carry_one_message_at_a_time() -> None:
         max(simulate_pipeline(lists, stages, shared, fast_forward=False).finish_s)
         == together
     )
+
+
+@given(st.integers(1, 4), st.integers(1, 24), st.integers(1, 3))
+def test_without_a_drain_a_mini_batch_takes_its_slowest_stage_s_time(
+    depth: int, count: int, width: int
+) -> None:
+    """With as many micro-batches as stages; never less than half of what it takes alone."""
+    some = plan(depth, width, width * count, schedule="1f1b", recompute=False)
+    alone = expect_step(some, PROFILE, FACTS, reduction="fast")
+    stale = stale_step(some, PROFILE, FACTS, reduction="fast")
+    assert alone.step_s / 2 <= stale.step_s <= alone.step_s
+    if count >= 4 * depth:
+        update_s = slowest_update_s(
+            some, PROFILE, FACTS, [1.0] * depth * width, reduction="fast"
+        )
+        assert stale.step_s >= max(stale.busy_s)
+        longest_s = max(max(stale.busy_s) + update_s, alone.step_s - alone.pipeline_s)
+        assert stale.step_s <= longest_s * 1.1 + 2 * depth * LATENCY_S
 
 
 def test_jitter_slows_a_pipeline_on_the_mean() -> None:

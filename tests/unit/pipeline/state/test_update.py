@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,6 +12,7 @@ from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
 
 from spottrain.errors import UserCodeError
+from spottrain.manifest import CheckpointError
 from spottrain.pipeline.base.faults import (
     Action,
     Fault,
@@ -28,8 +30,8 @@ from spottrain.pipeline.model.optimizer import (
 from spottrain.pipeline.model.sections import TensorSpec
 from spottrain.pipeline.state.agreement import MinibatchDecision
 from spottrain.pipeline.state.arena import SectionArena
+from spottrain.pipeline.state.handover import DELAYED, saved_tensors
 from spottrain.pipeline.state.handover import fill as load
-from spottrain.pipeline.state.handover import saved_tensors
 from spottrain.pipeline.state.numbers import GROUPS
 from spottrain.pipeline.state.slot import SlotMemory
 from spottrain.pipeline.state.update import contribution, gradient_norm, gradient_scale
@@ -108,13 +110,14 @@ def holder() -> Iterator[LocalHolder]:
     holder.close()
 
 
-def open_memory(holder: LocalHolder, job: TrainingJob) -> SlotMemory:
-    memory = SlotMemory(holder, job, [specs_of(job)], HostDevice())
+def open_memory(holder: LocalHolder, job: TrainingJob, versions: int = 1) -> SlotMemory:
+    specs = tuple(spec._replace(versions=versions) for spec in specs_of(job))
+    memory = SlotMemory(holder, job, [specs], HostDevice())
     memory.hold([0])
     return memory
 
 
-def fill(arena: SectionArena, seed: int, tensors: dict[str, torch.Tensor]) -> None:
+def fill(arena: SectionArena, seed: int, tensors: Mapping[str, torch.Tensor]) -> None:
     generator = torch.Generator().manual_seed(seed)
     for tensor in tensors.values():
         tensor.copy_(torch.randn(tensor.shape, generator=generator))
@@ -346,12 +349,12 @@ def test_values_of_groups_are_in_checkpoints_and_missing_in_older_ones(
     kept = arena.numbers.group_values
     open_memory(holder, job).apply(decision(1), [0], FaultScript())
 
-    load(arena, saved)
+    load(arena, saved, 1)
     assert arena.numbers.group_values == kept
     assert (GROUPS in saved) is (optimizer in ACCEPTED)
 
     saved.pop(GROUPS, None)
-    load(arena, saved)
+    load(arena, saved, 1)
     assert arena.numbers.group_values == b""
 
 
@@ -410,3 +413,75 @@ def test_the_norm_and_the_scale_are_of_the_mean_gradient() -> None:
     assert gradient_scale(one, None) == 0.25
     assert gradient_scale(one, 2.0) == 0.25
     assert gradient_scale(one, 0.5) == pytest.approx(0.125, rel=1e-5)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "plain"])
+def test_two_versions_are_kept_and_an_update_writes_over_the_older_one(
+    holder: LocalHolder, optimizer: str
+) -> None:
+    job = make_job(optimizer)
+    once = open_memory(LocalHolder(), job)
+    twice = open_memory(holder, job, versions=2)
+    arenas = once.arenas[0], twice.arenas[0]
+    for arena in arenas:
+        for version in (0, 1):
+            fill(arena, 0, arena.parameters_at(version))
+        arena.set_version(0, 1)
+    for step in range(4):
+        before = {n: p.clone() for n, p in arenas[1].parameters.items()}
+        ahead = [run.clone() for run in arenas[1].gradient_runs_of(step + 1)]
+        for memory, arena in zip((once, twice), arenas, strict=True):
+            fill(arena, 10 + step, arena.gradients)
+            memory.apply(decision(step, overflow=step == 2), [0], FaultScript())
+
+        for name, parameter in arenas[1].parameters.items():
+            assert torch.equal(parameter, arenas[0].parameters[name])
+            assert torch.equal(arenas[1].parameters_at(step)[name], before[name])
+        assert all(map(torch.equal, arenas[1].gradient_runs_of(step + 1), ahead))
+
+
+def test_an_interrupted_update_gives_both_versions_back(
+    holder: LocalHolder, tmp_path: Path
+) -> None:
+    job = make_job("adamw")
+    memory = open_memory(holder, job, versions=2)
+    arena = memory.arenas[0]
+    for version in (0, 1):
+        fill(arena, version, arena.parameters_at(version))
+    arena.set_version(1, 1)
+    fill(arena, 5, arena.gradients)
+    kept = [tensor.clone() for tensor in arena.undoable]
+    fault = Fault(Hook.UPDATED, 0, 0, Action.RAISE, str(tmp_path / "mark"))
+    with pytest.raises(InjectedFaultError):
+        memory.apply(decision(1), [0], FaultScript((fault,), rank=0, step=0))
+    assert not same(arena.undoable, kept)
+
+    assert same(open_memory(holder, job, versions=2).arenas[0].undoable, kept)
+
+
+def test_a_checkpoint_holds_both_versions_and_the_first_one_has_one(
+    holder: LocalHolder,
+) -> None:
+    job = make_job("adamw")
+    memory = open_memory(holder, job, versions=2)
+    arena = memory.arenas[0]
+    first = {name: torch.ones(shape) for name, shape in SHAPES.items()}
+    load(arena, first, 0)
+    assert all(p.eq(1).all() for p in arena.parameters_at(-1).values())
+    arena.set_version(0, 1)
+    for step in range(2):
+        fill(arena, step, arena.gradients)
+        memory.apply(decision(step), [0], FaultScript())
+    saved = {**saved_tensors(arena), **arena.numbers.tensors()}
+    saved = {name: tensor.clone() for name, tensor in saved.items()}
+    kept = [{n: p.clone() for n, p in arena.parameters_at(v).items()} for v in (1, 2)]
+    memory.apply(decision(2), [0], FaultScript())
+
+    load(arena, saved, 2)
+    arena.set_version(2, 1)
+    for version, parameters in zip((1, 2), kept, strict=True):
+        for name, parameter in parameters.items():
+            assert torch.equal(arena.parameters_at(version)[name], parameter)
+    del saved[f"weight//{DELAYED}"]
+    with pytest.raises(CheckpointError, match="must hold weight//"):
+        load(arena, saved, 2)

@@ -112,7 +112,7 @@ def test_exact_sums_are_quantise_and_sum(
     stage = Stage(ExactReduction, home, nodes, order)
     given_ones = gradients(seed, nodes, 2.0**magnitude / 8)
     with stage.device.using():
-        stage.reduction.begin(0, 0)
+        stage.reduction.begin(0, 0, 0)
         for weight, bias in given_ones:
             stage.backward(weight, bias)
         fit = stage.reduction.reduce()[0]
@@ -132,7 +132,7 @@ def test_exact_sums_are_quantise_and_sum(
 def test_exponents_follow_the_gradients_when_they_are_committed(home: str) -> None:
     stage, nodes = Stage(ExactReduction, home, 2), 2
     with stage.device.using():
-        stage.reduction.begin(0, 0)
+        stage.reduction.begin(0, 0, 0)
         stage.backward(torch.full((2, 3), 3.0), torch.zeros(2))
         stage.backward(torch.full((2, 3), -5.0), torch.zeros(2))
         stage.reduction.reduce()
@@ -152,7 +152,7 @@ def test_gradients_out_of_range_fit_at_a_later_attempt(home: str) -> None:
     fits = []
     with stage.device.using():
         for attempt in range(fixed_point.MAX_ATTEMPTS):
-            stage.reduction.begin(attempt, 0)
+            stage.reduction.begin(0, attempt, 0)
             stage.backward(huge, torch.ones(2))
             fits.append(stage.reduction.reduce()[0].in_range)
             if fits[-1]:
@@ -171,7 +171,7 @@ def test_gradients_that_are_not_finite_are_in_range_but_said(
 ) -> None:
     stage = Stage(ExactReduction, home, 1)
     with stage.device.using():
-        stage.reduction.begin(0, 0)
+        stage.reduction.begin(0, 0, 0)
         stage.backward(torch.full((2, 3), value), torch.ones(2))
         fit = stage.reduction.reduce()[0]
 
@@ -183,7 +183,7 @@ def test_gradients_that_are_not_finite_are_in_range_but_said(
 def test_the_loss_scale_is_taken_out(kind: type[GradientReduction], home: str) -> None:
     stage = Stage(kind, home, 1)
     with stage.device.using():
-        stage.reduction.begin(0, 10)
+        stage.reduction.begin(0, 0, 10)
         stage.backward(torch.full((2, 3), 1.5 * 2.0**10), torch.zeros(2))
         stage.reduction.reduce()
         stage.device.synchronise()
@@ -199,7 +199,7 @@ def test_sums_begin_anew_with_every_minibatch(
     stage = Stage(kind, home, 2)
     with stage.device.using():
         for _ in range(2):
-            stage.reduction.begin(0, 0)
+            stage.reduction.begin(0, 0, 0)
             for _ in range(2):
                 stage.backward(torch.ones(2, 3), torch.zeros(2))
             stage.reduction.reduce()
@@ -297,7 +297,7 @@ def test_a_section_comes_down_beside_the_backward_of_the_ones_before_it(
     chain = Chain(kind, on_device, replicas)
     for _ in range(2):
         with chain.device.using():
-            chain.reduction.begin(0, 0)
+            chain.reduction.begin(0, 0, 0)
             chain.backward()
             assert not any(line.startswith("download") for line in chain.log)
             chain.log.clear()
@@ -346,7 +346,7 @@ def test_a_section_comes_down_beside_the_sums_of_the_ones_before_it(
 
     monkeypatch.setattr(dist, "all_reduce", sum_and_say)
     with chain.device.using():
-        chain.reduction.begin(0, 0)
+        chain.reduction.begin(0, 0, 0)
         chain.backward()
         chain.log.clear()
         chain.reduction.reduce()
@@ -369,7 +369,7 @@ def test_a_gradient_that_comes_after_its_section_has_left_is_refused(
 ) -> None:
     chain = Chain(kind, False, Replicas())
     with chain.device.using():
-        chain.reduction.begin(0, 0)
+        chain.reduction.begin(0, 0, 0)
         chain.backward()
         chain.device.synchronise()
         with pytest.raises(UserCodeError, match="the gradient of weight once"):

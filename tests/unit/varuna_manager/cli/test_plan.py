@@ -58,7 +58,9 @@ def test_what_other_systems_would_do_is_explained(run: Run) -> None:
     assert "tensor   t = 1: 4x1, " in out
     assert re.search(r"tensor +t = 2: \dx\d, ", out)
     assert "no partition with unequal replication would be faster" in out
-    assert re.search(r"2bw +would be up to \d+\.\d% faster and stale by one", out)
+    assert re.search(
+        r"2bw +\dx\d would be \d+\.\d% faster with semantics: stale_by_one", out
+    )
     _, short, _ = run(*asked, "--depth", "4")
     assert "tensor" not in short
 

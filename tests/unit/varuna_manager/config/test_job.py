@@ -414,6 +414,23 @@ def test_the_configuration_page_names_every_key() -> None:
 
 
 @pytest.mark.parametrize(
+    ("section", "named"),
+    [
+        ({"runtime": {"precision": "fp16"}}, "runtime.precision fp16"),
+        ({"morphing": {"schedule": "interleaved"}}, "morphing.schedule"),
+        ({"morphing": {"schedule": "gpipe"}}, "morphing.schedule"),
+    ],
+)
+def test_gradients_cannot_be_stale_with_everything(
+    section: dict[str, Any], named: str
+) -> None:
+    stale = {**MINIMAL, "semantics": "stale_by_one"}
+    assert parse_config(stale, "job.yaml").job_spec("").semantics == "stale_by_one"
+    with pytest.raises(ConfigError, match=f"{named}.*stale_by_one"):
+        parse_config({**stale, **section}, "job.yaml")
+
+
+@pytest.mark.parametrize(
     ("reduction", "precision", "asked", "travels"),
     [
         ("fast", "bf16", "auto", "bf16"),
