@@ -65,12 +65,9 @@ def flat(state: State) -> dict[str, Any]:
     data: dict[str, Any] = json.loads(json.dumps(to_data(state)))
     for part in PARTS:
         data |= data.pop(FIELDS[part])
-<<<<<<< HEAD
     without_later(data)
-=======
     if data["settings"] is not None:  # what jobs could not ask for yet
         assert data["settings"]["spec"].pop("semantics") == "synchronous"
->>>>>>> main
     return data
 
 
