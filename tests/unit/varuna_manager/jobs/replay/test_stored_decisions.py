@@ -126,7 +126,10 @@ def test_readers_say_what_they_said(job: JobDir) -> None:
     kept = dict(KEPT["told"])
     assert explained(job) == kept.pop("explain")
     with closing(Journal(job.journal, read_only=True)) as journal:
-        assert told(journal) == kept
+        now = told(journal)
+    for vm in now["status"]["fleet"]:
+        del vm["spare"]  # which was not told yet
+    assert now == kept
 
 
 def test_a_manager_goes_on_from_them(
