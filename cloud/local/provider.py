@@ -119,6 +119,39 @@ class LocalProvider:
         """Kill all processes of some VMs; returns when all have ended."""
         self._ask_or_recover("POST", "/terminate", list(vm_ids))
 
+    def clear(self, vm_id: str, lease_s: float) -> None:
+        """End all processes of a VM and clear its folder; it stays, and is billed.
+
+        Raises:
+            VmNotFoundError: it has ended.
+            CloudError: some processes of it are left.
+        """
+        body = {"vm_id": vm_id, "lease_s": lease_s}
+        if isinstance(self._ask_or_recover("POST", "/clear", body), LocalRecord):
+            raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
+
+    def take(
+        self, vm_id: str, giver: port.CloudProvider, order: str, until_s: float
+    ) -> port.Vm:
+        """Take a cleared VM over from another job; see ``HandsOverVms``.
+
+        Raises:
+            VmNotFoundError: it never comes by this order.
+            CloudError: whether it came is not known.
+        """
+        if not isinstance(giver, LocalProvider):
+            raise VmNotFoundError(f"the local cloud takes no VM from {giver.name}")
+        name = f"{self._settings.job} {order}"
+        body = {"vm_id": vm_id, "order": name, "until_s": until_s}
+        given = giver._ask_or_recover("POST", "/give", body)
+        if isinstance(given, LocalRecord):
+            found = {vm.vm_id: vm for vm in given.vms}
+            if given.tokens.get(f"given {name}") != (vm_id,):
+                raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
+            given = dataclasses.asdict(found[vm_id])
+        body = {"vm": given, "order": order, "until_s": until_s + port.RECEIVE_S}
+        return vm_from_data(self._ask_market("POST", "/receive", body))
+
     def start_agent(
         self, vm_id: str, bootstrap: port.AgentBootstrap
     ) -> Sequence[port.StartStep]:

@@ -3,6 +3,7 @@
     GET  /offers                        POST /launch      POST /agents
     GET  /vms                           POST /terminate   POST /shutdown
     GET  /metadata/{vm_id}/interruption POST /market
+    POST /clear      POST /give         POST /receive
 
 An error is 409 with ``{"error": class name, "message": one line}``; 503 means that the
 process is ending: retry with the next one.
@@ -31,6 +32,7 @@ from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.state import AgentSoftware, LocalCloud
 from spottrain.cloud.local.vms import LocalVms
 from spottrain.cloud.port.provider import AgentBootstrap, LaunchRequest
+from spottrain.cloud.port.stored import vm_from_data
 from spottrain.cloud.unix_http import address
 from spottrain.errors import SpottrainError
 from spottrain.wire.codec import decode, from_data
@@ -128,6 +130,17 @@ class _Api:
     async def terminate(self, request: Request) -> Any:
         await self._vms.terminate(await request.json())
 
+    async def clear(self, request: Request) -> Any:
+        await self._vms.clear(**await request.json())
+
+    async def give(self, request: Request) -> Any:
+        return dataclasses.asdict(self._vms.give(**await request.json()))
+
+    async def receive(self, request: Request) -> Any:
+        body = await request.json()
+        vm = self._vms.receive(vm_from_data(body["vm"]), body["order"], body["until_s"])
+        return dataclasses.asdict(vm)
+
     async def start_agent(self, request: Request) -> Any:
         body = await request.json()
         bootstrap = from_data(AgentBootstrap, body["bootstrap"])
@@ -174,6 +187,9 @@ def application(vms: LocalVms) -> Starlette:
             route("/launch", "POST", api.launch),
             route("/vms", "GET", api.list_vms),
             route("/terminate", "POST", api.terminate),
+            route("/clear", "POST", api.clear),
+            route("/give", "POST", api.give),
+            route("/receive", "POST", api.receive),
             route("/agents", "POST", api.start_agent),
             route("/market", "POST", api.market),
             route("/shutdown", "POST", api.shutdown),

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from spottrain.cloud.local.market import MarketEvent, MarketSpec, ZoneSpec
+from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError, NoCapacityError, VmNotFoundError
 from spottrain.cloud.port.provider import (
     LaunchRequest,
@@ -90,6 +91,8 @@ class LocalCloud:
         """Notices by VM id."""
         self.silent: set[str] = set()
         """VMs whose processes are stopped for good."""
+        self.cleared: set[str] = set()
+        """VMs with nothing of the job on them, for other jobs."""
         self._taken: set[str] = set()
         self._slowed: set[str] = set()
         self._hits = 0
@@ -205,6 +208,56 @@ class LocalCloud:
         ]
         self.vms.update({vm.vm_id: vm for vm in vms})
         return tuple(vm.vm_id for vm in vms)
+
+    def give(self, vm_id: str, order: str, until_s: float, now_s: float) -> Vm:
+        """End a cleared VM for another job, which has it from now on; return it as it was.
+
+        The same order may ask again, later too.
+
+        Raises:
+            VmNotFoundError: it has ended, is not cleared, or the order is late.
+        """
+        token = f"given {order}"
+        if self.tokens.get(token) == (vm_id,):
+            return self.vms[vm_id]
+        is_there = self.vm(vm_id).state is VmState.RUNNING and vm_id in self.cleared
+        if not is_there or vm_id in self._taken or now_s > until_s:
+            raise VmNotFoundError(f"VM {vm_id} is not there for others any more")
+        self.ended(vm_id, now_s)
+        self.tokens[token] = (vm_id,)
+        return self.vms[vm_id]
+
+    def receive(self, given: Vm, order: str, until_s: float, now_s: float) -> Vm:
+        """Add a VM that another job has given, running, from when that job's bill ended.
+
+        The same order gets it once.
+
+        Raises:
+            VmNotFoundError: it is too late, or its zone is not here, or is full: the
+                machine has ended.
+        """
+        intent = tags.ordered(order)
+        if intent not in self.tokens:
+            zone = self._zones.get(given.offer.zone)
+            is_full = (
+                zone is not None and given.offer.spot and not self._available(zone)
+            )
+            if zone is None or is_full or now_s > until_s:
+                why = "came too late" if now_s > until_s else "has no room here"
+                raise VmNotFoundError(f"VM {given.vm_id} {why}, and has ended")
+            machine, _, hops = given.vm_id.partition(".")
+            vm = replace(
+                given,
+                vm_id=f"{machine}.{int(hops or 0) + 1}",
+                job=self.settings.job,
+                intent=intent,
+                state=VmState.RUNNING,
+                launched_at_s=given.ended_at_s or now_s,
+                ended_at_s=None,
+            )
+            self.vms[vm.vm_id] = vm
+            self.tokens[intent] = (vm.vm_id,)
+        return self.vms[self.tokens[intent][0]]
 
     def boot_s(self, vm_id: str) -> float:
         """Return how long this VM takes from launch to running."""

@@ -22,7 +22,7 @@ from spottrain.cloud.local.image import AGENT_ARGV, VmImage
 from spottrain.cloud.local.market import MarketEvent, stream
 from spottrain.cloud.local.state import AgentSoftware, LocalCloud, LocalNotice
 from spottrain.cloud.port import provider as port
-from spottrain.cloud.port.errors import CloudError
+from spottrain.cloud.port.errors import CloudError, VmNotFoundError
 from spottrain.cloud.port.stored import clear_vm_folder, write_private
 from spottrain.cloud.process import die_with_parent, tree
 
@@ -89,6 +89,55 @@ class LocalVms:
                 self._later(self.cloud.boot_s(vm.vm_id), self._boot, vm.vm_id)
         self._commit()
         return result
+
+    async def clear(self, vm_id: str, lease_s: float) -> None:
+        """End a VM's processes and remove its files; it ends itself after a lease.
+
+        Raises:
+            VmNotFoundError: it has ended, or is ending.
+            CloudError: some processes of it are left.
+        """
+        if vm_id in self.cloud.cleared:
+            self.cloud.vm(vm_id)
+            return
+        if vm_id in self._endings or self.cloud.vm(vm_id).state != port.VmState.RUNNING:
+            raise VmNotFoundError(f"VM {vm_id} is not running")
+        if vm_id in self.cloud.silent:
+            raise CloudError(f"VM {vm_id} does not answer")
+        self._stop_slowing([vm_id])
+        agent = self._agents.pop(vm_id, None)
+        sessions = [] if agent is None else [agent.pid]
+        name = marker(self.cloud.settings.job, vm_id)
+        try:
+            await asyncio.to_thread(tree.kill_all, [name], sessions)
+        except CloudError:
+            if agent is not None:
+                self._agents[vm_id] = agent
+            raise
+        await asyncio.to_thread(clear_vm_folder, self._folder.vm(vm_id))
+        self.cloud.vm(vm_id)  # raises if it ended meanwhile
+        self.cloud.cleared.add(vm_id)
+        self._later(lease_s, self._end_cleared, vm_id)
+
+    def _end_cleared(self, vm_id: str) -> None:
+        """End a VM that nobody has returned or taken."""
+        if vm_id in self.cloud.alive:
+            _log.info("VM %s: nobody has taken it", vm_id)
+            self._end(vm_id)
+
+    def give(self, vm_id: str, order: str, until_s: float) -> port.Vm:
+        """Give a cleared VM to another job; see ``LocalCloud.give``."""
+        if vm_id in self._endings and vm_id in self.cloud.alive:
+            raise VmNotFoundError(f"VM {vm_id} is ending")
+        vm = self.cloud.give(vm_id, order, until_s, time.time())
+        self._commit()
+        return vm
+
+    def receive(self, given: port.Vm, order: str, until_s: float) -> port.Vm:
+        """Take a VM over from another job; see ``LocalCloud.receive``."""
+        vm = self.cloud.receive(given, order, until_s, time.time())
+        self._commit()
+        return vm
 
     async def start_agent(
         self, vm_id: str, bootstrap: port.AgentBootstrap, software: AgentSoftware

@@ -191,6 +191,47 @@ class StartsAgents(Protocol):
         """
 
 
+RECEIVE_S = 30.0
+"""How long after its time a VM that was given in time may still come."""
+
+
+@runtime_checkable
+class HandsOverVms(Protocol):
+    """Can give a running VM to another job of the same owner, without a reboot."""
+
+    def clear(self, vm_id: str, lease_s: float) -> None:
+        """End all processes of a VM and remove all that the job has on it. It stays the
+        job's; ``start_agent`` is not called for it any more.
+
+        Args:
+            vm_id: The VM. One that is cleared already is not an error.
+            lease_s: It ends by itself if nobody returns or takes it for so long.
+
+        Raises:
+            VmNotFoundError: It has ended.
+            CloudError: Something is left on it: terminate it.
+        """
+
+    def take(self, vm_id: str, giver: CloudProvider, order: str, until_s: float) -> Vm:
+        """Take a cleared VM over from another job; the same order takes it only once.
+
+        At one moment it is terminated in the other job's list and launched in this one's,
+        with an id of its own, the intent ``tags.ordered(order)`` and its former price. If
+        the call is broken off between the two, the machine has ended then, unless it is
+        repeated within ``RECEIVE_S`` after ``until_s``.
+
+        Args:
+            vm_id: As the other job calls it.
+            giver: The other job's provider, of the same kind.
+            order: Unique for this job.
+            until_s: No VM is given that is asked for later. Seconds since the epoch.
+
+        Raises:
+            VmNotFoundError: It never comes by this order.
+            CloudError: Whether it came is not known.
+        """
+
+
 @runtime_checkable
 class ForwardsCalls(Protocol):
     """Keeps connections to its VMs and forwards their agents' calls to the manager."""

@@ -25,6 +25,9 @@ INTENT = "spottrain-intent"
 """The launch intent that a VM fulfils."""
 MANAGER = "manager"
 """Intent of the VM that a job's manager runs on; the core never launches with it."""
+ORDERED = "ordered-"
+"""What the intent of a VM begins with that was another job's before; the order's name
+follows."""
 PRICE = "spottrain-usd-per-hour"
 """Price at launch; absent where labels cannot hold a decimal point."""
 ATTACHED = "spottrain-attached-usd-per-hour"
@@ -61,6 +64,16 @@ def of_job(job: str, settings: JobSettings) -> dict[str, str]:
 def is_ours(found: Mapping[str, str], settings: JobSettings) -> bool:
     """Return True if a resource with these tags, found by its job's name, is ours."""
     return found.get(UID, settings.uid) == settings.uid
+
+
+def ordered(order: str) -> str:
+    """Return the intent of a VM that came from another job by an order."""
+    return f"{ORDERED}{order}"
+
+
+def order_of(intent: str) -> str:
+    """Return the order by which a VM came from another job; empty if it was launched."""
+    return intent.removeprefix(ORDERED) if intent.startswith(ORDERED) else ""
 
 
 def key_of(job: str, uid: str) -> str:

@@ -1,6 +1,9 @@
 """The show of examples/pool.yaml beside its jobs alone: the table of docs/pool.md.
 
 ``python -m tests.bench.bench_pool_show``: the pool, and each job alone on all its VMs.
+
+``python -m tests.bench.bench_pool_show BOOT_S VMS``: the same on so many VMs, which take BOOT_S
+to boot when they are rented; and the pool when no VM goes from one job to another.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -27,6 +30,11 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 NAMES = ("thesis", "paper", "urgent")
 SOONER, MINUTES = 0.4, 4
 MAIN = "from spottrain.varuna_manager.cli.main import main; main()"
+WITHOUT = (
+    "from spottrain.varuna_manager.cli.pool import submit; "
+    "submit.machine_of = lambda config: ''; "
+)
+"""Has no VM go from one job to another."""
 
 
 class Run(NamedTuple):
@@ -35,6 +43,8 @@ class Run(NamedTuple):
     began_s: float
     ended_s: float
     microusd: int
+    moved: int
+    """VMs that it took from others."""
     weights: Any
 
     @property
@@ -42,10 +52,10 @@ class Run(NamedTuple):
         return self.ended_s - self.began_s
 
 
-def run(home: Path, *arguments: str) -> str:
+def run(home: Path, *arguments: str, first: str = "") -> str:
     environment = {**os.environ, "SPOTTRAIN_HOME": str(home), "OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        [sys.executable, "-c", MAIN, *arguments],
+        [sys.executable, "-c", first + MAIN, *arguments],
         env=environment,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
@@ -65,6 +75,7 @@ def outcome(home: Path, name: str) -> Run:
         state.submitted_at_s,
         _end_s(state),
         state.history.ledger.spent(state.now_s).microusd,
+        sum("." in vm_id for vm_id in state.history.ledger.closed),
         weights(Path(state.job.spec.checkpoint_path)),
     )
 
@@ -73,12 +84,12 @@ def _end_s(state: State) -> float:
     return state.history.progress.last_commit_at_s or state.now_s
 
 
-def pool(folder: Path, file: Mapping[str, Any]) -> dict[str, Run]:
+def pool(folder: Path, file: Mapping[str, Any], first: str = "") -> dict[str, Run]:
     home = folder / "home"
     shutil.copytree(EXAMPLES / "pool", folder / "pool")
     (folder / "pool.yaml").write_text(yaml.safe_dump(dict(file)))
     create = "pool", "create", str(folder / "pool.yaml"), "--until-done"
-    document = json.loads(run(home, *create, "-o", "json"))
+    document = json.loads(run(home, *create, "-o", "json", first=first))
     found = {name: outcome(home, name) for name in NAMES}
     total = sum(one.microusd for one in found.values())
     assert round(document["usd_spent"] * 1e6) == total, (document["usd_spent"], total)
@@ -103,23 +114,31 @@ def alone(folder: Path, file: Mapping[str, Any]) -> dict[str, Run]:
 
 def told(what: str, found: Mapping[str, Run]) -> None:
     began_s = min(one.began_s for one in found.values())
+    moved = sum(one.moved for one in found.values())
     times = "  ".join(f"{name} {found[name].took_s:6.1f}" for name in NAMES)
     print(
         f"{what:<24} {times}  all {max(r.ended_s for r in found.values()) - began_s:6.1f} s"
-        f"  {sum(r.microusd for r in found.values()) / 1e6:.6f} USD",
+        f"  {sum(r.microusd for r in found.values()) / 1e6:.6f} USD"
+        f"{f'  {moved} VMs moved' if moved else ''}",
         flush=True,
     )
 
 
-def main() -> None:
+def main(arguments: Sequence[str]) -> None:
     file = yaml.safe_load((EXAMPLES / "pool.yaml").read_text())
+    if arguments:
+        boot_s, file["max_vms"] = float(arguments[0]), int(arguments[1])
+        for zone in file["local"]["zones"]:
+            zone |= {"boot_s": boot_s, "capacity": file["max_vms"]}
     with tempfile.TemporaryDirectory(prefix="pool-show-") as parent:
-        folders = [Path(parent) / name for name in ("pool", "alone")]
+        folders = [Path(parent) / name for name in ("pool", "without", "alone")]
         for folder in folders:
             folder.mkdir()
         together = pool(folders[0], file)
         told("pool", together)
-        apart = alone(folders[1], file)
+        if arguments:
+            told("pool, all VMs rented", pool(folders[1], file, WITHOUT))
+        apart = alone(folders[2], file)
     each = [apart[name].took_s for name in NAMES]
     after_s = max(job.get("after_s", 0) for job in file["jobs"])
     one_by_one_s, urgent_s = sum(each), sum(each) - after_s
@@ -131,10 +150,12 @@ def main() -> None:
     same = all(together[name].weights == apart[name].weights for name in NAMES)
     print(f"weights: {'bit for bit those of running alone' if same else 'differ'}")
     assert same
+    if arguments:
+        return
     assert sooner >= SOONER
     assert all_s < one_by_one_s
     assert all_s < MINUTES * 60
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

@@ -36,6 +36,10 @@ class SimulatedVm:
     ended_at_s: float | None = None
     frozen: bool = False
     """Silent: nothing on it runs any more, though the cloud says it does."""
+    kept: bool = False
+    """Nothing of its job is on it: it waits for another one."""
+    given: str = ""
+    """The order by which another job has got it."""
     agent: bool = False
     slowness: float = 1.0
     """How many times longer everything takes on it."""
@@ -48,7 +52,7 @@ class SimulatedVm:
 
     @property
     def alive(self) -> bool:
-        return self.ended_at_s is None and not self.frozen
+        return self.ended_at_s is None and not self.frozen and not self.kept
 
     def listed(self) -> Vm:
         """As ``list_vms`` shows it."""
@@ -76,6 +80,8 @@ class Cloud:
     prices: dict[str, float]
     vms: dict[str, SimulatedVm] = field(default_factory=dict)
     by_token: dict[str, list[str]] = field(default_factory=dict)
+    prefix: str = ""
+    """Of the names of its VMs."""
 
     def free(self, zone: str) -> int:
         used = sum(
@@ -98,7 +104,7 @@ class Cloud:
             given = min(count, self.free(wanted.zone))
             if given == 0:
                 return []
-            ids = [f"vm-{len(self.vms) + i}" for i in range(given)]
+            ids = [f"{self.prefix}vm-{len(self.vms) + i}" for i in range(given)]
             for vm_id in ids:
                 self.vms[vm_id] = SimulatedVm(vm_id, intent, wanted, at_s)
             self.by_token[token] = ids

@@ -32,7 +32,8 @@ from tests.simulation.test_simulation import FACTS, SPEC
 from tests.simulation.workers import profile_of
 
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import Offer, Vm
+from spottrain.cloud.port.provider import RECEIVE_S, Offer, Vm
+from spottrain.cloud.port.tags import ordered
 from spottrain.morphing.plan.choose import Choice, choose_plan
 from spottrain.morphing.plan.inputs import PlanInputs
 from spottrain.morphing.plan.placement import Device
@@ -42,7 +43,7 @@ from spottrain.varuna_manager.config.pool import parse_pool
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.errors import InternalError
-from spottrain.varuna_manager.core.model.settings import JobSettings, PoolGrant
+from spottrain.varuna_manager.core.model.settings import JobSettings, PoolGrant, VmOrder
 from spottrain.varuna_manager.core.model.state import State, kind_of
 from spottrain.varuna_manager.jobs.folder import JobDir
 from spottrain.varuna_manager.offers.fleets import JobThroughputs, growing
@@ -139,8 +140,8 @@ class JobCloud(Cloud):
         lab: Whose clouds they are.
     """
 
-    def __init__(self, lab: Lab) -> None:
-        super().__init__(lab.capacity, lab.prices)
+    def __init__(self, lab: Lab, job: str) -> None:
+        super().__init__(lab.capacity, lab.prices, prefix=f"{job}.")
         self.lab = lab
 
     def free(self, zone: str) -> int:
@@ -180,7 +181,7 @@ class PooledJob(LongWorld):
     ) -> None:
         super().__init__(seed, settings.max_vms, hours=1.0, fault_h=1.0)
         self.lab, self.request, self.settings = lab, request, settings
-        self.cloud: Cloud = JobCloud(lab)
+        self.cloud: Cloud = JobCloud(lab, request.name)
         self.agenda, self.numbers, self.now_s = lab.agenda, lab.numbers, lab.now_s
         self.seen: set[str] = set()
         """VMs of which a cloud has told this job that they have ended."""
@@ -215,6 +216,40 @@ class PooledJob(LongWorld):
             assert more >= -1.0, f"{vm_id} is billed more than the ledger says"
             # To the micro-dollar, which is rounded up, as are moments.
             assert more <= 2.0 or vm_id in self.forgotten, f"{vm_id}: {more}"
+
+    def keep(self, vm_id: str) -> None:
+        """Remove all of the job from a VM; a cloud that cannot do that returns it."""
+        vm = self.cloud.vms[vm_id]
+        if vm.ended_at_s is not None:
+            self.later(lambda: e.VmLost(at_s=self.now_s, vm_id=vm_id, reason="gone"))
+        elif vm.frozen or self.random.random() < 0.1:
+            self.later(
+                lambda: e.CommandFailed(
+                    at_s=self.now_s, command="keep_vm", vm_ids=(vm_id,), reason="no"
+                )
+            )
+        elif self.random.random() < 0.05:
+            self.terminate((vm_id,))
+        else:
+            self.workers.catch_up()
+            vm.kept = True
+            vm.memory.clear()
+            self.workers.vm_gone(vm)
+            self.later(lambda: e.VmKept(at_s=self.now_s, vm_id=vm_id))
+
+    def take(self, order: VmOrder) -> None:
+        """The cloud gives a VM once, and in time; some answers are lost."""
+        fate = self.random.random()
+        vm = self.lab.handed_over(self, order) if fate > 0.05 else None
+        if fate < 0.15:
+            failed = e.CommandFailed(
+                at_s=self.now_s, command="take_vm", vm_ids=(order.name,), reason="no"
+            )
+            self.later(lambda: replace(failed, at_s=self.now_s))
+            return
+        listed = None if vm is None else vm.listed()
+        answer = e.OrderAnswered(at_s=0.0, order=order.name, vm=listed)
+        self.later(lambda: replace(answer, at_s=self.now_s))
 
     def feed_queue(self) -> None:
         """Journal at least: no manager may be there."""
@@ -367,6 +402,8 @@ class Lab:
         self.epoch = 0
         self.is_up = False
         self.refused: list[str] = []
+        self.moved = 0
+        """VMs that went from one job to another."""
         self.since_s: dict[str, float] = {}
         """Since when jobs are below their shares."""
         self.below_s = 0.0
@@ -465,6 +502,39 @@ class Lab:
         """Return how many grants were given."""
         return sum(job.serial for job in self.state.jobs.values())
 
+    def handed_over(self, taker: PooledJob, order: VmOrder) -> SimulatedVm | None:
+        """Return the VM of an order as the one that takes it has it; None if it is lost.
+
+        It ends for the one and begins for the other at the same moment, though the taker's
+        part of the cloud may know only later.
+        """
+        given = self.jobs[order.by].cloud.vms[order.vm_id]
+        if given.given != f"{taker.request.name} {order.name}":
+            if not given.kept or given.ended_at_s is not None:
+                return None
+            if self.now_s > order.until_s:
+                return None
+            given.given = f"{taker.request.name} {order.name}"
+            self.jobs[order.by].end_vm(order.vm_id)
+            self.moved += 1
+            if self.is_faulty and self.random.random() < 0.1:
+                return None if self.random.random() < 0.5 else given
+        assert given.ended_at_s is not None
+        vm_id = f"{order.vm_id.partition('/')[0]}/{order.name.partition('-')[0]}"
+        vm_id = f"{vm_id}.{taker.request.name}"
+        known = taker.cloud.vms.get(vm_id)
+        if known is None:
+            if self.now_s > order.until_s + RECEIVE_S:
+                return None
+            known = SimulatedVm(
+                vm_id, ordered(order.name), given.offer, given.ended_at_s
+            )
+            taker.cloud.vms[vm_id] = known
+            taker.shown.append(known)
+            taker.changed()
+            self.check_held()
+        return known
+
     # --- People, and what goes wrong ------------------------------------------------------
 
     def submit(self) -> None:
@@ -496,6 +566,7 @@ class Lab:
             team=draw.choice(["a", "b"]),
             weight=draw.choice([1.0, 5.0, 10.0]),
             limits=Limits(max_vms=own),
+            machine="box",
         )
         job = PooledJob(self, draw.randrange(1 << 30), request, settings)
         self.jobs[request.name] = job
@@ -513,7 +584,7 @@ class Lab:
             (job, vm)
             for job in self.jobs.values()
             for vm in job.cloud.vms.values()
-            if vm.alive and not vm.doomed
+            if (vm.alive or vm.kept) and vm.ended_at_s is None and not vm.doomed
         ]
         if kind == "pool" and self.is_up:
             self.crash()
@@ -523,6 +594,7 @@ class Lab:
             self.market()
         elif kind in FAULT_OF and vms:
             job, vm = self.random.choice(vms)
+            kind = "kill" if vm.kept else kind
             self.faults[kind] += FAULT_OF[kind](job, vm)
         self.after(self.random.expovariate(1 / FAULT_S), self.strike)
 
@@ -650,7 +722,7 @@ class Lab:
     def has_ended(self) -> bool:
         jobs = self.state.jobs.values()
         return all(
-            j.phase is PoolJobPhase.ENDED and not any(j.may_hold) for j in jobs
+            j.phase is PoolJobPhase.ENDED and not j.runs for j in jobs
         ) and not any(map(self.has_failed, self.state.jobs))
 
     def check_end(self) -> None:
@@ -677,7 +749,7 @@ def main() -> None:
     for policy in args.policy or POLICIES:
         begun_s, below_s, short_s, hours = time.process_time(), 0.0, 0.0, 0.0
         faults: Counter[str] = Counter()
-        events = vms = 0
+        events = vms = moved = 0
         for seed in range(args.first, args.first + args.seeds):
             lab = Lab(policy, seed)
             since_s = lab.now_s
@@ -692,9 +764,10 @@ def main() -> None:
             faults += lab.faults
             events += sum(len(job.journal) for job in lab.jobs.values())
             vms += sum(len(job.cloud.vms) for job in lab.jobs.values())
+            moved += lab.moved
         print(
             f"{policy:<22} {args.seeds} stories, {hours:.0f} h, {events} events of jobs, "
-            f"{vms} VMs, {faults.total()} faults; at most {below_s:.0f} s below a share, "
+            f"{vms} VMs, {moved} of them given on, {faults.total()} faults; at most {below_s:.0f} s below a share, "
             f"{short_s:.0f} s where money is short; "
             f"{time.process_time() - begun_s:.0f} s",
             flush=True,

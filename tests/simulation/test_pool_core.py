@@ -9,14 +9,23 @@ from typing import Any
 import pytest
 from tests.simulation.pool_world import TICK_S, World, story
 
+from spottrain.cloud.port import provider as port
 from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.varuna_manager.pool.core.model import (
+    RECEIVE_S,
+    Grant,
+    HoldingsReported,
     JobRequest,
     JobRequested,
+    KeptVm,
     Limits,
     PoolClosed,
+    PoolEvent,
+    PoolJobPaused,
     PoolSettings,
+    PoolState,
     Refuse,
+    Supply,
     Team,
 )
 from spottrain.varuna_manager.pool.core.step import step
@@ -138,3 +147,99 @@ def test_a_closed_pool_returns_everything() -> None:
     world.tick()
     assert not any(world.managers["j"].held)
     assert world.state.jobs["j"].may_hold == (0,)
+
+
+class Desk:
+    """A pool of four VMs: ``first`` has them all, and ``other`` is to have three."""
+
+    def __init__(self, machine: str = "m") -> None:
+        supply = Supply(name="k", vms=4, microusd_per_hour=1_000_000)
+        self.state = PoolState(
+            settings=PoolSettings(policy="priority"), supplies=(supply,)
+        )
+        self.granted: dict[str, Grant] = {}
+        self.submit(request("first", examples=1e9, machine="m"))
+        self.report("first", 4)
+        self.submit(request("other", weight=3.0, examples=1e9, machine=machine))
+        assert self.granted["first"].vms == (1,)
+        assert "other" not in self.granted
+
+    def submit(self, wanted: JobRequest) -> None:
+        self.follow(JobRequested(at_s=self.state.now_s, request=wanted))
+
+    def follow(self, event: PoolEvent) -> None:
+        self.state, commands = step(self.state, event)
+        self.granted |= {one.job: one for one in commands if isinstance(one, Grant)}
+
+    def report(self, job: str, held: int, *kept: str, **fields: Any) -> None:
+        """A job follows its last grant, unless it says otherwise."""
+        self.follow(
+            HoldingsReported(
+                at_s=self.state.now_s + 1.0,
+                job=job,
+                held=(held,),
+                spent=0,
+                examples_done=0.0,
+                kept=tuple(KeptVm(vm_id=vm_id, supply=0) for vm_id in kept),
+                **{"serial": self.granted[job].serial, **fields},
+            )
+        )
+
+
+def test_a_vm_that_is_kept_goes_to_who_has_use_for_it_and_is_counted_once() -> None:
+    desk = Desk()
+    assert desk.granted["first"].keep_s > 0
+    desk.report("first", 4, "a")
+    told = desk.granted["other"]
+    (order,) = told.orders
+    assert (order.vm_id, order.by, told.vms) == ("a", "first", (1,))
+    # Two VMs more are the giver's yet, and this one is until it is taken.
+    desk.report("other", 0, open=frozenset({order.name}))
+    assert desk.granted["other"] == told
+    desk.report("other", 1, taken=frozenset({order.name}))
+    assert desk.state.jobs["first"].held == (3,), "it need not have heard"
+    assert desk.granted["other"] == told
+    desk.report("first", 4, "a", "b")
+    assert desk.state.jobs["first"].held == (3,), "as long as it names that VM"
+    (order,) = desk.granted["other"].orders
+    assert (order.vm_id, desk.granted["other"].vms) == ("b", (2,))
+
+
+def test_the_place_of_an_order_that_fails_is_nobodys() -> None:
+    desk = Desk()
+    desk.report("first", 4, "a")
+    desk.report("other", 0)
+    other = desk.state.jobs["other"]
+    assert not other.orders
+    assert other.granted == (0,)
+    assert other.refused == {"a"}
+    desk.report("first", 4, "a")
+    assert desk.state.jobs["other"].granted == (0,), "it is kept, and returned yet"
+    desk.report("first", 3)
+    assert desk.state.jobs["other"].granted == (1,)
+
+
+def test_a_job_that_may_have_grown_again_gives_nothing() -> None:
+    desk = Desk()
+    shrunk = desk.granted["first"].serial
+    for is_paused, vms in ((True, (4,)), (False, (1,))):
+        paused = PoolJobPaused(at_s=100.0, job="other", is_paused=is_paused)
+        desk.follow(paused)
+        assert desk.granted["first"].vms == vms
+    desk.report("first", 4, "a", serial=shrunk)
+    assert "other" not in desk.granted, "it may rent one again once this one is gone"
+    desk.report("first", 4, "a")
+    assert len(desk.granted["other"].orders) == 1
+
+
+def test_vms_of_another_sort_are_not_given() -> None:
+    desk = Desk(machine="n")
+    assert desk.granted["first"].keep_s == 0.0
+    desk.report("first", 4, "a")
+    assert "other" not in desk.granted
+    desk.report("first", 3)
+    assert desk.granted["other"].vms == (1,)
+
+
+def test_clouds_and_the_pool_agree_how_late_a_vm_may_come() -> None:
+    assert RECEIVE_S == port.RECEIVE_S

@@ -186,7 +186,8 @@ class Workers:
         """Agree on a version that every section is held at, else load a checkpoint."""
         if group.broken or not all(self.vm(s).alive for s in group.order.participants):
             return  # it hangs until it is broken from outside
-        rivals = [g for g in self.groups.values() if g.training and not g.broken]
+        # One with a frozen rank commits nothing any more.
+        rivals = [g for g in self.groups.values() if g.training and self.trains(g)]
         assert not rivals, "never two generations at once"
         step = self.newest_version(group)
         loaded = step is None

@@ -24,7 +24,7 @@ from spottrain.varuna_manager.core import step
 from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.records import VmPhase
-from spottrain.varuna_manager.core.model.settings import JobSettings
+from spottrain.varuna_manager.core.model.settings import JobSettings, VmOrder
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
 from spottrain.varuna_manager.watch.watches import Watches
@@ -223,6 +223,10 @@ class World:
                 self.soon(lambda: self.boot(vm_id))
             case c.TerminateVms(vm_ids=vm_ids):
                 self.soon(lambda: self.terminate(vm_ids))
+            case c.KeepVm(vm_id=vm_id):
+                self.soon(lambda: self.keep(vm_id))
+            case c.TakeVm(order=order):
+                self.soon(lambda: self.take(order))
             case c.ReleaseJob():
                 self.later(lambda: e.JobReleased(at_s=self.now_s))
             case c.AskProvider(vm_id=vm_id):
@@ -240,6 +244,14 @@ class World:
                 self.manager_alive = False
             case _:
                 assert_never(command)
+
+    def keep(self, vm_id: str) -> None:
+        """There is no other job: VMs are returned."""
+        self.terminate((vm_id,))
+
+    def take(self, order: VmOrder) -> None:
+        """There is no other job: no VM comes."""
+        self.later(lambda: e.OrderAnswered(at_s=self.now_s, order=order.name))
 
     def plan(self, command: c.ComputePlan) -> None:
         choice = self.choose(command)

@@ -33,8 +33,10 @@ from spottrain.varuna_manager.core.model.state import (
     State,
     budget,
     held_by_kind,
+    is_expecting,
     is_unfit,
     kind_of,
+    places_by_kind,
 )
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import clock
@@ -76,7 +78,7 @@ def room(state: State) -> int:
         if cheapest_usd_per_hour(state) >= limit_usd_per_hour:
             limit = min(limit, enough.vms)
     if state.job.grant is not None:
-        return limit - held_by_kind(state).total()
+        return limit - (held_by_kind(state) + places_by_kind(state)).total()
     return limit - _count(state)
 
 
@@ -85,7 +87,8 @@ def within_grant(state: State) -> Callable[[Offer], int]:
     grant, max_vms = state.job.grant, state.job.max_vms
     if grant is None:
         return lambda offer: max_vms
-    granted, held = dict(grant.vms), held_by_kind(state)
+    granted = dict(grant.vms)
+    held = held_by_kind(state) + places_by_kind(state)
     return lambda offer: granted.get(kind := kind_of(offer), 0) - held[kind]
 
 
@@ -412,7 +415,7 @@ def at_home(state: State) -> tuple[VmRecord, ...]:
 def must_move(state: State) -> bool:
     """Return whether too few VMs can train together, and there is room for no more."""
     placed, enough = _placed(state), state.job.min_vms
-    if placed.usable >= enough or state.launches.intents or room(state) > 0:
+    if placed.usable >= enough or is_expecting(state) or room(state) > 0:
         return False
     return sum(vm.counts for vm in placed.at_home) < enough
 

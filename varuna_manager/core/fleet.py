@@ -20,6 +20,7 @@ from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.records import (
     GenerationPhase,
+    OrderPhase,
     VmPhase,
     VmRecord,
 )
@@ -92,7 +93,8 @@ def adopt(transition: Transition, vm: Vm) -> None:
     if vm.vm_id in state.fleet.vms or vm.state in _ENDING_STATES:
         return
     intent = state.launches.intents.get(vm.intent)
-    wanted = intent is not None and state.phase is JobPhase.ACTIVE
+    came = _order_of(transition, vm)
+    wanted = (intent is not None or came) and state.phase is JobPhase.ACTIVE
     if intent is not None and intent.missing <= 0:
         wanted = False
     if intent is not None and wanted:
@@ -123,6 +125,18 @@ def adopt(transition: Transition, vm: Vm) -> None:
         return_vms(transition, (record,), "not requested by this job")
     elif running:
         transition.emit(c.StartAgent(vm_id=vm.vm_id))
+
+
+def _order_of(transition: Transition, vm: Vm) -> bool:
+    """Return whether a VM was asked for that another job kept; note that it came."""
+    orders = transition.state.fleet.orders
+    record = orders.get(tags.order_of(vm.intent))
+    if record is None or record.phase is not OrderPhase.ASKED:
+        return False
+    record = replace(record, phase=OrderPhase.TAKEN, retry_at_s=None)
+    orders = {**orders, record.order.name: record}
+    transition.put(replace(transition.state.fleet, orders=orders))
+    return True
 
 
 def provider_answered(transition: Transition, event: e.ProviderAnswered) -> None:
@@ -171,9 +185,39 @@ def job_moved(transition: Transition, event: e.JobMoved) -> None:
 
 def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> None:
     """Return VMs; what their memory holds is lost from now on."""
-    going = [vm for vm in vms if vm.phase is not VmPhase.RETURNING]
+    if ids := _leave(transition, vms, reason):
+        transition.emit(c.TerminateVms(vm_ids=ids))
+
+
+def let_go(transition: Transition, vms: Iterable[VmRecord], reason: str) -> None:
+    """Return VMs, or keep those that are well for other jobs of the pool, if it says so."""
+    going = tuple(vms)
+    grant = transition.state.job.grant
+    keeps = grant is not None and grant.keep_s > 0
+    kept = [vm for vm in going if keeps and _is_well(vm)]
+    for vm_id in _leave(transition, kept, reason):
+        vm = transition.state.fleet.vms[vm_id]
+        transition.put_vm(replace(vm, is_clearing=True))
+        transition.emit(c.KeepVm(vm_id=vm_id))
+    return_vms(transition, going, reason)
+
+
+def _is_well(vm: VmRecord) -> bool:
+    """Return whether another job could use a VM."""
+    is_called = vm.phase in (VmPhase.REGISTERED, VmPhase.READY)
+    stays = vm.leaves_at_s is None or bool(vm.drain_reason)
+    is_slow = vm.slow is not None or bool(vm.throttled)
+    return is_called and stays and vm.silent_since_s is None and not is_slow
+
+
+def _leave(
+    transition: Transition, vms: Iterable[VmRecord], reason: str
+) -> tuple[str, ...]:
+    """Have VMs that are not leaving yet leave; return their ids."""
+    now = transition.state.fleet.vms
+    going = [vm for vm in vms if now[vm.vm_id].phase is not VmPhase.RETURNING]
     if not going:
-        return
+        return ()
     if (generation := transition.state.training.generation) is not None:
         # A cloud may take a while to end them: they must not train on by themselves.
         training = (vm.vm_id for vm in going if generation.trains_on(vm.vm_id))
@@ -188,7 +232,7 @@ def return_vms(transition: Transition, vms: Iterable[VmRecord], reason: str) -> 
     if transition.state.preparation.initialiser in ids:
         transition.put(replace(transition.state.preparation, initialiser=None))
     transition.note_fleet_change()
-    transition.emit(c.TerminateVms(vm_ids=ids))
+    return ids
 
 
 def vms_returned(transition: Transition, event: e.VmsReturned) -> None:
@@ -269,7 +313,8 @@ def command_failed(transition: Transition, event: e.CommandFailed) -> None:
     transition.log(f"{event.command.replace('_', ' ')} failed: {event.reason}")
     for vm_id in event.vm_ids:
         if vm := transition.state.fleet.vms.get(vm_id):
-            transition.put_vm(replace(vm, retry_at_s=transition.now_s + RETRY_S))
+            again_s = transition.now_s + RETRY_S
+            transition.put_vm(replace(vm, retry_at_s=again_s, is_clearing=False))
             _return_if_lease_over(transition, vm)
 
 
@@ -364,7 +409,7 @@ def advance(transition: Transition) -> None:
             return_vms(transition, (vm,), f"not ready in {bound_s:g} s")
         elif vm.leaves_at_s is not None and not _is_needed(transition, vm):
             reason = vm.drain_reason or "drained before its preemption"
-            return_vms(transition, (vm,), reason)
+            let_go(transition, (vm,), reason)
         elif vm.slow is not None and vm.is_replaced and not _is_needed(transition, vm):
             if vm.phase is not VmPhase.RETURNING:
                 counters.replaced(transition, vm.slow)
@@ -375,7 +420,9 @@ def advance(transition: Transition) -> None:
 
 def ask_again(transition: Transition, vm: VmRecord) -> None:
     """Emit again the command that a VM waits for."""
-    if vm.phase is VmPhase.RETURNING:
+    if vm.is_clearing:
+        transition.emit(c.KeepVm(vm_id=vm.vm_id))
+    elif vm.phase is VmPhase.RETURNING and vm.kept_at_s is None:
         transition.emit(c.TerminateVms(vm_ids=(vm.vm_id,)))
     elif vm.phase is VmPhase.BOOTING:
         transition.emit(c.StartAgent(vm_id=vm.vm_id))

@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from spottrain.pricing.billing.money import FREE, Rate
-from spottrain.varuna_manager.core.fleet import return_vms
+from spottrain.varuna_manager.core import hand_overs
+from spottrain.varuna_manager.core.fleet import let_go
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import (
     CodeUpdated,
@@ -69,6 +70,7 @@ def grant_received(transition: Transition, event: GrantReceived) -> None:
     """The job's pool has given it another grant; decisions follow from the new state."""
     known = transition.state.job.grant
     transition.state = with_grant(transition.state, event)
+    hand_overs.granted(transition)
     grant = transition.state.job.grant
     assert grant is not None
     if known is None or known.vms != grant.vms:
@@ -126,7 +128,7 @@ def advance(transition: Transition) -> None:
     for vm in tuple(state.fleet.vms.values()):
         leaves_at_s = vm.leaves_at_s if vm.drain_reason else None
         if leaves_at_s is not None and transition.is_due(leaves_at_s):
-            return_vms(transition, (vm,), vm.drain_reason)
+            let_go(transition, (vm,), vm.drain_reason)
     _drain_to_grant(transition)
     if state.job.max_usd_per_hour is None:
         return
@@ -188,7 +190,7 @@ def drain(transition: Transition, vm: VmRecord, reason: str) -> None:
     """Return a VM; if it trains, once others have what its memory holds."""
     transition.log(f"{vm.vm_id}: {reason}")
     if not _trains(transition.state, vm):
-        return_vms(transition, (vm,), reason)
+        let_go(transition, (vm,), reason)
         return
     leaves_at_s = transition.now_s + DRAIN_S
     transition.put_vm(

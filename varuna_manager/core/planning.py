@@ -21,7 +21,12 @@ from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.commands import ComputePlan, Outcome
 from spottrain.varuna_manager.core.model.events import CommandFailed, PlanComputed
 from spottrain.varuna_manager.core.model.settings import JobSettings
-from spottrain.varuna_manager.core.model.state import JobPhase, State, is_outdated
+from spottrain.varuna_manager.core.model.state import (
+    JobPhase,
+    State,
+    is_expecting,
+    is_outdated,
+)
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.wire.messages import Initialise
 from spottrain.wire.model import Plan, Profile
@@ -229,9 +234,7 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
     if not vms or len(vms) < state.job.min_vms:
         return False
     cold = not any(vm.used_slots for vm in vms)
-    coming = bool(state.launches.intents) or any(
-        vm.is_coming for vm in state.fleet.vms.values()
-    )
+    coming = is_expecting(state) or any(vm.is_coming for vm in state.fleet.vms.values())
     if not (cold and coming):
         return True
     first_s = min(vm.ready_at_s or state.now_s for vm in vms)
@@ -241,7 +244,7 @@ def _is_enough(transition: Transition, vms: Sequence[records.VmRecord]) -> bool:
 def _is_complete(state: State, vms: Sequence[records.VmRecord]) -> bool:
     """Return whether the fleet is as large as it may become."""
     all_usable = len(vms) == len(state.fleet.vms)
-    return all_usable and not state.launches.intents and allocation.room(state) <= 0
+    return all_usable and not is_expecting(state) and allocation.room(state) <= 0
 
 
 # --- From one generation to the next --------------------------------------------------------

@@ -91,6 +91,7 @@ def listed(transition: Transition, vms: Iterable[Vm]) -> None:
         ours = (
             vm.intent in state.launches.intents or vm.intent in state.launches.given_up
         )
+        ours = ours or tags.order_of(vm.intent) in state.fleet.orders
         if not known and ours:
             opened(transition, vm)  # it started and ended between two polls
         if known or ours:

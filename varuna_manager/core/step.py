@@ -40,6 +40,7 @@ from spottrain.varuna_manager.core import (
     calibration,
     deadline,
     fleet,
+    hand_overs,
     hangs,
     launches,
     limits,
@@ -165,6 +166,10 @@ def _fold(transition: Transition, event: e.Event) -> None:
             fleet.provider_answered(transition, event)
         case e.VmsReturned():
             fleet.vms_returned(transition, event)
+        case e.VmKept(vm_id=vm_id):
+            hand_overs.vm_kept(transition, vm_id)
+        case e.OrderAnswered():
+            hand_overs.order_answered(transition, event)
         case e.VmLost(vm_id=vm_id, reason=reason):
             if vm := transition.state.fleet.vms.get(vm_id):
                 fleet.remove_vm(transition, vm, reason)
@@ -193,6 +198,8 @@ def _fold(transition: Transition, event: e.Event) -> None:
             planning.plan_failed(transition, event)
         case e.CommandFailed(command="release_job"):
             shutdown.release_failed(transition, event)
+        case e.CommandFailed(command="take_vm"):
+            hand_overs.take_failed(transition, event)
         case e.CommandFailed():
             fleet.command_failed(transition, event)
         case e.JobReleased():
@@ -256,6 +263,7 @@ def _manager_started(transition: Transition, version: str) -> None:
     )
     for intent in transition.state.launches.intents.values():
         launches.launch(transition, intent)
+    hand_overs.ask_again(transition)
     for vm in state.fleet.vms.values():
         # Silence counts from now on: no manager listened in between.
         transition.put_vm(replace(vm, silent_since_s=None, retry_at_s=None))
@@ -303,6 +311,7 @@ def _settle(transition: Transition) -> None:
         limits.advance(transition)
         deadline.advance(transition)
         launches.advance(transition)
+        hand_overs.advance(transition)
         fleet.advance(transition)
         hangs.advance(transition)
         generations.advance(transition)

@@ -18,7 +18,7 @@ from spottrain.cloud.port import errors
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, Vm
-from spottrain.errors import ConfigError, UserCodeError
+from spottrain.errors import ConfigError, SpottrainError, UserCodeError
 from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
@@ -33,7 +33,9 @@ from spottrain.varuna_manager.daemon.poller import CloudPoller
 from spottrain.varuna_manager.daemon.ports import EventSink
 from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs import profiles
+from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.identity import Identity, token_sha256
+from spottrain.varuna_manager.launch.control import open_provider
 
 logger = logging.getLogger(__name__)
 
@@ -237,6 +239,45 @@ class EffectRunner:
         else:
             vms = await self._ended_vms(part, vm_ids)
             self._sink.feed(e.VmsReturned(at_s=self._now_s, vm_ids=vm_ids, vms=vms))
+
+    async def keep(self, command: c.KeepVm) -> None:
+        """Revoke a VM's token and clear it for another job; return it where that fails."""
+        vm_id = command.vm_id
+        part = self._part_of(vm_id)
+        self._sessions.revoke(vm_id)
+        try:
+            if not isinstance(part, port.HandsOverVms):
+                await self._return(part, (vm_id,))
+                return
+            await self._call(part.clear, vm_id, self._job.spec.lease_s)
+        except errors.VmNotFoundError as error:
+            self._sink.feed(e.VmLost(at_s=self._now_s, vm_id=vm_id, reason=str(error)))
+        except CloudError as error:
+            self._fail("keep_vm", (vm_id,), error)
+        else:
+            self._sink.feed(e.VmKept(at_s=self._now_s, vm_id=vm_id))
+
+    async def take(self, command: c.TakeVm) -> None:
+        """Take a VM over that another job keeps."""
+        order = command.order
+        cloud = order.kind.partition("/")[0]
+        part = self._parts.get(cloud, self._provider)
+        vm, reason = None, ""
+        try:
+            if not isinstance(part, port.HandsOverVms):
+                raise errors.VmNotFoundError(f"{part.name} gives no VMs to other jobs")
+            giver = open_provider(job_dir(order.by))
+            vm = await self._call(
+                part.take, order.vm_id, giver, order.name, order.until_s
+            )
+        except errors.VmNotFoundError as error:
+            reason = str(error)
+        except SpottrainError as error:
+            self._fail("take_vm", (order.name,), error)
+            return
+        self._sink.feed(
+            e.OrderAnswered(at_s=self._now_s, order=order.name, vm=vm, reason=reason)
+        )
 
     async def _ended_vms(
         self, part: CloudProvider, vm_ids: tuple[str, ...] = ()

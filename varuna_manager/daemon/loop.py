@@ -64,7 +64,7 @@ from spottrain.wire import messages
 
 logger = logging.getLogger(__name__)
 
-C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.ReleaseJob)
+C = TypeVar("C", c.LaunchVms, c.TerminateVms, c.KeepVm, c.TakeVm, c.ReleaseJob)
 
 CLOCK_POLL_S = 5.0
 """Between two readings of the wall clock."""
@@ -374,6 +374,10 @@ class ManagerLoop:
                 self._start(self._effects.start_agent(command))
             case c.TerminateVms():
                 self._start(self._ask_cloud(self._effects.terminate, command))
+            case c.KeepVm():
+                self._start(self._ask_cloud(self._effects.keep, command))
+            case c.TakeVm():
+                self._start(self._ask_cloud(self._effects.take, command))
             case c.ReleaseJob():
                 self._start(self._ask_cloud(self._effects.release, command))
             case c.AskProvider():

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import ParamSpec, Protocol, TypeVar
 
+from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import (
     CloudProvider,
@@ -132,6 +133,7 @@ class CloudPoller:
             or vm.vm_id in state.fleet.vms
             or vm.intent in state.launches.intents
             or vm.intent in state.launches.given_up
+            or tags.order_of(vm.intent) in state.fleet.orders
             or vm.vm_id in unconfirmed
         )
         ours = {k for k, vm in state.fleet.vms.items() if cloud in ("", vm.offer.cloud)}

@@ -49,7 +49,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from spottrain.errors import SpottrainError, WireError
-from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant, VmOrder
 from spottrain.varuna_manager.daemon.metrics import CONTENT_TYPE
 from spottrain.varuna_manager.daemon.ports import ChannelHandler
 from spottrain.varuna_manager.daemon.sessions import AgentSessions, OutOfStepError
@@ -232,6 +232,8 @@ class ControlChannel:
             vms=tuple((one.kind, one.number) for one in told.vms),
             until_s=told.until_s,
             max_microusd=told.max_microusd,
+            orders=told.orders,
+            keep_s=told.keep_s,
         )
         await self.handler.receive_grant(grant)
         return JSONResponse({})
@@ -280,6 +282,8 @@ class _GrantRequest:
     vms: tuple[_GrantedVms, ...]
     until_s: float
     max_microusd: int
+    orders: tuple[VmOrder, ...] = ()
+    keep_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

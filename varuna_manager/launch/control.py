@@ -267,7 +267,10 @@ def give_grant(job: JobDir, grant: PoolGrant) -> None:
     """
     if job.is_managed():
         vms = [{"kind": kind, "number": number} for kind, number in grant.vms]
-        _ask_manager(job, "grant", {**asdict(grant), "vms": vms})
+        told = {**asdict(grant), "vms": vms}
+        # A manager of an older version knows of no orders; its job gets none.
+        new = {key for key in ("orders", "keep_s") if not told[key]}
+        _ask_manager(job, "grant", {k: v for k, v in told.items() if k not in new})
         return
     with manager_lock(job), contextlib.closing(Journal(job.journal)) as journal:
         journal.append(GrantReceived(at_s=time.time(), grant=grant))

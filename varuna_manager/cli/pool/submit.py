@@ -78,6 +78,7 @@ def prepare(
         examples=float(config.steps * config.minibatch_size),
         team=team,
         weight=priority,
+        machine=machine_of(config),
         deadline_s=math.inf if deadline_s is None else deadline_s,
         limits=Limits(
             max_vms=config.resources.max_vms,
@@ -112,6 +113,15 @@ def _checked(
     os.environ.update(config.env)
     submit.check_checkpoint_path(config)
     return config, deadline_s
+
+
+def machine_of(config: JobConfig) -> str:
+    """Return what a job's VMs are made of: jobs of the same can take them over.
+
+    Empty where VMs are returned and rented anew. A local VM is whoever runs the pool's, and
+    has no image, setup or network of its own.
+    """
+    return "local" if config.resources.provider == "local" else ""
 
 
 def plan(pool: PoolDir, prepared: PreparedJob) -> dict[str, Any]:

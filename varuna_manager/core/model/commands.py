@@ -11,6 +11,7 @@ from typing import Literal
 
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.plan.inputs import PlanInputs
+from spottrain.varuna_manager.core.model.settings import VmOrder
 from spottrain.wire import messages
 from spottrain.wire.model import Profile
 
@@ -56,6 +57,21 @@ class TerminateVms:
     """Revoke the VMs' tokens and return them; answered by ``VmsReturned``."""
 
     vm_ids: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeepVm:
+    """Revoke a VM's token and remove all of the job from it; answered by ``VmKept``, or by
+    ``VmsReturned`` where a cloud cannot do that."""
+
+    vm_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TakeVm:
+    """Ask the cloud for a VM that another job keeps; answered by ``OrderAnswered``."""
+
+    order: VmOrder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -136,6 +152,8 @@ Command = (
     | LaunchVms
     | StartAgent
     | TerminateVms
+    | KeepVm
+    | TakeVm
     | ReleaseJob
     | AskProvider
     | Send

@@ -265,6 +265,26 @@ class ProviderAnswered:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VmKept:
+    """Nothing of the job is left on a VM: another job of the pool may have it."""
+
+    at_s: float
+    vm_id: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderAnswered:
+    """A VM that another job kept is this one's from its launch as listed, or never will be."""
+
+    at_s: float
+    order: str
+    vm: Vm | None = None
+    """None: it is not, and will not be."""
+    reason: str = ""
+    """Why not."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class VmsReturned:
     """The call behind ``TerminateVms`` succeeded for these VMs."""
 
@@ -442,7 +462,13 @@ class PlanComputed:
 
 
 FailedCommand = Literal[
-    "compute_plan", "start_agent", "terminate_vms", "ask_provider", "release_job"
+    "compute_plan",
+    "start_agent",
+    "terminate_vms",
+    "keep_vm",
+    "take_vm",
+    "ask_provider",
+    "release_job",
 ]
 
 
@@ -453,7 +479,8 @@ class CommandFailed:
     at_s: float
     command: FailedCommand
     vm_ids: tuple[str, ...]
-    """The VMs that it was for; empty for ``compute_plan`` and ``release_job``."""
+    """The VMs that it was for, or the order; empty for ``compute_plan`` and
+    ``release_job``."""
     reason: str
 
 
@@ -490,6 +517,8 @@ Event = (
     | VmsListed
     | ProviderAnswered
     | VmsReturned
+    | VmKept
+    | OrderAnswered
     | VmLost
     | JobReleased
     | AgentStarting

@@ -82,10 +82,12 @@ JOB: Machine = {
 
 _COMING = (VmPhase.STARTING, VmPhase.BOOTING, VmPhase.REGISTERED)
 _ADOPTED: Causes = (e.VmsLaunched, e.VmsListed)
+_RUNNING: Causes = (*_ADOPTED, e.OrderAnswered)
+"""They show a new VM that runs."""
 
 VM: Machine = {
     (None, VmPhase.STARTING): Entry("rented", _ADOPTED),
-    (None, VmPhase.BOOTING): Entry("rented, and running", _ADOPTED),
+    (None, VmPhase.BOOTING): Entry("rented or taken over, and running", _RUNNING),
     (VmPhase.STARTING, VmPhase.BOOTING): Entry("running", (e.VmsListed,)),
     (VmPhase.STARTING, VmPhase.REGISTERED): Entry(
         "agent registers", (e.AgentRegistered,)
@@ -104,7 +106,7 @@ VM: Machine = {
         for phase in (VmPhase.REGISTERED, VmPhase.READY)
     },
     (VmPhase.STARTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_UNWANTED)),
-    (VmPhase.BOOTING, VmPhase.RETURNING): Entry("unwanted", (*_ADOPTED, *_UNWANTED)),
+    (VmPhase.BOOTING, VmPhase.RETURNING): Entry("unwanted", (*_RUNNING, *_UNWANTED)),
     (VmPhase.REGISTERED, VmPhase.RETURNING): Entry(
         "unwanted, or rounds differently", (*_RETURNED, messages.SupervisorReady)
     ),

@@ -69,6 +69,9 @@ class FleetState:
     reconciled: bool = False
     """Whether the provider has listed its VMs since the manager started."""
     vms: Mapping[str, records.VmRecord] = field(default_factory=dict)
+    orders: Mapping[str, records.OrderRecord] = field(default_factory=dict)
+    """VMs of other jobs of the pool that were asked for, by the name of the order; what has
+    been answered only as long as the grant has it."""
     enough: records.Enough | None = None
     """Set when VMs were returned that the plan did not use; None: as many as allowed."""
     move: records.Move | None = None

@@ -10,6 +10,7 @@ from typing import Literal
 from spottrain.cloud.port.provider import Offer, StartStep
 from spottrain.morphing.plan.candidates import Candidate
 from spottrain.pricing.billing.money import NOTHING, Money
+from spottrain.varuna_manager.core.model.settings import VmOrder
 from spottrain.wire.messages import ShareMinibatch
 from spottrain.wire.model import GpuFacts, Plan, Slot, WorkerState
 
@@ -161,6 +162,10 @@ class VmRecord:
     """When a worker of it was last found to hang."""
     drain_reason: str = ""
     """Why it is being drained; empty: it is not."""
+    is_clearing: bool = False
+    """Whether all of the job is being removed from it, so that another one may have it."""
+    kept_at_s: float | None = None
+    """Since when it is kept for other jobs of the pool, with nothing of this one on it."""
     retry_at_s: float | None = None
     """When to repeat a command for this VM that failed."""
 
@@ -192,6 +197,26 @@ class VmRecord:
     def is_coming(self) -> bool:
         """True if it is expected to become usable."""
         return self.phase in (VmPhase.STARTING, VmPhase.BOOTING, VmPhase.REGISTERED)
+
+
+class OrderPhase(StrEnum):
+    """What came of a VM that another job of the pool keeps."""
+
+    ASKED = "asked"
+    TAKEN = "taken"
+    """It came. It may have gone since."""
+    FAILED = "failed"
+    """It never comes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OrderRecord:
+    """A VM of another job that this one has asked for."""
+
+    order: VmOrder
+    phase: OrderPhase = OrderPhase.ASKED
+    retry_at_s: float | None = None
+    """When to ask again, after no answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

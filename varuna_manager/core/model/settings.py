@@ -25,6 +25,21 @@ from spottrain.wire.model import ModelFacts, Profile, ScheduleKind, StateHome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class VmOrder:
+    """A VM that another job of the pool keeps, and this one may take."""
+
+    name: str
+    """Unique for the job."""
+    vm_id: str
+    """As the other job calls it."""
+    kind: str
+    by: str
+    """The other job."""
+    until_s: float
+    """The cloud gives it to nobody who asks later. Seconds since the epoch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PoolGrant:
     """What a job of a pool may hold and spend, until a time."""
 
@@ -37,6 +52,10 @@ class PoolGrant:
     """All VMs are to be returned by then. Seconds since the epoch."""
     max_microusd: int = 0
     """Micro-dollars over the job's life."""
+    orders: tuple[VmOrder, ...] = ()
+    """Part of ``vms``: not rented, but taken from other jobs, if at all."""
+    keep_s: float = 0.0
+    """How long VMs that the job has no more use for are kept for others; 0: not at all."""
 
     @property
     def total(self) -> int:

@@ -147,6 +147,24 @@ def held_by_kind(state: State) -> Counter[str]:
     return held
 
 
+def places_by_kind(state: State) -> Counter[str]:
+    """Return the VMs of a grant that only VMs of other jobs may be, and that are not here."""
+    grant = state.job.grant
+    if grant is None:
+        return Counter()
+    answers = {name: one.phase for name, one in state.fleet.orders.items()}
+    return Counter(
+        order.kind
+        for order in grant.orders
+        if answers.get(order.name) is not records.OrderPhase.TAKEN
+    )
+
+
+def is_expecting(state: State) -> bool:
+    """Return whether VMs were asked for, or are kept a place for, that are not here."""
+    return bool(state.launches.intents) or bool(places_by_kind(state))
+
+
 def is_unfit(state: State, offer: Offer) -> bool:
     """Return whether VMs of an offer's type were unfit too often to rent more."""
     return state.launches.unfit.get(kind_of(offer), 0) >= MAX_UNFIT

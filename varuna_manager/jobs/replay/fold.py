@@ -168,8 +168,10 @@ def asked_for(commands: Iterable[c.Command]) -> list[list[str]]:
         match command:
             case c.IntendLaunch() | c.LaunchVms():
                 asked.setdefault((*kind, command.intent, str(command.count)), [])
-            case c.StartAgent() | c.AskProvider():
+            case c.StartAgent() | c.AskProvider() | c.KeepVm():
                 asked.setdefault(kind, []).append(command.vm_id)
+            case c.TakeVm():
+                asked.setdefault(kind, []).append(command.order.name)
             case c.TerminateVms():
                 asked.setdefault(kind, []).extend(command.vm_ids)
             case c.Send(vm_id=vm_id, command=message):

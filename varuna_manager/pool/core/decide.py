@@ -200,7 +200,7 @@ def next_s(state: PoolState) -> float:
         if any(job.granted):
             later += [t for t in [renewal_s(state, job)] if t > state.now_s]
             ends.append(job.until_s)
-        if any(job.may_hold):
+        if job.runs:
             ends.append(job.may_until_s)
         later += [t + PAST_S for t in ends if t >= state.now_s]
     if state.settings.budget_per == "month" and any(map(state.takes_part, jobs)):
@@ -234,7 +234,7 @@ def _moments(state: PoolState) -> list[float]:
     settings = state.settings
     moments = [state.decided_s + settings.min_stay_s]
     for job in state.jobs.values():
-        if any(job.may_hold):
+        if job.runs:
             moments.append(job.heard_s + settings.silent_s + PAST_S)
     parts = [job for job in state.jobs.values() if state.takes_part(job)]
     if any(_is_behind(state, job) for job in parts):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterable, Iterator
 from dataclasses import replace
 
 from spottrain.units import HOUR_S
@@ -11,6 +11,7 @@ from spottrain.varuna_manager.pool.core.decide import renewal_s
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
     Limits,
+    Order,
     PoolJob,
     PoolState,
     Vms,
@@ -22,53 +23,75 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
     grants = []
     names = [name for name, job in state.jobs.items() if _is_open(state, job)]
     names.sort(key=lambda name: _grows(state.jobs[name]))
-    free = _free(state)
     for name in names:
         job = state.jobs[name]
-        vms = _within(state, job, free)
+        vms, orders = _within(state, job)
         wanted = _affordable(state, job, vms)
+        keep_s = keeps_s(state, job)
         if wanted is None:
-            continue
+            if not _keeps_otherwise(state, job):
+                continue
+            wanted, vms, orders = (job.until_s, job.allowance), job.granted, job.orders
         until_s, allowance = wanted
         if until_s <= state.now_s:
-            vms = (0,) * len(vms)
+            vms, orders = (0,) * len(vms), job.orders
         resized = vms != job.granted
         has_less = job.is_short or not any(job.granted)
         begins = has_less and job.rate(vms) > job.rate(job.granted)
-        before = _counts(job)
         job = replace(
             job,
             granted=vms,
+            orders=orders,
+            keep_s=keep_s,
             until_s=until_s,
             serial=job.serial + 1,
             allowance=allowance,
-            may_hold=tuple(map(max, job.may_hold, vms)),
+            may_hold=tuple(map(max, job.may_hold, rented(vms, orders))),
             may_until_s=max(job.may_until_s, until_s),
             may_spend=max(job.may_spend, allowance),
-            heard_s=job.heard_s if any(job.may_hold) else state.now_s,
+            heard_s=job.heard_s if job.runs else state.now_s,
             resized_s=state.now_s if resized else job.resized_s,
             began_s=state.now_s if begins else job.began_s,
         )
         state = state.with_job(job)
-        after = _counts(job)
-        free = [f + b - a for f, b, a in zip(free, before, after, strict=True)]
-        grants.append(
-            Grant(
-                job=name,
-                serial=job.serial,
-                vms=vms,
-                until_s=until_s,
-                allowance=allowance,
-            )
-        )
+        grants.append(last_grant(job))
     return state, tuple(grants)
+
+
+def last_grant(job: PoolJob) -> Grant:
+    """Return what a job was told last."""
+    return Grant(
+        job=job.request.name,
+        serial=job.serial,
+        vms=job.granted,
+        until_s=job.until_s,
+        allowance=job.allowance,
+        orders=job.orders,
+        keep_s=job.keep_s,
+    )
+
+
+def rented(vms: Vms, orders: Iterable[Order]) -> Vms:
+    """Return VMs without those that are taken from other jobs."""
+    left = list(vms)
+    for order in orders:
+        left[order.supply] -= left[order.supply] > 0
+    return tuple(left)
 
 
 def _is_open(state: PoolState, job: PoolJob) -> bool:
     """Return whether a job's grant could be another now."""
     if job.target != job.granted or state.now_s >= renewal_s(state, job):
         return any(job.target) or any(job.granted)
+    if _keeps_otherwise(state, job):
+        return True
     return job.rate(job.granted) <= 0 and any(job.granted)
+
+
+def _keeps_otherwise(state: PoolState, job: PoolJob) -> bool:
+    """Return whether a job with VMs is to keep them for others for another time now."""
+    has_some = any(job.granted) or bool(job.kept)
+    return has_some and keeps_s(state, job) != job.keep_s
 
 
 def _grows(job: PoolJob) -> tuple[bool, bool, float]:
@@ -77,35 +100,128 @@ def _grows(job: PoolJob) -> tuple[bool, bool, float]:
     return (more, any(job.granted), -(job.due_s - job.got_s))
 
 
-def _within(state: PoolState, job: PoolJob, free: list[int]) -> Vms:
-    """Return as much of a job's target as what others may hold leaves room for.
+def _within(state: PoolState, job: PoolJob) -> tuple[Vms, tuple[Order, ...]]:
+    """Return as much of a job's target as what others may hold leaves room for, and the
+    orders among it.
 
     A size is granted whole or not at all if the job would train no more with a part of it.
+    VMs that others keep come before those of the cloud.
     """
-    vms = tuple(map(min, job.granted, job.target))
-    caps = [*_shared_caps(state, job), (job.request.limits, [])]
+    vms, orders = tuple(map(min, job.granted, job.target)), job.orders
     for k, wanted in enumerate(job.target):
+        kept = _takable(state, job, k) if wanted > vms[k] else []
         for n in range(wanted, vms[k], -1):
             larger = (*vms[:k], n, *vms[k + 1 :])
-            if n > job.may_hold[k] + free[k] or not _fits(state, job, larger, caps):
-                continue
-            if job.rate(larger) > job.rate(vms):
-                vms = larger
+            new = (*orders, *kept[: max(0, n - job.granted[k])])
+            if job.rate(larger) > job.rate(vms) and _fits(state, job, larger, new, k):
+                vms, orders = larger, new
                 break
-    return vms if job.rate(vms) > 0 else (0,) * len(vms)
+    return (vms if job.rate(vms) > 0 else (0,) * len(vms)), orders
 
 
-def _counts(job: PoolJob) -> Vms:
-    """Return the VMs of each supply that count as a job's: what it holds or may hold."""
-    return tuple(map(max, job.may_hold, job.held))
+def _takable(state: PoolState, job: PoolJob, supply: int) -> list[Order]:
+    """Return orders for VMs of a supply that other jobs keep, and that nobody may take."""
+    if not job.request.machine:
+        return []
+    ordered = _ordered(state)
+    return [
+        Order(
+            serial=job.serial + 1,
+            vm_id=vm.vm_id,
+            supply=supply,
+            by=name,
+            until_s=state.now_s + state.settings.take_s,
+        )
+        for name, other in state.jobs.items()
+        if other is not job and other.request.machine == job.request.machine
+        for vm in other.kept
+        if vm.supply == supply and vm.vm_id not in ordered | job.refused
+    ]
 
 
-def _free(state: PoolState) -> list[int]:
-    """Return the VMs of each supply that nobody may hold."""
-    free = [supply.vms for supply in state.supplies]
-    for job in state.jobs.values():
-        free = [f - n for f, n in zip(free, _counts(job), strict=True)]
-    return free
+def keeps_s(state: PoolState, job: PoolJob) -> float:
+    """Return for how long a job is to keep what it returns: not if nobody has use for it."""
+    if not job.request.machine:
+        return 0.0
+    others = [
+        other
+        for other in state.jobs.values()
+        if other is not job
+        and other.request.machine == job.request.machine
+        and state.takes_part(other)
+    ]
+    if job.kept:
+        ordered = _ordered(state)
+        is_wanted = any(
+            vm.vm_id in ordered
+            or any(one.target[vm.supply] > one.granted[vm.supply] for one in others)
+            for vm in job.kept
+        )
+    else:
+        is_wanted = any(one.rate(one.granted) < one.best for one in others)
+    return state.settings.keep_s if is_wanted else 0.0
+
+
+def _ordered(state: PoolState) -> frozenset[str]:
+    """Return the VMs that are to go from one job to another."""
+    orders = (order for job in state.jobs.values() for order in job.orders)
+    return frozenset(order.vm_id for order in orders)
+
+
+def _counts(job: PoolJob, ordered: Collection[str]) -> Vms:
+    """Return the VMs of each supply that count as a job's beside those under order: what it
+    holds or may hold."""
+    held = list(job.held)
+    for vm in job.kept if ordered else ():
+        held[vm.supply] -= vm.vm_id in ordered
+    return tuple(map(max, job.may_hold, held))
+
+
+def _held(group: Iterable[PoolJob], orders: Collection[Order]) -> list[int]:
+    """Return the most VMs of each supply that a group of jobs can hold together.
+
+    A VM under order is held by the job that keeps it or by the one that takes it: it counts
+    once where either is in the group.
+    """
+    ordered = {order.vm_id for order in orders}
+    total: list[int] = []
+    under: dict[str, int] = {}
+    for job in group:
+        counts = _counts(job, ordered)
+        total = [n + m for n, m in zip(total or [0] * len(counts), counts, strict=True)]
+        under |= {order.vm_id: order.supply for order in job.orders}
+        under |= {vm.vm_id: vm.supply for vm in job.kept if vm.vm_id in ordered}
+    for supply in under.values():
+        total[supply] += 1
+    return total
+
+
+def _fits(
+    state: PoolState, job: PoolJob, vms: Vms, orders: tuple[Order, ...], supply: int
+) -> bool:
+    """Return whether a job may hold VMs of a supply more beside what others may hold."""
+    may_hold = tuple(map(max, job.may_hold, rented(vms, orders)))
+    after = state.with_job(replace(job, may_hold=may_hold, orders=orders))
+    jobs = list(after.jobs.values())
+    team = [one for one in jobs if one.request.team == job.request.team]
+    every = [order for one in jobs for order in one.orders]
+    own = [after.jobs[job.request.name]]
+    held = _held(jobs, every)
+    if held[supply] > state.supplies[supply].vms:
+        return False
+    for limits, group in (
+        (state.settings.limits, jobs),
+        (state.team(job).limits, team),
+        (job.request.limits, own),
+    ):
+        if limits == Limits():
+            continue
+        held = _held(group, every)
+        if sum(held) > limits.max_vms:
+            return False
+        if state.microusd_per_hour(tuple(held)) > limits.max_microusd_per_hour:
+            return False
+    return True
 
 
 def _shared_caps(
@@ -116,23 +232,6 @@ def _shared_caps(
     yield state.settings.limits, others
     team = job.request.team
     yield state.team(job).limits, [j for j in others if j.request.team == team]
-
-
-def _fits(
-    state: PoolState, job: PoolJob, vms: Vms, caps: list[tuple[Limits, list[PoolJob]]]
-) -> bool:
-    """Return whether a job may hold VMs beside what it and others may hold already."""
-    own = tuple(map(max, job.may_hold, vms))
-    for limits, others in caps:
-        if limits == Limits():
-            continue
-        held = [own, *map(_counts, others)]
-        if sum(map(sum, held)) > limits.max_vms:
-            return False
-        rate = sum(state.microusd_per_hour(each) for each in held)
-        if rate > limits.max_microusd_per_hour:
-            return False
-    return True
 
 
 def _affordable(state: PoolState, job: PoolJob, vms: Vms) -> tuple[float, int] | None:

@@ -66,6 +66,10 @@ class PoolSettings:
     """A manager that has not reported for so long counts as dead: it is granted nothing."""
     shortest_grant_s: float = 60.0
     """Money for less than this starts nothing."""
+    keep_s: float = 15.0
+    """How long a job keeps a VM that it would return, if others have use for it; 0: never."""
+    take_s: float = 30.0
+    """How long a job may ask for a VM that another one keeps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +87,46 @@ class JobRequest:
     limits: Limits = Limits()
     morph_s: float = 10.0
     """What a change of size costs it, in seconds without training."""
+    machine: str = ""
+    """What its VMs are: owner, image, role, setup and network. A VM goes from one job to
+    another without a boot only where this is the same; empty: never."""
+
+
+RECEIVE_S = 30.0
+"""How long after its time an order that was met in time may still bring a VM, as clouds
+promise (``HandsOverVms``)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptVm:
+    """A VM that a job keeps for another one: nothing of the job is left on it. It is billed
+    to the job, which can only return it, or lose it to a job that is granted it."""
+
+    vm_id: str
+    supply: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """One VM that one job keeps may become another's, until a time.
+
+    Once the other has asked for it, or might have, the order is open until its journal says
+    what came of it. So at most one job may take a VM.
+    """
+
+    serial: int
+    """Of the first grant with it."""
+    vm_id: str
+    supply: int
+    by: str
+    """The job that keeps it."""
+    until_s: float
+    """The cloud gives the VM to nobody who asks later."""
+
+    @property
+    def name(self) -> str:
+        """Unique for the job that gets the VM."""
+        return f"{self.serial}-{self.vm_id}"
 
 
 class PoolJobPhase(Enum):
@@ -117,6 +161,19 @@ class PoolJob:
     """The most that it may hold, by any grant that its manager may still follow."""
     held: Vms
     """As last reported."""
+    kept: tuple[KeptVm, ...] = ()
+    """VMs of these that it keeps for others."""
+    gone: frozenset[str] = frozenset()
+    """VMs that others say they have, which it named when it last reported."""
+    orders: tuple[Order, ...] = ()
+    """VMs that it may take from others, until it says what came of that. They are part of
+    ``granted``, and beside ``may_hold``: nothing else is rented in their place."""
+    refused: frozenset[str] = frozenset()
+    """VMs that it asked for in vain."""
+    keep_s: float = 0.0
+    """As last told: how long it keeps what it would return."""
+    is_ending: bool = False
+    """Whether it has reported that it is done, and returns its VMs."""
     may_until_s: float = 0.0
     """When the last of these grants ends."""
     may_spend: int = 0
@@ -138,6 +195,12 @@ class PoolJob:
     """Since when it has been short of its share; infinite if it is not."""
     resumed_s: float = -math.inf
     """When a person last let it go on: how it had ended before does not count."""
+
+    @property
+    def runs(self) -> bool:
+        """Whether it holds VMs, may, or has yet to learn that it does not."""
+        holds = any(self.may_hold) or any(self.held)
+        return holds or bool(self.orders) or bool(self.gone)
 
     @property
     def committed(self) -> int:
@@ -220,13 +283,12 @@ class PoolState:
 
     def is_silent(self, job: PoolJob) -> bool:
         """Return whether a job's manager counts as dead."""
-        runs = any(job.may_hold) or any(job.held)
-        return runs and self.now_s - job.heard_s > self.settings.silent_s
+        return job.runs and self.now_s - job.heard_s > self.settings.silent_s
 
     def takes_part(self, job: PoolJob) -> bool:
         """Return whether a job is to have VMs."""
         is_active = job.phase is PoolJobPhase.ACTIVE and not self.is_closed
-        return is_active and not self.is_silent(job)
+        return is_active and not job.is_ending and not self.is_silent(job)
 
     def microusd_per_hour(self, vms: Vms) -> int:
         """Return the price of VMs now."""
@@ -275,6 +337,15 @@ class HoldingsReported(PoolEvent):
     examples_done: float
     throughputs: Throughputs | None = None
     """As corrected by measurements; None while they are the same."""
+    kept: tuple[KeptVm, ...] = ()
+    """Part of ``held``: what it keeps for others."""
+    taken: frozenset[str] = frozenset()
+    """Orders of its grant by which it got a VM; the VM may have ended since."""
+    open: frozenset[str] = frozenset()
+    """Orders of its grant that it may still take, or may have taken. The others of the grant
+    have come to nothing."""
+    is_ending: bool = False
+    """Whether it is done, and returns its VMs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -342,6 +413,10 @@ class Grant:
     until_s: float
     allowance: int
     """Micro-dollars over the job's life."""
+    orders: tuple[Order, ...] = ()
+    """Part of ``vms``: not rented, but taken from others."""
+    keep_s: float = 0.0
+    """How long VMs that it returns are kept for others."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,17 +14,20 @@ are requests that may be performed twice. And those of a pool:
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from typing import assert_never
 
 from spottrain.varuna_manager.pool.core import decide
 from spottrain.varuna_manager.pool.core.admission import objection
-from spottrain.varuna_manager.pool.core.grants import regrant
+from spottrain.varuna_manager.pool.core.grants import last_grant, regrant, rented
 from spottrain.varuna_manager.pool.core.model import (
+    RECEIVE_S,
     Grant,
     HoldingsListed,
     HoldingsReported,
     JobRequested,
+    Order,
     PoolClosed,
     PoolCommand,
     PoolEvent,
@@ -139,18 +142,26 @@ def _reported(
         return state, False, ()
     was_silent = state.is_silent(job)
     follows = event.serial == job.serial
-    spent = max(job.spent, event.spent)
-    loss = any(now < before for now, before in zip(event.held, job.held, strict=True))
+    spent = event.spent  # an end that a cloud confirms late makes it less
+    was_ending = job.is_ending
+    before = job
+    job, taken = _with_answers(job, event)
+    job = _with_held(job, event)
+    loss = any(now < old for now, old in zip(job.held, before.held, strict=True))
+    # What it has yet to return, or keeps for others, it still pays for.
+    is_over = any(n > vms for n, vms in zip(job.held, job.granted, strict=True))
     job = replace(
         job,
         heard_s=state.now_s,
-        held=event.held,
         spent=spent,
         examples_done=max(job.examples_done, event.examples_done),
-        may_hold=_most(job.granted, event.held) if follows else job.may_hold,
+        may_hold=_may_hold(job) if follows else job.may_hold,
         may_until_s=job.until_s if follows else job.may_until_s,
-        may_spend=max(spent, job.allowance) if follows else job.may_spend,
+        may_spend=max(spent, job.allowance)
+        if follows and not is_over
+        else job.may_spend,
     )
+    state = _without_taken(state, taken)
     measured = event.throughputs
     corrected = measured is not None and measured != job.request.throughputs
     if corrected and any(measured or ()):
@@ -159,8 +170,72 @@ def _reported(
     unexpected = (follows and loss) and any(
         held < granted for held, granted in zip(job.held, job.granted, strict=True)
     )
-    told = () if follows else (_last_grant(job),)  # it may have been lost
-    return state.with_job(job), was_silent or corrected or unexpected, told
+    told = () if follows else (last_grant(job),)  # it may have been lost
+    is_reset = was_silent or corrected or unexpected or job.is_ending != was_ending
+    return state.with_job(job), is_reset, told
+
+
+def _with_answers(job: PoolJob, event: HoldingsReported) -> tuple[PoolJob, list[Order]]:
+    """Return a job without the orders of which its journal says what came of them, and those
+    by which it got VMs.
+
+    The place of a VM that it got is as good as any other; where it got none there is no place
+    until it is granted one.
+    """
+    taken, left = [], []
+    granted, may_hold, refused = list(job.granted), list(job.may_hold), set(job.refused)
+    for order in job.orders:
+        if order.name in event.taken:
+            taken.append(order)
+            may_hold[order.supply] += 1
+        elif order.serial > event.serial or order.name in event.open:
+            left.append(order)
+        else:
+            granted[order.supply] -= granted[order.supply] > 0
+            refused.add(order.vm_id)
+    job = replace(
+        job,
+        orders=tuple(left),
+        granted=tuple(granted),
+        may_hold=tuple(may_hold),
+        refused=frozenset(refused),
+    )
+    return job, taken
+
+
+def _with_held(job: PoolJob, event: HoldingsReported) -> PoolJob:
+    """Return a job with what it holds, without what others say they have of it."""
+    gone = job.gone & {vm.vm_id for vm in event.kept}
+    held = list(event.held)
+    for vm in event.kept:
+        held[vm.supply] -= vm.vm_id in gone
+    kept = tuple(vm for vm in event.kept if vm.vm_id not in gone)
+    return replace(
+        job, held=tuple(held), kept=kept, gone=gone, is_ending=event.is_ending
+    )
+
+
+def _may_hold(job: PoolJob) -> Vms:
+    """Return what a job may hold that follows its last grant, beside orders and what it keeps
+    for others."""
+    held = list(job.held)
+    for vm in job.kept:
+        held[vm.supply] -= 1
+    return _most(rented(job.granted, job.orders), tuple(held))
+
+
+def _without_taken(state: PoolState, taken: Iterable[Order]) -> PoolState:
+    """Return the state in which VMs that a job has got are not others' any more."""
+    for order in taken:
+        for job in state.jobs.values():
+            kept = tuple(vm for vm in job.kept if vm.vm_id != order.vm_id)
+            if kept == job.kept:
+                continue
+            held = list(job.held)
+            held[order.supply] -= 1
+            gone = job.gone | {order.vm_id}
+            state = state.with_job(replace(job, kept=kept, held=tuple(held), gone=gone))
+    return state
 
 
 def _listed(
@@ -170,8 +245,17 @@ def _listed(
     job = state.jobs.get(event.job)
     if job is None or not _is_lost(state, job):
         return state, False, ()
-    spent = max(job.spent, event.spent)
-    job = replace(job, held=event.held, may_hold=event.held, spent=spent)
+    spent = event.spent  # an end that a cloud confirms late makes it less
+    job = replace(
+        job,
+        held=event.held,
+        may_hold=event.held,
+        spent=spent,
+        kept=(),
+        gone=frozenset(),
+        orders=(),
+        is_ending=False,
+    )
     if not any(event.held):
         job = replace(job, may_spend=spent)
     return state.with_job(job), True, ()
@@ -205,14 +289,15 @@ def _with_weight(state: PoolState, name: str, weight: float) -> PoolState:
 
 def _is_lost(state: PoolState, job: PoolJob) -> bool:
     """Return whether a manager is dead and may not rent any more."""
-    return state.is_silent(job) and state.now_s >= job.may_until_s
+    over_s = max((order.until_s + RECEIVE_S for order in job.orders), default=0.0)
+    return state.is_silent(job) and state.now_s >= max(job.may_until_s, over_s)
 
 
 def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
     return tuple(
         ReturnVms(job=name)
         for name, job in state.jobs.items()
-        if _is_lost(state, job) and any(job.may_hold)
+        if _is_lost(state, job) and job.runs
     )
 
 
@@ -230,17 +315,7 @@ def _heard(state: PoolState) -> PoolState:
 def _again(state: PoolState) -> tuple[Grant, ...]:
     """Return the last grants; a pool that has died may not have told them."""
     jobs = state.jobs.values()
-    return tuple(_last_grant(job) for job in jobs if any(job.may_hold))
-
-
-def _last_grant(job: PoolJob) -> Grant:
-    return Grant(
-        job=job.request.name,
-        serial=job.serial,
-        vms=job.granted,
-        until_s=job.until_s,
-        allowance=job.allowance,
-    )
+    return tuple(last_grant(job) for job in jobs if job.runs)
 
 
 def _most(a: Vms, b: Vms) -> Vms:

@@ -194,8 +194,8 @@ class PoolLoop:
 
     def _is_over(self) -> bool:
         jobs = self.state.jobs.values()
-        held = any(any(job.may_hold) or any(job.held) for job in jobs)
-        return self.state.is_closed and not held and not self._tasks
+        runs = any(job.runs for job in jobs)
+        return self.state.is_closed and not runs and not self._tasks
 
     def _end_jobs(self) -> None:
         """End the jobs of a pool that is taken down: their checkpoints stay."""

@@ -15,8 +15,14 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from spottrain.errors import SpottrainError
-from spottrain.varuna_manager.core.model.settings import PoolGrant
-from spottrain.varuna_manager.core.model.state import JobPhase, State, held_by_kind
+from spottrain.varuna_manager.core.model.records import OrderPhase
+from spottrain.varuna_manager.core.model.settings import PoolGrant, VmOrder
+from spottrain.varuna_manager.core.model.state import (
+    JobPhase,
+    State,
+    held_by_kind,
+    kind_of,
+)
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.follow import Follower, read_state
 from spottrain.varuna_manager.launch import control
@@ -26,6 +32,7 @@ from spottrain.varuna_manager.pool.core.model import (
     Grant,
     HoldingsListed,
     HoldingsReported,
+    KeptVm,
     PoolEvent,
     PoolJob,
     PoolJobEnded,
@@ -170,8 +177,7 @@ class JobManagers:
         """
         found: list[PoolEvent] = []
         for name, job in state.jobs.items():
-            runs = any(job.may_hold) or any(job.held)
-            if job.phase is PoolJobPhase.ENDED and not runs:
+            if job.phase is PoolJobPhase.ENDED and not job.runs:
                 continue
             try:
                 found += self._look_at(self.of(name), job, now_s)
@@ -188,7 +194,8 @@ class JobManagers:
         was_alive, watched.is_alive = watched.is_alive, is_alive
         state, name = watched.state(), job.request.name
         held = held_by_kind(state)
-        if not is_alive and held and state.phase is not JobPhase.ENDED:
+        asked = _orders_of(state, OrderPhase.ASKED)
+        if not is_alive and (held or asked) and state.phase is not JobPhase.ENDED:
             return  # its manager is dead, and may have rented more than it could say
         ended = state.phase is JobPhase.ENDED
         at_s = state.now_s if ended else max(now_s, state.now_s)
@@ -202,6 +209,14 @@ class JobManagers:
                 state.history.progress.step * state.job.spec.minibatch_size
             ),
             throughputs=self._corrected(watched, state, job, now_s),
+            kept=tuple(
+                KeptVm(vm_id=vm_id, supply=self._kinds.index(kind_of(vm.offer)))
+                for vm_id, vm in state.fleet.vms.items()
+                if vm.kept_at_s is not None
+            ),
+            taken=_orders_of(state, OrderPhase.TAKEN),
+            open=frozenset() if watched.is_down() else _open_orders(state, now_s),
+            is_ending=_is_ending(state, job, is_alive=is_alive),
         )
         if _is_news(watched.reported, report):
             watched.reported = report
@@ -280,6 +295,17 @@ class JobManagers:
             vms=tuple(zip(self._kinds, grant.vms, strict=True)),
             until_s=grant.until_s,
             max_microusd=grant.allowance,
+            orders=tuple(
+                VmOrder(
+                    name=order.name,
+                    vm_id=order.vm_id,
+                    kind=self._kinds[order.supply],
+                    by=order.by,
+                    until_s=order.until_s,
+                )
+                for order in grant.orders
+            ),
+            keep_s=grant.keep_s,
         )
         try:
             watched.tell(told)
@@ -293,8 +319,10 @@ class JobManagers:
         watched = self.of(job.request.name)
         if watched.is_managed() or watched.gives_up:
             return
+        is_granted = any(job.granted) and now_s < job.until_s
         may_hold = any(job.held) or any(job.may_hold)  # more than it could say
-        if not may_hold and not (any(job.granted) and now_s < job.until_s):
+        is_left = may_hold or bool(job.orders) or bool(job.gone)
+        if not is_left and not is_granted:
             return
         if now_s < watched.started_s + START_PAUSES_S[watched.starts]:
             return
@@ -354,9 +382,19 @@ def _ended_as(state: State, job: PoolJob) -> str:
     return state.outcome.kind if (state.ending_since_s or 0) >= job.resumed_s else ""
 
 
+def _is_ending(state: State, job: PoolJob, *, is_alive: bool) -> bool:
+    """Return whether a job is done, though it may hold VMs yet, and its manager run."""
+    outcome = state.outcome
+    if state.phase is JobPhase.ENDED:
+        return _ended_as(state, job) in _FINAL
+    is_over = state.phase is JobPhase.ENDING and outcome is not None
+    return is_alive and is_over and outcome is not None and outcome.kind in _FINAL
+
+
 def _has_to_run(state: State, job: PoolJob, now_s: float) -> bool:
     """Return whether a job without a manager needs one: to train, or to return VMs."""
-    if state.phase is not JobPhase.ENDED and held_by_kind(state):
+    is_rented = bool(held_by_kind(state)) or bool(_orders_of(state, OrderPhase.ASKED))
+    if state.phase is not JobPhase.ENDED and is_rented:
         return True
     grant = state.job.grant
     if grant is None or _ended_as(state, job) in _FINAL:
@@ -369,7 +407,30 @@ def _is_news(before: HoldingsReported | None, now: HoldingsReported) -> bool:
         return True
     if now.throughputs is not None:
         return True
-    return (before.serial, before.held) != (now.serial, now.held)
+    return any(
+        getattr(before, name) != getattr(now, name)
+        for name in ("serial", "held", "kept", "taken", "open", "is_ending")
+    )
+
+
+def _orders_of(state: State, phase: OrderPhase) -> frozenset[str]:
+    return frozenset(k for k, one in state.fleet.orders.items() if one.phase is phase)
+
+
+def _open_orders(state: State, now_s: float) -> frozenset[str]:
+    """Return the orders by which a job may get a VM yet, or may have got one.
+
+    Args:
+        state: The job's.
+        now_s: A time before the state was read.
+    """
+    orders = () if state.job.grant is None else state.job.grant.orders
+    unasked = frozenset(
+        order.name
+        for order in orders
+        if order.name not in state.fleet.orders and now_s <= order.until_s
+    )
+    return unasked | _orders_of(state, OrderPhase.ASKED)
 
 
 def _about_equal(new: Throughputs, old: Throughputs) -> bool:

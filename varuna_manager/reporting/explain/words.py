@@ -154,6 +154,12 @@ def _asked(entry: Sequence[str], after: State) -> Iterator[str]:
                 reasons.setdefault(vm.return_reason if vm else "", []).append(name)
             for reason, those in reasons.items():
                 yield f"return {ids(those)}" + (f": {reason}" if reason else "")
+        case ["KeepVm", *names]:
+            yield f"keep {ids(names)} for another job of the pool"
+        case ["TakeVm", *names]:
+            vms = [one.order for k, one in after.fleet.orders.items() if k in names]
+            for order in vms:
+                yield f"take {order.vm_id} from job {order.by}"
         case ["ComputePlan", *_]:
             slots = sum(vm.num_slots for vm in after.fleet.vms.values() if vm.is_usable)
             yield f"ask the planner for the best plan over the usable slots ({slots})"

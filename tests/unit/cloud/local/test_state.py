@@ -268,3 +268,41 @@ class Market(RuleBasedStateMachine):
 
 TestMarket = Market.TestCase
 TestMarket.settings = settings(deadline=None, max_examples=50)
+
+
+def test_a_cleared_vm_is_given_once_in_time_and_comes_once() -> None:
+    giver, taker = Driver(), Driver()
+    vm_id = giver.launch().vms[0].vm_id
+    with pytest.raises(VmNotFoundError, match="not there for others"):
+        giver.cloud.give(vm_id, "job 1", 200.0, 150.0)
+    giver.cloud.cleared.add(vm_id)
+    with pytest.raises(VmNotFoundError, match="not there for others"):
+        giver.cloud.give(vm_id, "job 1", 200.0, 200.5)
+    given = giver.cloud.give(vm_id, "job 1", 200.0, 150.0)
+    assert giver.cloud.give(vm_id, "job 1", 200.0, 999.0) == given, "asked again"
+    with pytest.raises(VmNotFoundError):
+        giver.cloud.give(vm_id, "other 1", 200.0, 150.0)
+    assert (given.state, given.ended_at_s) == (VmState.TERMINATED, 150.0)
+
+    ours = taker.cloud.receive(given, "1", 230.0, 220.0)
+    assert taker.cloud.receive(given, "1", 230.0, 999.0) == ours
+    assert (ours.vm_id, ours.launched_at_s) == (f"{vm_id}.1", 150.0)
+    assert (ours.offer, ours.state) == (given.offer, VmState.RUNNING)
+    assert taker.available() == 2
+    back = replace(ours, state=VmState.TERMINATED, ended_at_s=300.0)
+    assert giver.cloud.receive(back, "2", 350.0, 301.0).vm_id == f"{vm_id}.2"
+
+
+def test_a_vm_that_comes_late_or_where_no_room_is_has_ended() -> None:
+    giver, taker = Driver(), Driver()
+    vm_id = giver.launch().vms[0].vm_id
+    giver.cloud.cleared.add(vm_id)
+    given = giver.cloud.give(vm_id, "job 1", 200.0, 150.0)
+    with pytest.raises(VmNotFoundError, match="came too late"):
+        taker.cloud.receive(given, "1", 230.0, 231.0)
+    taker.launch(3)
+    with pytest.raises(VmNotFoundError, match="no room"):
+        taker.cloud.receive(given, "1", 230.0, 160.0)
+    elsewhere = replace(given, offer=replace(given.offer, zone="z"))
+    with pytest.raises(VmNotFoundError, match="no room"):
+        taker.cloud.receive(elsewhere, "1", 230.0, 160.0)

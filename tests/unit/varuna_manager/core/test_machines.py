@@ -27,7 +27,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.machines import MACHINES, Machine
 from spottrain.varuna_manager.core.model.records import RankPhase
-from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant
+from spottrain.varuna_manager.core.model.settings import Limit, PoolGrant, VmOrder
 from spottrain.varuna_manager.core.model.state import (
     MAX_UNFIT,
     JobPhase,
@@ -121,6 +121,23 @@ def bases() -> Iterator[Watched]:
     yield from leaving(story)
 
 
+def pooled() -> Watched:
+    """A job of a pool that has asked for VM e of another job."""
+    story, kind = Watched(), kind_of(OFFER)
+    order = VmOrder(name="1-e", vm_id="e", kind=kind, by="other", until_s=1e9)
+    grant = PoolGrant(
+        pool="lab",
+        serial=0,
+        vms=((kind, 1),),
+        until_s=1e9,
+        max_microusd=10**9,
+        orders=(order,),
+    )
+    story.state = replace(story.state, settings=replace(story.state.job, grant=grant))
+    story.start()
+    return story
+
+
 def quiet(story: Watched) -> Watched:
     """Long after the last mini-batch: VM b has said what it does, VM a is yet to do so."""
     story.wait(40.0)
@@ -198,6 +215,8 @@ FAILING: tuple[e.FailedCommand, ...] = (
     "compute_plan",
     "start_agent",
     "terminate_vms",
+    "keep_vm",
+    "take_vm",
     "ask_provider",
     "release_job",
 )
@@ -233,6 +252,9 @@ def everything(story: Watched) -> Iterator[Callable[[Watched], object]]:
     yield told(e.ProviderAnswered, vm_id="a", state=None)
     yield told(e.LaunchRefused, intent="intent-0", reason="no", refusal="misconfigured")
     yield told(e.VmsReturned, vm_ids=("a",))
+    for vm in (story.vm("e", "ordered-1-e"), None):
+        yield told(e.OrderAnswered, order="1-e", vm=vm)
+    yield told(e.VmKept, vm_id="a")
     yield told(e.VmLost, vm_id="a", reason="gone")
     yield told(e.JobReleased)
     yield told(e.AgentStarting, vm_id="a", token_sha256="t")
@@ -385,7 +407,7 @@ def variants(story: Watched) -> Iterator[Watched]:
 def explored() -> Watched:
     """Tell every event in every phase; return what was seen."""
     every = Watched()
-    for base in bases():
+    for base in (pooled(), *bases()):
         for story in variants(base):
             for act in everything(story):
                 act(fork(story))

@@ -1,0 +1,121 @@
+"""VMs that go from one job of a pool to another without a boot, through every death."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from tests.integration.jobs import Job, until, weights
+from tests.integration.test_pool import Lab, check_money, ended
+from tests.integration.undisturbed import undisturbed
+
+from spottrain.cloud.local.folder import marker
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import Vm
+from spottrain.cloud.process import tree
+from spottrain.varuna_manager.pool.report.document import read_pool
+
+pytestmark = pytest.mark.timeout(300)
+
+BOOT_S = 3.0
+"""Of a VM that is rented."""
+
+
+@pytest.fixture
+def lab(tmp_path: Path) -> Iterator[Lab]:
+    lab = Lab(tmp_path)
+    lab.settings["local"]["zones"][0]["boot_s"] = BOOT_S
+    lab.write()
+    try:
+        yield lab
+    finally:
+        lab.first.kill_everything()
+
+
+def vms_of(job: Job) -> dict[str, Vm]:
+    return {vm.vm_id: vm for vm in job.cloud.list_vms(job.name)}
+
+
+def check_moved(giver: Job, taker: Job) -> Vm:
+    """A machine of the one went to the other as it was, but nothing of the one's did."""
+    theirs = {vm.vm_id.partition(".")[0]: vm for vm in vms_of(giver).values()}
+    moved = [vm for vm in vms_of(taker).values() if tags.order_of(vm.intent)]
+    vm = moved[-1]
+    before = theirs[vm.vm_id.partition(".")[0]]
+    assert before.ended_at_s == vm.launched_at_s, "billed once"
+    assert before.offer == vm.offer
+    files = giver.dir.cloud / "vms" / before.vm_id
+    assert {file.suffix for file in files.iterdir()} <= {".log"}
+    found = tree.groups([marker(giver.name, before.vm_id)], [])
+    assert not found, "no process of the giver is left"
+    return vm
+
+
+def check_lines(job: Job) -> None:
+    """The ledger has each VM as the cloud has billed it, to the micro-dollar."""
+    for vm in vms_of(job).values():
+        assert vm.ended_at_s is not None
+        hours = (vm.ended_at_s - vm.launched_at_s) / 3600
+        billed = hours * vm.offer.usd_per_hour * 1e6
+        line = job.state().history.ledger.closed[vm.vm_id]
+        assert line.cost(0).microusd == pytest.approx(billed, abs=1.0)
+
+
+def kill_at(what: str, pid: int, happens: Callable[[], bool]) -> None:
+    """Kill a process as soon as something is the case."""
+    with contextlib.suppress(ProcessLookupError):
+        until(what, happens)
+        os.kill(pid, signal.SIGKILL)
+
+
+def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
+    lab: Lab, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    first, urgent = lab.first, lab.urgent
+    assert lab.run("create", str(lab.file)).code == 0
+    assert lab.launch(first).code == 0
+    lab.has(first=2)
+    assert lab.launch(urgent, "--priority", "9").code == 0
+    lab.has(first=1, urgent=2)
+    vm = check_moved(first, urgent)
+    started_s = urgent.state().history.ledger.open[vm.vm_id].ready_us
+    assert started_s is not None
+
+    # The giver's manager dies once it keeps a VM.
+    pid = urgent.manager_pid()
+    assert lab.run("pause", "lab", "urgent").code == 0
+    kill_at(
+        "a VM is kept",
+        pid,
+        lambda: any(v.kept_at_s is not None for v in urgent.state().fleet.vms.values()),
+    )
+    lab.has(first=2)
+    check_moved(urgent, first)
+
+    # The pool dies once it has ordered, and the taker's manager once it has asked.
+    assert lab.run("resume", "lab", "urgent").code == 0
+    until("an order", lambda: read_pool(lab.dir).jobs["urgent"].orders)
+    lab.kill_daemon()
+    assert lab.run("resume", "lab").code == 0
+    until(
+        "urgent asks",
+        lambda: urgent.state().fleet.orders or urgent.state().launches.intents,
+    )
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(urgent.manager_pid(), signal.SIGKILL)
+    lab.has(first=1, urgent=2)
+
+    first.pace(0.0)
+    for job in (first, urgent):
+        until("its end", lambda job=job: ended(lab, job.name))  # type: ignore[misc]
+    reference = undisturbed(tmp_path_factory).weights
+    assert weights(first.checkpoint_root) == reference
+    assert weights(urgent.checkpoint_root) == reference
+    check_money(lab)
+    check_lines(first)
+    check_lines(urgent)
+    assert lab.run("down", "lab").code == 0
