@@ -194,8 +194,8 @@ MUTATIONS = (
     Mutation(
         "a job ends while launches are open",
         shutdown.advance,
-        "not transition.state.fleet.vms and not transition.state.launches.intents",
-        "not transition.state.fleet.vms",
+        "not state.fleet.vms and not state.launches.intents",
+        "not state.fleet.vms",
         rare=True,
     ),
     Mutation(
