@@ -184,7 +184,9 @@ class Shapes:
             least: list[tuple[float, int, int]] = []
             for depth in range(1, min(len(self.workload.facts.sections), slots) + 1):
                 width = min(slots // depth, self.virtual_nodes)
-                mode = execution_modes(self._inputs, depth)[0]
+                # Nothing recomputed: a cut that memory makes uneven may leave more to the
+                # last stage, which recomputes nothing.
+                mode = replace(execution_modes(self._inputs, depth)[0], segments=0)
                 (bound_s,) = self._layouts.cuts.min_steps_s(depth, mode, [width])
                 least.append((bound_s, depth, width))
             shapes: list[Shape] = []
