@@ -92,7 +92,8 @@ class LongWorld(World):
         """VMs whose heartbeats were missed once."""
         self.asked_for: set[str] = set()
         """VMs that answered a launch."""
-        self.returned: set[str] = set()
+        self.returned: dict[str, float] = {}
+        """When VMs were to be returned for the first time."""
         """VMs whose return was commanded; managers that start command it again."""
         self.shown: list[SimulatedVm] = []
         self.chosen: dict[tuple[int, int | None], tuple[tuple[Slot, ...], Choice]] = {}
@@ -178,7 +179,7 @@ class LongWorld(World):
         reason = record.return_reason
         if vm_id in self.returned:
             return
-        self.returned.add(vm_id)
+        self.returned[vm_id] = self.now_s
         if not vm.doomed and vm_id not in self.unheard:
             assert not reason.startswith("silent"), f"{vm_id} is well: {reason}"
         if self.state.phase is not JobPhase.ACTIVE:
@@ -202,8 +203,10 @@ class LongWorld(World):
             if vm.ended_at_s is None and late:
                 record = self.state.fleet.vms.get(vm.vm_id)
                 assert record is not None, f"{vm.vm_id} is billed and not known"
-                coming = record.is_coming or record.phase is VmPhase.RETURNING
-                assert not coming, f"{vm.vm_id} is billed and {record.phase}"
+                since_s = self.returned.get(vm.vm_id, vm.launched_at_s)
+                goes = record.phase is VmPhase.RETURNING
+                late = record.is_coming or (goes and self.now_s - since_s > LATE_S)
+                assert not late, f"{vm.vm_id} is billed and {record.phase}"
 
     def start_manager(self) -> None:
         self.began_s = self.now_s

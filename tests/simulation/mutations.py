@@ -147,7 +147,7 @@ MUTATIONS = (
     ),
     Mutation(
         "a VM that leaves goes before others have its state",
-        fleet._is_needed,
+        fleet.is_needed,
         "generation.phase is GenerationPhase.RUNNING",
         "True",
         rare=True,

@@ -33,7 +33,7 @@ def test_a_job_of_32_vms_lives_through_a_day_of_faults() -> None:
     assert job.faults
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [*range(3), 17, 45])
 def test_small_jobs_live_through_a_fault_every_three_minutes(seed: int) -> None:
     job = small_world(seed)
     job.live()

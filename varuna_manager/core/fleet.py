@@ -407,14 +407,14 @@ def advance(transition: Transition) -> None:
             ask_again(transition, vm)
         if vm.is_coming and transition.is_due(vm.known_at_s + bound_s):
             return_vms(transition, (vm,), f"not ready in {bound_s:g} s")
-        elif vm.leaves_at_s is not None and not _is_needed(transition, vm):
+        elif vm.leaves_at_s is not None and not is_needed(transition, vm):
             reason = vm.drain_reason or "drained before its preemption"
             let_go(transition, (vm,), reason)
-        elif vm.slow is not None and vm.is_replaced and not _is_needed(transition, vm):
+        elif vm.slow is not None and vm.is_replaced and not is_needed(transition, vm):
             if vm.phase is not VmPhase.RETURNING:
                 counters.replaced(transition, vm.slow)
             return_vms(transition, (vm,), f"slow: replaced by {vm.slow.replaced_by}")
-        elif vm.succession == "come" and not _is_needed(transition, vm):
+        elif vm.succession == "come" and not is_needed(transition, vm):
             return_vms(transition, (vm,), "others train more per dollar")
 
 
@@ -430,7 +430,7 @@ def ask_again(transition: Transition, vm: VmRecord) -> None:
         transition.emit(c.AskProvider(vm_id=vm.vm_id))
 
 
-def _is_needed(transition: Transition, vm: VmRecord) -> bool:
+def is_needed(transition: Transition, vm: VmRecord) -> bool:
     """Return whether the memory of a VM that is leaving is still needed."""
     state, generation = transition.state, transition.state.training.generation
     if not vm.used_slots:

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from spottrain.pricing.billing.money import FREE, Rate
 from spottrain.varuna_manager.core import hand_overs
-from spottrain.varuna_manager.core.fleet import let_go
+from spottrain.varuna_manager.core.fleet import is_needed, let_go
 from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.core.model.events import (
     CodeUpdated,
@@ -21,6 +21,8 @@ from spottrain.varuna_manager.core.model.state import JobPhase, State, budget, k
 from spottrain.varuna_manager.core.model.transition import Transition
 from spottrain.varuna_manager.format import utc
 
+REPLACED = "its replacement was rented before its notice was cancelled"
+"""Why a VM is drained that the cloud does not take any more."""
 DRAIN_S = 120.0
 """How long a VM over the hourly cap may take to hand its sections over."""
 _WORDS = {
@@ -127,7 +129,8 @@ def advance(transition: Transition) -> None:
         return
     for vm in tuple(state.fleet.vms.values()):
         leaves_at_s = vm.leaves_at_s if vm.drain_reason else None
-        if leaves_at_s is not None and transition.is_due(leaves_at_s):
+        is_due = leaves_at_s is not None and transition.is_due(leaves_at_s)
+        if is_due and not _may_stay(transition, vm):
             let_go(transition, (vm,), vm.drain_reason)
     _drain_to_grant(transition)
     if state.job.max_usd_per_hour is None:
@@ -144,6 +147,17 @@ def advance(transition: Transition) -> None:
             return
         over -= _rate(transition.state, vm)
         drain(transition, vm, f"over the cap of {state.job.max_usd_per_hour:g} USD/h")
+
+
+def _may_stay(transition: Transition, vm: VmRecord) -> bool:
+    """Return whether a VM may stay beyond its time for what only it may hold: no cloud
+    takes it, nothing trains without it, and there is money for it."""
+    if vm.drain_reason != REPLACED or not is_needed(transition, vm):
+        return False
+    if _trains(transition.state, vm):
+        return False
+    money = budget(transition.state)
+    return money.hourly_cap is None or money.rate <= money.hourly_cap
 
 
 def _drain_to_grant(transition: Transition) -> None:

@@ -13,6 +13,7 @@ from spottrain.varuna_manager.core import (
 )
 from spottrain.varuna_manager.core import calibration as calibrations
 from spottrain.varuna_manager.core import generation as generations
+from spottrain.varuna_manager.core.limits import REPLACED
 from spottrain.varuna_manager.core.model import counters
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.core.model.changed import replace
@@ -321,8 +322,7 @@ def _interruption_cancelled(transition: Transition, vm_id: str) -> None:
     # Within a pool's grant it counts itself, and nothing was rented in its place.
     in_pool = transition.state.job.grant is not None
     if vm.slow is None and not in_pool and allocation.room(transition.state) <= 0:
-        reason = "its replacement was rented before its notice was cancelled"
-        transition.put_vm(replace(vm, drain_reason=reason))
+        transition.put_vm(replace(vm, drain_reason=REPLACED))
         return
     transition.put_vm(replace(vm, noticed_at_s=None, leaves_at_s=None))
     transition.note_fleet_change()
