@@ -203,11 +203,11 @@ def measure(
             zygote.close()
 
 
-def _plans(
+def inputs_of(
     spec: JobSpec, profile: Profile, vms: Sequence[str], recompute: bool
-) -> dict[str, Plan]:
-    """Return what the planner makes of each name."""
-    inputs = PlanInputs(
+) -> PlanInputs:
+    """Return what the planner chooses a pipeline over all these VMs from."""
+    return PlanInputs(
         facts=facts_of(spec),
         profile=profile,
         slots=tuple(
@@ -219,7 +219,15 @@ def _plans(
         reduction="fast",
         pipeline_depth=len(vms),
         recompute=recompute,
+        semantics=spec.semantics,
     )
+
+
+def _plans(
+    spec: JobSpec, profile: Profile, vms: Sequence[str], recompute: bool
+) -> dict[str, Plan]:
+    """Return what the planner makes of each name."""
+    inputs = inputs_of(spec, profile, vms, recompute)
     found = {}
     for name in (AUTO, *SCHEDULES):
         kind = next((one for one in SCHEDULES if one == name), None)

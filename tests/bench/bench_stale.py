@@ -20,24 +20,23 @@ from pathlib import Path
 
 from tests.bench.accuracy_fleet import HERE, job_spec, scratch, undisturbed
 from tests.bench.accuracy_fleet import Trainer as Calibrator
-from tests.bench.bench_accuracy import CALIBRATORS, facts_of
+from tests.bench.bench_accuracy import CALIBRATORS
 from tests.bench.bench_rivals import (
     BACKWARD_S,
     BLOCKS_A_STAGE,
     FORWARD_S,
     KINDS_OF_LINKS,
+    inputs_of,
     tell,
 )
 from tests.bench.network import Network
 from tests.integration.fleet import Fleet, Heard, Host, Zygote
 
 from spottrain.morphing.plan.choose import choose_plan
-from spottrain.morphing.plan.inputs import PlanInputs
-from spottrain.morphing.plan.placement import Device
 from spottrain.varuna_manager.reporting.tables import execution_line
 from spottrain.wire import messages
 from spottrain.wire.messages import JobSpec
-from spottrain.wire.model import Plan, Profile, ScheduleKind, Semantics, Slot
+from spottrain.wire.model import Plan, Profile, ScheduleKind, Semantics
 
 CONTENDERS: Mapping[str, tuple[Semantics, ScheduleKind | None]] = {
     "1f1b": ("synchronous", "1f1b"),
@@ -172,22 +171,8 @@ def _plan(
     schedule: ScheduleKind | None,
 ) -> Plan:
     """Return the plan that the planner chooses."""
-    inputs = PlanInputs(
-        facts=facts_of(spec),
-        profile=profile,
-        slots=tuple(
-            Device(slot=Slot(vm_id=vm, index=0), memory_bytes=2**33, speed=1.0)
-            for vm in vms
-        ),
-        minibatch_size=spec.minibatch_size,
-        microbatch_size=1,
-        reduction="fast",
-        pipeline_depth=len(vms),
-        recompute=False,
-        schedule=schedule,
-        semantics=spec.semantics,
-    )
-    plan = choose_plan(inputs).plan
+    inputs = inputs_of(spec, profile, vms, recompute=False)
+    plan = choose_plan(replace(inputs, schedule=schedule)).plan
     assert plan is not None
     return plan
 
