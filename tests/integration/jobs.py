@@ -21,6 +21,7 @@ from typing import Any, Self, TypeVar
 from urllib.parse import urlsplit
 
 import yaml
+from tests.integration import commands
 
 from spottrain.cloud.local.market import MarketEvent
 from spottrain.cloud.local.provider import LocalProvider
@@ -192,15 +193,7 @@ class Job:
 
     def run(self, *arguments: str) -> Answer:
         """Run a command to its end."""
-        done = subprocess.run(
-            [*SPOTTRAIN, *arguments],
-            check=False,
-            capture_output=True,
-            text=True,
-            env=self.environment,
-            timeout=DEADLINE_S,
-        )
-        return Answer(done.returncode, done.stdout, done.stderr)
+        return Answer(*commands.run(arguments, self.environment, DEADLINE_S))
 
     def launch(self, *options: str) -> Answer:
         """Run ``spottrain launch`` to its end."""
