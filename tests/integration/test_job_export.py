@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.integration import commands
+from tests.integration import forks
 from tests.integration.jobs import DEADLINE_S, STEPS, Answer
 from tests.integration.tiny_job import Tiny
 from tests.integration.undisturbed import Undisturbed, undisturbed
@@ -31,7 +31,7 @@ def export(reference: Undisturbed, *arguments: str) -> Answer:
         "SPOTTRAIN_HOME": str(home),
         "OMP_NUM_THREADS": "1",
     }
-    return Answer(*commands.run(("export", *arguments), environment, DEADLINE_S))
+    return Answer(*forks.run(("export", *arguments), environment, DEADLINE_S))
 
 
 def test_the_newest_and_a_named_checkpoint(
