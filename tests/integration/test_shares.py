@@ -208,21 +208,22 @@ def check_timeline(written: list[messages.TraceWritten]) -> None:
 
 
 AROUND = [
-    (Hook.PREPARED, 0),
-    (Hook.GATHERED, 0),
-    (Hook.DECIDED, 0),
-    (Hook.FLIPPED, 0),
-    (Hook.APPLIED, 0),
-    (Hook.REPORTED, 0),
-    (Hook.FORWARD, 1),
-    (Hook.REDUCE, 1),
-    (Hook.PREPARED, 1),
+    (Hook.PREPARED, 0, Action.KILL_WORKER),
+    (Hook.GATHERED, 0, Action.KILL_VM),
+    (Hook.DECIDED, 0, Action.KILL_WORKER),
+    (Hook.DECIDED, 0, Action.KILL_VM),
+    (Hook.FLIPPED, 0, Action.KILL_WORKER),
+    (Hook.FLIPPED, 0, Action.KILL_VM),
+    (Hook.APPLIED, 0, Action.KILL_VM),
+    (Hook.REPORTED, 0, Action.KILL_WORKER),
+    (Hook.FORWARD, 1, Action.KILL_VM),
+    (Hook.REDUCE, 1, Action.KILL_WORKER),
+    (Hook.PREPARED, 1, Action.KILL_VM),
 ]
 """Places before, at and after the change-over that follows mini-batch 0."""
 
 
-@pytest.mark.parametrize(("hook", "step"), AROUND)
-@pytest.mark.parametrize("action", [Action.KILL_WORKER, Action.KILL_VM])
+@pytest.mark.parametrize(("hook", "step", "action"), AROUND)
 def test_a_rank_that_is_killed_around_the_change_over_costs_nothing(
     zygote: Zygote,
     undisturbed: dict[str, bytes],

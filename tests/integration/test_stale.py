@@ -283,20 +283,19 @@ def test_morphs_and_a_resume_from_a_checkpoint_change_no_bit(
     assert parameters_of(weights) == recurrence("gpt_job")
 
 
-@pytest.mark.parametrize("shape", [(2, 1), (2, 2)], ids=str)
 def test_gradients_out_of_range_are_computed_again_to_the_same_bits(
-    zygote: Zygote, tmp_path: Path, shape: tuple[int, int]
+    zygote: Zygote, tmp_path: Path
 ) -> None:
     """With tied parameters and dropout, beside the mini-batch that is dropped."""
     found = []
-    for one in (shape, (1, 1)):
+    for one in ((1, 1), (2, 1), (2, 2)):
         spec = stale_spec(tmp_path / str(one))
         spec = replace(
             spec, entrypoint="tiny_job:jumping_job", evaluation=EvaluationSpec()
         )
         found.append(train(zygote, spec, 4, one)[0])
 
-    assert found[0] == found[1]
+    assert found[0] == found[1] == found[2]
 
 
 def test_fast_mode_differs_by_rounding_only(zygote: Zygote, tmp_path: Path) -> None:
@@ -316,8 +315,7 @@ def test_fast_mode_differs_by_rounding_only(zygote: Zygote, tmp_path: Path) -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
-@pytest.mark.parametrize("state", ["host", "device"])
-@pytest.mark.parametrize("network", ["gloo", "nccl"])
+@pytest.mark.parametrize(("state", "network"), [("host", "gloo"), ("device", "nccl")])
 def test_devices_whose_transfers_are_late_change_no_bit(
     zygote: Zygote, tmp_path: Path, state: str, network: Network
 ) -> None:
