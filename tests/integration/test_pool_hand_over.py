@@ -95,6 +95,12 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     lab.has(first=2)
     check_moved(urgent, first)
 
+    def is_replaced() -> bool:
+        now = urgent.dir.manager()
+        return now is not None and now.pid != pid
+
+    until("another manager", is_replaced)
+
     # The pool dies once it has ordered, and the taker's manager once it has asked.
     known = len(lab.states())
     assert lab.run("resume", "lab", "urgent").code == 0
