@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import assert_never
 
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.pool.core import decide
 from spottrain.varuna_manager.pool.core.admission import objection
 from spottrain.varuna_manager.pool.core.grants import last_grant, regrant, rented
