@@ -68,6 +68,7 @@ PARTS = {
         100,
         "--mb 1,2 --reduce-mb 10 --kills 2",
     ),
+    "nccl": Part("nccl_alone", "--mb 500 --hang-s 8", 60, "--mb 10 --hang-s 1"),
     "speed_1558m": Part(
         "speed",
         "gpt2_1558m --microbatch 4 --minibatch 512 --turns 1 --steps 1 --apart "
@@ -179,6 +180,7 @@ SHOWN = {
     ),
     "evacuation": ("locked before", "locked during", "pageable"),
     "peers": ("sender", "receiver", "hangs", "longest_to_error_s"),
+    "nccl": ("nccl", "idle", "hung"),
 }
 """What a reader wants to see first."""
 
