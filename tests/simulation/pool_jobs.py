@@ -669,7 +669,7 @@ class Lab:
 
     def play(self, for_s: float) -> None:
         end_s = self.now_s + for_s
-        while self.now_s < end_s and not (self.has_ended() and not self.is_faulty):
+        while self.now_s < end_s and (self.is_faulty or not self.has_ended()):
             self.now_s, _, action = heapq.heappop(self.agenda)
             for job in self.jobs.values():
                 job.now_s = self.now_s
