@@ -261,8 +261,9 @@ class PoolJob:
     @property
     def is_short(self) -> bool:
         """Whether it had less than its share so far, and is granted less by more than a VM."""
-        least = self.target_rate - self.request.of_a_vm
-        return self.got_s < self.due_s and self.rate(self.granted) < least
+        if self.got_s >= self.due_s:
+            return False
+        return self.rate(self.granted) < self.target_rate - self.request.of_a_vm
 
     @property
     def takes_turns(self) -> bool:

@@ -289,15 +289,15 @@ def _with_weight(state: PoolState, name: str, weight: float) -> PoolState:
 
 def _is_lost(state: PoolState, job: PoolJob) -> bool:
     """Return whether a manager is dead and may not rent any more."""
+    if not state.is_silent(job):
+        return False
     over_s = max((order.until_s + RECEIVE_S for order in job.orders), default=0.0)
-    return state.is_silent(job) and state.now_s >= max(job.may_until_s, over_s)
+    return state.now_s >= max(job.may_until_s, over_s)
 
 
 def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
     return tuple(
-        ReturnVms(job=name)
-        for name, job in state.jobs.items()
-        if _is_lost(state, job) and job.runs
+        ReturnVms(job=name) for name, job in state.jobs.items() if _is_lost(state, job)
     )
 
 
