@@ -37,7 +37,9 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
             vms, orders = (0,) * len(vms), job.orders
         resized = vms != job.granted
         has_less = job.is_short or not any(job.granted)
-        begins = has_less and job.rate(vms) > job.rate(job.granted)
+        # While it goes from one kind to another it is granted nothing, and holds what it had.
+        had = max(job.rate(job.granted), job.rate(job.held))
+        begins = has_less and job.rate(vms) > had
         job = replace(
             job,
             granted=vms,
