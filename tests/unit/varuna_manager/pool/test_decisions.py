@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.varuna_manager.pool.core.decide import decided
+from spottrain.varuna_manager.pool.core.grants import regrant
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
     JobRequested,
@@ -27,7 +28,6 @@ from spottrain.varuna_manager.pool.core.step import step
 
 caps = st.builds(
     Limits,
-    PoolJob,
     max_vms=st.sampled_from([2.0, 5.0, math.inf]),
     max_microusd_per_hour=st.sampled_from([3e6, 8e6, math.inf]),
 )
@@ -147,3 +147,30 @@ def test_who_waited_for_its_share_for_a_round_gets_enough_vms_for_it() -> None:
 
     assert vms_of(short_since_s=now_s - 300.0) == 3
     assert vms_of(short_since_s=now_s - 400.0) == 4
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_job_that_goes_to_another_kind_does_not_begin_anew(holds: bool) -> None:
+    """Meanwhile it is granted nothing; one that holds nothing begins."""
+    none = (0, 0)
+    job = PoolJob(
+        request=JobRequest(
+            name="j", throughputs=(((1, 1.0),), ((1, 1.0), (2, 2.0))), examples=1e6
+        ),
+        arrived_s=0.0,
+        heard_s=1000.0,
+        target=(1, 0),
+        granted=none,
+        may_hold=none,
+        held=(0, 2) if holds else none,
+        began_s=900.0,
+    )
+    supplies = tuple(
+        Supply(name=name, vms=4, microusd_per_hour=1_000_000) for name in "ab"
+    )
+    state = PoolState(
+        settings=PoolSettings(), supplies=supplies, jobs={"j": job}, now_s=1000.0
+    )
+    after = regrant(state)[0].jobs["j"]
+    assert after.granted == (1, 0)
+    assert after.began_s == (900.0 if holds else 1000.0)
