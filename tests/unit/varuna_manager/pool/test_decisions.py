@@ -22,7 +22,6 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolTimerFired,
     Supply,
     Team,
-    Vms,
 )
 from spottrain.varuna_manager.pool.core.step import step
 
