@@ -13,7 +13,7 @@ from typing import Any
 
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.config.job import JobConfig, SloConfig
-from spottrain.varuna_manager.config.pool import load_job_of, microusd
+from spottrain.varuna_manager.config.pool import load_job_of, microusd, weight_of
 from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.jobs.replay.codec import to_data
 from spottrain.varuna_manager.launch import control, data, inspect, submit
@@ -97,8 +97,7 @@ def _checked(
     Raises:
         SpottrainError: The job cannot run in this pool; says why, and what to do.
     """
-    if not (0 < priority < math.inf):
-        raise ConfigError(f"--priority: must be a number above 0: got {priority:g}")
+    weight_of(priority, "--priority")
     config = load_job_of(pool.config(), file)
     if config.slo.min_examples_per_s is not None:
         raise ConfigError(
