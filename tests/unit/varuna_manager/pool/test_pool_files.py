@@ -51,11 +51,11 @@ def job_file(folder: Path, **changes: Any) -> Path:
         ({"max_vms": 0}, "max_vms: must be greater than 0: got 0"),
         (
             {"teams": {"vision": {"weight": 0}}},
-            "teams.vision.weight: must be greater than 0: got 0",
+            "teams.vision.weight: must be greater than or equal to 0.001: got 0",
         ),
         (
             {"teams": {"vision": {"weight": -1}}},
-            "teams.vision.weight: must be greater than 0: got -1",
+            "teams.vision.weight: must be greater than or equal to 0.001: got -1",
         ),
         (
             {"teams": {"vision": {"max_vms": 9}}},
