@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -132,6 +132,9 @@ def pool(
         raise ConfigError("--unaware is of --form gavel; add that, or leave it out")
     else:
         outcomes = _product(policy, supplies, jobs, morph_s)
+    if not any(outcome.jobs for outcome in outcomes.values()):
+        refused = next(iter(outcomes.values())).refused
+        raise ConfigError(f"{trace}: no job was accepted: {refused[0][1]}")
     if picture is not None:
         _write(picture, next(iter(outcomes.values())))
     document = {
@@ -256,9 +259,9 @@ def _parts(document: Mapping[str, Any]) -> list[Any]:
             _hours(row["mean_completion_s"]),
             _hours(row["p90_completion_s"]),
             _hours(row["makespan_s"]),
-            duration(row["mean_queueing_s"]),
-            f"{row['utilisation']:.1%}",
-            f"{row['mean_finish_time_fairness']:.2f}",
+            _finite(row["mean_queueing_s"], duration),
+            _finite(row["utilisation"], "{:.1%}".format),
+            _finite(row["mean_finish_time_fairness"], "{:.2f}".format),
             f"{row['deadlines_kept']} of {due}" if due else NOTHING,
             dollars(row["usd"]),
             f"{row['ended']} of {row['jobs']}",
@@ -279,7 +282,11 @@ def _parts(document: Mapping[str, Any]) -> list[Any]:
 
 
 def _hours(seconds: float) -> str:
-    return f"{seconds / HOUR_S:.2f} h" if math.isfinite(seconds) else NOTHING
+    return _finite(seconds / HOUR_S, "{:.2f} h".format)
+
+
+def _finite(value: float, shown: Callable[[float], str]) -> str:
+    return shown(value) if math.isfinite(value) else NOTHING
 
 
 def _write(path: Path, outcome: PoolOutcome) -> None:

@@ -18,9 +18,19 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+)
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.claims import hull
+from spottrain.varuna_manager.config.files import explain
 
 Table = Mapping[int, float]
 """Throughput by number of VMs."""
@@ -29,6 +39,39 @@ Measured = Mapping[tuple[str, str, int], float]
 
 _COLUMNS = 10
 _TYPE = re.compile(r"(?P<model>.*) \(batch size (?P<batch>\d+)\)")
+
+
+class _Written(BaseModel):
+    """What people write; numbers may be text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Row(_Written):
+    """The numbers of a row of Gavel's traces."""
+
+    steps: PositiveFloat
+    workers: PositiveInt
+    priority: PositiveFloat
+    slo: float
+    arrival: NonNegativeFloat
+
+
+class _Job(_Written):
+    """A job of our own format."""
+
+    name: str = Field(min_length=1)
+    arrived_s: NonNegativeFloat = 0.0
+    work: PositiveFloat
+    size: PositiveInt
+    throughputs: dict[str, dict[PositiveInt, NonNegativeFloat]]
+    weight: PositiveFloat = 1.0
+    deadline_s: PositiveFloat | None = None
+    team: str = ""
+
+
+class _Workload(_Written):
+    jobs: list[_Job]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,22 +174,23 @@ def read_gavel(
                 "separated by tabs, as Gavel's traces have them"
             )
         try:
-            work, size = float(cells[5]), int(cells[6])
-            weight, slo, arrived_s = map(float, cells[7:10])
-        except ValueError as error:
+            row = _Row.model_validate(
+                dict(zip(_Row.model_fields, cells[5:], strict=True))
+            )
+        except ValidationError as error:
             raise ConfigError(
-                f"trace, line {number}: {error}; give numbers from the sixth column on"
+                f"trace, line {number}: {explain(error, _Row)}"
             ) from error
         job = gavel_job(
             f"job{len(jobs)}",
             cells[0],
-            size=size,
+            size=row.workers,
             measured=measured,
             kinds=kinds,
-            arrived_s=arrived_s,
-            work=work,
-            weight=weight,
-            slo=slo,
+            arrived_s=row.arrival,
+            work=row.steps,
+            weight=row.priority,
+            slo=row.slo,
         )
         jobs.append(job)
     return jobs
@@ -224,27 +268,27 @@ def read_jobs(text: str, kinds: Sequence[str]) -> list[SimulatedJob]:
         ConfigError: another format; one line.
     """
     try:
-        jobs = [
-            SimulatedJob(
-                name=str(one["name"]),
-                arrived_s=float(one.get("arrived_s", 0.0)),
-                work=float(one["work"]),
-                size=int(one["size"]),
-                throughputs=tuple(
-                    {int(n): float(r) for n, r in one["throughputs"].get(k, {}).items()}
-                    for k in kinds
-                ),
-                weight=float(one.get("weight", 1.0)),
-                deadline_s=float(one.get("deadline_s", math.inf)),
-                team=str(one.get("team", "")),
-            )
-            for one in json.loads(text)["jobs"]
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = _Workload.model_validate_json(text)
+    except ValidationError as error:
         raise ConfigError(
-            f"trace: {type(error).__name__}: {error}; give each job name, work, size and "
-            "throughputs, as in docs/pool.md"
+            f"trace: {explain(error, _Workload)}; docs/pool.md has the format"
         ) from error
+    jobs = [
+        SimulatedJob(
+            name=one.name,
+            arrived_s=one.arrived_s,
+            work=one.work,
+            size=one.size,
+            throughputs=tuple(
+                {n: rate for n, rate in one.throughputs.get(kind, {}).items() if rate}
+                for kind in kinds
+            ),
+            weight=one.weight,
+            deadline_s=math.inf if one.deadline_s is None else one.deadline_s,
+            team=one.team,
+        )
+        for one in found.jobs
+    ]
     if len({job.name for job in jobs}) < len(jobs):
         raise ConfigError("trace: got two jobs of one name; give each its own")
     return jobs
