@@ -21,13 +21,11 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolTimerFired,
     Supply,
     Team,
-    Vms,
 )
 from spottrain.varuna_manager.pool.core.step import step
 
 caps = st.builds(
     Limits,
-    PoolJob,
     max_vms=st.sampled_from([2.0, 5.0, math.inf]),
     max_microusd_per_hour=st.sampled_from([3e6, 8e6, math.inf]),
 )
