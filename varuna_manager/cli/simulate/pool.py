@@ -115,8 +115,7 @@ def pool(
     to VMs, and never less on more of them, at a constant mini-batch.
     """
     supplies = _supplies(cluster, usd_per_hour)
-    kinds = [supply.name for supply in supplies]
-    jobs = _jobs(trace, throughputs, kinds, seed)
+    jobs = _jobs(trace, throughputs, [supply.name for supply in supplies], seed)
     measured = _window(window, len(jobs))
     if policy == QUEUE:
         outcomes = {QUEUE: queue.simulate(supplies, jobs)}
@@ -126,9 +125,9 @@ def pool(
             policy=policy, is_aware=not unaware, round_s=round_s, morph_s=cost_s
         )
         outcomes = {"gavel": gavel.simulate(replayed, supplies, jobs)}
-    elif unaware:
-        raise ConfigError("--unaware is of --form gavel; add that, or leave it out")
     else:
+        if unaware:
+            raise ConfigError("--unaware is of --form gavel; add that, or leave it out")
         outcomes = _product(policy, supplies, jobs, morph_s)
     first = next(iter(outcomes.values()))
     if not any(outcome.jobs for outcome in outcomes.values()):
