@@ -1,8 +1,8 @@
 """The real manager over a fake cloud, whose VMs it enters by SSH, with stub supervisors.
 
-``cloud_manager.py JOB_DIR [EVENT before|after]``: with an EVENT it kills itself with
-SIGKILL when one is journalled, before or after it is committed. ``JOB_DIR/cloud.json``
-says where the fake is and what must be known of its VMs.
+Its arguments are ``JOB_DIR [EVENT before|after]``: with an EVENT it kills itself with SIGKILL
+when one is journalled, before or after it is committed. ``JOB_DIR/cloud.json`` says where the
+fake is and what must be known of its VMs.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ def stub_package(with_obstore: bool = False) -> Package:
     buffer = io.BytesIO()
     with (
         tarfile.open(fileobj=io.BytesIO(package(with_obstore).archive)) as ours,
-        gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as zipped,
+        gzip.GzipFile("", "wb", 1, fileobj=buffer, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w") as archive,
     ):
         for member in ours:
@@ -114,7 +114,3 @@ def main() -> int:
         finally:
             provider.close()
     return 143 if outcome is None else outcome.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

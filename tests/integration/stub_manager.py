@@ -1,6 +1,6 @@
 """The real manager over the real local cloud, with stub supervisors on its VMs.
 
-``stub_manager.py JOB_DIR [CRASH_AT]``: with CRASH_AT it kills itself with SIGKILL at its
+Its arguments are ``JOB_DIR [CRASH_AT]``: with CRASH_AT it kills itself with SIGKILL at its
 nth append to the journal: odd ones before it is committed, even ones after.
 """
 
@@ -67,7 +67,3 @@ def main() -> int:
         trackers = Trackers(job, mlflow) if tracked else None
         outcome = uvloop.run(manage(job, open_cloud(job.path), None, trackers))
     return 143 if outcome is None else outcome.exit_code
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -4,14 +4,15 @@ Dropout, clipping, tied weights and recompute are on (see tiny_job). Every case 
 that its fault struck, and that the weights at the end are those of an undisturbed run.
 Workers compute on the CPU or on the stand-in for a GPU, with both homes of state, in every
 precision: so that each shape and each hook meets each of these at least once. With
-``SPOTTRAIN_EVERY_RUNTIME=1`` every case runs with all of them, and VMs are lost in every shape.
+``SPOTTRAIN_EVERY_RUNTIME=1`` every hook strikes every shape with all of them, and VMs are lost
+in every shape.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
-import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from tests.integration.fleet import (
     read_weights,
 )
 from tests.integration.struck_runs import (
+    EVERY_RUNTIME,
     NUM_SECTIONS,
     RUNTIMES,
     STEP_OF,
@@ -64,25 +66,52 @@ def series_of_blows(hooks: Sequence[Hook], depth: int, last: int) -> list[Blow]:
     ]
 
 
-def runtimes(shape: int, series: int) -> Sequence[Runtime]:
-    """Return the runtimes of a case; those of a shape, or of a series, are all."""
-    if os.environ.get("SPOTTRAIN_EVERY_RUNTIME"):
-        return RUNTIMES
-    return (RUNTIMES[(shape + series) % len(RUNTIMES)],)
+SERIES_ON: tuple[dict[tuple[int, int], int], ...] = (
+    {(1, 1): 0, (2, 1): 1, (2, 2): 5, (1, 3): 2},
+    {(1, 1): 1, (3, 1): 0, (2, 2): 2, (1, 2): 3},
+    {(1, 1): 2, (2, 1): 3, (2, 2): 4, (1, 3): 1},
+    {(1, 1): 3, (3, 1): 1, (2, 2): 0, (1, 2): 2},
+    {(1, 1): 5, (2, 1): 2, (2, 2): 1, (1, 3): 3},
+    {(1, 1): 4, (3, 1): 5, (2, 2): 3, (1, 2): 1},
+)
+"""For each series, the number of the runtime on each shape: alone, a pipeline, replicas, and
+both."""
+
+
+def cases_of(series: int) -> Iterator[tuple[tuple[int, int], Runtime]]:
+    """Yield the shapes and runtimes that a series strikes."""
+    if EVERY_RUNTIME:
+        yield from itertools.product(SHAPES, RUNTIMES)
+        return
+    for shape, number in SERIES_ON[series].items():
+        yield shape, RUNTIMES[number]
 
 
 CASES = [
     pytest.param(
         *shape, hooks, runtime, id=f"{shape[0]}x{shape[1]}-{hooks[0]}-{runtime}"
     )
-    for n, shape in enumerate(SHAPES)
     for k, hooks in enumerate(SERIES)
-    for runtime in runtimes(n, k)
+    for shape, runtime in cases_of(k)
 ]
 
 
 def test_every_hook_is_in_a_series() -> None:
     assert sorted(hook for hooks in SERIES for hook in hooks) == sorted(Hook)
+
+
+def test_every_series_and_every_shape_meets_all_that_a_runtime_may_be() -> None:
+    kinds = {(one.device == "cpu", one.state, one.precision) for one in RUNTIMES}
+    wanted = [set(values) for values in zip(*kinds, strict=True)]
+    met: dict[object, list[Runtime]] = {}
+    for series, runs in enumerate(SERIES_ON):
+        for shape, number in runs.items():
+            met.setdefault(series, []).append(RUNTIMES[number])
+            met.setdefault(shape, []).append(RUNTIMES[number])
+    assert met.keys() == {*range(len(SERIES)), *SHAPES}
+    for runtimes in met.values():
+        kinds = {(one.device == "cpu", one.state, one.precision) for one in runtimes}
+        assert [set(values) for values in zip(*kinds, strict=True)] == wanted
 
 
 @pytest.mark.parametrize(("depth", "width", "hooks", "runtime"), CASES)
@@ -132,7 +161,7 @@ VM_HOOKS = (
 
 def shapes_of(number: int) -> Sequence[tuple[int, int]]:
     """Return a shape without and one with a second copy: other ones for each hook."""
-    if os.environ.get("SPOTTRAIN_EVERY_RUNTIME"):
+    if EVERY_RUNTIME:
         return SHAPES
     alone = [shape for shape in SHAPES if shape[1] == 1]
     copied = [shape for shape in SHAPES if shape[1] > 1]

@@ -10,8 +10,7 @@ from typing import Any
 
 import pytest
 from tests.integration.fleet import Fleet, Zygote, make_plan, read_weights
-from tests.integration.struck_runs import NUM_SECTIONS, job_spec
-from tests.integration.test_odd_models import weights
+from tests.integration.struck_runs import NUM_SECTIONS, Undisturbed, job_spec
 
 from spottrain.pipeline.base.faults import ENVIRONMENT_VARIABLE
 from spottrain.wire import messages
@@ -73,10 +72,17 @@ def assert_memory_is_released(fleet: Fleet, inputs: int) -> None:
         assert seen[-1] - seen[0] < (len(seen) - 1) * inputs * INPUT_BYTES
 
 
-@pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize(
-    ("depth", "width", "chunks"),
-    [(2, 1, 2), (2, 1, 4), (2, 2, 2), (2, 3, 3), (3, 2, 2), (4, 1, 2)],
+    ("depth", "width", "chunks", "recompute"),
+    [
+        (2, 1, 2, False),
+        (2, 1, 4, True),
+        (2, 2, 2, True),
+        (2, 2, 2, False),
+        (2, 3, 3, False),
+        (3, 2, 2, True),
+        (4, 1, 2, False),
+    ],
 )
 def test_an_interleaved_pipeline_trains_to_the_same_bits(
     zygote: Zygote,
@@ -97,10 +103,16 @@ def test_an_interleaved_pipeline_trains_to_the_same_bits(
     assert_memory_is_released(fleet, 12 // width * chunks)
 
 
-@pytest.mark.parametrize("recompute", [True, False])
 @pytest.mark.parametrize(
-    ("schedule", "bound"),
-    [("varuna", 1), ("1f1b", None), ("1f1b", 2), ("gpipe", None), ("gpipe", 2)],
+    ("schedule", "bound", "recompute"),
+    [
+        ("varuna", 1, True),
+        ("varuna", None, False),
+        ("1f1b", None, True),
+        ("1f1b", 2, False),
+        ("gpipe", None, False),
+        ("gpipe", 2, True),
+    ],
 )
 def test_any_other_schedule_and_bound_trains_to_the_same_bits(
     zygote: Zygote,
@@ -160,36 +172,6 @@ def test_fast_mode_differs_from_exact_by_rounding_only(
         r.step: r.loss for r in reports(undisturbed[1], messages.MinibatchCommitted)
     }
     assert losses == pytest.approx(exact, rel=1e-4)
-
-
-@pytest.mark.parametrize(
-    "job", ["shared_job", "frozen_job", "bfloat16_job", "detached_job", "recurrent_job"]
-)
-def test_uncommon_models_may_be_interleaved(
-    zygote: Zygote, tmp_path: Path, job: str
-) -> None:
-    reference = weights(zygote, tmp_path / "1x1", job, (1, 1))
-
-    assert (
-        weights(zygote, tmp_path / "2x1", job, (2, 1), **INTERLEAVED)
-        == weights(zygote, tmp_path / "2x2", job, (2, 2), **INTERLEAVED)
-        == reference
-    )
-
-
-@pytest.mark.parametrize(
-    "job", ["shared_job", "frozen_job", "bfloat16_job", "detached_job", "recurrent_job"]
-)
-def test_uncommon_models_may_be_recomputed_in_segments(
-    zygote: Zygote, tmp_path: Path, job: str
-) -> None:
-    reference = weights(zygote, tmp_path / "1x1", job, (1, 1))
-
-    assert (
-        weights(zygote, tmp_path / "cut", job, (1, 1), segments=4)
-        == weights(zygote, tmp_path / "2x1", job, (2, 1), segments=2)
-        == reference
-    )
 
 
 def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
@@ -254,15 +236,12 @@ def test_going_over_to_another_layout_moves_only_what_changes_its_owner(
 
 @pytest.mark.parametrize("layouts", [(INTERLEAVED, {}), ({}, INTERLEAVED)])
 def test_a_checkpoint_of_one_layout_is_read_under_the_other(
-    zygote: Zygote, tmp_path: Path, layouts: tuple[dict[str, Any], dict[str, Any]]
+    zygote: Zygote,
+    undisturbed_in: Undisturbed,
+    tmp_path: Path,
+    layouts: tuple[dict[str, Any], dict[str, Any]],
 ) -> None:
     before, after = layouts
-    (tmp_path / "reference").mkdir()
-    spec = job_spec(tmp_path / "reference")
-    with Fleet(spec, "a", tmp_path / "log", zygote) as fleet:
-        fleet.ready()
-        alone = make_plan(spec, 1, 1, "a", NUM_SECTIONS)
-        reference = fleet.train(lambda _: alone, fleet.initialise())
     spec = job_spec(tmp_path)
 
     with Fleet(spec, "ab", tmp_path / "log", zygote, SLOWLY) as fleet:
@@ -283,7 +262,7 @@ def test_a_checkpoint_of_one_layout_is_read_under_the_other(
     assert {r.sections_loaded for r in reports(fleet, messages.GenerationStarted)} == {
         2
     }
-    assert read_weights(Path(spec.checkpoint_path)) == reference
+    assert read_weights(Path(spec.checkpoint_path)) == undisturbed_in("fp32")
 
 
 def test_workers_take_the_microbatch_size_from_the_plan(

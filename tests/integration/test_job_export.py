@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tests.integration.jobs import SPOTTRAIN, STEPS, Answer
+from tests.integration import forks
+from tests.integration.jobs import DEADLINE_S, STEPS, Answer
 from tests.integration.tiny_job import Tiny
 from tests.integration.undisturbed import Undisturbed, undisturbed
 
@@ -26,14 +26,12 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 
 def export(reference: Undisturbed, *arguments: str) -> Answer:
     home = reference.checkpoints.parents[2]
-    done = subprocess.run(
-        [*SPOTTRAIN, "export", *arguments],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "SPOTTRAIN_HOME": str(home), "OMP_NUM_THREADS": "1"},
-    )
-    return Answer(done.returncode, done.stdout, done.stderr)
+    environment = {
+        **os.environ,
+        "SPOTTRAIN_HOME": str(home),
+        "OMP_NUM_THREADS": "1",
+    }
+    return Answer(*forks.run(("export", *arguments), environment, DEADLINE_S))
 
 
 def test_the_newest_and_a_named_checkpoint(

@@ -11,7 +11,7 @@ from spottrain.cloud.port.provider import VmState
 
 pytestmark = pytest.mark.timeout(400)
 
-STEPS = 900
+STEPS = 400
 
 
 def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:

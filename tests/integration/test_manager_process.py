@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
 import os
 import shutil
 import signal
 import socket
 import sqlite3
-import subprocess
-import sys
 import tarfile
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
+from tests.integration import stub_manager
+from tests.integration.forks import Fork
 from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
@@ -42,19 +40,8 @@ from spottrain.varuna_manager.launch.control import request_stop
 from spottrain.wire import messages
 from spottrain.wire.model import ModelFacts, SectionFacts
 
-SCRIPT = Path(__file__).with_name("stub_manager.py")
 END_S = 40.0
 TERMINATED = VmState.TERMINATED
-
-
-def load(path: Path) -> Any:
-    """Import a script that lies beside the tests."""
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 class Job:
@@ -85,20 +72,17 @@ class Job:
         wanted = replace(wanted, spec=replace(wanted.spec, device=device))
         journal.append(JobSubmitted(at_s=time.time(), settings=wanted))
         journal.close()
-        self.cloud = load(SCRIPT).open_cloud(path)
-        self.managers: list[subprocess.Popen[bytes]] = []
+        self.cloud = stub_manager.open_cloud(path)
+        self.managers: list[Fork] = []
 
-    def start(self, crash_at: int | None = None) -> subprocess.Popen[bytes]:
-        argv = [sys.executable, str(SCRIPT), str(self.dir.path)]
+    def start(self, crash_at: int | None = None) -> Fork:
+        """Start a manager; see ``stub_manager.py``."""
+        arguments = [str(self.dir.path)]
         if crash_at is not None:
-            argv.append(str(crash_at))
-        with self.dir.log.open("ab") as log:
-            manager = subprocess.Popen(
-                argv,
-                stdout=log,
-                stderr=log,
-                env={**os.environ, "SPOTTRAIN_HOME": str(self.home)},
-            )
+            arguments.append(str(crash_at))
+        environment = {**os.environ, "SPOTTRAIN_HOME": str(self.home)}
+        log = self.dir.log
+        manager = Fork(stub_manager.main, arguments, environment, log, log)
         self.managers.append(manager)
         return manager
 
@@ -228,7 +212,7 @@ def trainer(state: State) -> str:
     return state.training.generation.plan.slots[0].vm_id
 
 
-def assert_ended_well(job: Job, manager: subprocess.Popen[bytes]) -> State:
+def assert_ended_well(job: Job, manager: Fork) -> State:
     code = manager.wait(END_S)
     assert code == 0, job.dir.log.read_text()[-4000:]
     state = job.state()

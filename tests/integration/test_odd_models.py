@@ -53,6 +53,8 @@ def test_uncommon_models_train_to_the_same_bits_on_every_shape(
     # One micro-batch in one replica, three in the other: fewer than stages.
     uneven: dict[str, Any] = {"replica_bounds": (0, 1, 4)}
     assert weights(zygote, tmp_path / "uneven", job, (2, 2), **uneven) == reference
+    assert weights(zygote, tmp_path / "chunks", job, (2, 2), chunks=2) == reference
+    assert weights(zygote, tmp_path / "cut", job, (2, 1), segments=2) == reference
 
 
 @pytest.mark.parametrize("job", ["frozen_job", "bfloat16_job", "float16_job"])

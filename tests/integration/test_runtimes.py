@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 from tests.integration.fleet import (
@@ -13,6 +16,7 @@ from tests.integration.fleet import (
     make_plan,
 )
 from tests.integration.struck_runs import (
+    EVERY_RUNTIME,
     NUM_SECTIONS,
     RUNTIMES,
     STEPS,
@@ -27,6 +31,8 @@ from spottrain.pipeline.base.faults import Action, Hook
 from spottrain.wire import messages
 from spottrain.wire.model import Precision, WireType
 
+T = TypeVar("T")
+
 
 def test_a_library_that_cannot_sum_here_is_refused_in_a_line(
     zygote: Zygote, tmp_path: Path
@@ -39,8 +45,22 @@ def test_a_library_that_cannot_sum_here_is_refused_in_a_line(
         train(zygote, tmp_path, 1, 2, runtime=runtime)
 
 
-@pytest.mark.parametrize("runtime", RUNTIMES, ids=str)
-@pytest.mark.parametrize("shape", [(1, 1), (2, 2)], ids=["1x1", "2x2"])
+def chosen(kept: Sequence[T], every: Iterable[T]) -> Sequence[T]:
+    """Return the cases that run: with ``SPOTTRAIN_EVERY_RUNTIME=1`` all."""
+    return tuple(every) if EVERY_RUNTIME else kept
+
+
+ALONE, BOTH = (1, 1), (2, 2)
+
+
+@pytest.mark.parametrize(
+    ("shape", "runtime"),
+    chosen(
+        tuple(zip((BOTH, ALONE, ALONE, BOTH, ALONE, BOTH), RUNTIMES, strict=True)),
+        itertools.product((ALONE, BOTH), RUNTIMES),
+    ),
+    ids=str,
+)
 def test_gradients_that_leave_their_range_are_computed_again_to_the_same_bits(
     zygote: Zygote,
     undisturbed_in: Undisturbed,
@@ -85,8 +105,17 @@ def test_tensors_that_travel_in_fewer_bits_change_weights_by_rounding_only(
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (2, 1), (1, 2), (2, 2)], ids=str)
-@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize(
+    ("shape", "precision"),
+    chosen(
+        (
+            *((ALONE, "fp32"), ((2, 1), "bf16"), ((1, 2), "fp16")),
+            *((BOTH, "fp32"), (BOTH, "bf16"), (BOTH, "fp16")),
+        ),
+        itertools.product((ALONE, (2, 1), (1, 2), BOTH), ("fp32", "bf16", "fp16")),
+    ),
+    ids=str,
+)
 def test_fast_mode_has_the_same_bits_on_every_device(
     zygote: Zygote, tmp_path: Path, shape: tuple[int, int], precision: Precision
 ) -> None:

@@ -78,7 +78,8 @@ def _nvml_files() -> Iterator[tuple[str, Path]]:
 def _packed(with_obstore: bool) -> Package:
     buffer = io.BytesIO()
     with (
-        gzip.GzipFile("", "wb", fileobj=buffer, mtime=0) as zipped,
+        # The usual level 9 takes three times as long, for a hundredth less to send.
+        gzip.GzipFile("", "wb", 6, fileobj=buffer, mtime=0) as zipped,
         tarfile.open(fileobj=zipped, mode="w") as archive,
     ):
         obstore = _obstore_files() if with_obstore else ()

@@ -115,10 +115,7 @@ def pool(
     to VMs, and never less on more of them, at a constant mini-batch.
     """
     supplies = _supplies(cluster, usd_per_hour)
-    kinds = [supply.name for supply in supplies]
-    jobs = _jobs(trace, throughputs, kinds, seed)
-    if not jobs:
-        raise ConfigError(f"{trace}: has no jobs; give at least one")
+    jobs = _jobs(trace, throughputs, [supply.name for supply in supplies], seed)
     measured = _window(window, len(jobs))
     if policy == QUEUE:
         outcomes = {QUEUE: queue.simulate(supplies, jobs)}
@@ -128,15 +125,15 @@ def pool(
             policy=policy, is_aware=not unaware, round_s=round_s, morph_s=cost_s
         )
         outcomes = {"gavel": gavel.simulate(replayed, supplies, jobs)}
-    elif unaware:
-        raise ConfigError("--unaware is of --form gavel; add that, or leave it out")
     else:
+        if unaware:
+            raise ConfigError("--unaware is of --form gavel; add that, or leave it out")
         outcomes = _product(policy, supplies, jobs, morph_s)
+    first = next(iter(outcomes.values()))
     if not any(outcome.jobs for outcome in outcomes.values()):
-        refused = next(iter(outcomes.values())).refused
-        raise ConfigError(f"{trace}: no job was accepted: {refused[0][1]}")
+        raise ConfigError(f"{trace}: no job was accepted: {first.refused[0][1]}")
     if picture is not None:
-        _write(picture, next(iter(outcomes.values())))
+        _write(picture, first)
     document = {
         "trace": trace,
         "policy": policy,
@@ -209,11 +206,14 @@ def _jobs(
         return generate.generated(trace, seed, len(kinds))
     text = read_text(Path(trace))
     if text.lstrip().startswith("{"):
-        return workloads.read_jobs(text, kinds)
-    path = throughputs or Path(trace).with_name(THROUGHPUTS)
-    return workloads.read_gavel(
-        text, workloads.read_throughputs(read_text(path)), kinds
-    )
+        jobs = workloads.read_jobs(text, kinds)
+    else:
+        path = throughputs or Path(trace).with_name(THROUGHPUTS)
+        measured = workloads.read_throughputs(read_text(path))
+        jobs = workloads.read_gavel(text, measured, kinds)
+    if not jobs:
+        raise ConfigError(f"{trace}: has no jobs; give at least one")
+    return jobs
 
 
 def _window(text: str, jobs: int) -> tuple[int, int] | None:

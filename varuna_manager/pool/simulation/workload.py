@@ -16,6 +16,7 @@ import re
 from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from pydantic import (
@@ -24,13 +25,14 @@ from pydantic import (
     Field,
     NonNegativeFloat,
     PositiveFloat,
-    PositiveInt,
     ValidationError,
 )
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.claims import hull
+from spottrain.units import DAY_S
 from spottrain.varuna_manager.config.files import explain
+from spottrain.varuna_manager.config.pool import Weight
 
 Table = Mapping[int, float]
 """Throughput by number of VMs."""
@@ -38,6 +40,10 @@ Measured = Mapping[tuple[str, str, int], float]
 """(kind, type of job, VMs): steps per second."""
 
 _COLUMNS = 10
+_LONGEST_S = 10 * 365 * DAY_S
+"""Of what is simulated: longer is a slip of the pen, and takes for ever."""
+PointInTime = Annotated[float, Field(ge=0, le=_LONGEST_S)]
+Size = Annotated[int, Field(gt=0, le=100_000)]
 _TYPE = re.compile(r"(?P<model>.*) \(batch size (?P<batch>\d+)\)")
 
 
@@ -51,21 +57,21 @@ class _Row(_Written):
     """The numbers of a row of Gavel's traces."""
 
     steps: PositiveFloat
-    workers: PositiveInt
-    priority: PositiveFloat
+    workers: Size
+    priority: Weight
     slo: float
-    arrival: NonNegativeFloat
+    arrival: PointInTime
 
 
 class _Job(_Written):
     """A job of our own format."""
 
     name: str = Field(min_length=1)
-    arrived_s: NonNegativeFloat = 0.0
+    arrived_s: PointInTime = 0.0
     work: PositiveFloat
-    size: PositiveInt
-    throughputs: dict[str, dict[PositiveInt, NonNegativeFloat]]
-    weight: PositiveFloat = 1.0
+    size: Size
+    throughputs: dict[str, dict[Size, NonNegativeFloat]]
+    weight: Weight = 1.0
     deadline_s: PositiveFloat | None = None
     team: str = ""
 
@@ -90,6 +96,20 @@ class SimulatedJob:
     deadline_s: float = math.inf
     """Point in time."""
     team: str = ""
+
+    def __post_init__(self) -> None:
+        """Check its length.
+
+        Raises:
+            ConfigError: It takes for ever.
+        """
+        rates = (rate for table in self.throughputs for rate in table.values())
+        best = max(rates, default=0.0)
+        if best and self.work / best > _LONGEST_S:
+            raise ConfigError(
+                f"{self.name}: takes more than 10 years at its highest throughput, "
+                f"{best:g}: got {self.work:g} of work; give less, or check the unit"
+            )
 
     def fixed(self) -> tuple[Table, ...]:
         """Return its throughputs at its own size only."""

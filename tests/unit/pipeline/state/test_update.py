@@ -506,4 +506,5 @@ def test_an_update_beside_a_mini_batch_is_no_change_of_what_that_computes_with(
 
         updater.apply(decision(step), [0])
 
-        loss.backward()  # raises if what it was computed with has changed
+        # Raises if what it was computed with has changed.
+        torch.autograd.backward(loss)

@@ -39,14 +39,20 @@ def job():
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("measured")
-    (folder / "train.py").write_text(TRAIN)
+    write_code(folder, TRAIN)
     return folder
 
 
+def write_code(folder: Path, code: str) -> None:
+    (folder / "code").mkdir()
+    (folder / "code" / "train.py").write_text(code)
+
+
 def config(folder: Path, metric: str) -> JobConfig:
+    # Not among the code: a model is inspected anew when that changes.
     path = folder / "job.yaml"
     path.write_text(
-        "name: x\nentrypoint: train:job\nworkdir: .\nminibatch_size: 2\nsteps: 4\n"
+        "name: x\nentrypoint: train:job\nworkdir: code\nminibatch_size: 2\nsteps: 4\n"
         f"evaluation: {{every_steps: 2, metric: {metric}}}\n"
         "local: {zones: [{slots: 1, capacity: 1, spot_usd_per_hour: 1, "
         "on_demand_usd_per_hour: 2}]}\n"
@@ -76,7 +82,7 @@ def test_a_helper_model_must_be_the_same_in_every_process(
     seed = "torch.manual_seed(3)" if seeded else ""
     helped = TRAIN.replace("model(batch).square()", "(model(batch) - TEACHER(batch))")
     teacher = f"{seed}\nTEACHER = nn.Linear(4, 4).requires_grad_(False)\ndef loss("
-    (tmp_path / "train.py").write_text(helped.replace("def loss(", teacher))
+    write_code(tmp_path, helped.replace("def loss(", teacher))
     asked = config(tmp_path, "near/loss")
     if seeded:
         assert inspect_model(asked).helper_bytes == 4 * (16 + 4)

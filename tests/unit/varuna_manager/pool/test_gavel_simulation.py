@@ -148,7 +148,7 @@ def test_jobs_of_our_own_format_are_read() -> None:
     [
         ({"work": 0}, r"jobs\[0\].work: must be greater than 0: got 0"),
         ({"size": 0}, r"jobs\[0\].size: must be greater than 0"),
-        ({"weight": -1}, r"jobs\[0\].weight: must be greater than 0"),
+        ({"weight": -1}, r"jobs\[0\].weight: must be greater than or equal to 0.001"),
         ({"arrived_s": -4}, r"jobs\[0\].arrived_s: must be greater than or equal"),
         ({"wight": 2}, r"jobs\[0\].wight: unknown key; did you mean weight"),
         ({"throughputs": {"fast": {"0": 3}}}, "must be greater than 0"),
