@@ -83,8 +83,8 @@ ZONES = {"a": ("box", 6, 1.0), "b": ("crate", 4, 1.5)}
 MAX_VMS = 8
 TEAM_VMS = 5
 SHORT_S = BELOW_S + ROUND_S
-"""Of a job below its share at most, with nothing failing and money for all: a second turn of
-others may begin before it has waited for a round."""
+"""Of a job below its share at most, with nothing failing and money for all: a round until it
+is due, the silence of a dead manager, and a round for which others keep what they have got."""
 POOL_USD = 1000.0
 SHORT_USD = 12.0
 """Of pools whose money is used up before their jobs end."""
