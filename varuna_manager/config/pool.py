@@ -86,7 +86,7 @@ class PoolJobConfig(Section):
     file: str
     """Its job file, relative to the pool file."""
     priority: Weight = 1.0
-    """Its weight against other jobs."""
+    """Its weight against other jobs, from 0.001 to 1,000,000."""
     team: str = ""
     """The team that it belongs to."""
     after_s: NonNegativeFloat = 0.0
