@@ -84,6 +84,8 @@ class NamespacedProvider(ForwardsAbilities):
                 if cloud != self.name:
                     raise VmNotFoundError(f"VM {wanted} is unknown or has ended")
             found = getattr(self._inner, method.__name__)(**given)
+            if isinstance(found, port.Vm):
+                return self._named(found)
             if isinstance(found, Sequence):
                 return tuple(
                     self._named(x) if isinstance(x, port.Vm) else x for x in found

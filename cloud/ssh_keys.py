@@ -9,6 +9,8 @@ from pathlib import Path
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 
+from spottrain.cloud.port import tags
+
 
 def new_host_key() -> tuple[str, str]:
     """Return (private, public) of a new key pair in OpenSSH's format."""
@@ -28,12 +30,13 @@ def ensure_key(folder: Path) -> tuple[Path, str]:
     """Return a job's private key file and public key; created on the first call.
 
     Args:
-        folder: The job's cloud folder; the private key never leaves it.
+        folder: The job's cloud folder; the private key leaves it only for that of a job
+            which takes over a VM that lets it in.
 
     Returns:
         The file, and ``type base64 comment`` as in an authorized_keys file.
     """
-    path = folder / "ssh_key"
+    path = key_file(folder)
     if not path.exists():
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         _write_once(path, new_host_key()[0].encode())
@@ -42,6 +45,23 @@ def ensure_key(folder: Path) -> tuple[Path, str]:
         serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
     )
     return path, f"{public.decode()} spottrain"
+
+
+def key_file(folder: Path, intent: str = "") -> Path:
+    """Return the private key for a VM of a job.
+
+    Args:
+        folder: The job's cloud folder.
+        intent: The VM's. One that came from another job lets that job's key in.
+    """
+    return folder / "keys" / intent if tags.order_of(intent) else folder / "ssh_key"
+
+
+def copy_key(key: Path, copy: Path) -> None:
+    """Copy the key for a VM to the job that gets it."""
+    copy.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if not copy.exists():
+        _write_once(copy, key.read_bytes())
 
 
 def _write_once(path: Path, data: bytes) -> None:

@@ -17,8 +17,9 @@ from typing import Any
 from tests.fakes import aws, azure, gcp
 
 from spottrain.cloud.azure import checks, requests
+from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import CloudError
-from spottrain.cloud.port.provider import LaunchRequest
+from spottrain.cloud.port.provider import LaunchRequest, MovesVms
 
 PAGE = Path(__file__).resolve().parents[1] / "docs" / "permissions.md"
 _BLOCK = r"<!-- {name} -->\n\n```json\n(.*?)```"
@@ -32,6 +33,9 @@ def live(provider: Any, fake: Any, intent: str = "intent-3") -> None:
     list(provider.check())
     request = _request(provider, intent)
     (vm,) = provider.launch(request).vms
+    for job in ("other", "job") if isinstance(provider, MovesVms) else ():
+        order = tags.ordered(f"to-{job}")
+        vm = provider.move(vm.vm_id, "", job, order, vm.launched_at_s + 60.0)
     started = [each.vm_id for each in provider.list_vms("job")]
     provider.list_all()
     provider.ssh_target(vm.vm_id)
@@ -62,7 +66,7 @@ def _request(provider: Any, intent: str) -> LaunchRequest:
 _SERVICES = {"GetServiceQuota": "servicequotas", "GetProducts": "pricing"}
 _MADE = ("RunInstances", "ImportKeyPair", "CreateSecurityGroup")
 _MADE_NETWORK = ("CreateVpc", "CreateSubnet", "CreateInternetGateway")
-_OWN = re.compile("ec2:(Terminate|Delete|Authorize|Revoke)")
+_OWN = re.compile("ec2:(Terminate|Delete|Authorize|Revoke|Modify|CreateTags)")
 """What a job does to its own things alone."""
 PRICES = "pricing:GetProducts"
 """Called by ``spottrain prices``: tests/unit/pricing/test_price_apis.py."""

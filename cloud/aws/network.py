@@ -181,6 +181,7 @@ class AwsNetwork:
             image_id=found["ImageId"],
             root_device=found["RootDeviceName"],
             image="" if self._settings.image.startswith("ami-") else found["Name"],
+            vpc_id=subnet["VpcId"],
         )
 
     # --- the network ------------------------------------------------------------------

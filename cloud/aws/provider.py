@@ -20,7 +20,13 @@ from spottrain.cloud.lag.recent import RecentCalls
 from spottrain.cloud.parallel import flat_map_parallel, run_parallel
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port import tags
-from spottrain.cloud.port.errors import CloudError, MisconfiguredError, VmNotFoundError
+from spottrain.cloud.port.errors import (
+    AuthError,
+    CloudError,
+    LoginExpiredError,
+    MisconfiguredError,
+    VmNotFoundError,
+)
 from spottrain.cloud.port.facts import (
     CloudFacts,
     OnDemandPrice,
@@ -118,7 +124,19 @@ class AwsProvider:
         mine = [requests.by_tag(tags.JOB, job)]
         listed = self._in_regions(lambda region: self._vms(region, mine))
         ours = [vm for vm in listed if vm.uid in ("", self._settings.uid)]
-        return self._recent.reconcile(job, ours)
+        return self._recent.reconcile(job, ours, self._unless_moved)
+
+    def _unless_moved(self, vm: port.Vm) -> port.Vm | None:
+        """Return a VM that is not listed as ours yet, None if it has become another job's.
+
+        Raises:
+            CloudError: its region does not answer.
+        """
+        region, instance_id = requests.split_vm_id(vm.vm_id)
+        by_id = [{"Name": "instance-id", "Values": [instance_id]}]
+        listed = self._vms(region, by_id)
+        later = [one for one in listed if _hops(one) > _hops(vm)]
+        return None if later else vm
 
     def terminate(self, vm_ids: Collection[str]) -> None:
         """Request termination; unknown and ended VMs are not an error.
@@ -128,13 +146,13 @@ class AwsProvider:
         """
         by_region: dict[str, list[str]] = {}
         for vm_id in vm_ids:
-            region, instance_id = requests.split_vm_id(vm_id)
+            region, _ = requests.split_vm_id(vm_id)
             if region:
-                by_region.setdefault(region, []).append(instance_id)
+                by_region.setdefault(region, []).append(vm_id)
         batches = [
-            (region, instance_ids[start : start + _BATCH])
-            for region, instance_ids in by_region.items()
-            for start in range(0, len(instance_ids), _BATCH)
+            (region, ids[start : start + _BATCH])
+            for region, ids in by_region.items()
+            for start in range(0, len(ids), _BATCH)
         ]
         run_parallel(lambda batch: self._terminate(*batch), batches)
 
@@ -266,6 +284,74 @@ class AwsProvider:
             host=address, user=settings.user, host_keys=keys, port=settings.ssh_port
         )
 
+    def move(
+        self,
+        vm_id: str,
+        giver: str,
+        job: str,
+        intent: str,
+        since_s: float,
+        image: str = "",
+    ) -> port.Vm:
+        """Write this job's name on another one's instance; see ``MovesVms``.
+
+        The tags of the instance say whose it is: they are written last, by one CreateTags
+        for the instance alone.
+        """
+        region, instance_id = requests.split_vm_id(vm_id)
+        with translating_errors(f"taking {vm_id} over"):
+            _, instance = self._instance(region, instance_id)
+            pairs = requests.pairs_of(instance)
+            zone = instance["Placement"]["AvailabilityZone"]
+            placement = self._network.placement(job, region, zone, image)
+            uid, hops = pairs.get(tags.UID, ""), tags.taken_of(pairs)[0]
+            if uid != self._settings.uid or pairs.get(tags.INTENT) != intent:
+                if uid != giver or hops != requests.hops_of(vm_id):
+                    raise VmNotFoundError(f"AWS: VM {vm_id} is another job's by now")
+                _check_same(job, instance, placement)
+                new = requests.moved_tags(
+                    hops + 1, job, intent, since_s, self._settings
+                )
+                self._rename(region, job, instance, placement, new)
+                pairs |= new
+        wanted = {**instance, "Tags": requests.tag_list(pairs)}
+        vm = requests.vm_of(region, wanted, self._facts)
+        vm = replace(vm, image=placement.image)
+        self._recent.launched([vm])
+        return vm
+
+    def _rename(
+        self,
+        region: str,
+        job: str,
+        instance: Mapping[str, Any],
+        placement: requests.AwsPlacement,
+        new: Mapping[str, str],
+    ) -> None:
+        """Bring an instance into the job's security group, then change whose it is.
+
+        Raises:
+            VmNotFoundError: that is forbidden.
+        """
+        ec2, instance_id = self._clients.get("ec2", region), instance["InstanceId"]
+        written = requests.tag_list(new)
+        groups = {group["GroupId"] for group in instance["SecurityGroups"]}
+        try:
+            with translating_errors(f"taking {instance_id} over"):
+                if groups != set(placement.group_ids):
+                    ec2.modify_instance_attribute(
+                        InstanceId=instance_id, Groups=list(placement.group_ids)
+                    )
+                ec2.create_tags(Resources=requests.attached_to(instance), Tags=written)
+                ec2.create_tags(Resources=[instance_id], Tags=written)
+        except MisconfiguredError:
+            self._network.forget(job)  # its group may have been removed
+            raise
+        except LoginExpiredError:
+            raise
+        except AuthError as error:
+            raise VmNotFoundError(f"{error}; see docs/permissions.md") from error
+
     # --- Calls to regions -------------------------------------------------------------
 
     def _in_regions(
@@ -357,14 +443,15 @@ class AwsProvider:
             raise
         return str(shown.get("Output", ""))
 
-    def _terminate(self, region: str, instance_ids: Sequence[str]) -> None:
-        """Terminate instances; one by one if EC2 rejects the batch."""
+    def _terminate(self, region: str, vm_ids: Sequence[str]) -> None:
+        """Terminate VMs; one by one if EC2 rejects the batch."""
         from botocore.exceptions import ClientError
 
         ec2 = self._clients.get("ec2", region)
-        with translating_errors(f"terminating {len(instance_ids)} VMs in {region}"):
+        instance_ids = [requests.split_vm_id(vm_id)[1] for vm_id in vm_ids]
+        with translating_errors(f"terminating {len(vm_ids)} VMs in {region}"):
             try:
-                ec2.terminate_instances(InstanceIds=list(instance_ids))
+                ec2.terminate_instances(InstanceIds=instance_ids)
             except ClientError as error:
                 if code_of(error) not in GONE:
                     raise
@@ -372,11 +459,9 @@ class AwsProvider:
                     self._check_unknown(region, instance_ids[0])
                     return
             else:
-                self._recent.terminated(
-                    [requests.vm_id_of(region, each) for each in instance_ids]
-                )
+                self._recent.terminated(vm_ids)
                 return
-        for each in instance_ids:
+        for each in vm_ids:
             self._terminate(region, [each])
 
     def _check_unknown(self, region: str, instance_id: str) -> None:
@@ -390,3 +475,27 @@ class AwsProvider:
             Filters=[{"Name": "instance-id", "Values": instance_ids}],
             WaiterConfig={"Delay": _GONE_DELAY_S, "MaxAttempts": _GONE_TRIES},
         )
+
+
+def _hops(vm: port.Vm) -> int:
+    """Return how often a VM has gone from one job to another."""
+    return requests.hops_of(vm.vm_id)
+
+
+def _check_same(
+    job: str, instance: Mapping[str, Any], placement: requests.AwsPlacement
+) -> None:
+    """Check that an instance is as those that a job rents in its zone.
+
+    Raises:
+        VmNotFoundError: it is not.
+    """
+    for what, has, wanted in (
+        ("image", instance["ImageId"], placement.image_id),
+        ("network", instance["VpcId"], placement.vpc_id),
+    ):
+        if has != wanted:
+            raise VmNotFoundError(
+                f"AWS: {instance['InstanceId']} has {what} {has}, VMs of job {job} have "
+                f"{wanted}"
+            )

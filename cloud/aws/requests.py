@@ -43,17 +43,32 @@ class AwsPlacement:
     root_device: str
     image: str = ""
     """The image's name, the same in all regions; empty: it is named by id."""
+    vpc_id: str = ""
+    """Network of the subnet."""
 
 
-def vm_id_of(region: str, instance_id: str) -> str:
-    """Return our id of an instance; EC2's ids are unique per region."""
-    return f"{instance_id}.{region}"
+def vm_id_of(region: str, instance_id: str, hops: int = 0) -> str:
+    """Return our id of an instance; EC2's ids are unique per region.
+
+    Args:
+        region: The region.
+        instance_id: The instance's.
+        hops: How often it has gone from one job to another.
+    """
+    vm_id = f"{instance_id}.{region}"
+    return f"{vm_id}.{hops}" if hops else vm_id
 
 
 def split_vm_id(vm_id: str) -> tuple[str, str]:
     """Return (region, instance id); the region is empty if the id is not ours."""
-    instance_id, _, region = vm_id.partition(".")
+    instance_id, _, rest = vm_id.partition(".")
+    region, _, _ = rest.partition(".")
     return (region if _REGION.fullmatch(region) else ""), instance_id
+
+
+def hops_of(vm_id: str) -> int:
+    """Return how often a VM has gone from one job to another, by our id of it."""
+    return int(vm_id.split(".")[2]) if vm_id.count(".") == 2 else 0
 
 
 def tag_list(pairs: Mapping[str, str]) -> list[dict[str, str]]:
@@ -177,8 +192,11 @@ def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         observed_at_s=launched_at_s,
     )
     state = _STATES[instance["State"]["Name"]]
+    hops, since_s = tags.taken_of(vm_tags)
+    began_s = max(launched_at_s, since_s)
+    end_s = ended_at_s(instance) if state is VmState.TERMINATED else None
     return Vm(
-        vm_id=vm_id_of(region, instance["InstanceId"]),
+        vm_id=vm_id_of(region, instance["InstanceId"], hops),
         job=vm_tags.get(tags.JOB, ""),
         intent=vm_tags.get(tags.INTENT, ""),
         uid=vm_tags.get(tags.UID, ""),
@@ -186,9 +204,29 @@ def vm_of(region: str, instance: Mapping[str, Any], facts: CloudFacts) -> Vm:
         state=state,
         offer=offer,
         private_address=instance.get("PrivateIpAddress", ""),
-        launched_at_s=launched_at_s,
-        ended_at_s=ended_at_s(instance) if state is VmState.TERMINATED else None,
+        launched_at_s=began_s,
+        ended_at_s=None if end_s is None else max(end_s, began_s),
     )
+
+
+def moved_tags(
+    hops: int, job: str, intent: str, since_s: float, settings: AwsSettings
+) -> dict[str, str]:
+    """Return what is written on an instance that goes from another job to this one."""
+    return {
+        **tags.of_job(job, settings),
+        tags.INTENT: intent,
+        tags.TAKEN: tags.taken(hops, since_s),
+        "Name": f"spottrain {job}",
+    }
+
+
+def attached_to(instance: Mapping[str, Any]) -> list[str]:
+    """Return the ids of what was made with an instance and has its tags."""
+    disks = (each["Ebs"]["VolumeId"] for each in instance["BlockDeviceMappings"])
+    cards = (each["NetworkInterfaceId"] for each in instance["NetworkInterfaces"])
+    spot = instance.get("SpotInstanceRequestId", "")
+    return [*disks, *cards, *([spot] if spot else [])]
 
 
 def ended_at_s(instance: Mapping[str, Any]) -> float | None:

@@ -131,7 +131,7 @@ class LocalProvider:
             raise VmNotFoundError(f"VM {vm_id} ended with its cloud process")
 
     def take(
-        self, vm_id: str, giver: port.CloudProvider, order: str, until_s: float
+        self, vm_id: str, giver: Path, order: str, until_s: float, image: str = ""
     ) -> port.Vm:
         """Take a cleared VM over from another job; see ``HandsOverVms``.
 
@@ -139,11 +139,10 @@ class LocalProvider:
             VmNotFoundError: it never comes by this order.
             CloudError: whether it came is not known.
         """
-        if not isinstance(giver, LocalProvider):
-            raise VmNotFoundError(f"the local cloud takes no VM from {giver.name}")
         name = f"{self._settings.job} {order}"
         body = {"vm_id": vm_id, "order": name, "until_s": until_s}
-        given = giver._ask_or_recover("POST", "/give", body)
+        theirs = LocalProvider(giver, "", self._settings.market)
+        given = theirs._ask_or_recover("POST", "/give", body)
         if isinstance(given, LocalRecord):
             found = {vm.vm_id: vm for vm in given.vms}
             if given.tokens.get(f"given {name}") != (vm_id,):

@@ -17,6 +17,7 @@ ABILITIES: Mapping[str, type] = {
         port.AdmitsNetworks,
         port.ChecksAccount,
         port.FindsOrphans,
+        port.MovesVms,
         port.NamesPrincipal,
         port.ReachedBySsh,
         port.ReleasesJob,
@@ -47,6 +48,7 @@ class ForwardsAbilities:
     admit: Callable[[str, Sequence[str]], None] | None = None
     check: Callable[[], Sequence[port.Finding]] | None = None
     list_all: Callable[[], Sequence[port.Vm]] | None = None
+    move: Callable[..., port.Vm] | None = None
     principal: Callable[[], str] | None = None
     ssh_target: Callable[[str], port.SshTarget | None] | None = None
     release: Callable[[str], None] | None = None
@@ -65,6 +67,8 @@ class ForwardsAbilities:
             self.check = forward(port.ChecksAccount.check)
         if has(port.FindsOrphans):
             self.list_all = forward(port.FindsOrphans.list_all)
+        if has(port.MovesVms):
+            self.move = forward(port.MovesVms.move)
         if has(port.NamesPrincipal):
             self.principal = forward(port.NamesPrincipal.principal)
         if has(port.ReachedBySsh):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 from typing import Literal, Protocol, runtime_checkable
 
 from spottrain.errors import SpottrainError
@@ -212,7 +213,9 @@ class HandsOverVms(Protocol):
             CloudError: Something is left on it: terminate it.
         """
 
-    def take(self, vm_id: str, giver: CloudProvider, order: str, until_s: float) -> Vm:
+    def take(
+        self, vm_id: str, giver: Path, order: str, until_s: float, image: str = ""
+    ) -> Vm:
         """Take a cleared VM over from another job; the same order takes it only once.
 
         At one moment it is terminated in the other job's list and launched in this one's,
@@ -222,13 +225,50 @@ class HandsOverVms(Protocol):
 
         Args:
             vm_id: As the other job calls it.
-            giver: The other job's provider, of the same kind.
+            giver: The other job's cloud folder, on this machine.
             order: Unique for this job.
             until_s: No VM is given that is asked for later. Seconds since the epoch.
+            image: That of this job's VMs (``Vm.image``); empty: any that it would rent.
 
         Raises:
             VmNotFoundError: It never comes by this order.
             CloudError: Whether it came is not known.
+        """
+
+
+@runtime_checkable
+class MovesVms(Protocol):
+    """Can write this job's name on a running VM of another job of the same owner."""
+
+    def move(
+        self,
+        vm_id: str,
+        giver: str,
+        job: str,
+        intent: str,
+        since_s: float,
+        image: str = "",
+    ) -> Vm:
+        """Make a VM this job's, if it is the other one's or already this one's.
+
+        Whose it is changes with one request for one resource; what comes before can be
+        repeated. Callers see to it that nobody else moves or ends it meanwhile.
+
+        Args:
+            vm_id: As the other job calls it.
+            giver: Unique id of the other job.
+            job: Name of this job.
+            intent: That the VM has from now on.
+            since_s: Since when it is this job's. Seconds since the epoch.
+            image: As of ``HandsOverVms.take``.
+
+        Returns:
+            The VM, with an id of its own, launched at ``since_s``.
+
+        Raises:
+            VmNotFoundError: It stays whose it is: it has ended, is a third one's, or has
+                another image or network than this job's VMs.
+            CloudError: Whose it is is not known; a retry is safe.
         """
 
 

@@ -28,6 +28,9 @@ MANAGER = "manager"
 ORDERED = "ordered-"
 """What the intent of a VM begins with that was another job's before; the order's name
 follows."""
+TAKEN = "spottrain-taken"
+"""Of a VM that was another job's before: how often it has gone from one job to another, and
+since when it is this one's, in microseconds since the epoch, as ``2-1764284000000000``."""
 PRICE = "spottrain-usd-per-hour"
 """Price at launch; absent where labels cannot hold a decimal point."""
 ATTACHED = "spottrain-attached-usd-per-hour"
@@ -74,6 +77,20 @@ def ordered(order: str) -> str:
 def order_of(intent: str) -> str:
     """Return the order by which a VM came from another job; empty if it was launched."""
     return intent.removeprefix(ORDERED) if intent.startswith(ORDERED) else ""
+
+
+def taken(hops: int, since_s: float) -> str:
+    """Return the value of ``TAKEN`` of a VM that a job has since a moment."""
+    return f"{hops}-{round(since_s * 1e6)}"
+
+
+def taken_of(found: Mapping[str, str]) -> tuple[int, float]:
+    """Return how often a VM with these tags has changed jobs, and since when its job has it.
+
+    (0, 0.0) if it was launched for its job.
+    """
+    hops, _, since_us = found.get(TAKEN, "0-0").partition("-")
+    return int(hops), int(since_us) / 1e6
 
 
 def key_of(job: str, uid: str) -> str:

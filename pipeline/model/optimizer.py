@@ -239,7 +239,9 @@ class SectionOptimizer:
         self.parameters: list[tuple[str, nn.Parameter]] = []
         """Those that are trained."""
         for name, gradient in memory.gradients.items():
-            parameter = nn.Parameter(memory.parameters[name])
+            # It counts its own changes (``data``): those that it makes after ``point_at``
+            # are not changes of this memory, which autograd may have in use.
+            parameter = nn.Parameter(memory.parameters[name].data)
             parameter.grad = gradient
             self.parameters.append((name, parameter))
         self.optimizer = build_optimizer(job.optimizer, self.parameters)

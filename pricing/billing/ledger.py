@@ -69,6 +69,8 @@ class LedgerLine:
     """As it was rented."""
     trains: bool = True
     """False for the VM that the manager runs on."""
+    is_part: bool = False
+    """Another job had the machine before: that one has paid the shortest time."""
     rate: money.Rate = money.FREE
     """Its price at launch."""
     on_demand: money.Rate = money.FREE
@@ -129,7 +131,8 @@ class LedgerLine:
         if not self.is_open:
             until_us = self.ended_us if self.ended_us is not None else self.gone_us or 0
         terms = self._terms
-        lived_us = max(until_us - self.from_us, terms.min_us)
+        least_us = 0 if self.is_part else terms.min_us
+        lived_us = max(until_us - self.from_us, least_us)
         return -(-lived_us // terms.unit_us) * terms.unit_us
 
     def spending(self, at_us: int) -> Spending:
@@ -210,6 +213,7 @@ class Ledger:
         launched_at_s: float,
         seen_at_s: float,
         trains: bool = True,
+        is_part: bool = False,
     ) -> Ledger:
         """Add a VM that was launched, or that is listed though we believed it gone.
 
@@ -221,6 +225,7 @@ class Ledger:
             line,
             offer=offer,
             trains=trains,
+            is_part=is_part,
             rate=money.Rate.of(offer.usd_per_hour),
             on_demand=money.Rate.of(on_demand_usd_per_hour),
             from_us=money.floor_us(launched_at_s),

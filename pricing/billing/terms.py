@@ -29,6 +29,21 @@ class BillingTerms:
     region_usd_per_gb: float = 0.0
     """The same from one region to another."""
 
+    def next_end_s(self, from_s: float, now_s: float, *, is_whole: bool) -> float:
+        """Return the first moment from now on at which a bill in two parts is as one.
+
+        The first part is paid in full until then, and the second needs no shortest time.
+
+        Args:
+            from_s: When the first part began. Seconds since the epoch.
+            now_s: Now.
+            is_whole: That is when the machine was rented, so its shortest time counts.
+        """
+        lived_us = max(0, round((now_s - from_s) * _S))
+        if is_whole:
+            lived_us = max(lived_us, self.min_us)
+        return from_s + -(-lived_us // self.unit_us) * self.unit_us / _S
+
     def unused_s(self, ends_per_hour: float) -> float:
         """Return the seconds that are billed beyond a VM's life, on the average.
 

@@ -1,5 +1,7 @@
 """All that is measured on a GPU, in one go: every part in a process of its own.
 
+Parts whose times matter little run side by side, before those that need it alone.
+
     python3 -m tests.bench.bench_gpu --json gpu.json [--only speed_124m,bits] [--seconds 570]
 
 The machine needs Python 3.11 or newer, torch with CUDA, numpy, safetensors, numba,
@@ -8,7 +10,7 @@ hypothesis. Nothing else is imported by what runs here; packages that the machin
 can be put on PYTHONPATH. spottrain itself need not be installed: run it from the root of
 the repository.
 
-Every result is kept as soon as there is one, also if a later part fails. With
+Every result is kept as soon as there is one, also if a later part fails or is late. With
 ``SPOTTRAIN_TEST_DEVICE=deferred:7`` everything runs on the stand-in for a GPU, small.
 """
 
@@ -20,8 +22,10 @@ import os
 import platform
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -39,9 +43,22 @@ class Part:
     seconds: float
     small: str
     """What it is told on a stand-in."""
+    alone: bool = True
+    """Whether it needs the GPU for itself."""
 
 
 PARTS = {
+    "waits": Part("hidden_syncs", "", 60, "", alone=False),
+    "bits": Part(
+        "exactness", "--job gpt2_124m --seconds 90", 110, "--job small", alone=False
+    ),
+    "survival": Part(
+        "memory_survival",
+        "--kills 20 --mib 1024 --large-mib 20480 --seconds 90",
+        110,
+        "--kills 4 --mib 16 --large-mib 32",
+        alone=False,
+    ),
     "recovery": Part(
         "recovery", "--job gpt2_124m --kills 3", 90, "--job small --kills 1"
     ),
@@ -50,14 +67,6 @@ PARTS = {
         "gpt2_124m --microbatch 16 --minibatch 512 --turns 2 --steps 2 --predict",
         240,
         "small --microbatch 2 --minibatch 8 --turns 1 --steps 1 --predict",
-    ),
-    "waits": Part("hidden_syncs", "", 60, ""),
-    "bits": Part("exactness", "--job gpt2_124m --seconds 90", 110, "--job small"),
-    "survival": Part(
-        "memory_survival",
-        "--kills 20 --mib 1024 --large-mib 20480 --seconds 90",
-        110,
-        "--kills 4 --mib 16 --large-mib 32",
     ),
     "evacuation": Part(
         "evacuation", "--mib 4096 --hang-s 8", 60, "--mib 16 --hang-s 2"
@@ -68,6 +77,7 @@ PARTS = {
         100,
         "--mb 1,2 --reduce-mb 10 --kills 2",
     ),
+    "nccl": Part("nccl_alone", "--mb 500 --hang-s 8", 60, "--mb 10 --hang-s 1"),
     "speed_1558m": Part(
         "speed",
         "gpt2_1558m --microbatch 4 --minibatch 512 --turns 1 --steps 1 --apart "
@@ -113,7 +123,7 @@ def run(part: Part, seconds: float) -> dict[str, Any]:
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "GLOO_SOCKET_IFNAME": "lo",
     }
-    began = time.monotonic()
+    began, late = time.monotonic(), False
     with subprocess.Popen(
         command,
         stdout=subprocess.PIPE,
@@ -125,13 +135,15 @@ def run(part: Part, seconds: float) -> dict[str, Any]:
     ) as process:
         try:
             out, errors = process.communicate(timeout=seconds)
-            reason = errors[-2000:]
         except subprocess.TimeoutExpired:
             os.killpg(process.pid, 9)
             out, errors = process.communicate()
-            reason = f"took more than {seconds:.0f} s; {errors[-2000:]}"
+            late = True
     lines = [line for line in out.splitlines() if line.startswith("{")]
-    result: dict[str, Any] = json.loads(lines[-1]) if lines else {"error": reason}
+    result: dict[str, Any] = json.loads(lines[-1]) if lines else {}
+    if late or not lines:
+        reason = f"took more than {seconds:.0f} s; " if late else ""
+        result["error"] = reason + errors[-2000:]
     return {**result, "took_s": time.monotonic() - began}
 
 
@@ -179,6 +191,7 @@ SHOWN = {
     ),
     "evacuation": ("locked before", "locked during", "pageable"),
     "peers": ("sender", "receiver", "hangs", "longest_to_error_s"),
+    "nccl": ("nccl", "idle", "hung"),
 }
 """What a reader wants to see first."""
 
@@ -204,15 +217,26 @@ def main(arguments: Sequence[str] | None = None) -> None:
         return
     end = time.monotonic() + chosen.seconds
     results: dict[str, Any] = {"machine": machine()}
-    for name in chosen.only.split(","):
-        left = end - time.monotonic()
-        if left < 10:
+    lock = threading.Lock()
+
+    def measure(name: str) -> None:
+        if (left := end - time.monotonic()) < 10:
             print(f"{name}: no time left", file=sys.stderr)
-            continue
-        results[name] = run(PARTS[name], min(PARTS[name].seconds, left))
-        chosen.json.write_text(json.dumps(results, indent=1))
-        took_s, came = results[name]["took_s"], results[name].get("error", "done")
+            return
+        found = run(PARTS[name], min(PARTS[name].seconds, left))
+        with lock:
+            results[name] = found
+            chosen.json.write_text(json.dumps(results, indent=1))
+        took_s, came = found["took_s"], found.get("error", "done")
         print(f"{name}: {took_s:.0f} s, {str(came)[-300:]}", file=sys.stderr)
+
+    names = chosen.only.split(",")
+    beside = [name for name in names if not PARTS[name].alone]
+    with ThreadPoolExecutor(len(PARTS)) as pool:
+        list(pool.map(measure, beside))
+    for name in names:
+        if PARTS[name].alone:
+            measure(name)
     for line in tables(results):
         print(line)
 

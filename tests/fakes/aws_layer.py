@@ -171,6 +171,9 @@ class Layer:
     def _fault(self, operation: str) -> Fault | None:
         for fault in self._world.faults:
             if fault.operation in (operation, "*") and fault.times > 0:
+                if fault.after:
+                    fault.after -= 1
+                    continue
                 fault.times -= 1
                 return fault
         return None

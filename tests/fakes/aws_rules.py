@@ -64,6 +64,8 @@ REQUIRED: Mapping[str, tuple[tuple[str, ...], ...]] = {
     "DescribeInternetGateways": _FILTERED,
     "DescribeRouteTables": _FILTERED,
     "DescribeKeyPairs": _FILTERED,
+    "CreateTags": (("Resources", "Tags.Key", "Tags.Value"),),
+    "ModifyInstanceAttribute": (("InstanceId", "Groups"),),
     "CreateSecurityGroup": (("VpcId", *_TAGGED),),
     "DeleteSecurityGroup": (("GroupId",),),
     "DeleteKeyPair": (("KeyName",),),

@@ -32,6 +32,8 @@ class Fault:
     (done, no answer), ``hang`` (no answer for ``seconds``), or ``kill`` and ``late kill``:
     whoever asks dies before or after it is done."""
     times: int = 1
+    after: int = 0
+    """Calls of the operation that pass before that."""
     code: str = ""
     status: int = 400
     seconds: float = 0.0

@@ -22,7 +22,7 @@ from tests.gpu.forked import Child, Say
 from spottrain.pipeline.devices.open import open_device
 
 WAYS = ("locked before", "locked during", "pageable")
-_CYCLES_PER_S = 2e9
+CYCLES_PER_S = 2e9
 """About; of an H100."""
 _PATIENCE_S = 15.0
 """Beyond the time that the kernel spins."""
@@ -39,7 +39,7 @@ def evacuate(say: Say, way: str, mib: int, hang_s: float) -> None:
         host = device.allocate_host(state.shape, state.dtype)
     device.synchronise()
     if on_gpu:
-        torch.cuda._sleep(int(hang_s * _CYCLES_PER_S))  # type: ignore[no-untyped-call]
+        torch.cuda._sleep(int(hang_s * CYCLES_PER_S))  # type: ignore[no-untyped-call]
     began = time.monotonic()
     say({"began": began})
 

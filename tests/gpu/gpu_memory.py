@@ -134,7 +134,8 @@ class CudaMemory:
         else:
             handle = self._call(driver.cuMemImportFromShareableHandle(fd, posix))
             self.fd = fd
-        self._at = self._map(handle, num_bytes)
+        self.at = self._map(handle, num_bytes)
+        """Its address."""
         self._num_bytes = num_bytes
         non_blocking = driver.CUstream_flags.CU_STREAM_NON_BLOCKING
         self._copies = self._call(driver.cuStreamCreate(non_blocking))
@@ -171,24 +172,32 @@ class CudaMemory:
     def fill(self, value: int) -> None:
         """Write values."""
         count = (self._num_bytes - PATTERN_FROM) // 4
-        self._call(self._driver.cuMemsetD32(self._at + PATTERN_FROM, value, count))
-        self._call(self._driver.cuCtxSynchronize())
+        self._call(self._driver.cuMemsetD32(self.at + PATTERN_FROM, value, count))
+        self.synchronise()
 
     def read(self, at: int, num_bytes: int) -> bytes:
         """Return bytes, copied on a stream of its own."""
         found = ctypes.create_string_buffer(num_bytes)
         copy = self._driver.cuMemcpyDtoHAsync
         place = ctypes.addressof(found)
-        self._call(copy(place, self._at + at, num_bytes, self._copies))
+        self._call(copy(place, self.at + at, num_bytes, self._copies))
         self._call(self._driver.cuStreamSynchronize(self._copies))
         return found.raw
+
+    def synchronise(self) -> None:
+        """Let the host wait for all kernels and copies.
+
+        Raises:
+            RuntimeError: One has failed.
+        """
+        self._call(self._driver.cuCtxSynchronize())
 
     def count_for_ever(self) -> None:
         """Count in a kernel."""
         driver = self._driver
         module = self._call(driver.cuModuleLoadData(_COUNTING))
         kernel = self._call(driver.cuModuleGetFunction(module, b"count"))
-        arguments = ((self._at,), (ctypes.c_void_p,))
+        arguments = ((self.at,), (ctypes.c_void_p,))
         one = (1,) * 6
         self._call(driver.cuLaunchKernel(kernel, *one, 0, 0, arguments, 0))
 

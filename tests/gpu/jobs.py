@@ -26,6 +26,8 @@ class Size:
     dropout: float = 0.0
 
 
+_WRONG = 20
+"""Index of an example, in a job with a wrong one."""
 TINY = Size(4, 32, 2, vocabulary=64, sequence=16, dropout=0.1)
 SMALL = Size(4, 64, 2, vocabulary=128, sequence=32)
 GPT2_124M = Size(12, 768, 12)
@@ -160,6 +162,17 @@ def greedy() -> TrainingJob:
         return loss(model, batch)
 
     return dataclasses.replace(tiny(), loss=much)
+
+
+def out_of_range() -> TrainingJob:
+    """Return a job whose third mini-batch has a token that the vocabulary lacks."""
+
+    class Wrong(Tokens):
+        def __getitem__(self, index: int) -> torch.Tensor:
+            tokens = super().__getitem__(index)
+            return tokens + self.size.vocabulary if index == _WRONG else tokens
+
+    return dataclasses.replace(tiny(), dataset=Wrong(50, TINY))
 
 
 def calling_cuda() -> TrainingJob:

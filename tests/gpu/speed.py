@@ -276,6 +276,8 @@ def measure(
                     for variant in order:
                         group = variant.partition(" ")[0]
                         add(found, variant, run[group](steps, variant))
+                        summarise(result)
+                        print_result(result)  # of a bench that ends too late
         else:
             for group in (g for g in groups if members[g]):
                 with ExitStack() as stack:
@@ -283,10 +285,11 @@ def measure(
                     for variant in members[group]:
                         for _ in range(turns):
                             add(found, variant, turn_of(steps, variant))
+                            summarise(result)
+                            print_result(result)
     except (RuntimeError, FleetError, OSError) as error:
         result["error"] = str(error)[-800:]
         result["log"] = runs.tail(bench.log)
-    summarise(result)
     return result
 
 

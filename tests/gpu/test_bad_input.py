@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from tests.gpu import runs
+from tests.gpu.devices import is_gpu
 from tests.integration.fleet import FleetError, Zygote
 
 from spottrain.wire import messages
@@ -57,8 +58,10 @@ def test_code_that_uses_cuda_itself_is_told_why_not(
     assert isinstance(report, messages.UserCodeFailed)
     if torch.version.cuda is None:
         assert "not compiled with CUDA" in report.message
-    else:
+    elif is_gpu(device):
         assert "CUDA" in report.message
+    else:
+        assert "NVIDIA driver" in report.message
 
 
 def test_code_may_ask_at_import_whether_there_is_a_gpu(
@@ -116,3 +119,19 @@ def test_out_of_memory_is_told(zygote: Zygote, tmp_path: Path, gpu: str) -> None
         pytest.raises(FleetError, match="out of memory"),
     ):
         fleet.train(lambda vms: runs.plan_for(spec, (1, 1), vms), fleet.initialise())
+
+
+def test_a_token_beyond_the_vocabulary_is_told(
+    zygote: Zygote, tmp_path: Path, gpu: str
+) -> None:
+    """A kernel stops itself there: the error comes late, and ends the context."""
+    spec = runs.job_spec(tmp_path, "out_of_range")
+    with (
+        runs.start(spec, "a", tmp_path, zygote) as fleet,
+        pytest.raises(FleetError) as raised,
+    ):
+        fleet.train(lambda vms: runs.plan_for(spec, (1, 1), vms), fleet.initialise())
+
+    message = str(raised.value)
+    print(message)  # noqa: T201
+    assert "device-side assert" in message

@@ -73,6 +73,14 @@ def test_a_broken_peer_is_noticed_at_once(device: str) -> None:
     assert all(one["usable"] for one in found["kills"])
 
 
+def test_nccl_starts_and_is_aborted(device: str) -> None:
+    found = measure("nccl_alone", "--mb 20 --hang-s 4")
+
+    assert found["idle"]["formed"]
+    assert found["idle"]["aborted"]
+    assert found["hung"]["ended_s"] is not None
+
+
 def test_a_killed_workers_successor_goes_on(device: str) -> None:
     found = measure("recovery", "--job small --kills 1")
 

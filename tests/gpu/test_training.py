@@ -7,6 +7,7 @@ import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 from tests.gpu import runs
@@ -45,7 +46,7 @@ def train(
     blow: tuple[Hook, int] | None = None,
     state: StateHome = "host",
     entrypoint: str = "tiny",
-    **changes: object,
+    **changes: Any,
 ) -> tuple[dict[str, bytes], Fleet]:
     """Train to the end; a blow kills the worker of a rank at a hook."""
     spec = runs.job_spec(folder, entrypoint, **changes)
@@ -164,6 +165,27 @@ def test_precisions_are_exact_over_shapes_too(
     one, _ = train(zygote, folders[0], (1, 1), precision=precision)
     blow = (Hook.BACKWARD, 0)
     other, _ = train(zygote, folders[1], shape, blow, precision=precision)
+
+    assert one == other
+
+
+@pytest.mark.parametrize("state", ["host", "device"])
+def test_stale_gradients_are_exact_over_shapes(
+    zygote: Zygote, tmp_path: Path, state: StateHome
+) -> None:
+    folders = [tmp_path / "one", tmp_path / "other"]
+    for folder in folders:
+        folder.mkdir()
+
+    def trained(folder: Path, shape: tuple[int, int]) -> dict[str, bytes]:
+        how: dict[str, Any] = {
+            "semantics": "stale_by_one",
+            "checkpoint_every_steps": 100,
+        }
+        return train(zygote, folder, shape, state=state, **how)[0]
+
+    one = trained(folders[0], (1, 1))
+    other = trained(folders[1], (2, 2))
 
     assert one == other
 

@@ -149,7 +149,10 @@ class LongWorld(World):
             return
         asked_at_s, vms = self.now_s, self.listing()
 
-        def answer() -> e.Event:
+        def answer() -> e.Event | None:
+            if not self.is_news(vms) and vms == self.listing():
+                return None  # as new as any, and known
+            self.listed = vms
             return e.VmsListed(at_s=self.now_s, asked_at_s=asked_at_s, vms=vms)
 
         self.later(answer, 10.0)

@@ -468,23 +468,25 @@ def below(jobs: Mapping[str, PoolJob]) -> list[str]:
     Args:
         jobs: Those that take part.
     """
+    have_less = [name for name, job in jobs.items() if _has_less(job)]
+    if not have_less:
+        return []
     turns = {name: _behind(job) for name, job in jobs.items() if _takes_turns(job)}
     furthest = max(turns.values(), default=0.0)
     is_turn = any(any(jobs[name].granted) and turns[name] > 1 for name in turns)
     return [
         name
-        for name, job in jobs.items()
-        if _has_less(job)
-        and (
-            name not in turns
-            or (turns[name] >= furthest and _is_owed(job) and not is_turn)
-        )
+        for name in have_less
+        if name not in turns
+        or (turns[name] >= furthest and _is_owed(jobs[name]) and not is_turn)
     ]
 
 
 def _has_less(job: PoolJob) -> bool:
+    if job.got_s >= job.due_s:
+        return False
     a_vm = max(table[0][1] / table[0][0] for table in job.request.throughputs)
-    return job.got_s < job.due_s and job.rate(job.granted) < job.target_rate - a_vm
+    return job.rate(job.granted) < job.target_rate - a_vm
 
 
 def _takes_turns(job: PoolJob) -> bool:

@@ -127,13 +127,15 @@ class World:
         assert before is None or after is None or before.number <= after.number
         return commands
 
-    def later(self, event: Callable[[], e.Event], upto_s: float = 1.0) -> None:
-        """Feed an outcome after a while, unless the manager has died by then."""
+    def later(self, event: Callable[[], e.Event | None], upto_s: float = 1.0) -> None:
+        """Feed an outcome after a while, unless there is none, or the manager has died by then."""
         epoch = self.epoch
 
         def feed() -> None:
-            if epoch == self.epoch and self.manager_alive:
-                self.feed(event())
+            if epoch != self.epoch or not self.manager_alive:
+                return
+            if (outcome := event()) is not None:
+                self.feed(outcome)
 
         self.soon(feed, upto_s)
 
@@ -181,10 +183,16 @@ class World:
         if offers != self.offered:
             self.offered = offers
             self.feed(e.OffersSeen(at_s=self.now_s, offers=offers))
-        if vms != self.listed or force:
+        if self.is_news(vms) or force:
             self.listed = vms
             self.feed(e.VmsListed(at_s=self.now_s, asked_at_s=self.now_s, vms=vms))
         self.poll_again()
+
+    def is_news(self, vms: tuple[Vm, ...]) -> bool:
+        """Return whether a list differs from the last, or lacks VMs of ours."""
+        return vms != self.listed or bool(
+            self.state.fleet.vms.keys() - {vm.vm_id for vm in vms}
+        )
 
     def poll_again(self) -> None:
         """Have the provider asked again."""

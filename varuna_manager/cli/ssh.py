@@ -10,6 +10,7 @@ import typer
 
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import ReachedBySsh, SshTarget
+from spottrain.cloud.ssh_keys import key_file
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.cli.arguments import NameArgument
 from spottrain.varuna_manager.config.clouds import AnyCloud
@@ -67,9 +68,11 @@ def ssh_argv(job: JobDir, vm_id: str, command: list[str]) -> list[str]:
     config = job.config()
     if config.clouds:
         cloud, own_id = _cloud_of(config.clouds, vm_id)
-        target, key_file = _rented(cloud, own_id), job.cloud / "ssh_key"
+        vm = read_state(job).fleet.vms.get(vm_id)
+        key = key_file(job.cloud, "" if vm is None else vm.intent)
+        target = _rented(cloud, own_id)
         proxy = cloud.proxy_argv(own_id, target.port) if cloud.ssh_proxy else ()
-        return argv_to(job, target, key_file, cloud.bastion, command, proxy)
+        return argv_to(job, target, key, cloud.bastion, command, proxy)
     if config.resources.provider == "ssh":
         host = next(h for h in config.ssh.fleet() if _is_on(vm_id, h.name))
         return argv_to(job, _own(job, vm_id), host.key_file, None, command)

@@ -13,6 +13,7 @@ from typing import Annotated, Any, ClassVar, Literal, Self, get_args
 
 from pydantic import AfterValidator, Field, PositiveFloat, PositiveInt, model_validator
 
+from spottrain.cloud.aws.requests import split_vm_id
 from spottrain.cloud.aws.settings import IMAGE_NAME, AwsSettings
 from spottrain.cloud.azure.settings import IMAGE as AZURE_IMAGE
 from spottrain.cloud.azure.settings import (
@@ -185,6 +186,8 @@ class CloudConfig(Section):
     `ssm` on AWS, `iap` on GCP, on Azure the resource id of a Bastion."""
     proxy_tools: ClassVar[tuple[str, ...]] = ()
     """Commands that ``ssh_proxy`` needs."""
+    moves_vms: ClassVar[bool] = False
+    """A VM can go from one job to another; see ``cloud.port.provider.MovesVms``."""
     proxy_networks: ClassVar[tuple[str, ...]] = ()
     """Networks from which that tool's connections reach VMs."""
 
@@ -332,6 +335,7 @@ class AwsConfig(CloudConfig):
     """Amazon Web Services, for `provider: aws`; see docs/clouds/aws.md."""
 
     cloud: ClassVar[str] = "aws"
+    moves_vms: ClassVar[bool] = True
     regions: tuple[Name, ...] = Field(default=("us-east-1",), min_length=1)
     """Regions in which machines may be rented."""
     profile: str = ""
@@ -380,7 +384,7 @@ class AwsConfig(CloudConfig):
         Source: AWS Systems Manager User Guide, "Allow and control permissions for SSH
         connections through Session Manager".
         """
-        instance, _, region = vm_id.partition(".")
+        region, instance = split_vm_id(vm_id)
         argv = ["aws", "ssm", "start-session", "--target", instance]
         argv += ["--region", region, "--document-name", "AWS-StartSSHSession"]
         argv += ["--parameters", f"portNumber={port}"]

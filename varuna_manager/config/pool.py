@@ -9,9 +9,11 @@ from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BeforeValidator,
+    Field,
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,
+    TypeAdapter,
     ValidationError,
     model_validator,
 )
@@ -44,6 +46,10 @@ _SHARED = ("seed", "zones", "return_after_s", "price_volatility")
 """Keys of the pool's ``local`` section that its jobs take over; events are a job's own."""
 
 
+Weight = Annotated[float, Field(ge=1e-3, le=1e6)]
+"""Of a job or a team against others; beyond that linear programs lose their precision."""
+
+
 class PoolBudgetConfig(Section):
     """What all jobs of the pool may spend together; by default without limit."""
 
@@ -64,7 +70,7 @@ class PoolBudgetConfig(Section):
 class TeamConfig(Section):
     """A team's part of the pool, and its own caps."""
 
-    weight: PositiveFloat = 1.0
+    weight: Weight = 1.0
     """Its part, against those of the other teams; under the policy `hierarchical`."""
     max_vms: PositiveInt | None = None
     """VMs that its jobs hold at most, together."""
@@ -79,8 +85,8 @@ class PoolJobConfig(Section):
 
     file: str
     """Its job file, relative to the pool file."""
-    priority: PositiveFloat = 1.0
-    """Its weight against other jobs."""
+    priority: Weight = 1.0
+    """Its weight against other jobs, from 0.001 to 1,000,000."""
     team: str = ""
     """The team that it belongs to."""
     after_s: NonNegativeFloat = 0.0
@@ -177,6 +183,20 @@ def parse_pool(data: Any, source: str) -> PoolConfig:
         return PoolConfig.model_validate_json(to_json(data, source))
     except ValidationError as error:
         raise ConfigError(f"{source}: {explain(error, PoolConfig)}") from error
+
+
+def weight_of(value: object, source: str) -> float:
+    """Return a weight that somebody gives.
+
+    Raises:
+        ConfigError: It is none; one line.
+    """
+    try:
+        return TypeAdapter(Weight).validate_python(value, strict=True)
+    except ValidationError as error:
+        raise ConfigError(
+            f"{source}: must be a number from 0.001 to 1,000,000: got {value}"
+        ) from error
 
 
 def load_job_of(pool: PoolConfig, path: Path) -> JobConfig:

@@ -108,7 +108,8 @@ def adopt(transition: Transition, vm: Vm) -> None:
         intent=vm.intent,
         offer=offer,
         on_demand_usd_per_hour=spending.on_demand_price(state.market.offers, offer),
-        launched_at_s=vm.launched_at_s,
+        # Of one that came from another job the bill may begin later.
+        launched_at_s=min(vm.launched_at_s, transition.now_s),
         known_at_s=transition.now_s,
         phase=VmPhase.BOOTING if running else VmPhase.STARTING,
         private_address=vm.private_address,

@@ -45,6 +45,7 @@ def opened(transition: Transition, vm: Vm) -> None:
         launched_at_s=max(vm.launched_at_s, state.submitted_at_s),
         seen_at_s=transition.now_s,
         trains=vm.intent != tags.MANAGER,
+        is_part=bool(tags.order_of(vm.intent)),
     )
     transition.put(replace(state.history, ledger=ledger))
 

@@ -18,7 +18,7 @@ from spottrain.cloud.port import errors
 from spottrain.cloud.port import provider as port
 from spottrain.cloud.port.errors import CloudError
 from spottrain.cloud.port.provider import CloudProvider, Vm
-from spottrain.errors import ConfigError, SpottrainError, UserCodeError
+from spottrain.errors import ConfigError, UserCodeError
 from spottrain.manifest import CheckpointEntry, list_checkpoints
 from spottrain.morphing.errors import PlanError
 from spottrain.morphing.plan.choose import choose_plan
@@ -35,7 +35,6 @@ from spottrain.varuna_manager.daemon.sessions import AgentSessions
 from spottrain.varuna_manager.jobs import profiles
 from spottrain.varuna_manager.jobs.folder import job_dir
 from spottrain.varuna_manager.jobs.identity import Identity, token_sha256
-from spottrain.varuna_manager.launch.control import open_provider
 
 logger = logging.getLogger(__name__)
 
@@ -241,15 +240,19 @@ class EffectRunner:
             self._sink.feed(e.VmsReturned(at_s=self._now_s, vm_ids=vm_ids, vms=vms))
 
     async def keep(self, command: c.KeepVm) -> None:
-        """Revoke a VM's token and clear it for another job; return it where that fails."""
+        """Clear a VM for another job and revoke its token; return it where that fails.
+
+        An agent whose token is revoked ends its machine: it must be gone before that.
+        """
         vm_id = command.vm_id
         part = self._part_of(vm_id)
-        self._sessions.revoke(vm_id)
         try:
             if not isinstance(part, port.HandsOverVms):
+                self._sessions.revoke(vm_id)
                 await self._return(part, (vm_id,))
                 return
             await self._call(part.clear, vm_id, self._job.spec.lease_s)
+            self._sessions.revoke(vm_id)
         except errors.VmNotFoundError as error:
             self._sink.feed(e.VmLost(at_s=self._now_s, vm_id=vm_id, reason=str(error)))
         except CloudError as error:
@@ -266,13 +269,17 @@ class EffectRunner:
         try:
             if not isinstance(part, port.HandsOverVms):
                 raise errors.VmNotFoundError(f"{part.name} gives no VMs to other jobs")
-            giver = open_provider(job_dir(order.by))
             vm = await self._call(
-                part.take, order.vm_id, giver, order.name, order.until_s
+                part.take,
+                order.vm_id,
+                job_dir(order.by).cloud,
+                order.name,
+                order.until_s,
+                self._sink.state.launches.images.get(cloud, ""),
             )
         except errors.VmNotFoundError as error:
             reason = str(error)
-        except SpottrainError as error:
+        except CloudError as error:
             self._fail("take_vm", (order.name,), error)
             return
         self._sink.feed(

@@ -21,9 +21,11 @@ from spottrain.cloud.aws.settings import AwsSettings
 from spottrain.cloud.azure.settings import AzureSettings
 from spottrain.cloud.gcp.settings import GcpSettings
 from spottrain.cloud.http import TIMEOUT
-from spottrain.cloud.port.provider import CloudProvider
+from spottrain.cloud.port import tags
+from spottrain.cloud.port.provider import CloudProvider, Vm
 from spottrain.cloud.process.child import ChildProvider, in_child
 from spottrain.errors import ConfigError
+from spottrain.pricing.billing.terms import EXACT, TERMS
 from spottrain.pricing.prices.catalogue import catalogue
 from spottrain.pricing.prices.current import CurrentPrices
 from spottrain.pricing.prices.refresh import PriceRequest, on_demand_prices
@@ -164,10 +166,17 @@ def _rent(
             payload,
             access,
             None if cloud.ssh_from else lambda: own_network(cloud),
+            moves_at,
         )
     except BaseException:
         child.close()
         raise
+
+
+def moves_at(vm: Vm, now_s: float) -> float:
+    """Return the next moment at which a VM can change jobs and is billed once."""
+    terms, is_whole = TERMS.get(vm.offer.cloud, EXACT), not tags.order_of(vm.intent)
+    return terms.next_end_s(vm.launched_at_s, now_s, is_whole=is_whole)
 
 
 def _is_near(place: str, cloud: str) -> bool:

@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.pricing.prices.catalogue import CLOUDS, catalogue
@@ -250,7 +251,7 @@ class OfferRanker:
         """Learn the step time of the present plan, and how long VMs took to boot."""
         booted: dict[Kind, list[float]] = {}
         for vm in state.fleet.vms.values():
-            if vm.ready_at_s is not None:
+            if vm.ready_at_s is not None and not tags.order_of(vm.intent):
                 kind = vm.offer.cloud, vm.offer.instance_type
                 booted.setdefault(kind, []).append(vm.ready_at_s - vm.launched_at_s)
         for kind, times_s in booted.items():

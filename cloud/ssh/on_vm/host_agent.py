@@ -153,6 +153,29 @@ class HostAgent:
                 return {}
             return self._clear(vm_id)
 
+    def clear(self, vm_id: str) -> dict[str, str]:
+        """End a VM as ``end`` does, and remove its data; the machine is for another job.
+
+        One that is free is cleared already.
+        """
+        with self._locked():
+            claim = self._claim()
+            if claim is not None and claim["vm_id"] != vm_id:
+                raise RefusedError(f"gone: VM {vm_id} is no longer on this host")
+            logs = {} if claim is None else self._clear(vm_id)
+            shutil.rmtree(self._data_folder, ignore_errors=True)
+        if self._data_folder.exists():
+            raise RefusedError(
+                f"{self._data_folder} cannot be removed; check who owns its files"
+            )
+        if is_given_up():
+            raise RefusedError(f"VM {vm_id} has given its lease up and ends")
+        return logs
+
+    @property
+    def _data_folder(self) -> Path:
+        return self._root.with_name(f"{self._root.name}-data")
+
     def _clear(self, vm_id: str) -> dict[str, str]:
         self._kill(vm_id)
         logs = {
@@ -444,9 +467,7 @@ class HostAgent:
         wait_s = arguments.pop("wait_s")
         if self._data is None:
             given = self._environment(vm_id, environment, package)
-            cache = self._root.with_name(
-                f"{self._root.name}-data"
-            )  # it stays on the host
+            cache = self._data_folder  # it stays on the host
             running = self._import(
                 "spottrain.cloud.data.background"
             ).BackgroundPreparation
@@ -643,6 +664,11 @@ def renew_lease(file: Path = LEASE_FILE) -> None:
     with contextlib.suppress(OSError):
         if file.stat().st_mtime < time.time():
             os.utime(file)
+
+
+def is_given_up(file: Path = LEASE_FILE) -> bool:
+    """Return whether a VM has a lease and is about to end: ``cloud.port.lease.give_up``."""
+    return file.parent.is_dir() and not (file.is_file() and file.stat().st_size == 0)
 
 
 def hello(root: Path) -> dict[str, str]:

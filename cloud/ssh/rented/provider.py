@@ -32,6 +32,7 @@ from spottrain.cloud.port.errors import (
 )
 from spottrain.cloud.ssh.hosts.bootstrap import bring_up
 from spottrain.cloud.ssh.hosts.memory import HostMemory
+from spottrain.cloud.ssh.rented.kept import KeptVm, KeptVms
 from spottrain.cloud.ssh.rented.moves import MoveWatch
 from spottrain.cloud.ssh.rented.relays import Relays
 from spottrain.cloud.ssh.rented.sharing import ArchiveSharing
@@ -39,6 +40,7 @@ from spottrain.cloud.ssh.rented.vm import RentedVm, VmAccess
 from spottrain.cloud.ssh.transport import hosts
 from spottrain.cloud.ssh.transport.connection import HostConnection
 from spottrain.cloud.ssh.transport.session import Session
+from spottrain.cloud.ssh_keys import copy_key, key_file
 from spottrain.storage.store import is_object_url, parse_url
 
 logger = logging.getLogger(__name__)
@@ -75,10 +77,16 @@ class RentedVmProvider(ForwardsAbilities):
         access: How to log in to VMs.
         own_networks: Returns the networks from which this machine comes, which VMs let
             in; None: those are fixed.
+        moves_at: Returns the moment of a VM's bill, from now on, at which it can go to
+            another job and is billed once (VM, now; seconds since the epoch).
 
     Raises:
         MisconfiguredError: the cloud's VMs are not reachable by SSH.
     """
+
+    clear: Callable[[str, float], None] | None = None
+    """See ``HandsOverVms``; where the cloud is ``MovesVms``."""
+    take: Callable[..., port.Vm] | None = None
 
     def __init__(
         self,
@@ -88,6 +96,7 @@ class RentedVmProvider(ForwardsAbilities):
         payload: hosts.Payload,
         access: VmAccess,
         own_networks: Callable[[], tuple[str, ...]] | None = None,
+        moves_at: Callable[[port.Vm, float], float] = lambda _, now_s: now_s,
     ) -> None:
         if not isinstance(inner, port.ReachedBySsh):
             raise MisconfiguredError(f"{inner.name}: its VMs are not reachable by SSH")
@@ -99,6 +108,8 @@ class RentedVmProvider(ForwardsAbilities):
         self._access = access
         self._dial, self._bastion = access.dial()
         self._memory = HostMemory(state_dir)
+        self._kept = KeptVms(state_dir)
+        self._moves_at = moves_at
         self._threads = ThreadPoolExecutor(_THREADS, "rented")
         self._starters = ThreadPoolExecutor(_BOOTSTRAPS, "rented-start")
         self._lock = threading.Lock()
@@ -117,7 +128,10 @@ class RentedVmProvider(ForwardsAbilities):
         if own_networks is not None and isinstance(inner, port.AdmitsNetworks):
             self._moves = MoveWatch(own_networks, partial(inner.admit, job))
         # We start agents ourselves; inside, our own VM uses the shared resources.
-        own = {port.StartsAgents} | ({port.ReleasesJob} if access.inside else set())
+        own = {port.StartsAgents, port.MovesVms}
+        own |= {port.ReleasesJob} if access.inside else set()
+        if isinstance(inner, port.MovesVms):
+            self.clear, self.take = self._clear, self._take
         self._forward_abilities(
             lambda ability: ability not in own and isinstance(inner, ability),
             self._forward,
@@ -159,11 +173,13 @@ class RentedVmProvider(ForwardsAbilities):
         """Return the cloud's list; maintain the connections to running VMs."""
         vms = self._inner.list_vms(job)
         if job == self._job:
+            vms = self._kept.corrected(vms)
             self._sync(vms)
         return vms
 
     def terminate(self, vm_ids: Collection[str]) -> None:
-        """Fetch the logs of reachable VMs, and terminate all of them."""
+        """Fetch the logs of reachable VMs, and terminate all but those that others have."""
+        vm_ids = [vm_id for vm_id in vm_ids if self._may_end(vm_id)]
         with self._lock:
             known = [self._vms[i] for i in vm_ids if i in self._vms]
         for rented_vm in known:
@@ -200,6 +216,83 @@ class RentedVmProvider(ForwardsAbilities):
             raise CloudError(
                 f"{rented_vm.place}: is still being bootstrapped: {rented_vm.log.doing}"
             ) from error
+
+    # --- VMs from one job to another ---------------------------------------------------
+
+    def _clear(self, vm_id: str, lease_s: float) -> None:
+        """End all processes of a VM and remove the job's files; see ``HandsOverVms``.
+
+        Its lease is that of its boot, and goes on: nobody renews it but who logs in.
+        """
+        if self._kept.find(vm_id) is not None:
+            return
+        rented_vm = self._vm(vm_id)
+        rented_vm.is_kept = True
+        self._relays.sync()  # it may be a relay
+        with rented_vm.in_use(lambda _: True):
+            connection = self._enter(rented_vm)
+            if connection is None:
+                raise CloudError(f"{rented_vm.place}: its address is not known")
+            self._memory.keep_logs(vm_id, connection.clear(vm_id))
+            rented_vm.manager_address = ""
+        self._kept.put(KeptVm(vm=rented_vm.vm))
+        logger.info("%s: cleared for another job", rented_vm.place)
+
+    def _take(
+        self, vm_id: str, giver: Path, order: str, until_s: float, image: str = ""
+    ) -> port.Vm:
+        """Take a cleared VM over from another job; see ``HandsOverVms``.
+
+        The moment is written down first, then tags change; whoever asks again finds
+        either. Without tags it stays the other job's, and on its bill.
+        """
+        theirs, name = KeptVms(giver), f"{self._job} {order}"
+        intent = tags.ordered(order)
+        with theirs.locked(vm_id) as kept:
+            now_s = time.time()
+            if kept is None or kept.is_returned:
+                raise VmNotFoundError(f"VM {vm_id} is not there for others any more")
+            is_known = kept.order == name
+            if now_s > until_s + (port.RECEIVE_S if is_known else 0.0):
+                vms = self._inner.list_vms(self._job) if is_known else ()
+                if all(vm.intent != intent for vm in vms):
+                    raise VmNotFoundError(f"VM {vm_id} was asked for too late")
+            if not is_known:
+                at_s = self._moves_at(kept.vm, now_s)
+                kept = replace(kept, order=name, moves_at_s=at_s)
+                theirs.put(kept)
+            copy_key(
+                key_file(giver, kept.vm.intent), key_file(self._memory.folder, intent)
+            )
+            assert isinstance(self._inner, port.MovesVms)
+            vm = self._inner.move(
+                vm_id, kept.vm.uid, self._job, intent, kept.moves_at_s, image
+            )
+            theirs.put(replace(kept, has_moved=True))
+        target = HostMemory(giver).read().targets.get(vm_id)
+        if target is not None:  # a console forgets host keys
+            self._memory.keep_target(vm.vm_id, target)
+        with self._lock:
+            self._vms.setdefault(vm.vm_id, RentedVm(vm))
+        return vm
+
+    def _may_end(self, vm_id: str) -> bool:
+        """Return whether a VM is still the job's to end; others get it no more then.
+
+        Raises:
+            CloudError: whether another job has it is not known.
+        """
+        with self._kept.locked(vm_id) as kept:
+            if kept is None:
+                return True
+            if kept.has_moved:
+                return False
+            if kept.order and not kept.is_returned:
+                vms = self._inner.list_vms(self._job)
+                if all(vm.vm_id != vm_id for vm in vms):
+                    return False  # whoever took it has died since
+            self._kept.put(replace(kept, is_returned=True))
+            return True
 
     # --- What else a manager needs --------------------------------------------------
 
@@ -266,18 +359,20 @@ class RentedVmProvider(ForwardsAbilities):
                 return
             ours = [vm for vm in vms if vm.intent != tags.MANAGER]  # runs no agent
             living = {vm.vm_id: vm for vm in ours if vm.state.is_alive}
+            kept = {each.vm.vm_id for each in self._kept.all()}
             gone = [self._vms.pop(i) for i in self._vms.keys() - living.keys()]
             for rented_vm in gone:
                 rented_vm.mark_given_back()
                 self._threads.submit(_hang_up, rented_vm)
             for vm_id, vm in living.items():
-                self._vms.setdefault(vm_id, RentedVm(vm)).vm = vm
+                known = self._vms.setdefault(vm_id, RentedVm(vm))
+                known.vm, known.is_kept = vm, known.is_kept or vm_id in kept
         self._relays.sync()
 
     def _running(self) -> list[RentedVm]:
         with self._lock:
             rented_vms = tuple(self._vms.values())
-        running = (each for each in rented_vms if not each.given_back)
+        running = (x for x in rented_vms if not x.given_back and not x.is_kept)
         return [each for each in running if each.vm.state is port.VmState.RUNNING]
 
     def _enter(self, rented_vm: RentedVm) -> HostConnection | None:

@@ -10,6 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from spottrain.cloud import ssh_keys
+from spottrain.cloud.port import tags
 from spottrain.cloud.port.errors import VmNotFoundError
 from spottrain.cloud.port.provider import SshTarget, StartStep, Vm
 from spottrain.cloud.ssh.hosts.start_log import StartLog
@@ -27,7 +29,8 @@ class VmAccess:
     """How to log in to the VMs of a job, on any cloud."""
 
     key_file: Path
-    """Private key; the cloud puts the public key on the VMs."""
+    """The job's private key (``ssh_keys.ensure_key``); the cloud puts the public key on
+    the VMs."""
     python: str = "python3"
     """Python 3.11 or newer on the image."""
     folder: str = ".spottrain"
@@ -50,13 +53,16 @@ class VmAccess:
 
     def host(self, vm: Vm, target: SshTarget) -> Host:
         """Return a VM as a host."""
+        key = self.key_file
+        if tags.order_of(vm.intent):
+            key = ssh_keys.key_file(key.parent, vm.intent)
         return Host(
             name=vm.vm_id,
             address=target.host,
             port=target.port,
             user=target.user,
             host_keys=target.host_keys,
-            key_file=self.key_file,
+            key_file=key,
             python=self.python,
             folder=self.folder,
             instance_type=vm.offer.instance_type,
@@ -80,6 +86,8 @@ class RentedVm:
     poll: Future[None] | None = None
     log: StartLog = field(default_factory=StartLog)
     """Of its start."""
+    is_kept: bool = False
+    """True once it is cleared, for other jobs."""
     given_back: bool = False
     """True once it has been terminated."""
     manager_address: str = ""

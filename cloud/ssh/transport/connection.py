@@ -135,8 +135,19 @@ class HostConnection:
         Raises:
             CloudError: it cannot be ended now.
         """
+        return self._end("end", vm_id, timeout_s)
+
+    def clear(self, vm_id: str) -> dict[str, str]:
+        """End a VM and remove all that it has on the host; return its logs by name.
+
+        Raises:
+            CloudError: something is left there, or it is not known.
+        """
+        return self._end("clear", vm_id, _END_S)
+
+    def _end(self, operation: str, vm_id: str, timeout_s: float) -> dict[str, str]:
         session = self.session()
-        logs: dict[str, str] = session.call("end", timeout_s, vm_id=vm_id)
+        logs: dict[str, str] = session.call(operation, timeout_s, vm_id=vm_id)
         self._stop_forwarding(session)
         return logs
 

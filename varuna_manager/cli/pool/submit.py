@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
 import os
 import shutil
@@ -13,10 +15,11 @@ from typing import Any
 
 from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.config.job import JobConfig, SloConfig
-from spottrain.varuna_manager.config.pool import load_job_of, microusd
+from spottrain.varuna_manager.config.pool import load_job_of, microusd, weight_of
 from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.jobs.replay.codec import to_data
 from spottrain.varuna_manager.launch import control, data, inspect, submit
+from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
 from spottrain.varuna_manager.offers.feasibility import check_memory, own_offers
 from spottrain.varuna_manager.offers.fleets import first_throughputs
 from spottrain.varuna_manager.pool.core.model import JobRequest, Limits
@@ -97,8 +100,7 @@ def _checked(
     Raises:
         SpottrainError: The job cannot run in this pool; says why, and what to do.
     """
-    if not (0 < priority < math.inf):
-        raise ConfigError(f"--priority: must be a number above 0: got {priority:g}")
+    weight_of(priority, "--priority")
     config = load_job_of(pool.config(), file)
     if config.slo.min_examples_per_s is not None:
         raise ConfigError(
@@ -119,9 +121,22 @@ def machine_of(config: JobConfig) -> str:
     """Return what a job's VMs are made of: jobs of the same can take them over.
 
     Empty where VMs are returned and rented anew. A local VM is whoever runs the pool's, and
-    has no image, setup or network of its own.
+    has no image, setup or network of its own. On a cloud owner, image, role and network are
+    the pool's; a VM ends by itself after the lease that it was made with. The parts are
+    named as ``document.apart`` tells them.
     """
-    return "local" if config.resources.provider == "local" else ""
+    if config.resources.provider == "local":
+        return "local"
+    if len(config.clouds) != 1 or not config.clouds[0].moves_vms:
+        return ""
+    found = "none"
+    if config.setup:
+        workdir = Path(config.workdir)
+        files = packed_files(workdir, config.checkpoint.path)
+        given = [config.setup, fingerprint(workdir, files), config.env, config.secrets]
+        found = hashlib.sha256(json.dumps(given).encode()).hexdigest()[:16]
+    lease = f"{config.manager.lease_s:g}"
+    return f"{config.clouds[0].cloud} setup:{found} manager.lease_s:{lease}"
 
 
 def plan(pool: PoolDir, prepared: PreparedJob) -> dict[str, Any]:

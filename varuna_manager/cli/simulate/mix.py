@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from pydantic import Field, PositiveInt
+from pydantic import Field
 from rich.table import Table
 
 from spottrain.errors import ConfigError
@@ -25,7 +25,7 @@ class TypeSpec(files.Part):
     """GPUs of one type, measured alone."""
 
     name: str
-    count: Annotated[int, Field(ge=0)]
+    count: Annotated[int, Field(ge=0, le=10_000)]
     virtual_node_s: Annotated[dict[Size, files.Positive], Field(min_length=1)]
     """Time of a virtual node by its number of examples; only sizes that fit."""
 
@@ -47,7 +47,8 @@ class AllreduceSpec(files.Part):
 class MixSpec(files.Part):
     """A mini-batch and the GPUs to compute it."""
 
-    minibatch_size: PositiveInt
+    minibatch_size: Annotated[int, Field(gt=0, le=10_000_000)]
+    """Every split of it over each number of GPUs is looked at."""
     types: Annotated[list[TypeSpec], Field(min_length=1)]
     allreduce: AllreduceSpec
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any
@@ -115,10 +115,7 @@ def pool(
     to VMs, and never less on more of them, at a constant mini-batch.
     """
     supplies = _supplies(cluster, usd_per_hour)
-    kinds = [supply.name for supply in supplies]
-    jobs = _jobs(trace, throughputs, kinds, seed)
-    if not jobs:
-        raise ConfigError(f"{trace}: has no jobs; give at least one")
+    jobs = _jobs(trace, throughputs, [supply.name for supply in supplies], seed)
     measured = _window(window, len(jobs))
     if policy == QUEUE:
         outcomes = {QUEUE: queue.simulate(supplies, jobs)}
@@ -128,12 +125,15 @@ def pool(
             policy=policy, is_aware=not unaware, round_s=round_s, morph_s=cost_s
         )
         outcomes = {"gavel": gavel.simulate(replayed, supplies, jobs)}
-    elif unaware:
-        raise ConfigError("--unaware is of --form gavel; add that, or leave it out")
     else:
+        if unaware:
+            raise ConfigError("--unaware is of --form gavel; add that, or leave it out")
         outcomes = _product(policy, supplies, jobs, morph_s)
+    first = next(iter(outcomes.values()))
+    if not any(outcome.jobs for outcome in outcomes.values()):
+        raise ConfigError(f"{trace}: no job was accepted: {first.refused[0][1]}")
     if picture is not None:
-        _write(picture, next(iter(outcomes.values())))
+        _write(picture, first)
     document = {
         "trace": trace,
         "policy": policy,
@@ -206,11 +206,14 @@ def _jobs(
         return generate.generated(trace, seed, len(kinds))
     text = read_text(Path(trace))
     if text.lstrip().startswith("{"):
-        return workloads.read_jobs(text, kinds)
-    path = throughputs or Path(trace).with_name(THROUGHPUTS)
-    return workloads.read_gavel(
-        text, workloads.read_throughputs(read_text(path)), kinds
-    )
+        jobs = workloads.read_jobs(text, kinds)
+    else:
+        path = throughputs or Path(trace).with_name(THROUGHPUTS)
+        measured = workloads.read_throughputs(read_text(path))
+        jobs = workloads.read_gavel(text, measured, kinds)
+    if not jobs:
+        raise ConfigError(f"{trace}: has no jobs; give at least one")
+    return jobs
 
 
 def _window(text: str, jobs: int) -> tuple[int, int] | None:
@@ -256,9 +259,9 @@ def _parts(document: Mapping[str, Any]) -> list[Any]:
             _hours(row["mean_completion_s"]),
             _hours(row["p90_completion_s"]),
             _hours(row["makespan_s"]),
-            duration(row["mean_queueing_s"]),
-            f"{row['utilisation']:.1%}",
-            f"{row['mean_finish_time_fairness']:.2f}",
+            _finite(row["mean_queueing_s"], duration),
+            _finite(row["utilisation"], "{:.1%}".format),
+            _finite(row["mean_finish_time_fairness"], "{:.2f}".format),
             f"{row['deadlines_kept']} of {due}" if due else NOTHING,
             dollars(row["usd"]),
             f"{row['ended']} of {row['jobs']}",
@@ -279,7 +282,11 @@ def _parts(document: Mapping[str, Any]) -> list[Any]:
 
 
 def _hours(seconds: float) -> str:
-    return f"{seconds / HOUR_S:.2f} h" if math.isfinite(seconds) else NOTHING
+    return _finite(seconds / HOUR_S, "{:.2f} h".format)
+
+
+def _finite(value: float, shown: Callable[[float], str]) -> str:
+    return shown(value) if math.isfinite(value) else NOTHING
 
 
 def _write(path: Path, outcome: PoolOutcome) -> None:

@@ -87,7 +87,7 @@ class StepSpec(Part):
     """Added at the end."""
     chunks: PositiveInt | None = None
     """Parts of the model on each stage; 2 if interleaved and left out."""
-    bound: PositiveInt | None = None
+    bound: Annotated[int, Field(gt=0, le=2**31)] | None = None
     """Most micro-batches in flight on a stage; as its schedule says if left out."""
     conditions: Literal["runtime", "in-order"] = "runtime"
     jitter: JitterSpec | None = None

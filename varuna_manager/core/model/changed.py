@@ -17,8 +17,9 @@ else:
     def replace(value: T, /, **changes: Any) -> T:
         """Return ``dataclasses.replace(value, **changes)``.
 
-        A class whose instances have a ``__dict__`` and check nothing, as ``State`` and its
-        parts, is copied at once, not field by field: an event copies several.
+        A class whose instances have a ``__dict__``, check nothing and keep nothing that was
+        computed, as ``State`` and its parts, is copied at once, not field by field: an event
+        copies several.
 
         Raises:
             TypeError: There is no such field.
@@ -35,4 +36,10 @@ else:
 
 @functools.cache
 def _is_copied_at_once(cls: type) -> bool:
-    return not hasattr(cls, "__slots__") and not hasattr(cls, "__post_init__")
+    if hasattr(cls, "__slots__") or hasattr(cls, "__post_init__"):
+        return False
+    return not any(
+        isinstance(value, functools.cached_property)
+        for base in cls.__mro__
+        for value in vars(base).values()
+    )

@@ -11,6 +11,7 @@ from __future__ import annotations
 import itertools
 import statistics
 
+from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Offer
 from spottrain.morphing.adapt import policy
 from spottrain.pricing.ranking.gpu_speed import gpu_speed
@@ -193,7 +194,7 @@ def boot_s(state: State) -> float:
     times_s = [
         vm.ready_at_s - vm.launched_at_s
         for vm in state.fleet.vms.values()
-        if vm.ready_at_s is not None
+        if vm.ready_at_s is not None and not tags.order_of(vm.intent)
     ]
     return statistics.median(times_s) if times_s else 0.0
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from datetime import UTC, datetime
 
 from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.pricing.sharing.claims import Contest
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.pool.core.contests import contest_of, promised_s
 from spottrain.varuna_manager.pool.core.model import (
     PoolJob,
@@ -83,11 +83,12 @@ def decided(state: PoolState) -> PoolState:
 
 def with_shortages(state: PoolState) -> PoolState:
     """Return the state with since when jobs have been short of their shares."""
-    jobs = {}
+    changed = {}
     for name, job in state.jobs.items():
         since_s = min(job.short_since_s, state.now_s) if job.is_short else math.inf
-        jobs[name] = replace(job, short_since_s=since_s)
-    return replace(state, jobs=jobs)
+        if since_s != job.short_since_s:
+            changed[name] = replace(job, short_since_s=since_s)
+    return replace(state, jobs={**state.jobs, **changed}) if changed else state
 
 
 def _are_promised(state: PoolState) -> bool:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Iterator
-from dataclasses import replace
 
 from spottrain.units import HOUR_S
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.pool.core.decide import renewal_s
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
@@ -37,7 +37,9 @@ def regrant(state: PoolState) -> tuple[PoolState, tuple[Grant, ...]]:
             vms, orders = (0,) * len(vms), job.orders
         resized = vms != job.granted
         has_less = job.is_short or not any(job.granted)
-        begins = has_less and job.rate(vms) > job.rate(job.granted)
+        # While it goes from one kind to another it is granted nothing, and holds what it had.
+        had = max(job.rate(job.granted), job.rate(job.held))
+        begins = has_less and job.rate(vms) > had
         job = replace(
             job,
             granted=vms,
@@ -171,8 +173,10 @@ def _ordered(state: PoolState) -> frozenset[str]:
 def _counts(job: PoolJob, ordered: Collection[str]) -> Vms:
     """Return the VMs of each supply that count as a job's beside those under order: what it
     holds or may hold."""
+    if not ordered or not job.kept:
+        return tuple(map(max, job.may_hold, job.held))
     held = list(job.held)
-    for vm in job.kept if ordered else ():
+    for vm in job.kept:
         held[vm.supply] -= vm.vm_id in ordered
     return tuple(map(max, job.may_hold, held))
 
@@ -202,12 +206,12 @@ def _fits(
     """Return whether a job may hold VMs of a supply more beside what others may hold."""
     may_hold = tuple(map(max, job.may_hold, rented(vms, orders)))
     after = state.with_job(replace(job, may_hold=may_hold, orders=orders))
-    jobs = list(after.jobs.values())
+    jobs = [one for one in after.jobs.values() if one.runs]
     team = [one for one in jobs if one.request.team == job.request.team]
     every = [order for one in jobs for order in one.orders]
     own = [after.jobs[job.request.name]]
-    held = _held(jobs, every)
-    if held[supply] > state.supplies[supply].vms:
+    of_all = _held(jobs, every)
+    if of_all[supply] > state.supplies[supply].vms:
         return False
     for limits, group in (
         (state.settings.limits, jobs),
@@ -216,7 +220,7 @@ def _fits(
     ):
         if limits == Limits():
             continue
-        held = _held(group, every)
+        held = of_all if group is jobs else _held(group, every)
         if sum(held) > limits.max_vms:
             return False
         if state.microusd_per_hour(tuple(held)) > limits.max_microusd_per_hour:

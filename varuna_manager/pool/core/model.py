@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from enum import Enum
+from functools import cached_property
+from itertools import accumulate
 from typing import Literal
 
 from spottrain.units import HOUR_S
+from spottrain.varuna_manager.core.model.changed import replace
 
 Vms = tuple[int, ...]
 """VMs by supply, in the pool's order."""
@@ -72,7 +76,7 @@ class PoolSettings:
     """How long a job may ask for a VM that another one keeps."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class JobRequest:
     """What is submitted."""
 
@@ -90,6 +94,32 @@ class JobRequest:
     machine: str = ""
     """What its VMs are: owner, image, role, setup and network. A VM goes from one job to
     another without a boot only where this is the same; empty: never."""
+
+    @cached_property
+    def best(self) -> float:
+        """Its highest throughput, examples per second."""
+        return max(rate for table in self.throughputs for _, rate in table)
+
+    @cached_property
+    def smallest(self) -> float:
+        """What it trains at its smallest size, examples per second."""
+        return min(table[0][1] for table in self.throughputs if table)
+
+    @cached_property
+    def of_a_vm(self) -> float:
+        """The most that it trains on each VM of a smallest size, examples per second."""
+        return max(table[0][1] / table[0][0] for table in self.throughputs if table)
+
+    @cached_property
+    def envelopes(self) -> tuple[tuple[tuple[int, ...], tuple[float, ...]], ...]:
+        """By supply: sizes, and the most that it trains on so many VMs or fewer."""
+        return tuple(
+            (
+                tuple(n for n, _ in table),
+                tuple(accumulate((rate for _, rate in table), max)),
+            )
+            for table in self.throughputs
+        )
 
 
 RECEIVE_S = 30.0
@@ -137,7 +167,7 @@ class PoolJobPhase(Enum):
     ENDED = "ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PoolJob:
     """A job of the pool."""
 
@@ -218,25 +248,22 @@ class PoolJob:
         VMs of several supplies count by the best of them: its manager leaves the others.
         """
         best = 0.0
-        for table, n in zip(self.request.throughputs, vms, strict=True):
-            if n:
-                best = max(
-                    best, max((rate for k, rate in table if k <= n), default=0.0)
-                )
+        for (sizes, rates), n in zip(self.request.envelopes, vms, strict=True):
+            if n and (fitting := bisect_right(sizes, n)):
+                best = max(best, rates[fitting - 1])
         return best
 
     @property
     def smallest(self) -> float:
         """What it trains at its smallest size, examples per second."""
-        return min(table[0][1] for table in self.request.throughputs if table)
+        return self.request.smallest
 
     @property
     def is_short(self) -> bool:
         """Whether it had less than its share so far, and is granted less by more than a VM."""
-        tables = self.request.throughputs
-        a_vm = max(table[0][1] / table[0][0] for table in tables if table)
-        is_behind = self.got_s < self.due_s
-        return is_behind and self.rate(self.granted) < self.target_rate - a_vm
+        if self.got_s >= self.due_s:
+            return False
+        return self.rate(self.granted) < self.target_rate - self.request.of_a_vm
 
     @property
     def takes_turns(self) -> bool:
@@ -255,10 +282,10 @@ class PoolJob:
     @property
     def best(self) -> float:
         """Its highest throughput, examples per second."""
-        return max(rate for table in self.request.throughputs for _, rate in table)
+        return self.request.best
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class PoolState:
     """All that the pool knows."""
 
@@ -283,7 +310,7 @@ class PoolState:
 
     def is_silent(self, job: PoolJob) -> bool:
         """Return whether a job's manager counts as dead."""
-        return job.runs and self.now_s - job.heard_s > self.settings.silent_s
+        return self.now_s - job.heard_s > self.settings.silent_s and job.runs
 
     def takes_part(self, job: PoolJob) -> bool:
         """Return whether a job is to have VMs."""

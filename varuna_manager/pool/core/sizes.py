@@ -12,9 +12,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from functools import lru_cache
 from heapq import heapify, heappop, heappush
-from itertools import accumulate
 from operator import itemgetter
 
 import numpy as np
@@ -41,7 +39,8 @@ def whole_vms(
         keeps: By job: it runs, and has not been there for a round.
         owed: By job: it waits, and its share has come to a round of its smallest size. It
             comes in its order among floors, which could leave it no room on any kind for ever.
-        waited_s: By job: who waits longer comes first.
+        waited_s: By job: who waits longer comes first, with enough VMs for its share: floors
+            of several would leave it short, and the VMs between them with who takes turns.
     """
     none = (0,) * len(contest.vms)
     room = Room(contest)
@@ -66,9 +65,12 @@ def whole_vms(
         in_turn = exact < smallest and (keeps[m] or owed[m])
         if in_turn and take_smallest(m):
             continue
-        floor = _on(none, kind, int(exact + 1e-6)) if exact >= smallest else none
+        wholes = [int(exact + 1e-6)] if exact >= smallest else []
+        if waited_s[m]:
+            wholes = [_enough(jobs[m], kind, allotment.examples_per_s[m]), *wholes]
         has_rate = jobs[m].rate(room.sizes[m])
-        if jobs[m].rate(floor) > has_rate and room.take(m, floor):
+        sizes = [_on(none, kind, n) for n in wholes]
+        if any(jobs[m].rate(size) > has_rate and room.take(m, size) for size in sizes):
             continue
         if not has_rate:
             below.append(m)
@@ -128,8 +130,7 @@ def _keep_promises(room: Room, jobs: Sequence[PoolJob]) -> None:
     for m in sorted(promised, key=lambda m: contest.claims[m].deadline_s):
         needed = float(contest.needed[m]) * (1 - 1e-9)
         enough, less = [], []
-        for kind, table in enumerate(jobs[m].request.throughputs):
-            sizes, rates = _envelope(table)
+        for kind, (sizes, rates) in enumerate(jobs[m].request.envelopes):
             at = bisect_left(rates, needed)
             # The kind that it holds comes first, then what is the smallest part of a kind.
             if at < len(sizes):
@@ -141,15 +142,6 @@ def _keep_promises(room: Room, jobs: Sequence[PoolJob]) -> None:
         if any(room.take(m, _on(none, kind, n)) for _, _, kind, n in sorted(enough)):
             continue
         any(room.take(m, _on(none, kind, n)) for _, kind, n in sorted(less))
-
-
-@lru_cache(maxsize=4096)
-def _envelope(
-    table: tuple[tuple[int, float], ...],
-) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return sizes, and the most that a job trains on as many VMs or fewer."""
-    sizes = tuple(n for n, _ in table)
-    return sizes, tuple(accumulate((rate for _, rate in table), max))
 
 
 def _ideal(
@@ -171,6 +163,12 @@ def _ideal(
     sizes, rates = zip(*[(0, 0.0), *corners], strict=True)
     exact = float(np.interp(allotment.examples_per_s[m], rates, sizes))
     return kind, exact, corners[0][0]
+
+
+def _enough(job: PoolJob, kind: int, examples_per_s: float) -> int:
+    """Return the fewest VMs of a kind on which a job trains so much, or its best there."""
+    sizes, rates = job.request.envelopes[kind]
+    return sizes[min(bisect_left(rates, examples_per_s * (1 - 1e-9)), len(sizes) - 1)]
 
 
 def _anywhere(room: Room, jobs: Sequence[PoolJob], m: int) -> bool:

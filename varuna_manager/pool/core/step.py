@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from typing import assert_never
 
+from spottrain.varuna_manager.core.model.changed import replace
 from spottrain.varuna_manager.pool.core import decide
 from spottrain.varuna_manager.pool.core.admission import objection
 from spottrain.varuna_manager.pool.core.grants import last_grant, regrant, rented
@@ -289,15 +289,15 @@ def _with_weight(state: PoolState, name: str, weight: float) -> PoolState:
 
 def _is_lost(state: PoolState, job: PoolJob) -> bool:
     """Return whether a manager is dead and may not rent any more."""
+    if not state.is_silent(job):
+        return False
     over_s = max((order.until_s + RECEIVE_S for order in job.orders), default=0.0)
-    return state.is_silent(job) and state.now_s >= max(job.may_until_s, over_s)
+    return state.now_s >= max(job.may_until_s, over_s)
 
 
 def _returns(state: PoolState) -> tuple[ReturnVms, ...]:
     return tuple(
-        ReturnVms(job=name)
-        for name, job in state.jobs.items()
-        if _is_lost(state, job) and job.runs
+        ReturnVms(job=name) for name, job in state.jobs.items() if _is_lost(state, job)
     )
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from spottrain.errors import BudgetError, CapacityError, ConfigError, SpottrainError
-from spottrain.varuna_manager.config.pool import PoolConfig, parse_pool
+from spottrain.varuna_manager.config.pool import PoolConfig, parse_pool, weight_of
 from spottrain.varuna_manager.pool.core.model import (
     Grant,
     JobRequest,
@@ -270,7 +270,7 @@ class PoolLoop:
         for key, value in changes.items():
             first, *rest = key.split(".")
             if first == "jobs" and len(rest) == 2 and rest[1] == "priority":
-                weights.append((self._active(rest[0]), _weight(key, value)))
+                weights.append((self._active(rest[0]), weight_of(value, key)))
             elif first in (
                 "max_vms",
                 "budget",
@@ -320,12 +320,6 @@ class PoolLoop:
     def close(self) -> None:
         """Take the pool down: jobs checkpoint, return their VMs, and end."""
         self.feed(PoolClosed(at_s=self.now_s()))
-
-
-def _weight(key: str, value: Any) -> float:
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or value <= 0:
-        raise ConfigError(f"{key}: must be a number above 0: got {value!r}")
-    return float(value)
 
 
 def _put(data: dict[str, Any], path: list[str], value: Any) -> None:

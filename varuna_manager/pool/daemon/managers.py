@@ -62,6 +62,8 @@ class WatchedJob:
     throughputs: JobThroughputs
     follower: Follower | None = None
     reported: HoldingsReported | None = None
+    seen: State | None = None
+    """Its state, when it was last found what is to be reported."""
     corrected_s: float = 0.0
     manager: subprocess.Popen[bytes] | None = None
     is_alive: bool = False
@@ -193,10 +195,17 @@ class JobManagers:
         is_alive = watched.is_managed()
         was_alive, watched.is_alive = watched.is_alive, is_alive
         state, name = watched.state(), job.request.name
+        measured = self._corrected(watched, state, job, now_s)
+        if state.market.offers and is_alive:
+            self._note_prices(state)
+        is_same = state is watched.seen and is_alive == was_alive and measured is None
+        if is_same and not _is_due(watched, now_s):
+            return
         held = held_by_kind(state)
         asked = _orders_of(state, OrderPhase.ASKED)
         if not is_alive and (held or asked) and state.phase is not JobPhase.ENDED:
             return  # its manager is dead, and may have rented more than it could say
+        watched.seen = state
         ended = state.phase is JobPhase.ENDED
         at_s = state.now_s if ended else max(now_s, state.now_s)
         report = HoldingsReported(
@@ -208,7 +217,7 @@ class JobManagers:
             examples_done=float(
                 state.history.progress.step * state.job.spec.minibatch_size
             ),
-            throughputs=self._corrected(watched, state, job, now_s),
+            throughputs=measured,
             kept=tuple(
                 KeptVm(vm_id=vm_id, supply=self._kinds.index(kind_of(vm.offer)))
                 for vm_id, vm in state.fleet.vms.items()
@@ -221,8 +230,6 @@ class JobManagers:
         if _is_news(watched.reported, report):
             watched.reported = report
             yield report
-        if state.market.offers and is_alive:
-            self._note_prices(state)
         if state.history.progress.step and is_alive and held:
             watched.starts = 0
         if job.phase is not PoolJobPhase.ENDED and not is_alive:
@@ -317,7 +324,7 @@ class JobManagers:
     def _ensure(self, job: PoolJob, now_s: float) -> None:
         """Start the manager of a job that may have or is granted VMs, if none runs."""
         watched = self.of(job.request.name)
-        if watched.is_managed() or watched.gives_up:
+        if watched.is_alive or watched.gives_up:
             return
         is_granted = any(job.granted) and now_s < job.until_s
         may_hold = any(job.held) or any(job.may_hold)  # more than it could say
@@ -400,6 +407,14 @@ def _has_to_run(state: State, job: PoolJob, now_s: float) -> bool:
     if grant is None or _ended_as(state, job) in _FINAL:
         return False
     return grant.total > 0 and now_s < grant.until_s
+
+
+def _is_due(watched: WatchedJob, now_s: float) -> bool:
+    """Return whether there may be something to report of a job whose state is the same."""
+    before = watched.reported
+    if before is None or now_s >= before.at_s + REPORT_S:
+        return True
+    return bool(before.open) or watched.gives_up or watched.is_down()
 
 
 def _is_news(before: HoldingsReported | None, now: HoldingsReported) -> bool:

@@ -168,6 +168,7 @@ def _job(
         if deadline_s is None
         else finish_s is not None and finish_s <= deadline_s,
         "why": why(name, pool, job, state),
+        "rents_because": apart(pool, job) or None,
     }
 
 
@@ -244,6 +245,35 @@ def why(name: str, pool: PoolState, job: PoolJob, state: State | None) -> str:
     if not any(job.target):
         return _why_nothing(pool, job)
     return _why_so_much(pool, job)
+
+
+def apart(pool: PoolState, job: PoolJob) -> str:
+    """Return in a line why no other job's VMs become this one's without a boot.
+
+    Empty if some can, or if there is no other job that may have any.
+    """
+    others = [x for x in pool.jobs.values() if x is not job and pool.takes_part(x)]
+    if not pool.takes_part(job) or not others:
+        return ""
+    ours = job.request.machine
+    if not ours:
+        return "VMs of its provider do not go from one job to another"
+    if any(other.request.machine == ours for other in others):
+        return ""
+    told = (
+        f"{other.request.name} has another {_differs(ours, other.request.machine)}"
+        for other in others
+    )
+    return f"its VMs are rented: {', '.join(told)}"
+
+
+def _differs(ours: str, theirs: str) -> str:
+    """Return which parts of what VMs are made of are not the same."""
+    parts = zip(ours.split(), theirs.split() or ["none"], strict=False)
+    names = (a.partition(":")[0] for a, b in parts if a != b)
+    return " and ".join(
+        "provider" if name == ours.split()[0] else name for name in names
+    )
 
 
 def _why_less(pool: PoolState, job: PoolJob) -> str:

@@ -43,7 +43,12 @@ def parts(document: Mapping[str, Any]) -> list[RenderableType]:
     table.add_column("why")
     for job in document["jobs"]:
         table.add_row(*_cells(job))
-    return [head, table]
+    apart = (
+        f"{job['name']}: {job['rents_because']}"
+        for job in document["jobs"]
+        if job["rents_because"]
+    )
+    return [head, table, *apart]
 
 
 def _cells(job: Mapping[str, Any]) -> list[RenderableType]:

@@ -169,7 +169,7 @@ class _Replay:
             if own_part_rate(job, self.vms, 1.0) > 0:
                 self.outcomes.append(JobOutcome(job))
             else:
-                self.refused.append((job.name, "larger than the pool"))
+                self.refused.append((job.name, f"{job.name}: larger than the pool"))
         self.coming = list(range(len(self.outcomes)))[::-1]
         self.active: list[int] = []
         self.left = [one.job.work for one in self.outcomes]

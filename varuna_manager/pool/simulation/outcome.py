@@ -58,13 +58,15 @@ class PoolOutcome:
 
     @property
     def makespan_s(self) -> float:
-        """Time from the first arrival to the last end."""
-        first_s = min(one.job.arrived_s for one in self.jobs)
-        return max(one.ended_s for one in self.jobs) - first_s
+        """Time from the first arrival to the last end; infinite if a job has none."""
+        first_s = min((one.job.arrived_s for one in self.jobs), default=0.0)
+        return max((one.ended_s for one in self.jobs), default=math.inf) - first_s
 
     @property
     def utilisation(self) -> float:
-        """VM time held as a part of the pool's during the makespan."""
+        """VM time held as a part of the pool's during the makespan; nan without one."""
+        if self.makespan_s == math.inf:
+            return math.nan
         held = sum(self._vm_s(one) for one in self.jobs)
         return held / (sum(self.vms) * self.makespan_s)
 
@@ -145,7 +147,7 @@ def own_part_rate(job: SimulatedJob, vms: Vms, part: float) -> float:
 def measures(
     outcome: PoolOutcome, window: tuple[int, int] | None = None
 ) -> dict[str, float]:
-    """Return the numbers of a simulation.
+    """Return the numbers of a simulation; where no job has a time it is infinite.
 
     Args:
         outcome: Of the simulation.
@@ -154,9 +156,9 @@ def measures(
     """
     chosen = slice(*window) if window else slice(None)
     jobs: Sequence[JobOutcome] = outcome.jobs[chosen]
-    completion = np.array([one.completion_s for one in jobs])
-    queueing = np.array([one.queueing_s for one in jobs])
-    fairness = np.array(outcome.finish_time_fairness()[chosen])
+    completion = np.array([one.completion_s for one in jobs] or [math.inf])
+    queueing = np.array([one.queueing_s for one in jobs] or [math.inf])
+    fairness = np.array(outcome.finish_time_fairness()[chosen] or [math.inf])
     kept, due = outcome.deadlines()
     return {
         "jobs": len(jobs),

@@ -19,7 +19,9 @@ def simulate(supplies: Sequence[Supply], jobs: Iterable[SimulatedJob]) -> PoolOu
     """
     vms: Vms = tuple(supply.vms for supply in supplies)
     free = list(vms)
-    outcomes = [JobOutcome(job) for job in sorted(jobs, key=lambda j: j.arrived_s)]
+    arriving = sorted(jobs, key=lambda job: job.arrived_s)
+    outcomes = [JobOutcome(job) for job in arriving if _kind(job, vms) is not None]
+    refused = [job.name for job in arriving if _kind(job, vms) is None]
     coming, waiting = outcomes[::-1], list[JobOutcome]()
     running: list[tuple[float, int, JobOutcome]] = []
     now_s = 0.0
@@ -48,7 +50,10 @@ def simulate(supplies: Sequence[Supply], jobs: Iterable[SimulatedJob]) -> PoolOu
             one.usd = usd_per_hour * lasts_s / HOUR_S
             running.append((now_s + lasts_s, kind, one))
     return PoolOutcome(
-        kinds=tuple(supply.name for supply in supplies), vms=vms, jobs=tuple(outcomes)
+        kinds=tuple(supply.name for supply in supplies),
+        vms=vms,
+        jobs=tuple(outcomes),
+        refused=tuple((name, f"{name}: larger than the pool") for name in refused),
     )
 
 

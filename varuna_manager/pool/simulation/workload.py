@@ -16,11 +16,23 @@ import re
 from ast import literal_eval
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveFloat,
+    ValidationError,
+)
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.claims import hull
+from spottrain.units import DAY_S
+from spottrain.varuna_manager.config.files import explain
+from spottrain.varuna_manager.config.pool import Weight
 
 Table = Mapping[int, float]
 """Throughput by number of VMs."""
@@ -28,7 +40,44 @@ Measured = Mapping[tuple[str, str, int], float]
 """(kind, type of job, VMs): steps per second."""
 
 _COLUMNS = 10
+_LONGEST_S = 10 * 365 * DAY_S
+"""Of what is simulated: longer is a slip of the pen, and takes for ever."""
+PointInTime = Annotated[float, Field(ge=0, le=_LONGEST_S)]
+Size = Annotated[int, Field(gt=0, le=100_000)]
 _TYPE = re.compile(r"(?P<model>.*) \(batch size (?P<batch>\d+)\)")
+
+
+class _Written(BaseModel):
+    """What people write; numbers may be text."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, allow_inf_nan=False)
+
+
+class _Row(_Written):
+    """The numbers of a row of Gavel's traces."""
+
+    steps: PositiveFloat
+    workers: Size
+    priority: Weight
+    slo: float
+    arrival: PointInTime
+
+
+class _Job(_Written):
+    """A job of our own format."""
+
+    name: str = Field(min_length=1)
+    arrived_s: PointInTime = 0.0
+    work: PositiveFloat
+    size: Size
+    throughputs: dict[str, dict[Size, NonNegativeFloat]]
+    weight: Weight = 1.0
+    deadline_s: PositiveFloat | None = None
+    team: str = ""
+
+
+class _Workload(_Written):
+    jobs: list[_Job]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +96,20 @@ class SimulatedJob:
     deadline_s: float = math.inf
     """Point in time."""
     team: str = ""
+
+    def __post_init__(self) -> None:
+        """Check its length.
+
+        Raises:
+            ConfigError: It takes for ever.
+        """
+        rates = (rate for table in self.throughputs for rate in table.values())
+        best = max(rates, default=0.0)
+        if best and self.work / best > _LONGEST_S:
+            raise ConfigError(
+                f"{self.name}: takes more than 10 years at its highest throughput, "
+                f"{best:g}: got {self.work:g} of work; give less, or check the unit"
+            )
 
     def fixed(self) -> tuple[Table, ...]:
         """Return its throughputs at its own size only."""
@@ -131,22 +194,23 @@ def read_gavel(
                 "separated by tabs, as Gavel's traces have them"
             )
         try:
-            work, size = float(cells[5]), int(cells[6])
-            weight, slo, arrived_s = map(float, cells[7:10])
-        except ValueError as error:
+            row = _Row.model_validate(
+                dict(zip(_Row.model_fields, cells[5:], strict=True))
+            )
+        except ValidationError as error:
             raise ConfigError(
-                f"trace, line {number}: {error}; give numbers from the sixth column on"
+                f"trace, line {number}: {explain(error, _Row)}"
             ) from error
         job = gavel_job(
             f"job{len(jobs)}",
             cells[0],
-            size=size,
+            size=row.workers,
             measured=measured,
             kinds=kinds,
-            arrived_s=arrived_s,
-            work=work,
-            weight=weight,
-            slo=slo,
+            arrived_s=row.arrival,
+            work=row.steps,
+            weight=row.priority,
+            slo=row.slo,
         )
         jobs.append(job)
     return jobs
@@ -224,27 +288,27 @@ def read_jobs(text: str, kinds: Sequence[str]) -> list[SimulatedJob]:
         ConfigError: another format; one line.
     """
     try:
-        jobs = [
-            SimulatedJob(
-                name=str(one["name"]),
-                arrived_s=float(one.get("arrived_s", 0.0)),
-                work=float(one["work"]),
-                size=int(one["size"]),
-                throughputs=tuple(
-                    {int(n): float(r) for n, r in one["throughputs"].get(k, {}).items()}
-                    for k in kinds
-                ),
-                weight=float(one.get("weight", 1.0)),
-                deadline_s=float(one.get("deadline_s", math.inf)),
-                team=str(one.get("team", "")),
-            )
-            for one in json.loads(text)["jobs"]
-        ]
-    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        found = _Workload.model_validate_json(text)
+    except ValidationError as error:
         raise ConfigError(
-            f"trace: {type(error).__name__}: {error}; give each job name, work, size and "
-            "throughputs, as in docs/pool.md"
+            f"trace: {explain(error, _Workload)}; docs/pool.md has the format"
         ) from error
+    jobs = [
+        SimulatedJob(
+            name=one.name,
+            arrived_s=one.arrived_s,
+            work=one.work,
+            size=one.size,
+            throughputs=tuple(
+                {n: rate for n, rate in one.throughputs.get(kind, {}).items() if rate}
+                for kind in kinds
+            ),
+            weight=one.weight,
+            deadline_s=math.inf if one.deadline_s is None else one.deadline_s,
+            team=one.team,
+        )
+        for one in found.jobs
+    ]
     if len({job.name for job in jobs}) < len(jobs):
         raise ConfigError("trace: got two jobs of one name; give each its own")
     return jobs

@@ -118,10 +118,11 @@ def test_the_end_time_is_parsed_from_the_transition_reason(
     assert requests.ended_at_s({"StateTransitionReason": text}) == ended_at_s
 
 
-@given(st.from_regex(r"i-[0-9a-f]{17}", fullmatch=True))
-def test_a_vm_id_contains_its_region(instance_id: str) -> None:
-    vm_id = requests.vm_id_of("eu-west-1", instance_id)
+@given(st.from_regex(r"i-[0-9a-f]{17}", fullmatch=True), st.integers(0, 99))
+def test_a_vm_id_contains_its_region(instance_id: str, hops: int) -> None:
+    vm_id = requests.vm_id_of("eu-west-1", instance_id, hops)
     assert requests.split_vm_id(vm_id) == ("eu-west-1", instance_id)
+    assert requests.hops_of(vm_id) == hops
     assert requests.split_vm_id("vm-of-nobody") == ("", "vm-of-nobody")
 
 

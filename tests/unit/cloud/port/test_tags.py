@@ -70,3 +70,12 @@ def test_the_job_file_is_checked_by_its_cloud_s_rules() -> None:
     assert AwsConfig(tags={"Team": "Vision 2"}).tags == {"Team": "Vision 2"}
     with pytest.raises(ValueError, match="allows lower-case"):
         GcpConfig(tags={"Team": "Vision 2"})
+
+
+@given(st.integers(1, 1000), st.integers(0, 2**52))
+def test_since_when_a_vm_is_a_jobs_is_exact(hops: int, since_us: int) -> None:
+    value = tags.taken(hops, since_us / 1e6)
+    assert tags.taken_of({tags.TAKEN: value}) == (hops, since_us / 1e6)
+    for cloud in ("aws", "azure", "gcp"):
+        tags.check_tags(cloud, {"name-of-theirs": value})
+    assert tags.taken_of({}) == (0, 0.0)

@@ -485,3 +485,26 @@ def test_a_checkpoint_holds_both_versions_and_the_first_one_has_one(
     del saved[f"weight//{DELAYED}"]
     with pytest.raises(CheckpointError, match="must hold weight//"):
         load(arena, saved, 2)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "counting"])
+def test_an_update_beside_a_mini_batch_is_no_change_of_what_that_computes_with(
+    holder: LocalHolder, optimizer: str
+) -> None:
+    """Where gradients are stale by one, the older of two versions is written meanwhile."""
+    job = make_job(optimizer)
+    specs = tuple(spec._replace(versions=2) for spec in specs_of(job))
+    memory = SlotMemory(holder, job, (specs,), HostDevice())
+    memory.hold([0])
+    arena = memory.arenas[0]
+    arena.set_version(0, 0)
+    updater = memory.updater([0], FaultScript())
+    for step in range(3):
+        weight = arena.parameters["weight"].detach().requires_grad_()
+        x = torch.ones(2, 3, requires_grad=True)  # its gradient takes the weight
+        loss = (x @ weight.t()).square().sum()
+
+        updater.apply(decision(step), [0])
+
+        # Raises if what it was computed with has changed.
+        torch.autograd.backward(loss)

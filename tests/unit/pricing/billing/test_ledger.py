@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -14,6 +15,7 @@ from tests.unit.pricing.ledger_facts import AWS, LOCAL, Fact, due, facts
 from spottrain.cloud.port.provider import Offer
 from spottrain.pricing.billing.ledger import Ledger
 from spottrain.pricing.billing.money import FREE, Money, Rate
+from spottrain.pricing.billing.terms import EXACT, TERMS
 
 
 def opened(
@@ -286,3 +288,35 @@ def test_the_order_of_what_is_learned_and_how_often_changes_nothing(
     for at_s in (3000.0, 3600.0, 9999.0):
         assert other.spent(at_s) == other.spending(at_s).total
         assert other.spent(at_s).grains == due(known, at_s)
+
+
+@given(
+    cloud=st.sampled_from([*TERMS, "local"]),
+    gaps_s=st.lists(st.floats(0.0, 500.0), min_size=1, max_size=5),
+)
+def test_parts_of_a_machines_life_cost_what_the_whole_does(
+    cloud: str, gaps_s: list[float]
+) -> None:
+    """However often it changes jobs, and however early it ends."""
+    terms, offer = TERMS.get(cloud, EXACT), replace(AWS, cloud=cloud)
+    *moves_s, end_s = itertools.accumulate(gaps_s, initial=1000.0)
+    parts, began_s = Ledger(), moves_s[0]
+    for n, now_s in enumerate([*moves_s[1:], None]):
+        until_s = end_s
+        if now_s is not None:
+            until_s = terms.next_end_s(began_s, max(now_s, began_s), is_whole=not n)
+        parts = parts.opened(
+            f"i.{n}",
+            offer,
+            on_demand_usd_per_hour=9.0,
+            launched_at_s=began_s,
+            seen_at_s=began_s,
+            is_part=n > 0,
+        ).ended(f"i.{n}", max(until_s, began_s))
+        began_s = until_s
+    lived_s = max(end_s, began_s)
+    whole = opened("i", offer).ended("i", lived_s).spending(0)
+    assert parts.spending(0).billed_us == pytest.approx(whole.billed_us, abs=10)
+    if terms is not EXACT:
+        assert parts.spending(0).billed_us == whole.billed_us
+        assert parts.spending(0).total == whole.total

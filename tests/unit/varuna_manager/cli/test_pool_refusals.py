@@ -81,7 +81,7 @@ def refused(
         ("plan job.yaml --pool poets", "no pool poets on this machine"),
         (
             "launch job.yaml --pool lab --priority 0",
-            "--priority: must be a number above",
+            "--priority: must be a number from 0.001",
         ),
         ("launch job.yaml --pool lab --manager-vm", "--manager-vm: a pool starts"),
         ("pool set lab max_vms", "must be KEY=VALUE, such as max_vms=8"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import pytest
 from hypothesis import given
@@ -47,3 +48,17 @@ def test_a_state_can_not_be_changed_nor_get_other_fields() -> None:
         replace(State(), nothing_known=1)  # type: ignore[call-arg]
     with pytest.raises(TypeError, match="nothing_known"):
         replace(Tally(), nothing_known=1)  # type: ignore[call-arg]
+
+
+def test_a_copy_does_not_keep_what_was_computed_of_the_original() -> None:
+    @dataclasses.dataclass(frozen=True)
+    class Half:
+        of: int
+
+        @functools.cached_property
+        def value(self) -> float:
+            return self.of / 2
+
+    whole = Half(2)
+    assert whole.value == 1.0
+    assert replace(whole, of=6).value == 3.0

@@ -10,10 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.varuna_manager.pool.core.decide import decided
+from spottrain.varuna_manager.pool.core.grants import regrant
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
     JobRequested,
     Limits,
+    PoolJob,
     PoolSettings,
     PoolState,
     PoolTimerFired,
@@ -96,3 +99,77 @@ def test_targets_and_grants_are_within_every_cap(
             assert per_hour <= limits.max_microusd_per_hour
     for job in found:
         assert job.rate(job.target) > 0 or not any(job.target)
+
+
+def test_who_waited_for_its_share_for_a_round_gets_enough_vms_for_it() -> None:
+    """Three of 8 VMs are too few for its share, and what a turn of 4 leaves another has."""
+    small = ((1, 0.17), (2, 0.33), (3, 0.44), (4, 0.65))
+    tables = {"short": small, "turn": ((4, 0.52), (6, 0.63)), "other": small}
+    now_s, none = 10_000.0, (0, 0)
+    jobs = {
+        name: PoolJob(
+            request=JobRequest(
+                name=name,
+                throughputs=(table, table),
+                examples=1e6,
+                weight={"short": 10.0, "turn": 5.0, "other": 1.0}[name],
+            ),
+            arrived_s=0.0,
+            heard_s=now_s,
+            target=none,
+            granted=none,
+            may_hold=none,
+            held=none,
+            due_s=2000.0,
+            got_s=1000.0 if name == "turn" else 1500.0,
+        )
+        for name, table in tables.items()
+    }
+    held = {"short": (3, 0), "turn": (0, 4), "other": (1, 0)}
+    for name, vms in held.items():
+        more = replace(jobs[name], target=vms, granted=vms, may_hold=vms, held=vms)
+        jobs[name] = replace(more, target_rate=0.6 if name == "short" else 0.1)
+    state = PoolState(
+        settings=PoolSettings(limits=Limits(max_vms=8)),
+        supplies=(
+            Supply(name="a", vms=6, microusd_per_hour=1_000_000),
+            Supply(name="b", vms=4, microusd_per_hour=1_000_000),
+        ),
+        jobs=jobs,
+        now_s=now_s,
+        decided_s=now_s - 1000.0,
+    )
+
+    def vms_of(short_since_s: float) -> int:
+        short = replace(jobs["short"], short_since_s=short_since_s)
+        return sum(decided(state.with_job(short)).jobs["short"].target)
+
+    assert vms_of(short_since_s=now_s - 300.0) == 3
+    assert vms_of(short_since_s=now_s - 400.0) == 4
+
+
+@pytest.mark.parametrize("holds", [True, False])
+def test_a_job_that_goes_to_another_kind_does_not_begin_anew(holds: bool) -> None:
+    """Meanwhile it is granted nothing; one that holds nothing begins."""
+    none = (0, 0)
+    job = PoolJob(
+        request=JobRequest(
+            name="j", throughputs=(((1, 1.0),), ((1, 1.0), (2, 2.0))), examples=1e6
+        ),
+        arrived_s=0.0,
+        heard_s=1000.0,
+        target=(1, 0),
+        granted=none,
+        may_hold=none,
+        held=(0, 2) if holds else none,
+        began_s=900.0,
+    )
+    supplies = tuple(
+        Supply(name=name, vms=4, microusd_per_hour=1_000_000) for name in "ab"
+    )
+    state = PoolState(
+        settings=PoolSettings(), supplies=supplies, jobs={"j": job}, now_s=1000.0
+    )
+    after = regrant(state)[0].jobs["j"]
+    assert after.granted == (1, 0)
+    assert after.began_s == (900.0 if holds else 1000.0)

@@ -88,10 +88,12 @@ def test_a_queue_does_not_overtake() -> None:
             ("first", 0.0, 2, 1.0),
             ("large", 1.0, 4, 10.0),
             ("small", 2.0, 1, 5.0),
+            ("never", 0.5, 5, 9.0),
         )
     ]
     found = queue.simulate(four, jobs)
     assert [one.started_s for one in found.jobs] == [0, 100, 200]
+    assert found.refused == (("never", "never: larger than the pool"),)
 
 
 def test_a_trace_is_read_with_throughputs_at_a_constant_batch() -> None:
@@ -122,7 +124,9 @@ def test_deadlines_are_multiples_of_the_time_on_the_fastest_kind() -> None:
     ("text", "wanted"),
     [
         ("one\ttwo", "line 1: got 2 columns; give 10"),
-        (ROW.replace("4000", "many"), "line 1: could not convert"),
+        (ROW.replace("4000", "many"), "line 1: steps: must be a valid number"),
+        (ROW.replace("4000", "0"), "line 1: steps: must be greater than 0: got '0'"),
+        (ROW.replace("\t2\t5", "\t2\tnan"), "line 1: priority: must be a finite"),
         (ROW.replace("LM", "XX"), "no throughput of XX"),
     ],
 )
@@ -137,8 +141,36 @@ def test_jobs_of_our_own_format_are_read() -> None:
     assert found.throughputs == ({2: 3.0}, {})
     with pytest.raises(ConfigError, match="two jobs of one name"):
         read_jobs(json.dumps({"jobs": [one, one]}), KINDS)
-    with pytest.raises(ConfigError, match="KeyError: 'work'"):
-        read_jobs('{"jobs": [{"name": "a"}]}', KINDS)
+
+
+@pytest.mark.parametrize(
+    ("change", "wanted"),
+    [
+        ({"work": 0}, r"jobs\[0\].work: must be greater than 0: got 0"),
+        ({"size": 0}, r"jobs\[0\].size: must be greater than 0"),
+        ({"weight": -1}, r"jobs\[0\].weight: must be greater than or equal to 0.001"),
+        ({"arrived_s": -4}, r"jobs\[0\].arrived_s: must be greater than or equal"),
+        ({"wight": 2}, r"jobs\[0\].wight: unknown key; did you mean weight"),
+        ({"throughputs": {"fast": {"0": 3}}}, "must be greater than 0"),
+    ],
+)
+def test_numbers_that_no_job_has_are_refused(
+    change: dict[str, object], wanted: str
+) -> None:
+    one = {"name": "a", "work": 10, "size": 2, "throughputs": {"fast": {"2": 3}}}
+    with pytest.raises(ConfigError, match=wanted):
+        read_jobs(json.dumps({"jobs": [{**one, **change}]}), KINDS)
+
+
+def test_numbers_of_a_workload_of_which_nothing_ran_are_infinite() -> None:
+    large = SimulatedJob(
+        name="large", arrived_s=0.0, work=1.0, size=9, throughputs=({9: 1.0}, {})
+    )
+    found = gavel.simulate(gavel.Gavel(), SUPPLIES, [large])
+    assert [name for name, _ in found.refused] == ["large"]
+    numbers = measures(found)
+    assert (numbers["jobs"], numbers["makespan_s"]) == (0, math.inf)
+    assert math.isnan(numbers["utilisation"])
 
 
 def test_drawn_workloads_are_those_of_their_papers() -> None:

@@ -12,6 +12,7 @@ import yaml
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.allotment import POLICIES
+from spottrain.varuna_manager.cli.pool.submit import machine_of
 from spottrain.varuna_manager.config.files import key_paths
 from spottrain.varuna_manager.config.pool import (
     Policy,
@@ -51,11 +52,11 @@ def job_file(folder: Path, **changes: Any) -> Path:
         ({"max_vms": 0}, "max_vms: must be greater than 0: got 0"),
         (
             {"teams": {"vision": {"weight": 0}}},
-            "teams.vision.weight: must be greater than 0: got 0",
+            "teams.vision.weight: must be greater than or equal to 0.001: got 0",
         ),
         (
             {"teams": {"vision": {"weight": -1}}},
-            "teams.vision.weight: must be greater than 0: got -1",
+            "teams.vision.weight: must be greater than or equal to 0.001: got -1",
         ),
         (
             {"teams": {"vision": {"max_vms": 9}}},
@@ -152,3 +153,36 @@ def test_every_key_is_documented() -> None:
     clouds = ("local.", "aws.", "azure.", "gcp.")
     known = {key for key in key_paths(PoolConfig) if not key.startswith(clouds)}
     assert known <= told, known - told
+
+
+def machine(folder: Path, clouds: Any = "aws", **changes: Any) -> str:
+    """Return what the VMs of a job are made of in a pool."""
+    kinds = {
+        "aws": {"instance_types": ["c7i.large"]},
+        "gcp": {"instance_types": ["c3-standard-4"], "project": "ours"},
+    }
+    names = [] if clouds == "local" else [clouds] if isinstance(clouds, str) else clouds
+    sections = {name: kinds[name] for name in names}
+    rented = {
+        "checkpoint": {"path": "s3://bucket/job"},
+        "resources": {"device": "cpu"},
+    }
+    given = {**rented, **changes} if names else changes
+    folder.mkdir(exist_ok=True)
+    return machine_of(
+        load_job_of(pool(clouds=clouds, **sections), job_file(folder, **given))
+    )
+
+
+def test_vms_go_to_jobs_whose_own_are_made_of_the_same(tmp_path: Path) -> None:
+    a, b = tmp_path / "a", tmp_path / "b"
+    assert machine(a) == machine(b, name="other", steps=9) != ""
+    assert machine(a) != machine(b, manager={"lease_s": 300})
+    installs = {"setup": "pip install -r needed.txt"}
+    assert machine(a, **installs) == machine(b, **installs) != machine(a)
+    (b / "needed.txt").write_text("lightning")
+    assert machine(a, **installs) != machine(b, **installs)
+    assert machine(a) == machine(b), "without setup the code leaves nothing"
+    assert machine(a, clouds="local") == "local"
+    assert machine(a, clouds="gcp") == ""
+    assert machine(a, clouds=["aws", "gcp"]) == ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -147,6 +148,27 @@ def test_status_and_report_say_who_has_what_and_why(pool: PoolDir) -> None:
     page = report_page(pool)
     assert page.count("<svg ") == 2
     assert "urgent" in page
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs", "because"),
+    [
+        ("aws setup:a", "aws setup:a", None),
+        ("aws setup:a", "aws setup:b", "its VMs are rented: other has another setup"),
+        ("aws setup:a", "", "its VMs are rented: other has another provider"),
+        ("", "aws", "VMs of its provider do not go from one job to another"),
+    ],
+)
+def test_status_says_why_a_job_takes_no_vms_over(
+    ours: str, theirs: str, because: str | None
+) -> None:
+    state = FIRST
+    for name, machine in (("long", ours), ("other", theirs)):
+        wanted = replace(request(name), machine=machine)
+        state, _ = step(state, JobRequested(at_s=BEGIN_S, request=wanted))
+    told = document("lab", state, {}, state.now_s, is_served=True)
+    assert told["jobs"][0]["rents_because"] == because
+    assert any("long: " in str(part) for part in parts(told)) == bool(because)
 
 
 def test_a_plan_says_what_others_lose(pool: PoolDir) -> None:

@@ -197,6 +197,29 @@ def test_requests_and_a_long_setup_renew_the_lease(
     assert file.stat().st_mtime == pytest.approx(ahead_s)
 
 
+def test_a_host_that_is_cleared_has_no_data_and_is_refused_once_it_ends(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = root.parent / "lib" / "lease"
+    monkeypatch.setattr(host_agent.is_given_up, "__defaults__", (file,))
+    hands, data = HostAgent(root), root.with_name(f"{root.name}-data")
+    hands.claim(claim("a", "a-1"))
+    data.mkdir()
+    (data / "of-a-user").touch()
+    with pytest.raises(host_agent.RefusedError, match="no longer"):
+        hands.clear("b-1")
+    assert data.exists()
+    assert hands.clear("a-1") == {}
+    assert not data.exists()
+    assert not root.exists()
+    file.parent.mkdir()
+    file.touch()  # there is a lease, and it is kept
+    hands.clear("a-1")
+    lease.give_up(file)
+    with pytest.raises(host_agent.RefusedError, match="lease"):
+        hands.clear("a-1")
+
+
 def test_requests_are_answered_by_number_and_end_with_the_connection(
     root: Path,
 ) -> None:

@@ -1,0 +1,96 @@
+"""How long does NCCL take to start and to be aborted, as far as one GPU can show?
+
+A communicator of one rank: it starts, sums, and is aborted with nothing under way; then
+once more with a sum queued behind a kernel that hangs.
+
+    python -m tests.gpu.nccl_alone --mb 500 --hang-s 8
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from tests.gpu.devices import device_name, is_gpu, print_result
+from tests.gpu.evacuation import CYCLES_PER_S
+from tests.gpu.forked import Child, Say, start_store
+
+from spottrain.pipeline.comm.device_group import TrialGroups
+from spottrain.pipeline.comm.groups import connect_rendezvous, join
+from spottrain.pipeline.devices.open import open_device
+
+_TIMEOUT_S = 60.0
+_REPEATS = 5
+
+
+def run(say: Say, port: int, round_: int, num_bytes: int, hang_s: float) -> None:
+    """Start, sum, hang if that is asked for, abort; say how long each took."""
+    device = open_device(device_name())
+    join(connect_rendezvous("127.0.0.1", port, _TIMEOUT_S), str(round_), 0, 1, 60.0)
+    began = time.monotonic()
+    trial = TrialGroups(device)
+    found: dict[str, Any] = {"formed": trial.form([(0,)], 0, _TIMEOUT_S)}
+    found["start_s"] = time.monotonic() - began
+    found["failure"] = trial.failure
+    with device.using():
+        run = torch.ones(num_bytes // 4, device=device.torch_device)
+        group = trial.groups[(0,)]
+        dist.all_reduce(run, group=group)
+        device.synchronise()
+        began = time.monotonic()
+        for _ in range(_REPEATS):
+            dist.all_reduce(run, group=group)
+        device.synchronise()
+        found["sum_s"] = (time.monotonic() - began) / _REPEATS
+        if hang_s and is_gpu(device_name()):
+            torch.cuda._sleep(int(hang_s * CYCLES_PER_S))  # type: ignore[no-untyped-call]
+            dist.all_reduce(run, group=group)
+    began = time.monotonic()
+    found["aborted"] = trial.close()
+    found["abort_s"] = time.monotonic() - began
+    say(found)
+    os._exit(0)  # as a worker whose communicator cannot be aborted
+
+
+def measure(num_bytes: int, hang_s: float) -> dict[str, Any]:
+    """Return what came out without and with a kernel that hangs."""
+    store, port = start_store()
+    result: dict[str, Any] = {}
+    if dist.is_nccl_available():
+        result["nccl"] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+    try:
+        for round_, (name, hangs_s) in enumerate({"idle": 0.0, "hung": hang_s}.items()):
+            child = Child(
+                lambda say, round_=round_, hangs_s=hangs_s: run(  # type: ignore[misc]
+                    say, port, round_, num_bytes, hangs_s
+                )
+            )
+            try:
+                result[name] = child.hear(_TIMEOUT_S)
+                said = time.monotonic()
+                ended = child.has_ended(hang_s + _TIMEOUT_S)
+                result[name]["ended_s"] = time.monotonic() - said if ended else None
+            except RuntimeError as error:
+                result[name] = {"error": str(error)}
+            finally:
+                child.close()
+    finally:
+        store.close()
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mb", type=float, default=500.0)
+    parser.add_argument("--hang-s", type=float, default=8.0)
+    chosen = parser.parse_args()
+    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    print_result(measure(int(chosen.mb * 1e6), chosen.hang_s))
+
+
+if __name__ == "__main__":
+    main()
