@@ -71,6 +71,11 @@ def kill_at(what: str, pid: int, happens: Callable[[], bool]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def has_other_manager(job: Job, pid: int) -> bool:
+    now = job.dir.manager()
+    return now is not None and now.pid != pid
+
+
 def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     lab: Lab, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
@@ -95,11 +100,7 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     lab.has(first=2)
     check_moved(urgent, first)
 
-    def is_replaced() -> bool:
-        now = urgent.dir.manager()
-        return now is not None and now.pid != pid
-
-    until("another manager", is_replaced)
+    until("another manager", lambda: has_other_manager(urgent, pid))
 
     # The pool dies once it has ordered, and the taker's manager once it has asked.
     known = len(lab.states())
