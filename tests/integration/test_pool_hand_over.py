@@ -71,6 +71,14 @@ def kill_at(what: str, pid: int, happens: Callable[[], bool]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
+def check_ends(lab: Lab, jobs: list[Job], wanted: dict[str, bytes]) -> None:
+    for job in jobs:
+        until("its end", lambda job=job: ended(lab, job.name))  # type: ignore[misc]
+        assert weights(job.checkpoint_root) == wanted
+        check_lines(job)
+    check_money(lab)
+
+
 def has_other_manager(job: Job, pid: int) -> bool:
     now = job.dir.manager()
     return now is not None and now.pid != pid
@@ -120,12 +128,5 @@ def test_a_vm_moves_without_a_boot_and_is_billed_once_whoever_dies(
     lab.has(first=1, urgent=2)
 
     first.pace(0.0)
-    for job in (first, urgent):
-        until("its end", lambda job=job: ended(lab, job.name))  # type: ignore[misc]
-    reference = undisturbed(tmp_path_factory).weights
-    assert weights(first.checkpoint_root) == reference
-    assert weights(urgent.checkpoint_root) == reference
-    check_money(lab)
-    check_lines(first)
-    check_lines(urgent)
+    check_ends(lab, [first, urgent], undisturbed(tmp_path_factory).weights)
     assert lab.run("down", "lab").code == 0
