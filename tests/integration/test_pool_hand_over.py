@@ -71,7 +71,7 @@ def kill_at(what: str, pid: int, happens: Callable[[], bool]) -> None:
         os.kill(pid, signal.SIGKILL)
 
 
-def check_ends(lab: Lab, jobs: list[Job], wanted: dict[str, bytes]) -> None:
+def check_ends(lab: Lab, jobs: list[Job], wanted: dict[str, str]) -> None:
     for job in jobs:
         until("its end", lambda job=job: ended(lab, job.name))  # type: ignore[misc]
         assert weights(job.checkpoint_root) == wanted
