@@ -33,7 +33,12 @@ LAST = len(KEPT["rows"])
 PARTS = FIELDS.keys() - {DeadlineState}
 """Those that were no part in format 1."""
 
-LATER: dict[str, Any] = {"orders": {}, "is_clearing": False, "kept_at_s": None}
+LATER: dict[str, Any] = {
+    "orders": {},
+    "is_clearing": False,
+    "kept_at_s": None,
+    "is_part": False,
+}
 """Fields that states have got since, with their defaults."""
 
 
