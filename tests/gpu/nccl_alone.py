@@ -30,25 +30,26 @@ _REPEATS = 5
 def run(say: Say, port: int, round_: int, num_bytes: int, hang_s: float) -> None:
     """Start, sum, hang if that is asked for, abort; say how long each took."""
     device = open_device(device_name())
-    join(connect_rendezvous("127.0.0.1", port, _TIMEOUT_S), str(round_), 0, 1, 60.0)
+    store = connect_rendezvous("127.0.0.1", port, _TIMEOUT_S)
+    join(store, str(round_), 0, 1, _TIMEOUT_S)
     began = time.monotonic()
     trial = TrialGroups(device)
     found: dict[str, Any] = {"formed": trial.form([(0,)], 0, _TIMEOUT_S)}
     found["start_s"] = time.monotonic() - began
     found["failure"] = trial.failure
     with device.using():
-        run = torch.ones(num_bytes // 4, device=device.torch_device)
+        gradient = torch.ones(num_bytes // 4, device=device.torch_device)
         group = trial.groups[(0,)]
-        dist.all_reduce(run, group=group)
+        dist.all_reduce(gradient, group=group)
         device.synchronise()
         began = time.monotonic()
         for _ in range(_REPEATS):
-            dist.all_reduce(run, group=group)
+            dist.all_reduce(gradient, group=group)
         device.synchronise()
         found["sum_s"] = (time.monotonic() - began) / _REPEATS
         if hang_s and is_gpu(device_name()):
             torch.cuda._sleep(int(hang_s * CYCLES_PER_S))  # type: ignore[no-untyped-call]
-            dist.all_reduce(run, group=group)
+            dist.all_reduce(gradient, group=group)
     began = time.monotonic()
     found["aborted"] = trial.close()
     found["abort_s"] = time.monotonic() - began
