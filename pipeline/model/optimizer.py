@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
 import torch
@@ -345,6 +346,26 @@ class SectionOptimizer:
             trim_heap()
 
 
+@contextlib.contextmanager
+def _no_gpu_in_sight() -> Iterator[None]:
+    """Let torch find no GPU, and make no CUDA call to find that out.
+
+    Adam asks of any GPU whether a graph is being captured, which makes a context there:
+    in a supervisor no worker that is forked afterwards could use CUDA.
+    """
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    before = {name: os.environ.get(name) for name in hidden}
+    os.environ.update(hidden)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
 def _step(
     job: TrainingJob, named: Sequence[tuple[str, TensorSpec]], device: str
 ) -> OptimizerSpec:
@@ -359,7 +380,7 @@ def _step(
     optimizer = build_optimizer(job.optimizer, parameters)
     if optimizer is None:
         return OptimizerSpec({}, {}, {})
-    with user_code("step of the optimizer"):
+    with user_code("step of the optimizer"), _no_gpu_in_sight():
         optimizer.step()
     names = {id(parameter): name for name, parameter in parameters}
     states = {

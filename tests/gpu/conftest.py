@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.gpu.devices import NoGpuError, device_name, is_gpu
 
+from spottrain.gpus.nvml import JOB_VARIABLE
+
 if TYPE_CHECKING:
     from tests.integration.fleet import Zygote
 
@@ -40,9 +42,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def importable() -> None:
-    """Let processes that tests start import the package uninstalled."""
+    """Let processes that tests start import the package, and be of one job."""
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
+    os.environ.setdefault(JOB_VARIABLE, "tests")
 
 
 @pytest.fixture(scope="session")

@@ -154,7 +154,12 @@ class Ours:
 
 
 def _refuse_failure(report: Heard) -> None:
-    failures = messages.WorkerDied | messages.GenerationBroken | messages.UserCodeFailed
+    failures = (
+        messages.WorkerDied
+        | messages.GenerationBroken
+        | messages.UserCodeFailed
+        | messages.VmUnfit
+    )
     if isinstance(report, failures):
         raise FleetError(f"a run failed: {report}")
 

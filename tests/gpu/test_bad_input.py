@@ -14,6 +14,7 @@ from tests.gpu import runs
 from tests.gpu.devices import is_gpu
 from tests.integration.fleet import FleetError, Zygote
 
+from spottrain.machine import SUPERVISOR_VARIABLES
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
 
@@ -35,7 +36,7 @@ def first_report(folder: Path, device: str, entrypoint: str) -> messages.Report:
         [sys.executable, "-m", module],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
-        env=os.environ,
+        env={**os.environ, **SUPERVISOR_VARIABLES},
     ) as supervisor:
         assert supervisor.stdin is not None
         assert supervisor.stdout is not None

@@ -181,6 +181,8 @@ class Fleet:
         def check(name: str, report: Heard) -> bool | None:
             if isinstance(report, messages.UserCodeFailed):
                 raise FleetError(f"{report.message}\n{report.traceback}")
+            if isinstance(report, messages.VmUnfit):
+                raise FleetError(report.reason)
             if isinstance(report, messages.SupervisorReady):
                 waiting.discard(name)
             return None if waiting else True
@@ -283,6 +285,8 @@ class Fleet:
             match report:
                 case messages.UserCodeFailed():
                     raise FleetError(f"{report.message}\n{report.traceback}")
+                case messages.VmUnfit():
+                    raise FleetError(report.reason)
                 case MachineGone():
                     broken = True
                     running.discard(name)

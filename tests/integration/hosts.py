@@ -11,6 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from spottrain.machine import SUPERVISOR_VARIABLES
+
 HERE = Path(__file__).parent
 
 
@@ -41,7 +43,7 @@ class Zygote:
         self._process = subprocess.Popen(
             [sys.executable, str(HERE / "zygote.py")],
             stdin=theirs.fileno(),
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, **SUPERVISOR_VARIABLES},
         )
         theirs.close()
 
