@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-import contextlib
+import ctypes
 import json
+import multiprocessing
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,8 +28,9 @@ from spottrain.wire.codec import from_data
 from spottrain.wire.messages import JobSpec
 from spottrain.wire.model import GpuFacts
 
-_CUDA_FILE = "/dev/nvidia-uvm"
-"""Open as soon as any library has initialised the driver; NVML does not open it."""
+_NOT_INITIALISED = 3
+"""CUDA_ERROR_NOT_INITIALIZED: every call of the driver's before cuInit (CUDA driver API)."""
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,12 +109,12 @@ def first_line() -> str:
 def unfit(gpus: Sequence[GpuFacts]) -> messages.VmUnfit | None:
     """Return why this torch does not run on the GPUs, if it does not.
 
-    ``torch.cuda.get_arch_list`` asks NVML whether there are GPUs, which is no CUDA call,
-    as the agent sets PYTORCH_NVML_BASED_CUDA_CHECK.
+    torch is asked in a forked process: it counts the question as a use of CUDA
+    (``THCPModule_getArchFlags``), after which it refuses CUDA to all forked processes.
     """
     if not gpus:
         return None
-    flags = " ".join(torch.cuda.get_arch_list()) if torch.version.cuda else ""
+    flags = " ".join(_in_a_fork(torch.cuda.get_arch_list)) if torch.version.cuda else ""
     build = build_of(torch.version.cuda or "", capabilities_of(flags))
     try:
         check_driver(build, gpus[0].driver, (gpu.compute_capability for gpu in gpus))
@@ -127,7 +129,7 @@ def check_no_cuda() -> None:
     Raises:
         UserCodeError: It has.
     """
-    if torch.cuda.is_initialized() or _CUDA_FILE in _open_files():  # type: ignore[no-untyped-call]
+    if torch.cuda.is_initialized() or _driver_is_initialised():  # type: ignore[no-untyped-call]
         raise UserCodeError(
             "the user's module or its function initialises CUDA: workers are forked from "
             "the process that loads it, and CUDA does not work in a forked process; use "
@@ -136,14 +138,37 @@ def check_no_cuda() -> None:
         )
 
 
-def _open_files() -> set[str]:
-    found = set()
-    for fd in os.listdir("/proc/self/fd"):
-        with contextlib.suppress(OSError):  # that of the listing itself is closed
-            found.add(os.readlink(f"/proc/self/fd/{fd}"))
-    return found
+def _driver_is_initialised() -> bool:
+    """Return whether any library has initialised CUDA's driver in this process.
+
+    Open device files do not tell: NVML opens ``/dev/nvidia-uvm`` as well (driver 580).
+    """
+    try:
+        driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
+    except OSError:
+        return False  # nobody has even loaded it
+    count = ctypes.c_int()
+    return driver.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALISED
 
 
-def is_single_threaded() -> bool:
-    """Return whether this process can be forked safely after loading the user's job."""
-    return len(os.listdir("/proc/self/task")) == 1
+def can_fork() -> bool:
+    """Return whether workers can be forked after loading the user's job.
+
+    A second thread's locks would stay taken in them; and torch refuses them CUDA once it
+    was asked here for more than whether there is a GPU.
+    """
+    is_single_threaded = len(os.listdir("/proc/self/task")) == 1
+    return is_single_threaded and not _in_a_fork(torch.cuda._is_in_bad_fork)
+
+
+def _in_a_fork(function: Callable[[], T]) -> T:
+    """Call a function in a forked process; return its result."""
+    fork = multiprocessing.get_context("fork")
+    receiver, sender = fork.Pipe(duplex=False)
+    with receiver:
+        child = fork.Process(target=lambda: sender.send(function()))
+        child.start()
+        sender.close()
+        result: T = receiver.recv()
+        child.join()
+    return result

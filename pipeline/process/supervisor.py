@@ -41,9 +41,9 @@ from spottrain.pipeline.model.job import TrainingJob
 from spottrain.pipeline.model.loaded import LoadedJob, load
 from spottrain.pipeline.process.greeting import (
     Greeting,
+    can_fork,
     check_no_cuda,
     first_line,
-    is_single_threaded,
     unfit,
 )
 from spottrain.pipeline.process.tasks import initialise_and_report, measure_and_report
@@ -565,7 +565,7 @@ def main() -> None:
             failure = user_code_failed(error)
         except SpottrainError as error:
             failure = messages.UserCodeFailed(message=str(error), traceback="")
-        if failure is None and not is_single_threaded():
+        if failure is None and not can_fork():
             # Forking would now be unsafe: restart, and load in workers only.
             os.dup2(reports, 1)
             module = "spottrain.pipeline.process.supervisor"

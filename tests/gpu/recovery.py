@@ -15,6 +15,7 @@ import signal
 import statistics
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -104,8 +105,11 @@ class Times:
         self._fleet.wait_for(f"reports of {kinds}", take)
 
 
-def time_kills(job: str, kills: int, folder: Path) -> list[dict[str, float]]:
-    """Kill the worker of a fleet again and again; the first time does not count."""
+def time_kills(job: str, kills: int, folder: Path) -> Iterator[dict[str, float]]:
+    """Kill the worker of a fleet again and again; yield what each time took.
+
+    The first time does not count.
+    """
     spec = runs.job_spec(
         folder,
         job,
@@ -116,14 +120,15 @@ def time_kills(job: str, kills: int, folder: Path) -> list[dict[str, float]]:
         precision="bf16",
     )
     started, committed = messages.GenerationStarted, messages.MinibatchCommitted
-    zygote, found = Zygote(), []
+    zygote = Zygote()
     try:
-        with runs.start(spec, "a", folder, zygote) as fleet:
+        threads = max(1, len(os.sched_getaffinity(0)) - 4)
+        with runs.start(spec, "a", folder, zygote, threads=threads) as fleet:
             checkpoint, times = fleet.initialise(), Times(fleet)
             plan = runs.plan_for(spec, (1, 1), "a", SIZES[job].blocks)
             fleet.run(plan, checkpoint)
             times.wait_for(started, committed)
-            for _ in range(kills + 1):
+            for number in range(kills + 1):
                 for _ in range(_STEPS_BEFORE):
                     times.wait_for(committed)
                 killed = time.monotonic()
@@ -132,29 +137,29 @@ def time_kills(job: str, kills: int, folder: Path) -> list[dict[str, float]]:
                 asked = time.monotonic()
                 fleet.run(plan, checkpoint)
                 times.wait_for(started, committed)
-                found.append(
-                    {
+                if number:
+                    yield {
                         "death_seen_s": times.last[messages.WorkerDied] - killed,
                         "start_s": times.last[started] - asked,
                         "first_minibatch_s": times.last[committed]
                         - times.last[started],
                         "all_s": times.last[committed] - killed,
                     }
-                )
     finally:
         zygote.close()
-    return found[1:]
 
 
 def measure(job: str, kills: int) -> dict[str, Any]:
     """Return the parts, and medians over kills."""
+    result: dict[str, Any] = {"job": job, "kills": (every := [])}
     with tempfile.TemporaryDirectory() as folder:
-        result: dict[str, Any] = {"job": job, "parts": time_parts(job, Path(folder))}
-        every = time_kills(job, kills, Path(folder))
-    result["kills"] = every
-    result["median"] = {
-        key: statistics.median(one[key] for one in every) for key in every[0]
-    }
+        result["parts"] = time_parts(job, Path(folder))
+        for one in time_kills(job, kills, Path(folder)):
+            every.append(one)
+            result["median"] = {
+                key: statistics.median(one[key] for one in every) for key in one
+            }
+            print_result(result)
     return result
 
 
@@ -163,7 +168,7 @@ def main() -> None:
     parser.add_argument("--job", choices=SIZES, default="gpt2_124m")
     parser.add_argument("--kills", type=int, default=3)
     chosen = parser.parse_args()
-    print_result(measure(chosen.job, chosen.kills))
+    measure(chosen.job, chosen.kills)
 
 
 if __name__ == "__main__":

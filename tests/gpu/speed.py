@@ -312,6 +312,7 @@ def start(bench: Bench, group: str, stack: ExitStack, result: dict[str, Any]) ->
     ours = stack.enter_context(bench.ours(reduction))
     if reduction == "fast" and bench.predicts:
         result["predictions"] = bench.predictions(ours, reduction)
+        print_result(result)
     return ours.turn
 
 

@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from tests.gpu import runs
 from tests.gpu.devices import is_gpu
 from tests.integration.fleet import FleetError, Zygote
 
+from spottrain.gpus.nvml import open_nvml
 from spottrain.machine import SUPERVISOR_VARIABLES
 from spottrain.wire import messages
 from spottrain.wire.codec import decode, encode
@@ -28,6 +30,7 @@ def first_report(folder: Path, device: str, entrypoint: str) -> messages.Report:
         "workdir": str(runs.WORKDIR),
         "num_slots": 1,
         "devices": [device],
+        "gpus": _facts() if is_gpu(device) else [],
         "private_address": "127.0.0.1",
         "vm_id": "a",
     }
@@ -48,6 +51,11 @@ def first_report(folder: Path, device: str, entrypoint: str) -> messages.Report:
     return report
 
 
+def _facts() -> list[dict[str, object]]:
+    with open_nvml() as nvml:
+        return [asdict(gpu) for gpu in nvml.gpus()]
+
+
 @pytest.mark.parametrize(
     "entrypoint", ["import_uses:job", "jobs:calling_cuda"], ids=["import", "model"]
 )
@@ -60,7 +68,7 @@ def test_code_that_uses_cuda_itself_is_told_why_not(
     if torch.version.cuda is None:
         assert "not compiled with CUDA" in report.message
     elif is_gpu(device):
-        assert "CUDA" in report.message
+        assert "CUDA" in report.message or ".cuda()" in report.message
     else:
         assert "NVIDIA driver" in report.message
 

@@ -244,8 +244,11 @@ def run_supervisor(
     return reports
 
 
-def test_a_module_that_starts_threads_is_loaded_in_workers_only(tmp_path: Path) -> None:
-    spec = replace(job_spec(tmp_path), entrypoint="threaded_job:job")
+@pytest.mark.parametrize("module", ["threaded_job", "poisoned_job"])
+def test_a_module_that_makes_forks_unsafe_is_loaded_in_workers_only(
+    tmp_path: Path, module: str
+) -> None:
+    spec = replace(job_spec(tmp_path), entrypoint=f"{module}:job")
 
     reports = run_supervisor(spec, tmp_path, [messages.Initialise()])
 

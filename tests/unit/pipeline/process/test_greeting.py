@@ -1,0 +1,92 @@
+"""What a supervisor finds out before it forks, and what finding it out must not do."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+from tests.fakes.gpus import facts
+
+from spottrain.pipeline.process.greeting import unfit
+
+DRIVER = "int n; int cuInit(unsigned f) { n = 1; return 0; } " + (
+    "int cuDeviceGetCount(int *count) { *count = 1; return n ? 0 : 3; }"
+)
+"""Two of the driver's functions; any before cuInit answers CUDA_ERROR_NOT_INITIALIZED
+(CUDA driver API, cuInit)."""
+ASKS = """
+import ctypes
+from spottrain.errors import UserCodeError
+from spottrain.pipeline.process.greeting import check_no_cuda
+
+check_no_cuda()
+driver = ctypes.CDLL("libcuda.so.1")
+check_no_cuda()  # loaded is not initialised
+driver.cuInit(0)
+try:
+    check_no_cuda()
+except UserCodeError as error:
+    print(error)
+"""
+
+
+@pytest.fixture
+def asked_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[int]]:
+    """Let torch be one for CUDA; yield the processes that ask it for its kernels."""
+    reading, writing = os.pipe()
+    found: list[int] = []
+
+    def arch_list() -> list[str]:
+        os.write(writing, f"{os.getpid()}\n".encode())
+        return ["sm_90"]
+
+    monkeypatch.setattr(torch.version, "cuda", "13.0")
+    monkeypatch.setattr(torch.cuda, "get_arch_list", arch_list)
+    yield found
+    os.close(writing)
+    with os.fdopen(reading) as pids:
+        found.extend(int(pid) for pid in pids)
+    assert found
+    assert os.getpid() not in found, "torch refuses CUDA to all forked from who asks"
+
+
+@pytest.mark.parametrize(("capability", "fits"), [(90, True), (70, False)])
+def test_torch_is_asked_for_its_kernels_in_another_process(
+    asked_in: list[int], capability: int, fits: bool
+) -> None:
+    found = unfit([facts(capability=capability, driver="580.95.05")])
+
+    assert (found is None) == fits
+
+
+def test_the_driver_itself_says_whether_it_is_initialised(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> None:
+    compiler = next((c for c in ("cc", "gcc") if _runs(c)), None)
+    if compiler is None:
+        pytest.skip("no C compiler for a driver's stand-in")
+    folder = tmp_path_factory.mktemp("driver")
+    name = "libcuda.so.1"
+    subprocess.run(
+        [compiler, "-shared", "-fPIC", "-xc", "-", f"-Wl,-soname,{name}", "-o", name],
+        input=DRIVER.encode(),
+        cwd=folder,
+        check=True,
+    )
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(folder)}
+    command = [sys.executable, "-c", ASKS]
+    run = subprocess.run(
+        command, env=environment, check=True, capture_output=True, text=True
+    )
+    assert run.stdout.startswith("the user's module or its function initialises CUDA")
+
+
+def _runs(compiler: str) -> bool:
+    try:
+        return not subprocess.run([compiler, "--version"], capture_output=True).returncode
+    except OSError:
+        return False
