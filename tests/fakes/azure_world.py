@@ -310,10 +310,9 @@ class World(Script):
         del self.items[item.resource_id.lower()]
         if item.kind != VMS:
             return
-        row = self.ledger[item.name]
+        row, moment = self.ledger[item.name], self.happened(item, change, "Succeeded")
         if row["ended_at"] is None:
-            row["ended_at"] = self.now() + self.skew_s
-        self.happened(item, change, "Succeeded")
+            row["ended_at"] = datetime.fromisoformat(moment).timestamp()
         if self.machines is not None:
             self.machines.kill(item.name)
         if not attached:
@@ -333,8 +332,8 @@ class World(Script):
             told["provisioningState"] = "Deleting"
         return self.begin(self.delete_s, lambda: self.remove(item))
 
-    def happened(self, item: Item, change: str, step: str, change_id: str = "") -> None:
-        """Note a step of a change of a VM in the Activity Log.
+    def happened(self, item: Item, change: str, step: str, change_id: str = "") -> str:
+        """Note a step of a change of a VM in the Activity Log; return its time there.
 
         Args:
             item: The VM.
@@ -342,11 +341,12 @@ class World(Script):
             step: Such as ``Accepted``.
             change_id: The same for all steps of one change; else a new one.
         """
+        moment = self.moment()
         self.events.append(
             {
                 "at_s": self.now(),
                 "group": item.group,
-                "eventTimestamp": self.moment(),
+                "eventTimestamp": moment,
                 "operationName": {"value": f"{VMS}/{change}"},
                 "status": {"value": step},
                 "resourceId": item.resource_id.upper(),  # as Azure likes to
@@ -354,6 +354,7 @@ class World(Script):
                 "eventDataId": str(uuid.uuid4()),
             }
         )
+        return moment
 
     def remove_group(self, name: str) -> str:
         """Delete a group with all that is in it; return the operation."""
