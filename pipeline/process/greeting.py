@@ -148,7 +148,8 @@ def _driver_is_initialised() -> bool:
     except OSError:
         return False  # nobody has even loaded it
     count = ctypes.c_int()
-    return driver.cuDeviceGetCount(ctypes.byref(count)) != _NOT_INITIALISED
+    result: int = driver.cuDeviceGetCount(ctypes.byref(count))
+    return result != _NOT_INITIALISED
 
 
 def can_fork() -> bool:

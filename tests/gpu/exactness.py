@@ -54,9 +54,7 @@ def train(
         # A stand-in computes on the CPU, where the number of threads changes the bits.
         cores = len(os.sched_getaffinity(0)) if is_gpu(device_name()) else 1
         threads = max(1, cores // len(vms))
-        with runs.start(
-            spec, vms, Path(folder), zygote, threads=threads
-        ) as fleet:
+        with runs.start(spec, vms, Path(folder), zygote, threads=threads) as fleet:
             weights = fleet.train(
                 lambda names: runs.plan_for(
                     spec, shape, names, SIZES[job].blocks, state=state

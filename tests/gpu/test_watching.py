@@ -45,7 +45,9 @@ def test_the_gpu_is_found_and_well(nvml: Nvml, gpu: str) -> None:
     assert facts.compute_capability >= 70
     assert not facts.is_partitioned
     assert sickness(facts, health) == ""
-    found = find_devices("gpu", "a", 1, job=os.environ[JOB_VARIABLE], precision="bf16", min_gpus=1)
+    found = find_devices(
+        "gpu", "a", 1, job=os.environ[JOB_VARIABLE], precision="bf16", min_gpus=1
+    )
     assert isinstance(found, VmDevices), found
     assert found.slots.devices == (gpu,)
 
