@@ -16,7 +16,7 @@ from typing import BinaryIO
 
 from spottrain import spawn
 from spottrain.cloud.process import die_with_parent
-from spottrain.machine import SUPERVISOR_VARIABLES
+from spottrain.machine import OWNER_VARIABLE, SUPERVISOR_VARIABLES, owner
 
 _log = logging.getLogger(__name__)
 
@@ -34,9 +34,14 @@ _BOOT_S = 10.0
 
 
 class VmImage:
-    """The image; methods run on one event loop, in the main thread."""
+    """The image; methods run on one event loop, in the main thread.
 
-    def __init__(self) -> None:
+    Args:
+        job: Whose VMs boot from it.
+    """
+
+    def __init__(self, job: str) -> None:
+        self._owner = {OWNER_VARIABLE: owner(job)}
         self._process: subprocess.Popen[bytes] | None = None
         self._connection: socket.socket | None = None
         self._answer: asyncio.Task[bool] | None = None
@@ -54,7 +59,7 @@ class VmImage:
             self._process = subprocess.Popen(
                 [*shim, *_IMAGE_ARGV],
                 stdin=theirs.fileno(),
-                env={**os.environ, **SUPERVISOR_VARIABLES},
+                env={**os.environ, **SUPERVISOR_VARIABLES, **self._owner},
             )
         return ours
 

@@ -64,7 +64,7 @@ class LocalVms:
         self._folder = folder
         self._tasks = tasks
         self._agents: dict[str, _Agent] = {}
-        self.image = VmImage()
+        self.image = VmImage(cloud.settings.job)
         self._versions: dict[str, str] = {}
         """Of the agents' software."""
         self._endings: dict[str, asyncio.Task[None]] = {}

@@ -21,6 +21,9 @@ from spottrain.wire.model import GpuFacts
 SUPERVISOR_VARIABLES = {"OMP_NUM_THREADS": "1", "PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
 """Set before a supervisor imports torch: it must stay safe to fork. Threads of its own
 would forbid that, as would CUDA, which ``torch.cuda.is_available()`` would initialise."""
+OWNER_VARIABLE = "SPOTTRAIN_JOB"
+"""In the environment of a supervisor and its workers: whose GPUs they compute on. The
+kernel shows a forked process's as it was when the process it comes from was started."""
 _SHARED = re.compile(r", 1/(\d+) each$")
 _CPU_INFO = Path("/proc/cpuinfo")
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -28,6 +31,11 @@ _MEMORY_INFO = Path("/proc/meminfo")
 _GROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
 _STATUS = Path("/proc/self/status")
 _CAP_IPC_LOCK = 14
+
+
+def owner(job: str) -> str:
+    """Return who uses the GPUs that ``job`` uses here: the job, or its pool."""
+    return os.environ.get(OWNER_VARIABLE) or job
 
 
 def device(gpus: Sequence[GpuFacts] = (), shares: Sequence[float] = ()) -> str:

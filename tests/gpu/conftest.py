@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import pytest
 from tests.gpu.devices import NoGpuError, device_name, is_gpu
 
-from spottrain.gpus.nvml import JOB_VARIABLE
+from spottrain.machine import OWNER_VARIABLE
 
 if TYPE_CHECKING:
     from tests.integration.fleet import Zygote
@@ -45,7 +45,7 @@ def importable() -> None:
     """Let processes that tests start import the package, and be of one job."""
     paths = [str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", "")]
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, paths))
-    os.environ.setdefault(JOB_VARIABLE, "tests")
+    os.environ.setdefault(OWNER_VARIABLE, "tests")
 
 
 @pytest.fixture(scope="session")

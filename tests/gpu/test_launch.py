@@ -10,7 +10,7 @@ from pathlib import Path
 
 from tests.gpu.runs import WORKDIR
 
-from spottrain.gpus.nvml import JOB_VARIABLE
+from spottrain.machine import OWNER_VARIABLE
 
 JOB = f"""
 name: {{name}}
@@ -35,7 +35,7 @@ local:
 
 
 def test_a_job_is_trained_to_its_end(gpu: str, tmp_path: Path) -> None:
-    name = os.environ[JOB_VARIABLE]  # the GPU's other users are of this job
+    name = os.environ[OWNER_VARIABLE]  # the GPU's other users are of this job
     file = tmp_path / "job.yaml"
     file.write_text(JOB.format(name=name))
     environment = {**os.environ, "SPOTTRAIN_HOME": str(tmp_path / "home")}

@@ -14,8 +14,9 @@ import pytest
 from spottrain.gpus import slots
 from spottrain.gpus.find import VmDevices, find_devices
 from spottrain.gpus.health import Xid, action_on, sickness
-from spottrain.gpus.nvml import JOB_VARIABLE, Nvml, open_nvml
+from spottrain.gpus.nvml import Nvml, open_nvml
 from spottrain.gpus.watch import GpuWatch
+from spottrain.machine import OWNER_VARIABLE
 from spottrain.wire.messages import GpuSick, GpuThrottled
 
 WRONG_ADDRESS = """
@@ -46,7 +47,7 @@ def test_the_gpu_is_found_and_well(nvml: Nvml, gpu: str) -> None:
     assert not facts.is_partitioned
     assert sickness(facts, health) == ""
     found = find_devices(
-        "gpu", "a", 1, job=os.environ[JOB_VARIABLE], precision="bf16", min_gpus=1
+        "gpu", "a", 1, job=os.environ[OWNER_VARIABLE], precision="bf16", min_gpus=1
     )
     assert isinstance(found, VmDevices), found
     assert found.slots.devices == (gpu,)

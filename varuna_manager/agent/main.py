@@ -40,7 +40,7 @@ from spottrain.cloud.notices import hear
 from spottrain.cloud.port import lease
 from spottrain.errors import SpottrainError
 from spottrain.gpus.find import VmDevices, find_devices
-from spottrain.gpus.nvml import JOB_VARIABLE, NoNvmlError, open_nvml
+from spottrain.gpus.nvml import NoNvmlError, open_nvml
 from spottrain.gpus.slots import device_of
 from spottrain.gpus.watch import GpuWatch
 from spottrain.logs import LOG_CHECK_S, rotate
@@ -314,7 +314,11 @@ class Agent:
         address = self._bootstrap.private_address
         cloud = str(self._bootstrap.notices.get("kind", ""))
         network = network_environment(cloud, address, interface_of(address))
-        return {**network, **os.environ, JOB_VARIABLE: spec.name}
+        return {
+            **network,
+            **os.environ,
+            machine.OWNER_VARIABLE: machine.owner(spec.name),
+        }
 
     def _greeting(self, spec: messages.JobSpec, devices: VmDevices) -> str:
         return json.dumps(

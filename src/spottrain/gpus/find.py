@@ -86,10 +86,10 @@ def find_devices(
             check_precision(precision, gpu.compute_capability, gpu.name)
     except (slots.UnfitVmError, UnfitBuildError) as error:
         return VmUnfit(reason=str(error))
-    return _trouble(used, job) or VmDevices(slots=devices, gpus=used)
+    return _trouble(used, machine.owner(job)) or VmDevices(slots=devices, gpus=used)
 
 
-def _trouble(gpus: tuple[GpuFacts, ...], job: str) -> VmUnfit | GpuSick | None:
+def _trouble(gpus: tuple[GpuFacts, ...], owner: str) -> VmUnfit | GpuSick | None:
     """Return what is wrong with GPUs that are to be used: sick, or in use by others."""
     if not gpus:
         return None
@@ -98,7 +98,7 @@ def _trouble(gpus: tuple[GpuFacts, ...], job: str) -> VmUnfit | GpuSick | None:
             for gpu in gpus:
                 if reason := health.sickness(gpu, driver.health(gpu)):
                     return GpuSick(reason=reason)
-                if reason := health.conflict(gpu, driver.users(gpu, job)):
+                if reason := health.conflict(gpu, driver.users(gpu, owner)):
                     return VmUnfit(reason=reason)
     except nvml.GpuLostError as error:
         return GpuSick(reason=str(error))

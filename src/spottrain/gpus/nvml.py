@@ -16,10 +16,9 @@ from typing import Any
 
 from spottrain.errors import SpottrainError
 from spottrain.gpus.health import GpuHealth, GpuUser, Xid
+from spottrain.machine import OWNER_VARIABLE
 from spottrain.wire.model import GpuFacts
 
-JOB_VARIABLE = "SPOTTRAIN_JOB"
-"""In the environment of a supervisor and its workers: the name of their job."""
 _DRIVER = Path("/proc/driver/nvidia/version")
 """There while NVIDIA's kernel module is loaded."""
 _PROCESSES = Path("/proc")
@@ -131,8 +130,8 @@ class Nvml:
                 return int(reasons)
         return 0
 
-    def users(self, gpu: GpuFacts, job: str) -> tuple[GpuUser, ...]:
-        """Return the processes that compute on a GPU and are not of ``job``.
+    def users(self, gpu: GpuFacts, owner: str) -> tuple[GpuUser, ...]:
+        """Return the processes that compute on a GPU and are not of ``owner``.
 
         In a container nothing can be said: NVML's process ids are those of the host.
 
@@ -148,7 +147,7 @@ class Nvml:
             read = nvml.nvmlDeviceGetComputeRunningProcesses
             found = self._if_supported(read, handle) or []
             pids = sorted({process.pid for process in found})
-        own = f"{JOB_VARIABLE}={job}".encode()
+        own = f"{OWNER_VARIABLE}={owner}".encode()
         return tuple(
             GpuUser(pid=pid, name=_name_of(pid))
             for pid in pids

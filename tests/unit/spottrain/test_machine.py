@@ -75,3 +75,12 @@ def test_memory_is_that_of_the_computer_or_of_its_container(
     for text, have in (("max", whole), ("4096", 4096), (str(2 * whole), whole)):
         limit.write_text(f"{text}\n")
         assert machine.memory_bytes() == have
+
+
+def test_jobs_of_a_pool_share_a_gpu_and_others_do_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delenv(machine.OWNER_VARIABLE, raising=False)
+    assert machine.owner("thesis") == "thesis"
+    monkeypatch.setenv(machine.OWNER_VARIABLE, "pool lab")  # as its daemon does
+    assert machine.owner("thesis") == machine.owner("paper") == "pool lab"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import os
 import signal
 import sys
 import threading
@@ -20,6 +21,7 @@ import uvloop
 
 from spottrain.errors import SpottrainError, causes
 from spottrain.logs import LOG_CHECK_S, rotate
+from spottrain.machine import OWNER_VARIABLE
 from spottrain.varuna_manager.jobs.folder import held_lock
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.server import listen, make_server
@@ -88,6 +90,7 @@ def main(argv: Sequence[str]) -> int:
     logging.getLogger("httpx").setLevel(logging.WARNING)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     pool = PoolDir(Path(argv[0]).absolute())
+    os.environ[OWNER_VARIABLE] = f"pool {pool.name}"  # its jobs may share a GPU
     try:
         with only_daemon(pool):
             threading.Thread(target=_rotate_log, args=(pool,), daemon=True).start()

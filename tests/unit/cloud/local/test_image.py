@@ -29,7 +29,7 @@ def test_a_vm_boots_with_a_child_that_ends_with_it(tmp_path: Path) -> None:
     told = tmp_path / "told"
     argv = [sys.executable, "-c", PROGRAM, str(told)]
 
-    vms = image.VmImage()
+    vms = image.VmImage("mine")
 
     async def boot() -> tuple[int, int] | None:
         assert await vms.ready()
@@ -46,6 +46,8 @@ def test_a_vm_boots_with_a_child_that_ends_with_it(tmp_path: Path) -> None:
         time.sleep(0.01)
     child, is_ours = told.read_text().split()
     assert is_ours == "True"
+    kept = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
+    assert b"SPOTTRAIN_JOB=mine" in kept, "its GPU would be taken by a stranger"
     gone = os.pidfd_open(int(child))
     signal.pidfd_send_signal(handle, signal.SIGKILL)
     assert select.select([gone], [], [], 30)[0]
@@ -61,7 +63,7 @@ def test_without_an_image_vms_are_started_as_ever(
     monkeypatch.setattr(image, "_IMAGE_ARGV", (sys.executable, "-c", "import notorch"))
 
     async def start() -> None:
-        vms = image.VmImage()
+        vms = image.VmImage("mine")
         assert not await vms.ready()
         assert vms.boot(spawn.Program([], "", {}), io.BytesIO()) is None
         vms.close()
