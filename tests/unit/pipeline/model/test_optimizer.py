@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -69,6 +70,25 @@ def test_groups_by_name_are_possible() -> None:
     spec = spec_of(optimizer)
     assert "max_exp_avg_sq" in spec["bias"]
     assert "max_exp_avg_sq" not in spec["weight"]
+
+
+def test_a_trial_step_finds_no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Adam asks one whether a graph is captured: CUDA would begin where workers fork."""
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-1")
+    monkeypatch.delenv("PYTORCH_NVML_BASED_CUDA_CHECK", raising=False)
+    seen = []
+
+    class Looking(torch.optim.SGD):
+        def step(self, closure: Any = None) -> Any:
+            names = "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK"
+            seen.append(tuple(os.environ.get(name) for name in names))
+            return super().step(closure)
+
+    spec_of(of(Looking))
+
+    assert seen == [("", "1")]
+    assert os.environ["CUDA_VISIBLE_DEVICES"] == "GPU-1"
+    assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
 
 
 class Odd(torch.optim.SGD):
