@@ -141,7 +141,8 @@ def check_no_cuda() -> None:
 def _driver_is_initialised() -> bool:
     """Return whether any library has initialised CUDA's driver in this process.
 
-    Open device files do not tell: NVML opens ``/dev/nvidia-uvm`` as well (driver 580).
+    Open device files do not tell: ``/dev/nvidia-uvm`` is open in a process that has asked
+    no more than NVML (driver 580).
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1", mode=os.RTLD_NOLOAD)
