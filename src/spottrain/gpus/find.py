@@ -51,7 +51,7 @@ def find_devices(
         choice: As for ``slots.assign``.
         vm_id: This VM.
         num_slots: Slots of it.
-        job: Name of the job, whose processes may be on the GPUs.
+        job: Its name; processes of it, or of its pool, may be on the GPUs.
         precision: Of the job.
         min_gpus: GPUs that it was rented with.
         slot_memory_bytes: Declared memory of a slot; 0: none.
