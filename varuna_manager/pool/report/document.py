@@ -138,6 +138,7 @@ def _job(
 ) -> dict[str, Any]:
     request = job.request
     is_over = job.phase is PoolJobPhase.ENDED
+    takes_part = job.phase is PoolJobPhase.ACTIVE
     steps = None if state is None else state.job.spec.steps
     done = None if state is None else state.history.progress.step
     finish_s = _finish_s(pool, job, state, now_s)
@@ -149,7 +150,7 @@ def _job(
         "team": request.team or None,
         "state": _state_of(job, state),
         "priority": request.weight,
-        "share_due": 0.0 if is_over else _vms_due(job) / total,
+        "share_due": _vms_due(job) / total if takes_part else 0.0,
         "share": sum(job.held) / total,
         "vms": {
             supply.name: n

@@ -141,6 +141,7 @@ def test_status_and_report_say_who_has_what_and_why(pool: PoolDir) -> None:
     assert by_name["long"]["vms"] == {"local/cpu": 1}
     assert "pool resume lab long" in by_name["long"]["why"]
     assert by_name["urgent"]["share_due"] > 0
+    assert by_name["long"]["share_due"] == 0, "it takes no part"
     assert told["kinds"][0]["held"] == 1
     assert parts(told)
     for change in divisions(pool):
