@@ -137,7 +137,6 @@ def _job(
     name: str, pool: PoolState, job: PoolJob, state: State | None, now_s: float
 ) -> dict[str, Any]:
     request = job.request
-    is_over = job.phase is PoolJobPhase.ENDED
     takes_part = job.phase is PoolJobPhase.ACTIVE
     steps = None if state is None else state.job.spec.steps
     done = None if state is None else state.history.progress.step

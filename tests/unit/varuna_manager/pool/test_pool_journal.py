@@ -141,7 +141,6 @@ def test_status_and_report_say_who_has_what_and_why(pool: PoolDir) -> None:
     assert by_name["long"]["vms"] == {"local/cpu": 1}
     assert "pool resume lab long" in by_name["long"]["why"]
     assert by_name["urgent"]["share_due"] > 0
-    assert by_name["long"]["share_due"] == 0, "it takes no part"
     assert told["kinds"][0]["held"] == 1
     assert parts(told)
     for change in divisions(pool):
@@ -149,6 +148,15 @@ def test_status_and_report_say_who_has_what_and_why(pool: PoolDir) -> None:
     page = report_page(pool)
     assert page.count("<svg ") == 2
     assert "urgent" in page
+
+
+def test_a_paused_job_is_due_nothing(pool: PoolDir) -> None:
+    state = play(pool)
+    before = replace(state.jobs["long"], target_rate=1.0)  # of when it took part
+    state = replace(state, jobs={**state.jobs, "long": before})
+    told = document("lab", state, {}, state.now_s, is_served=True)
+    (long,) = (job for job in told["jobs"] if job["name"] == "long")
+    assert (long["state"], long["share_due"]) == ("paused", 0.0)
 
 
 @pytest.mark.parametrize(
