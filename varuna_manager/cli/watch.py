@@ -135,12 +135,13 @@ class Watcher:
 
     def _serve_interrupts(self) -> None:
         """Forward Ctrl-C to the manager: first to checkpoint, then to end at once."""
-        if self._interrupts_served == self._interrupts or self._follower.has_ended:
+        interrupts = self._interrupts  # may rise below: served next time
+        if self._interrupts_served == interrupts or self._follower.has_ended:
             return
         address = self._job.manager()
         if self._manager and (address is None or address.pid != self._manager.pid):
             return  # it is still starting: asked as soon as it can answer
-        now = self._interrupts > 1
+        now = interrupts > 1
         try:
             request_stop(self._job, checkpoint=not now, now=now)
         except SpottrainError as error:
@@ -151,7 +152,7 @@ class Watcher:
                 if now
                 else "stopping: checkpoint, then return the VMs (Ctrl-C again: now)"
             )
-        self._interrupts_served = self._interrupts
+        self._interrupts_served = interrupts
 
     @contextlib.contextmanager
     def _interrupt_handler(self) -> Iterator[None]:

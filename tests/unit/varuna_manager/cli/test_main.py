@@ -1,8 +1,11 @@
 """The command line: answers, errors and exit codes."""
 
 import contextlib
+import io
 import json
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -362,6 +365,42 @@ def test_the_watcher_reports_that_the_manager_is_gone(run: Run, tmp_path: Path) 
     with pytest.raises(ManagerGoneError, match="'spottrain resume demo' continues"):
         watcher.run()
     assert manager.poll() == 0
+
+
+class Impatient(io.StringIO):
+    """A screen whose reader presses Ctrl-C at its first line and at two errors."""
+
+    def __init__(self, job: JobDir, manager: subprocess.Popen[bytes]) -> None:
+        super().__init__()
+        self.job = job
+        self.manager = manager
+
+    def refusals(self) -> int:
+        """Return how many errors it showed."""
+        return self.getvalue().count("error: ")
+
+    def write(self, text: str) -> int:
+        before = self.refusals()
+        shown = super().write(text)
+        if shown == len(self.getvalue()) or before < self.refusals() < 3:
+            os.kill(os.getpid(), signal.SIGINT)
+        elif before < self.refusals():
+            end(self.job)
+            self.manager.kill()
+        return shown
+
+
+def test_ctrl_c_while_the_one_before_is_answered_is_not_lost(
+    run: Run, tmp_path: Path
+) -> None:
+    job = submit(tmp_path)
+    with subprocess.Popen(["sleep", "30"]) as manager:  # one that does not answer
+        address = {"pid": manager.pid, "url": "https://127.0.0.1:1"}
+        (job.path / "manager.json").write_text(json.dumps(address))
+        screen = Impatient(job, manager)
+        watcher = Watcher(job, Console(file=screen), manager=manager, may_stop=True)
+        assert watcher.run() == 130
+    assert screen.refusals() == 3
 
 
 def test_status_imports_neither_the_planner_nor_the_checks_of_job_files() -> None:
