@@ -364,6 +364,14 @@ def trains(state: State) -> int:
     return state.history.progress.step if generation.committed else 0
 
 
+def trained_on(state: State) -> set[str]:
+    """Return the VMs on which a generation trains now, if one does."""
+    generation = state.training.generation
+    if generation is None or not trains(state):
+        return set()
+    return {slot.vm_id for slot in generation.plan.slots}
+
+
 def until(what: str, look: Callable[[], T | None], why: Callable[[], str] = str) -> T:
     """Look until there is something; return it."""
     deadline = time.monotonic() + DEADLINE_S

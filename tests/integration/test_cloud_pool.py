@@ -19,7 +19,7 @@ from tests.fakes.object_store import CREDENTIALS as KEYS
 from tests.fakes.object_store import S3, bucket
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import AwsVms, aws_vms
-from tests.integration.jobs import Job, trains, until, weights
+from tests.integration.jobs import Job, trained_on, until, weights
 from tests.integration.test_pool_hand_over import kill_at
 from tests.integration.undisturbed import undisturbed
 
@@ -64,12 +64,14 @@ class Story:
     drifts: list[str] = field(default_factory=list)
 
     def has(self, **vms: int) -> None:
-        """Wait until jobs hold so many VMs, and train on them."""
+        """Wait until jobs hold so many VMs, and train on all of them."""
 
         def hold() -> bool:
             jobs = read_pool(self.pool).jobs
             return all(
-                sum(jobs[name].held) == n and trains(getattr(self, name).state()) > 0
+                sum(jobs[name].held)
+                == len(trained_on(getattr(self, name).state()))
+                == n
                 for name, n in vms.items()
             )
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from tests.integration.jobs import Job, trains
+from tests.integration.jobs import Job, trained_on
 
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model.state import State
@@ -16,12 +16,8 @@ STEPS = 10_000
 """Never trained: with few left, a replacement does not pay on a machine with much else to do."""
 
 
-def goes_on_without(state: State, vm_id: str) -> bool:
-    """Return whether a generation trains in which that VM has no part."""
-    generation = state.training.generation
-    if generation is None or not trains(state):
-        return False
-    return vm_id not in {slot.vm_id for slot in generation.plan.slots}
+def goes_on(state: State, *, without: str) -> bool:
+    return bool(trained_on(state)) and without not in trained_on(state)
 
 
 def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
@@ -35,7 +31,7 @@ def test_a_vm_that_becomes_slow_is_replaced(tmp_path: Path) -> None:
         job.until_trains(5)
         (slow,) = job.market("slow", machine=1, factor=20.0)
         found = job.until("a replacement", lambda state: state.history.slow_vms)
-        job.until("training without it", lambda state: goes_on_without(state, slow))
+        job.until("a generation without it", lambda state: goes_on(state, without=slow))
         stopped = job.run("stop", job.name)
         report = job.run("report", job.name, "-o", "json").report
         vms = {vm.vm_id: vm.state for vm in job.vms()}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import base64
+import contextlib
 import json
+import os
+import signal
 import socket
 import ssl
 import sys
@@ -351,6 +354,63 @@ def test_one_vm_carries_the_calls_of_all_and_another_takes_its_place(
     finally:
         manager.shutdown()
         manager.server_close()
+
+
+def test_a_relay_that_is_back_at_another_port_is_known_to_all(cloud: AwsVms) -> None:
+    identity = ensure_identity(cloud.folder, ("127.0.0.1",))
+    manager = Listener(identity)
+    try:
+        provider = cloud.provider()
+        provider.serve(manager.url)
+        first, second = provider.launch(wish(provider, 2)).vms
+
+        def start(vm: Vm) -> None:
+            token = identity.vm_token(vm.vm_id)
+            told = AgentBootstrap(
+                manager_url=manager.url, ca_pem=identity.ca_pem, token=token
+            )
+            provider.start_agent(vm.vm_id, told)
+            until("its agent calls", lambda: vm.vm_id in manager.callers)
+
+        start(first)
+        with contextlib.ExitStack() as others:
+            before = relay_of(cloud, first)
+            while relay_of(cloud, first) == before:
+                take_port(cloud, first, before, others)
+                manager.callers.clear()
+                until("it calls again", lambda: live(provider) and manager.callers)
+            start(second)
+    finally:
+        manager.shutdown()
+        manager.server_close()
+
+
+def relay_of(cloud: AwsVms, vm: Vm) -> tuple[str, int]:
+    """Return where a VM's agent calls."""
+    known = cloud.home(vm) / ".spottrain" / vm.vm_id / "manager.address"
+    address, _, port = known.read_text().rpartition(":")
+    return address, int(port)
+
+
+def take_port(
+    cloud: AwsVms, vm: Vm, port: tuple[str, int], others: contextlib.ExitStack
+) -> None:
+    """Break the connection to a VM, and let another program have the port."""
+    for pid in cloud.processes(vm):
+        if b"spottrain_host_agent" in argv(pid):
+            os.kill(pid, signal.SIGKILL)
+    for _ in range(1000):
+        with contextlib.suppress(OSError):
+            other = others.enter_context(socket.create_server(port))
+            others.callback(other.shutdown, socket.SHUT_RDWR)
+            threading.Thread(target=refuse, args=(other,), daemon=True).start()
+            return
+
+
+def refuse(other: socket.socket) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            other.accept()[0].close()
 
 
 def test_vms_are_reached_through_a_bastion(cloud: AwsVms, tmp_path: Path) -> None:

@@ -228,7 +228,7 @@ class RentedVmProvider(ForwardsAbilities):
             return
         rented_vm = self._vm(vm_id)
         rented_vm.is_kept = True
-        self._relays.sync()  # it may be a relay
+        self._relays.leave(rented_vm)
         with rented_vm.in_use(lambda _: True):
             connection = self._enter(rented_vm)
             if connection is None:

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from concurrent.futures import wait as wait_for
 from dataclasses import dataclass, field
 
 from spottrain.cloud.port.errors import CloudError
@@ -30,6 +31,8 @@ _ELECTION_S = 3.0
 """How long a candidate may take to become the relay before others try as well."""
 _PING_AFTER_S, _PING_S = 1.0, 4.0
 """A relay silent for this long is pinged; time limit of a ping."""
+_LEAVE_S = 15.0
+"""Longer than a poll or a ping takes."""
 _SILENT_S = 2.5
 """A relay silent for longer may be lost: its region's silence proves nothing."""
 OUTAGE_S = 30.0
@@ -140,6 +143,16 @@ class Relays:
                     for ping in self._submit([region.relay], _ping):
                         region.ping = ping
 
+    def leave(self, rented_vm: RentedVm) -> None:
+        """Return once nothing is asked of a VM that is given back or kept.
+
+        A host agent answers one request after the other, and a ping that waits behind a
+        long one breaks the connection off.
+        """
+        self.sync()
+        asked = rented_vm.poll, self._region(rented_vm).ping
+        wait_for([each for each in asked if each is not None], _LEAVE_S)
+
     def unreachable_vms(self) -> list[str]:
         """Return the VMs whose silence their relay may cause."""
         if self._manager is None or is_direct(self._manager):
@@ -231,7 +244,7 @@ class Relays:
     ) -> None:
         address = connection.forward_calls(rented_vm.vm.vm_id, manager, relay=True)
         with self._lock:
-            if region.is_up:
+            if region.is_up and region.relay is not rented_vm:
                 return  # another VM was faster
             region.relay, region.address = rented_vm, address
             region.changed_s = time.monotonic()

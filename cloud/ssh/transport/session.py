@@ -15,7 +15,7 @@ import shlex
 import socket
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from pathlib import Path
@@ -32,6 +32,7 @@ CONNECT_S = 10.0
 CALL_S = 30.0
 """Time limit of an answer."""
 _KEEPALIVE_S = 15
+_CHUNK_BYTES = 64 * 1024
 _LOADER = """
 import sys
 if sys.version_info < (3, 11):
@@ -231,9 +232,8 @@ class Session:
 
     def _read(self, channel: paramiko.Channel) -> None:
         """Read answers until the connection ends."""
-        channel_lines = channel.makefile("rb")
         try:
-            for line in channel_lines:
+            for line in _lines(channel):
                 answer = json.loads(line)
                 waiting = self._waiting.get(answer["id"])
                 if waiting is None:
@@ -283,6 +283,23 @@ class Session:
         if code > 0:
             return hosts.UnfitHostError(f"{place}: {named} ended with {code}: {last}")
         return hosts.UnreachableHostError(f"{place}: {last}")
+
+
+def _lines(channel: paramiko.Channel) -> Iterator[bytes]:
+    """Yield what a host says, line by line, until it ends; it may be silent for long.
+
+    A channel has one time limit for both directions, and is idle while nothing is asked.
+    """
+    rest = b""
+    while True:
+        try:
+            data = channel.recv(_CHUNK_BYTES)
+        except TimeoutError:
+            continue
+        if not data:
+            return
+        *lines, rest = (rest + data).split(b"\n")
+        yield from lines
 
 
 def _recv_stderr(channel: paramiko.Channel) -> bytes:

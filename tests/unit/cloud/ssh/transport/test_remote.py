@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 from tests.fakes.sshd import WHY_NOT, Sshd, keygen
 
 from spottrain.cloud.port.errors import AuthError
+from spottrain.cloud.ssh.transport import session as session_module
 from spottrain.cloud.ssh.transport.hosts import (
     FIND_PYTHON,
     HostKeyError,
@@ -59,6 +61,19 @@ def test_a_wrong_host_key_or_refused_login_is_an_error(
         Remote(sshd.host("h", host_key=other_key))
     with pytest.raises(AuthError):
         Remote(sshd.host("h", key_file=tmp_path / "other"))
+
+
+def test_a_host_that_is_asked_nothing_stays_connected(
+    sshd: Sshd, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session_module, "CALL_S", 0.2)
+    session = Session(sshd.host("h"))
+    try:
+        time.sleep(1.0)  # the time is what is tested
+        assert session.alive
+        assert session.call("probe", 30.0)["python"]
+    finally:
+        session.close()
 
 
 def test_the_python_of_an_image_that_has_torch_is_found(sshd: Sshd) -> None:
