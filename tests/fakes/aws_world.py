@@ -59,6 +59,7 @@ class World:
         self.not_offered: set[str] = set()
         self.faults: list[Fault] = []
         self.hide_s = self.linger_s = self.offset_s = 0.0
+        self.stopped_at_s: float | None = None
         self.tokens: dict[str, tuple[str, bytes, dict[str, str]]] = {}
         self.ends: dict[str, float] = {}
         self.past: list[dict[str, Any]] = []
@@ -118,6 +119,10 @@ class World:
     def pass_time(self, seconds: float) -> None:
         """Let lists catch up sooner."""
         self.offset_s += seconds
+
+    def stop_time(self) -> None:
+        """Let no time pass from now on but what ``pass_time`` lets pass."""
+        self.stopped_at_s = time.time()
 
     def expire(self, expired: bool) -> None:
         """Expire the credentials, or renew them."""
@@ -236,7 +241,8 @@ class World:
 
     def now(self) -> float:
         """The time as lists see it."""
-        return time.time() + self.offset_s
+        wall_s = time.time() if self.stopped_at_s is None else self.stopped_at_s
+        return wall_s + self.offset_s
 
     def moment(self) -> datetime:
         """The same as moto writes it, without a zone; EC2 tells whole seconds."""

@@ -69,6 +69,7 @@ def test_more_launches_than_ec2_takes_at_once_are_told_to_wait() -> None:
         provider = fake.provider()
         launch(provider, 0)
         fake.ask("throttle_calls")
+        fake.ask("stop_time")  # tokens come back with it
         for intent in range(1, 6):
             launch(provider, intent)
         with pytest.raises(ThrottledError, match="RequestLimitExceeded") as told:
