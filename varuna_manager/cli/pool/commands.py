@@ -78,9 +78,18 @@ def create(
     journal.close()
     pid = start_daemon(pool)
     say(f"pool {pool.name} runs (pid {pid}): {config.max_vms} VMs, {config.policy}")
-    _submit_all(pool, config, time.monotonic())
+    try:
+        _submit_all(pool, config, time.monotonic())
+        if until_done:
+            _watch(pool, until_done=True)
+    except KeyboardInterrupt:
+        say(
+            f"pool {pool.name} goes on, with {len(read_pool(pool).jobs)} of the "
+            f"{len(config.jobs)} jobs of its file: 'spottrain pool status {pool.name} "
+            f"--watch' shows it, 'spottrain pool down {pool.name}' ends it"
+        )
+        raise
     if until_done:
-        _watch(pool, until_done=True)
         take_down(pool)
     document = read_status(pool)
     if output is Output.JSON:

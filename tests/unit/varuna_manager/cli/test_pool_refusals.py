@@ -5,6 +5,8 @@ Those of jobs that a pool cannot promise anything are in ``pool/test_requests.py
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
@@ -126,6 +128,28 @@ def test_a_second_pool_on_a_quota_is_warned_of_and_created(refused: Refused) -> 
     finally:
         ended = refused("pool", "down", "new", code=0)
     assert "pool new has ended; jobs ended with it: 0" in ended
+
+
+def test_ctrl_c_while_jobs_are_submitted_leaves_the_pool_and_says_so(
+    refused: Refused,
+) -> None:
+    write("new.yaml", {**POOL, "name": "new", "jobs": [{"file": "job.yaml"}]})
+    Path("train.py").write_text("import time\ntime.sleep(100)\n")
+    command = [sys.executable, "-m", "spottrain.varuna_manager.cli.main"]
+    with subprocess.Popen(
+        [*command, "pool", "create", "new.yaml", "--until-done"],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # a terminal's Ctrl-C reaches all that it has started
+    ) as creating:
+        assert creating.stderr is not None
+        while "inspecting" not in creating.stderr.readline():
+            assert creating.poll() is None
+        os.killpg(creating.pid, signal.SIGINT)
+        said = creating.stderr.read()
+    assert creating.returncode == 130
+    assert "pool new goes on, with 0 of the 1 jobs of its file" in said
+    assert "pool new has ended" in refused("pool", "down", "new", code=0)
 
 
 def test_a_job_larger_than_the_pool_is_refused(refused: Refused) -> None:
