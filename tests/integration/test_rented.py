@@ -42,6 +42,7 @@ from spottrain.cloud.port.provider import (
 )
 from spottrain.cloud.ssh.hosts.memory import HostMemory
 from spottrain.cloud.ssh.rented.provider import RentedVmProvider
+from spottrain.cloud.ssh.transport import session
 from spottrain.cloud.ssh.transport.hosts import SetupError
 from spottrain.varuna_manager.jobs.identity import Identity, ensure_identity
 
@@ -225,6 +226,16 @@ def test_setup_that_fails_is_the_users_and_its_log_is_kept(cloud: AwsVms) -> Non
     provider.terminate([vm.vm_id])
     log = cloud.folder / "cloud" / "vms" / vm.vm_id / "setup.log"
     assert log.read_text() == "no such wheel\n"
+
+
+def test_setup_may_take_longer_than_a_host_is_silent_for(
+    cloud: AwsVms, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "CALL_S", 1.0)
+    provider = cloud.provider(setup="sleep 2.5")
+    vm = rent(provider)
+    steps = provider.start_agent(vm.vm_id, NOBODY)
+    assert {step.name: step.seconds for step in steps}["setup"] > 2.0
 
 
 def test_a_vm_with_another_host_key_is_given_back(
