@@ -144,10 +144,10 @@ class Relays:
                         region.ping = ping
 
     def leave(self, rented_vm: RentedVm) -> None:
-        """Return once nothing is asked of a VM that is given back or kept.
+        """Return once nothing is asked of a VM that was just marked as kept.
 
-        A host agent answers one request after the other, and a ping that waits behind a
-        long one breaks the connection off.
+        Clearing holds the host's lock, and a ping that waits for that too long breaks the
+        connection off.
         """
         self.sync()
         asked = rented_vm.poll, self._region(rented_vm).ping
