@@ -103,6 +103,7 @@ class Listener(ThreadingHTTPServer):
             self.socket, server_side=True, do_handshake_on_connect=False
         )
         self.url = f"https://127.0.0.1:{self.server_address[1]}"
+        self.identity = identity
         self.callers: set[str] = set()
         threading.Thread(target=self.serve_forever, daemon=True).start()
 
@@ -128,6 +129,16 @@ class _Note(BaseHTTPRequestHandler):
 def rent(provider: RentedVmProvider) -> Vm:
     (vm,) = provider.launch(wish(provider)).vms
     return vm
+
+
+def start(provider: RentedVmProvider, vm_id: str, manager: Listener) -> None:
+    """Start the agent of a VM, which is to call a manager."""
+    told = AgentBootstrap(
+        manager_url=manager.url,
+        ca_pem=manager.identity.ca_pem,
+        token=manager.identity.vm_token(vm_id),
+    )
+    provider.start_agent(vm_id, told)
 
 
 def live(provider: RentedVmProvider) -> list[str]:
@@ -325,22 +336,14 @@ def test_calls_are_carried_also_of_agents_that_ran_before(cloud: AwsVms) -> None
 def test_one_vm_carries_the_calls_of_all_and_another_takes_its_place(
     cloud: AwsVms,
 ) -> None:
-    identity = ensure_identity(cloud.folder, ("127.0.0.1",))
-    manager = Listener(identity)
+    manager = Listener(ensure_identity(cloud.folder, ("127.0.0.1",)))
     try:
         provider = cloud.provider()
         provider.serve(manager.url)
         vms = {vm.vm_id: vm for vm in provider.launch(wish(provider, 3)).vms}
 
-        def start(vm_id: str) -> None:
-            token = identity.vm_token(vm_id)
-            manager_address = AgentBootstrap(
-                manager_url=manager.url, ca_pem=identity.ca_pem, token=token
-            )
-            provider.start_agent(vm_id, manager_address)
-
         with ThreadPoolExecutor(3) as threads:
-            list(threads.map(start, vms))
+            list(threads.map(lambda vm_id: start(provider, vm_id, manager), vms))
         until("all agents call", lambda: manager.callers == set(vms))
         until(
             "one connection is left",
@@ -368,29 +371,22 @@ def test_one_vm_carries_the_calls_of_all_and_another_takes_its_place(
 
 
 def test_a_relay_that_is_back_at_another_port_is_known_to_all(cloud: AwsVms) -> None:
-    identity = ensure_identity(cloud.folder, ("127.0.0.1",))
-    manager = Listener(identity)
+    manager = Listener(ensure_identity(cloud.folder, ("127.0.0.1",)))
     try:
         provider = cloud.provider()
         provider.serve(manager.url)
         first, second = provider.launch(wish(provider, 2)).vms
 
-        def start(vm: Vm) -> None:
-            token = identity.vm_token(vm.vm_id)
-            told = AgentBootstrap(
-                manager_url=manager.url, ca_pem=identity.ca_pem, token=token
-            )
-            provider.start_agent(vm.vm_id, told)
-            until("its agent calls", lambda: vm.vm_id in manager.callers)
-
-        start(first)
+        start(provider, first.vm_id, manager)
+        until("its agent calls", lambda: first.vm_id in manager.callers)
         with contextlib.ExitStack() as others:
             before = relay_of(cloud, first)
             while relay_of(cloud, first) == before:
                 take_port(cloud, first, before, others)
                 manager.callers.clear()
                 until("it calls again", lambda: live(provider) and manager.callers)
-            start(second)
+            start(provider, second.vm_id, manager)
+            until("its agent calls", lambda: second.vm_id in manager.callers)
     finally:
         manager.shutdown()
         manager.server_close()
