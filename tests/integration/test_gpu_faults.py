@@ -12,6 +12,7 @@ from tests.fakes.gpus import FAKE_NVML, VARIABLE, FakeGpus
 from tests.fakes.nvml import pynvml
 from tests.integration.test_manager_process import (
     END_S,
+    ENDLESS,
     Job,
     assert_ended_well,
     is_training,
@@ -36,40 +37,48 @@ def gpus(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> FakeGpus:
 @pytest.fixture
 def job(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
     changes: dict[str, Any] = getattr(request, "param", {})
-    job = Job(tmp_path / "job", steps=200, max_vms=2, **changes)
+    job = Job(tmp_path / "job", steps=ENDLESS, max_vms=2, **changes)
     yield job
     job.end()
 
 
-def gpu_of_trainer(state: State) -> int:
-    (gpu,) = state.fleet.vms[trainer(state)].gpus
+def gpu_of(state: State, vm_id: str) -> int:
+    (gpu,) = state.fleet.vms[vm_id].gpus
     return gpu.index
+
+
+def both_are_ready(state: State) -> bool:
+    vms = state.fleet.vms.values()
+    return is_training(state) and len(vms) == 2 and all(vm.gpus for vm in vms)
 
 
 def test_a_vm_whose_gpu_fails_is_returned_and_replaced(
     gpus: FakeGpus, job: Job
 ) -> None:
     manager = job.start()
-    state = job.wait_for(is_training)
+    state = job.wait_for(both_are_ready)
     assert "x NVIDIA A10G (GPU), fp32" in computes_on(state)
-    gpus.change(gpu_of_trainer(state), xids=[79])
-    state = job.wait_for(
-        lambda now: now.history.tally.sick_gpus == 1 and len(now.fleet.vms) == 2
-    )
-    (hit,) = state.history.interruptions
+    failing = gpu_of(state, trainer(state))
+    gpus.change(failing, xids=[79])
+    # Both VMs may be on it.
+    lost = sum(gpu_of(state, vm_id) == failing for vm_id in state.fleet.vms)
+    state = job.wait_for(lambda now: now.history.tally.vms_launched == 2 + lost)
+    assert state.history.tally.sick_gpus == lost
+    hit = state.history.interruptions[0]
     assert hit.interruption == "sick_gpu"
     assert hit.reason.endswith("XID 79: the GPU has fallen off the bus")
+    job.may_end()
     state = assert_ended_well(job, manager)
-    assert state.history.tally.vms_launched == 3
+    assert len(job.rented()) == 2 + lost
     assert state.history.tally.preemptions_unnoticed == 0
 
 
 def test_a_kernel_that_fails_costs_a_worker_and_no_vm(gpus: FakeGpus, job: Job) -> None:
     manager = job.start()
     state = job.wait_for(is_training)
-    # Neighbours on the same GPU share its events here: the first to look gets this one.
-    gpus.change(gpu_of_trainer(state), xids=[31] * 4)
+    gpus.change(gpu_of(state, trainer(state)), xids=[31])
     job.wait_for(lambda now: now.history.tally.worker_deaths >= 1)
+    job.may_end()
     state = assert_ended_well(job, manager)
     assert state.history.tally.vms_launched == 2
     assert "XID 31" in state.history.interruptions[0].reason

@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 from tests.integration import stub_manager
 from tests.integration.forks import Fork
+from tests.integration.stub_supervisor import MAY_END
 from tests.unit.varuna_manager.invariants import check_invariants
 
 from spottrain.cloud.local.market import EventKind, MarketEvent, MarketSpec, ZoneSpec
@@ -41,6 +42,8 @@ from spottrain.wire import messages
 from spottrain.wire.model import ModelFacts, SectionFacts
 
 END_S = 40.0
+ENDLESS = 100_000
+"""Steps that no test waits for: ``Job.may_end`` ends them."""
 TERMINATED = VmState.TERMINATED
 
 
@@ -107,6 +110,10 @@ class Job:
             pytest.fail(f"{follower.state}\n{self.dir.log.read_text()[-4000:]}")
         finally:
             follower.close()
+
+    def may_end(self) -> None:
+        """Make the next step the last, however many are left."""
+        (self.dir.path / "store" / MAY_END).touch()
 
     def save_again(self, name: str) -> str:
         """Put a checkpoint into the store that nobody reports; return its name."""
@@ -254,7 +261,7 @@ def test_a_second_job_of_a_model_trains_without_measuring(
 def test_training_goes_on_whatever_the_market_takes(
     make_job: Callable[..., Job],
 ) -> None:
-    job = make_job(steps=250)
+    job = make_job(steps=ENDLESS)
     manager = job.start()
     state = job.wait_for(is_training)
     assert state.newest_checkpoint is not None
@@ -269,6 +276,7 @@ def test_training_goes_on_whatever_the_market_takes(
             job.wait_for(
                 lambda state: unheard in {c.name for c in state.preparation.checkpoints}
             )
+    job.may_end()
     state = assert_ended_well(job, manager)
     assert {i.interruption for i in state.history.interruptions} == set(kinds)
     assert state.history.tally.vms_launched == 2 * 4
@@ -278,7 +286,7 @@ def test_training_goes_on_whatever_the_market_takes(
 def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
     make_job: Callable[..., Job],
 ) -> None:
-    job = make_job(steps=300)
+    job = make_job(steps=ENDLESS)
     first = job.start()
     job.wait_for(is_training)
     first.kill()
@@ -286,6 +294,7 @@ def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
     at_death = job.progress()
     while job.progress() < at_death + 50:
         time.sleep(0.02)
+    job.may_end()
     state = assert_ended_well(job, job.start())
     assert len(job.rented()) == 2, "nothing was rented twice"
     assert len(state.history.generations) == 1, "training was not interrupted"
@@ -294,12 +303,13 @@ def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
 def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
     make_job: Callable[..., Job],
 ) -> None:
-    job = make_job(steps=150)
+    job = make_job(steps=ENDLESS)
     first = job.start()
     job.wait_for(is_training)
     first.kill()
     first.wait()
     job.cloud.shut_down()
+    job.may_end()
     state = assert_ended_well(job, job.start())
     assert len(state.history.generations) == 2
 
@@ -307,7 +317,7 @@ def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
 def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     make_job: Callable[..., Job],
 ) -> None:
-    job = make_job(steps=150)
+    job = make_job(steps=ENDLESS)
     first = job.start()
     job.wait_for(is_training)
     request_stop(job.dir, checkpoint=True, now=False)
@@ -319,13 +329,14 @@ def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     assert newest is not None
     assert newest.step == state.history.progress.step > 0
     assert all(vm.state is TERMINATED for vm in job.rented())
+    job.may_end()
     assert_ended_well(job, job.start())
 
 
 def test_stop_now_returns_vms_without_a_checkpoint(
     make_job: Callable[..., Job],
 ) -> None:
-    job = make_job(steps=10_000)
+    job = make_job(steps=ENDLESS)
     manager = job.start()
     job.wait_for(is_training)
     request_stop(job.dir, checkpoint=False, now=True)
@@ -337,7 +348,7 @@ def test_stop_now_returns_vms_without_a_checkpoint(
 
 
 def test_sigterm_lets_vms_train_on(make_job: Callable[..., Job]) -> None:
-    job = make_job(steps=10_000)
+    job = make_job(steps=ENDLESS)
     manager = job.start()
     job.wait_for(is_training)
     manager.terminate()
@@ -349,7 +360,7 @@ def test_sigterm_lets_vms_train_on(make_job: Callable[..., Job]) -> None:
 
 
 def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -> None:
-    job = make_job(steps=600)
+    job = make_job(steps=ENDLESS)
     manager = job.start()
     job.wait_for(is_training)
     os.kill(manager.pid, signal.SIGSTOP)
@@ -357,6 +368,7 @@ def test_a_manager_that_was_paused_blames_nobody(make_job: Callable[..., Job]) -
     while job.progress() < at_pause + 450:  # longer than suspect_s
         time.sleep(0.02)
     os.kill(manager.pid, signal.SIGCONT)
+    job.may_end()
     state = assert_ended_well(job, manager)
     assert state.history.interruptions == ()
     assert len(job.rented()) == 2
@@ -379,7 +391,7 @@ def test_a_manager_that_dies_at_every_append_rents_nothing_twice(
 def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(
     make_job: Callable[..., Job],
 ) -> None:
-    job = make_job(steps=300)
+    job = make_job(steps=ENDLESS)
     manager = job.start()
     job.wait_for(is_training)
     with sqlite3.connect(job.dir.journal, isolation_level=None) as other:
@@ -388,6 +400,7 @@ def test_a_disk_that_refuses_the_journal_for_a_while_costs_nothing(
             time.sleep(0.02)
         other.execute("ROLLBACK")
     other.close()
+    job.may_end()
     state = assert_ended_well(job, manager)
     assert state.history.interruptions == ()
 

@@ -11,19 +11,17 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from tests.integration.test_manager_process import Job, assert_ended_well
+from tests.integration.test_manager_process import ENDLESS, Job, assert_ended_well
 
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Row
 from spottrain.varuna_manager.tracking.lines import as_line
 
-STEPS = 200
-
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:
-    job = Job(tmp_path / "job", STEPS, 1)
+    job = Job(tmp_path / "job", ENDLESS, 1)
     config = {"checkpoint": {"path": None}, "track": {"mlflow": None}}
     (job.dir.path / "config.json").write_text(json.dumps(config))
     yield job
@@ -67,6 +65,9 @@ def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
     manager.kill()
     manager.wait()
     manager = job.start()
+    resumed_at = job.progress()
+    job.wait_for(lambda now: now.history.progress.step > resumed_at)
+    job.may_end()
     state = assert_ended_well(job, manager)
     with closing(Journal(job.dir.journal, read_only=True)) as journal:
         measurements = journal.measurements()
@@ -74,9 +75,10 @@ def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
             measurements.minibatches(),
             measurements.evaluations(),
         )
-    assert [row.step for row in minibatches] == list(range(1, STEPS + 1))
-    assert [row.loss for row in minibatches] == [1 / s for s in range(1, STEPS + 1)]
-    assert [row.step for row in evaluations] == [0, STEPS]
+    steps = [*range(1, len(minibatches)), ENDLESS]
+    assert [row.step for row in minibatches] == steps
+    assert [row.loss for row in minibatches] == [1 / step for step in steps]
+    assert [row.step for row in evaluations] == [0, ENDLESS]
     rows: list[Row] = [*minibatches, *evaluations]
     rows.sort(key=lambda row: row.position)
     written = (job.dir.path / "metrics.jsonl").read_text()
@@ -86,11 +88,15 @@ def test_every_step_is_written_once_whoever_is_killed(job: Job) -> None:
 
 
 def test_a_tracker_that_fails_is_told_once_and_ends_no_job(job: Job) -> None:
-    assert_ended_well(job, job.start())
+    manager = job.start()
+    wait_for_lines(job, 20)
+    job.may_end()
+    assert_ended_well(job, manager)
     log = job.dir.log.read_text()
     assert log.count("mlflow: ") == 1
     (line,) = [line for line in log.splitlines() if "mlflow: " in line]
     assert line.endswith("(exit 1); the job goes on")
     status = json.loads(job.dir.tracking_status.read_text())
     assert list(status) == ["mlflow"]
-    assert steps_written(job) == STEPS
+    with closing(Journal(job.dir.journal, read_only=True)) as journal:
+        assert steps_written(job) == len(journal.measurements().minibatches())

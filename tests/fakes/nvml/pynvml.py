@@ -4,7 +4,7 @@ A folder with this module goes first on PYTHONPATH. ``FAKE_NVML`` names a JSON f
 is read at every call, so that a test can change it: ``{"gpus": [...], "driver": "...",
 "error": 12}``. ``error`` is what ``nvmlInit`` raises. Of a GPU: ``uuid``, ``name``,
 ``memory_bytes``, ``capability``, and, where it has them, ``lost``, ``rows``, ``reasons``,
-``recovery``, ``ecc``, ``mig``, ``pids``, ``xids`` (events waiting, oldest first).
+``recovery``, ``ecc``, ``mig``, ``pids``, ``xids`` (events so far, oldest first).
 
 Rules, each of the library (source: its functions of the same names, and the NVML API
 reference where the C library decides):
@@ -17,12 +17,14 @@ reference where the C library decides):
 - strings are ``str``; memory has ``total``; processes have ``pid``;
 - field values come as an array with a return code of their own;
 - waiting for events raises TIMEOUT if none comes, and needs GPUs registered for them;
+  each set has every event of its GPUs since they were registered, whoever else has it;
 - registering for events that a GPU does not have is NOT_SUPPORTED.
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import time
 from dataclasses import dataclass
@@ -96,7 +98,8 @@ class _Event:
 
 class _EventSet:
     def __init__(self) -> None:
-        self.uuids: list[str] = []
+        self.taken: dict[str, int] = {}
+        """By UUID how many events were before it was registered or were waited for."""
         self.freed = False
 
 
@@ -239,23 +242,20 @@ def nvmlDeviceRegisterEvents(handle: _Handle, kinds: int, events: _EventSet) -> 
     assert not events.freed
     if kinds & ~nvmlDeviceGetSupportedEventTypes(handle):
         raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
-    events.uuids.append(handle.uuid)
+    events.taken[handle.uuid] = len(_gpu(handle)["xids"])
 
 
 def nvmlEventSetWait(events: _EventSet, timeout_ms: int) -> _Event:  # noqa: N802
-    assert events.uuids, "waiting for nothing"
+    assert events.taken, "waiting for nothing"
     assert not events.freed
     end_s = time.monotonic() + timeout_ms / 1000
     while True:
-        world = _world()
-        for gpu in world["gpus"]:
-            if gpu["uuid"] in events.uuids and gpu["xids"]:
-                number = gpu["xids"].pop(0)
-                draft = _file().with_suffix(f".{os.getpid()}")
-                draft.write_text(json.dumps(world))
-                draft.replace(_file())
-                handle = _Handle(gpu["uuid"])
-                return _Event(handle, nvmlEventTypeXidCriticalError, number)
+        for gpu in _world()["gpus"]:
+            uuid = gpu["uuid"]
+            if len(gpu.get("xids", ())) > events.taken.get(uuid, math.inf):
+                number = gpu["xids"][events.taken[uuid]]
+                events.taken[uuid] += 1
+                return _Event(_Handle(uuid), nvmlEventTypeXidCriticalError, number)
         if time.monotonic() >= end_s:
             raise NVMLError(NVML_ERROR_TIMEOUT)
         time.sleep(0.01)

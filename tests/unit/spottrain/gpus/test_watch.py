@@ -13,6 +13,8 @@ from spottrain.gpus.nvml import open_nvml
 from spottrain.wire.messages import GpuSick, GpuThrottled
 
 Put = Callable[..., FakeGpus]
+HOT = 0x20
+"""A reason that is reported, so that a test knows that the watch has begun."""
 
 
 class Watched:
@@ -56,10 +58,12 @@ def _fast(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_failed_gpu_is_reported_once(
     machine_with: Put, change: dict[str, object], why: str
 ) -> None:
-    machine_with(2).change(1, **change)
-    watched = Watched()
+    gpus = machine_with(2)
+    gpus.change(0, reasons=HOT)
+    watched = Watched(lambda _: gpus.change(1, **change))
     watched.run()
-    (report,) = watched.reports
+    throttled, report = watched.reports
+    assert isinstance(throttled, GpuThrottled)
     assert isinstance(report, GpuSick)
     assert report.reason.startswith("GPU 1 (NVIDIA A10G): ")
     assert why in report.reason
@@ -82,18 +86,19 @@ def test_a_lost_gpu_is_reported_even_if_waiting_fails(machine_with: Put) -> None
 def test_a_kernel_that_failed_restarts_the_workers_of_its_gpu(
     machine_with: Put,
 ) -> None:
-    machine_with(2).change(1, xids=[63, 31])
-    watched = Watched()
+    gpus = machine_with(2)
+    gpus.change(0, reasons=HOT)
+    watched = Watched(lambda _: gpus.change(1, xids=[63, 31]))
     watched.run()
     ((uuid, reason),) = watched.restarted
     assert uuid == "GPU-00000001-aaaa"
     assert "XID 31" in reason
-    assert watched.reports == []
+    assert [type(report) for report in watched.reports] == [GpuThrottled]
     assert len(watched.notes) == 2
 
 
 def test_a_hot_gpu_is_reported_and_so_is_that_it_has_cooled(machine_with: Put) -> None:
-    gpus = machine_with(reasons=0x20 | 0x04)
+    gpus = machine_with(reasons=HOT | 0x04)
 
     def act(watched: Watched) -> None:
         gpus.change(reasons=0x04)
