@@ -21,7 +21,7 @@ DEEP_SECTIONS = 8
 STEPS = 4
 INPUT_BYTES = 2 * 8 * 16 * 4
 NAMES = "abcdef"
-SLOWLY = {"TINY_SLEEP_S": "0.02"}
+SLOWLY = {"TINY_SLEEP_S": "0.1"}
 INTERLEAVED: dict[str, Any] = {"chunks": 2}
 
 

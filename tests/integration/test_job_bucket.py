@@ -28,7 +28,7 @@ def test_a_job_stops_and_resumes_from_a_bucket_with_the_weights_of_the_undisturb
         checkpoint = {"path": s3.url("jobs/bucket"), "every_steps": 40, "keep": 2}
         resources = {"max_vms": 1}
         with Job(tmp_path, "b", checkpoint=checkpoint, resources=resources) as job:
-            job.pace(0.02)
+            job.pace(0.05)
             assert job.launch("--detach").code == 0
             job.until_trains(1)
             stopped = job.run("stop", job.name)

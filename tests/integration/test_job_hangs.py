@@ -45,7 +45,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
         resources={"max_vms": 2},
         manager={"hang_s": 2.0},
     ) as job:
-        job.pace(0.02)
+        job.pace(0.05)
         assert job.launch("--detach").code == 0
         job.until("both VMs train", lambda state: trains_on(state, 2))
         job.let_one_sleep()

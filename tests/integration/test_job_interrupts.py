@@ -53,7 +53,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("interrupts")
     with Job(folder, "interrupts", resources={"max_vms": 1}) as job:
-        job.pace(0.02)
+        job.pace(0.05)
         after_hangup = hang_up(job)
         refused = [job.launch()]
         before = job.checkpoints()
@@ -177,7 +177,7 @@ def test_it_ends_as_if_nothing_had_happened(
 
 def test_down_ends_a_running_job_for_good(tmp_path: Path) -> None:
     with Job(tmp_path, "ended", resources={"max_vms": 1}) as job:
-        job.pace(0.02)
+        job.pace(0.05)
         assert job.launch("--detach").code == 0
         job.until_trains(1)
         answer = job.run("down", job.name)

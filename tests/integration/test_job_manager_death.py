@@ -59,7 +59,7 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
 def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
     folder = tmp_path_factory.mktemp("death")
     with Job(folder, "death", resources={"max_vms": 2}) as job:
-        job.pace(0.05)
+        job.pace(0.1)
         assert job.launch("--detach").code == 0
         job.until_trains(3)
         os.kill(job.reports(messages.GenerationStarted)[0][1].pid, signal.SIGKILL)

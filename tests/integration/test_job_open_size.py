@@ -15,7 +15,7 @@ pytestmark = pytest.mark.timeout(400)
 def test_the_first_plan_settles_a_size_that_was_left_open(tmp_path: Path) -> None:
     open_size = {"microbatch_size": None, "profile": None, "resources": {"max_vms": 2}}
     with Job(tmp_path, "open", **open_size) as job:
-        job.pace(0.02)
+        job.pace(0.05)
         measured = job.run("calibrate", str(job.file), "-o", "json")
         assert measured.code == 0, measured.err
         known = [one["microbatch_size"] for one in measured.report["microbatches"]]

@@ -54,7 +54,7 @@ def test_a_full_disk_costs_a_checkpoint_but_not_the_job(
 ) -> None:
     checkpoint = {"path": str(small_disk), "every_steps": 10}
     with Job(tmp_path, "full", checkpoint=checkpoint, resources={"max_vms": 1}) as job:
-        job.pace(0.02)
+        job.pace(0.05)
         assert job.launch("--detach").code == 0
         job.until_trains(1)
         ballast = fill(small_disk)
@@ -85,7 +85,7 @@ def test_a_job_with_a_dead_manager_and_a_damaged_journal_can_be_ended(
     tmp_path: Path,
 ) -> None:
     with Job(tmp_path, "broken", resources={"max_vms": 1}) as job:
-        job.pace(0.02)
+        job.pace(0.05)
         assert job.launch("--detach").code == 0
         job.until_trains(1)
         job.kill_manager()

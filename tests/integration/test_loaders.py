@@ -133,7 +133,7 @@ def wait_for_end(pidfd: int) -> None:
     """Wait until a process that is not our child has ended."""
     poller = select.poll()
     poller.register(pidfd, select.POLLIN)
-    assert poller.poll(10_000)
+    assert poller.poll(60_000)
     os.close(pidfd)
 
 

@@ -41,7 +41,7 @@ from spottrain.varuna_manager.launch.control import request_stop
 from spottrain.wire import messages
 from spottrain.wire.model import ModelFacts, SectionFacts
 
-END_S = 40.0
+END_S = 90.0
 ENDLESS = 100_000
 """Steps that no test waits for: ``Job.may_end`` ends them."""
 TERMINATED = VmState.TERMINATED
@@ -340,7 +340,7 @@ def test_stop_now_returns_vms_without_a_checkpoint(
     manager = job.start()
     job.wait_for(is_training)
     request_stop(job.dir, checkpoint=False, now=True)
-    manager.wait(10)
+    manager.wait(END_S)
     assert all(vm.state is TERMINATED for vm in job.rented())
     newest = job.state().newest_checkpoint
     assert newest is not None
@@ -352,7 +352,7 @@ def test_sigterm_lets_vms_train_on(make_job: Callable[..., Job]) -> None:
     manager = job.start()
     job.wait_for(is_training)
     manager.terminate()
-    assert manager.wait(10) == 128 + signal.SIGTERM
+    assert manager.wait(END_S) == 128 + signal.SIGTERM
     at_death = job.progress()
     while job.progress() < at_death + 10:
         time.sleep(0.02)

@@ -12,7 +12,7 @@ from spottrain.wire import messages
 from spottrain.wire.model import Reduction, Slot, StateHome
 
 STEPS = 16
-SLOWLY = {"TINY_SLEEP_S": "0.03"}
+SLOWLY = {"TINY_SLEEP_S": "0.1"}
 """Slow enough that a wish to stop comes in before the last step is done."""
 
 MORPHS = [

@@ -14,7 +14,7 @@ from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 from spottrain.wire import messages
 
 STEPS = 90
-SLOWLY = {"TINY_SLEEP_S": "0.004"}
+SLOWLY = {"TINY_SLEEP_S": "0.01"}
 
 
 def lose(fleet: Fleet, victim: str) -> int:

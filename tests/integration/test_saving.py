@@ -57,7 +57,7 @@ def test_a_plan_without_second_copies_begins_with_a_checkpoint(
     """Else the next loss of a VM would go back to the checkpoint before."""
     spec = job_spec(tmp_path, steps=16)
     spec = dataclasses.replace(spec, checkpoint_every_steps=100)
-    slowly = {"TINY_SLEEP_S": "0.03"}
+    slowly = {"TINY_SLEEP_S": "0.1"}
     with Fleet(spec, "ab", tmp_path / "log", zygote, slowly) as fleet:
         fleet.ready()
         first = fleet.initialise()

@@ -20,7 +20,7 @@ from spottrain.wire.model import Plan, Slot
 from spottrain.wire.timeline import RankTimeline
 
 STEPS = 8
-SLOWLY = {"TINY_SLEEP_S": "0.03"}
+SLOWLY = {"TINY_SLEEP_S": "0.1"}
 """Slow enough that another share comes in before the last step is done."""
 
 

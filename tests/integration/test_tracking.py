@@ -11,7 +11,7 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from tests.integration.test_manager_process import ENDLESS, Job, assert_ended_well
+from tests.integration.test_manager_process import END_S, ENDLESS, Job, assert_ended_well
 
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.journal import Journal
@@ -46,7 +46,7 @@ def steps_written(job: Job) -> int:
 
 
 def wait_for_lines(job: Job, count: int) -> None:
-    give_up_at_s = time.monotonic() + 40.0
+    give_up_at_s = time.monotonic() + END_S
     while steps_written(job) < count:
         assert time.monotonic() < give_up_at_s, job.dir.log.read_text()[-3000:]
         time.sleep(0.05)

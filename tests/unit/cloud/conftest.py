@@ -98,7 +98,7 @@ class Machine:
         except ProcessLookupError:
             return
         try:
-            assert select.select([handle], [], [], 20)[0], f"{pid} is still there"
+            assert select.select([handle], [], [], 60)[0], f"{pid} is still there"
         finally:
             os.close(handle)
 

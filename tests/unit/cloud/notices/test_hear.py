@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from spottrain.cloud.port.provider import Vm
 
-TIMEOUT_S = 20
+TIMEOUT_S = 60
 
 
 @contextmanager

@@ -250,7 +250,7 @@ def test_a_retired_vm_delivers_its_last_reports_and_ends(
     manager: Manager, vm: VmUnderTest
 ) -> None:
     manager.send("vm-1", messages.Retire())
-    assert vm.process.wait(20) == main.RETIRED
+    assert vm.process.wait(60) == main.RETIRED
     assert manager.handler.reports[-1] == messages.CheckpointSaved(name="last", step=7)
     assert vm.worker_is_gone()
 
@@ -259,7 +259,7 @@ def test_a_fenced_vm_ends_at_once_and_takes_its_workers_along(
     manager: Manager, vm: VmUnderTest
 ) -> None:
     manager.on_loop(lambda: manager.sessions.revoke("vm-1"))
-    assert vm.process.wait(20) == main.FENCED
+    assert vm.process.wait(60) == main.FENCED
     assert vm.worker_is_gone()
 
 
@@ -269,13 +269,13 @@ def test_a_vm_that_was_silent_and_wakes_is_fenced(
     vm.process.send_signal(signal.SIGSTOP)
     manager.on_loop(lambda: manager.sessions.revoke("vm-1"))
     vm.process.send_signal(signal.SIGCONT)
-    assert vm.process.wait(20) == main.FENCED
+    assert vm.process.wait(60) == main.FENCED
     assert vm.worker_is_gone()
 
 
 def test_sigterm_ends_the_agent_and_its_workers(vm: VmUnderTest) -> None:
     vm.process.terminate()
-    assert vm.process.wait(20) == main.TERMINATED
+    assert vm.process.wait(60) == main.TERMINATED
     assert vm.worker_is_gone()
 
 
@@ -283,7 +283,7 @@ def test_when_the_supervisor_dies_its_last_words_arrive_and_the_vm_ends(
     manager: Manager, vm: VmUnderTest
 ) -> None:
     manager.send("vm-1", messages.OpenStore(generation=1))
-    assert vm.process.wait(20) == main.FAILED
+    assert vm.process.wait(60) == main.FAILED
     failed = messages.UserCodeFailed(message="boom", traceback="tb")
     assert manager.handler.reports[-1] == failed
     assert vm.worker_is_gone()
@@ -296,7 +296,7 @@ def test_the_last_words_of_a_vm_that_fails_are_kept(
     (vm.folder / "setup.log").write_bytes(b"x" * 40_000 + b"\xff the wheel is there\n")
     (vm.folder / "agent.1.log").write_text("from before")
     manager.send("vm-1", messages.OpenStore(generation=1))
-    assert vm.process.wait(20) == main.FAILED
+    assert vm.process.wait(60) == main.FAILED
     logs = manager.handler.logs
     assert "supervisor has ended" in logs["agent.log"]
     assert logs["setup.log"].endswith("x\ufffd the wheel is there\n")
@@ -317,7 +317,7 @@ def test_a_second_agent_of_the_same_vm_is_fenced(
     manager: Manager, vm: VmUnderTest, start_vm: Callable[[], VmUnderTest]
 ) -> None:
     manager.send("vm-1", messages.Calibrate())
-    assert start_vm().process.wait(20) == main.FENCED
+    assert start_vm().process.wait(60) == main.FENCED
     assert vm.process.poll() is None
 
 
@@ -363,7 +363,7 @@ def test_a_notice_reaches_the_manager_and_is_acknowledged_once_nothing_is_left(
             manager.handler.wait_for(lambda: len(manager.handler.reports) == 4)
             assert service.ask("acknowledged") == []
             vm.process.terminate()
-            assert vm.process.wait(20) == main.TERMINATED
+            assert vm.process.wait(60) == main.TERMINATED
             assert service.ask("acknowledged") == [event_id]
             assert service.ask("drifts") == []
         finally:
@@ -514,7 +514,7 @@ def test_outbox_wakes_who_waits_for_a_report() -> None:
     waiting = threading.Thread(target=lambda: got.append(outbox.batch("vm", 1)))
     waiting.start()
     outbox.add(saved(1))
-    waiting.join(10)
+    waiting.join(60)
     assert [batch.reports for batch in got] == [(saved(1),)]
 
 

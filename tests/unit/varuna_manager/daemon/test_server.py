@@ -266,7 +266,7 @@ def test_a_body_of_unknown_or_excessive_size_is_not_read(
         "127.0.0.1",
         int(manager.url.rpartition(":")[2]),
         context=client_context(manager.identity.ca_pem),
-        timeout=10,
+        timeout=60,
     )
     headers = {"Authorization": f"Bearer {token}", "Content-Length": length}
     connection.request("POST", f"/v1/{path}", b"", headers)
@@ -392,7 +392,7 @@ def test_a_client_that_trusts_another_authority_sees_no_manager(
 
 def test_plain_http_is_not_served(manager: Manager) -> None:
     port = int(manager.url.rpartition(":")[2])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=10)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
     connection.request("GET", "/v1/job")
     with pytest.raises((http.client.HTTPException, OSError)):
         connection.getresponse()
@@ -439,7 +439,7 @@ def test_a_manager_that_comes_back_is_found_by_the_same_client(
 def test_certificates_are_verified_by_default_python_clients(manager: Manager) -> None:
     context = ssl.create_default_context(cadata=manager.identity.ca_pem)
     connection = http.client.HTTPSConnection(
-        "127.0.0.1", int(manager.url.rpartition(":")[2]), context=context, timeout=10
+        "127.0.0.1", int(manager.url.rpartition(":")[2]), context=context, timeout=60
     )
     connection.request("GET", "/v1/job")
     assert connection.getresponse().status == 403

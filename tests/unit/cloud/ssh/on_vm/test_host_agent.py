@@ -103,11 +103,11 @@ def test_a_vm_ends_while_our_software_is_half_unpacked(root: Path) -> None:
         def _extract(self, vm_id: str, archive: Path, draft: Path) -> None:
             super()._extract(vm_id, archive, draft)
             reached.set()
-            may_go.wait(20)
+            may_go.wait(60)
 
     with ThreadPoolExecutor() as pool:
         unpacking = pool.submit(Slow(root).unpack, "a-1", "package-0123", archive)
-        assert reached.wait(20)
+        assert reached.wait(60)
         assert hands.end("a-1") == {}
         may_go.set()
         assert isinstance(unpacking.exception(20), RefusedError)

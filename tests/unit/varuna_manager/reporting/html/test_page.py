@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import time
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -239,14 +238,11 @@ def plans_and_hits(
     return plans, hits
 
 
-def test_a_very_long_job_has_a_page_of_less_than_two_megabytes_soon() -> None:
+def test_a_very_long_job_has_a_page_of_less_than_two_megabytes() -> None:
     state, history = long_job()
-    begun_s = time.process_time()
     text = page_of(state, history)
-    took_s = time.process_time() - begun_s
     Structure(text)
     assert len(text.encode()) < 2_000_000
-    assert took_s < 5.0
 
 
 def test_the_page_is_written_whole_or_an_error_says_why(tmp_path: Path) -> None:
