@@ -144,7 +144,7 @@ class SshProvider:
         Raises:
             VmNotFoundError: the VM has ended, or its host is unsuitable.
             SetupError: the user's setup failed there.
-            CloudError: it is still being bootstrapped, or is unreachable.
+            CloudError: it is not ready yet, and is waited for, or is unreachable.
         """
         connection = self._connection_of(vm_id)
         with self._lock:
@@ -156,7 +156,7 @@ class SshProvider:
             return start.result(_PATIENCE_S)
         except FutureTimeoutError as error:
             raise CloudError(
-                f"{connection.host.place}: is still being bootstrapped"
+                f"{connection.host.place}: is not ready yet, and is waited for"
             ) from error
 
     # --- What else a manager needs --------------------------------------------------

@@ -200,7 +200,7 @@ class RentedVmProvider(ForwardsAbilities):
         Raises:
             VmNotFoundError: the VM has ended, or was unsuitable and terminated.
             SetupError: the user's setup failed there.
-            CloudError: it is still being bootstrapped, or is unreachable.
+            CloudError: it is not ready yet, and is waited for, or is unreachable.
         """
         rented_vm = self._vm(vm_id)
         with self._lock:
@@ -214,7 +214,8 @@ class RentedVmProvider(ForwardsAbilities):
             return start.result(_PATIENCE_S)
         except FutureTimeoutError as error:
             raise CloudError(
-                f"{rented_vm.place}: is still being bootstrapped: {rented_vm.log.doing}"
+                f"{rented_vm.place}: is not ready yet, and is waited for: "
+                f"{rented_vm.log.doing}"
             ) from error
 
     # --- VMs from one job to another ---------------------------------------------------
