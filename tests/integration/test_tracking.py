@@ -11,7 +11,12 @@ from contextlib import closing, suppress
 from pathlib import Path
 
 import pytest
-from tests.integration.test_manager_process import END_S, ENDLESS, Job, assert_ended_well
+from tests.integration.test_manager_process import (
+    END_S,
+    ENDLESS,
+    Job,
+    assert_ended_well,
+)
 
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.varuna_manager.jobs.journal import Journal

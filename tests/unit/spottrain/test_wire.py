@@ -106,7 +106,7 @@ MESSAGES = (
 
 @pytest.mark.parametrize("cls", MESSAGES, ids=lambda cls: cls.__name__)
 def test_every_message_reads_back_as_it_was(cls: Any) -> None:
-    @settings(max_examples=20, deadline=None)
+    @settings(max_examples=20)
     @given(built(cls))
     def reads_back(message: Any) -> None:
         text = encode(message)
@@ -123,7 +123,6 @@ def test_the_kind_selects_the_member_of_a_union(union: Any) -> None:
     names = [name for kind in kinds for name in get_args(kind)]
     assert len(names) == len(set(names))
 
-    @settings(deadline=None)
     @given(st.one_of([built(cls) for cls in get_args(union)]))
     def reads_back(message: Any) -> None:
         assert decode(union, encode(message)) == message
@@ -336,14 +335,12 @@ JSON = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(JSON, st.sampled_from([*MESSAGES, messages.Command, messages.Report]))
 def test_whatever_arrives_it_is_a_message_or_a_wire_error(data: Any, cls: Any) -> None:
     with suppress(WireError):
         from_data(cls, data)
 
 
-@settings(deadline=None)
 @given(built(messages.GenerationStarted), st.data())
 def test_a_damaged_field_is_never_taken_for_a_message(
     message: messages.GenerationStarted, data: st.DataObject

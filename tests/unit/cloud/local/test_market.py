@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.cloud.local.market import MarketEvent, MarketSpec, ZoneSpec, timeline
@@ -33,7 +33,6 @@ WILD = MarketSpec(
 )
 
 
-@settings(deadline=None)
 @given(
     seed=st.integers(0, 2**32),
     shorter_s=st.floats(0, 3600),
@@ -82,7 +81,6 @@ def test_a_volatile_price_stays_between_zero_and_the_on_demand_price() -> None:
     assert statistics.pstdev(prices) > 0
 
 
-@settings(deadline=None)
 @given(
     events=st.lists(
         st.builds(

@@ -267,7 +267,7 @@ class Market(RuleBasedStateMachine):
 
 
 TestMarket = Market.TestCase
-TestMarket.settings = settings(deadline=None, max_examples=50)
+TestMarket.settings = settings(max_examples=50)
 
 
 def test_a_cleared_vm_is_given_once_in_time_and_comes_once() -> None:

@@ -184,7 +184,7 @@ def test_on_one_vm_no_plan_outlives_it() -> None:
 
 
 @given(st.floats(0.0, 0.08))
-@settings(deadline=None, max_examples=20)
+@settings(max_examples=20)
 def test_near_ties_go_to_the_plan_that_outlives_any_vm(reducing_s: float) -> None:
     def alone(depth: int) -> float:
         """Return the time of the best plan of that depth."""
@@ -511,7 +511,7 @@ cases = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=40)
 @given(
     cases,
     st.booleans(),
@@ -546,7 +546,7 @@ def test_a_chosen_plan_fits_and_takes_the_predicted_time(
     assert follow == plan
 
 
-@settings(deadline=None, max_examples=30)
+@settings(max_examples=30)
 @given(
     cases.filter(lambda case: case.slots[0].memory_bytes == 2**40),
     st.sampled_from([1e7, 1e9]),

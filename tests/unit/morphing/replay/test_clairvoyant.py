@@ -8,7 +8,7 @@ import time
 from functools import cache
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.morphing.replay import clairvoyant
@@ -55,7 +55,6 @@ def test_the_bound_equals_an_exhaustive_search(
     )
 
 
-@settings(deadline=None)
 @given(small_lives, small_steps, st.integers(0, 3), st.integers(1, 12))
 def test_parts_of_mini_batches_make_the_bound_a_little_larger(
     lives: Lives, step_s: dict[int, int], pause_s: int, end_s: int

@@ -191,7 +191,7 @@ def test_constants_that_make_no_sense_are_refused(name: str, value: float) -> No
         CostModel(**{name: value})
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @example(3147, 3, 30.0, 1.0)
 @given(
     st.integers(0, 10_000),

@@ -5,7 +5,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pipeline.base import fixed_point
@@ -30,7 +30,6 @@ def plain_sum(gradients: list[torch.Tensor], used: int) -> list[int]:
     return [sum(map(round, column)) for column in zip(*scaled, strict=True)]
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.lists(reals, min_size=3, max_size=3), min_size=1, max_size=6), st.data()
 )
@@ -47,7 +46,6 @@ def test_sums_are_those_of_whole_numbers_in_any_order(
     assert torch.stack(parts).sum(0).tolist() == plain_sum(gradients, used)
 
 
-@settings(deadline=None)
 @given(virtual_nodes, st.floats(allow_nan=False, allow_infinity=False, width=32))
 def test_what_is_in_range_cannot_overflow_a_sum(nodes: int, value: float) -> None:
     gradient = torch.tensor([value])
@@ -64,7 +62,6 @@ def test_what_is_in_range_cannot_overflow_a_sum(nodes: int, value: float) -> Non
 
 
 @pytest.mark.parametrize("dtype", TYPES)
-@settings(deadline=None)
 @given(nodes=virtual_nodes, committed=st.none() | st.integers(-200, 800))
 def test_the_last_attempt_takes_the_largest_number_of_any_type(
     dtype: torch.dtype, nodes: int, committed: int | None
@@ -77,7 +74,6 @@ def test_the_last_attempt_takes_the_largest_number_of_any_type(
     assert fixed_point.in_range(magnitude, used, nodes)
 
 
-@settings(deadline=None)
 @given(virtual_nodes, st.integers(-140, 127), st.none() | st.integers(-200, 800))
 def test_the_next_minibatch_may_have_gradients_so_much_larger(
     nodes: int, magnitude: int, committed: int | None
@@ -90,7 +86,6 @@ def test_the_next_minibatch_may_have_gradients_so_much_larger(
     assert further == used - ATTEMPT_BITS
 
 
-@settings(deadline=None)
 @given(virtual_nodes, st.none() | st.integers(-200, 800))
 def test_gradients_of_zeros_leave_the_exponent(
     nodes: int, committed: int | None
@@ -99,7 +94,6 @@ def test_gradients_of_zeros_leave_the_exponent(
     assert fixed_point.in_range(ZERO, 800, nodes)
 
 
-@settings(deadline=None)
 @given(st.lists(reals, min_size=1, max_size=9))
 def test_a_magnitude_is_the_least_power_of_two_above_every_value(
     values: list[float],
@@ -125,7 +119,6 @@ def test_what_is_no_number_is_told_from_what_is_out_of_range(value: float) -> No
     assert fixed_point.in_range(magnitude, 800, 1)
 
 
-@settings(deadline=None)
 @given(st.lists(reals, min_size=1, max_size=50), st.sampled_from(TYPES[:2]))
 def test_a_sum_is_rounded_to_the_type_of_its_gradient(
     values: list[float], dtype: torch.dtype

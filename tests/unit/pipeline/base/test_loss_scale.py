@@ -1,14 +1,13 @@
 from __future__ import annotations
 
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pipeline.base import loss_scale
 from spottrain.pipeline.base.loss_scale import FIRST, GROWTH_STEPS, LossScale
 
 
-@settings(deadline=None)
 @given(
     st.lists(st.booleans(), max_size=40),
     st.integers(GROWTH_STEPS - 10, GROWTH_STEPS - 1),
@@ -28,7 +27,6 @@ def test_the_scale_follows_torchs_grad_scaler(overflows: list[bool], good: int) 
         assert (2.0**ours.exponent, ours.good_steps) == (scale.item(), tracker.item())
 
 
-@settings(deadline=None)
 @given(st.lists(st.booleans(), max_size=200))
 def test_the_scale_keeps_its_bounds(overflows: list[bool]) -> None:
     scale = FIRST

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pipeline.devices.deferred import (
@@ -109,7 +109,6 @@ def test_pages_are_locked_once_until_they_are_unlocked() -> None:
     device.lock_pages(memory[50:])
 
 
-@settings(deadline=None)
 @given(st.integers(0, 99), st.lists(st.booleans(), max_size=20))
 def test_an_order_is_drawn_from_the_seed(seed: int, ways: list[bool]) -> None:
     def run() -> list[bool]:

@@ -132,7 +132,7 @@ NAMES = st.builds(
 )
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 @given(
     asked=st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=5)), max_size=12),
     workers=st.integers(0, 3),

@@ -170,7 +170,7 @@ def test_a_loss_that_reads_values_has_the_same_flops() -> None:
 
 
 @given(st.sets(st.integers(1, 7), min_size=1))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_the_sum_over_sections_does_not_depend_on_the_cut(cuts: set[int]) -> None:
     def model() -> nn.Module:
         layers: list[nn.Module] = []

@@ -117,7 +117,7 @@ def test_a_parameter_of_one_section_may_be_fetched_early() -> None:
 
 
 @given(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=3))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 def test_a_skip_is_refused_just_when_it_passes_over_a_cut(
     skips: set[tuple[int, int]],
 ) -> None:

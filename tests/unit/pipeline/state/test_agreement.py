@@ -4,7 +4,7 @@ import dataclasses
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.errors import WireError
@@ -213,7 +213,6 @@ FINITE = st.floats(0, 1e300, allow_nan=False)
 SHARES = st.lists(st.tuples(FINITE, FINITE, FINITE, st.booleans()), min_size=1)
 
 
-@settings(deadline=None)
 @given(SHARES, st.randoms(use_true_random=False))
 def test_a_fold_has_the_same_bits_in_whatever_order_shares_come(
     values: list[tuple[float, float, float, bool]], random: Random
@@ -267,7 +266,6 @@ def states_after(record: RankRecord, agreement: Agreement) -> dict[int, Mark]:
     return states
 
 
-@settings(deadline=None)
 @given(fleets(), st.integers(0, 4), st.randoms(use_true_random=False))
 def test_every_rank_concludes_the_same_from_the_same_records(
     records: list[RankRecord], checkpoint_step: int, random: Random
@@ -282,7 +280,6 @@ def test_every_rank_concludes_the_same_from_the_same_records(
     )
 
 
-@settings(deadline=None)
 @given(fleets(), st.integers(0, 4), st.booleans())
 def test_after_applying_and_moving_every_owner_stands_at_the_agreed_state(
     records: list[RankRecord], checkpoint_step: int, saves_only: bool
@@ -307,7 +304,6 @@ def test_after_applying_and_moving_every_owner_stands_at_the_agreed_state(
             )
 
 
-@settings(deadline=None)
 @given(fleets(), st.integers(0, 4), st.booleans())
 def test_no_agreement_is_older_than_the_checkpoint_or_a_state_all_hold(
     records: list[RankRecord], checkpoint_step: int, saves_only: bool

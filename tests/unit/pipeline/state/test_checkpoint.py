@@ -94,7 +94,7 @@ def test_every_section_reads_back_bit_for_bit_whoever_asks(store: Store) -> None
         assert_equal(found, section_tensors(section))
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=20)
 @given(st.integers(1, 4))
 def test_replicas_may_write_a_section_in_any_number_of_shares(
     tmp_path_factory: pytest.TempPathFactory, num_parts: int

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pipeline.memory import LocalHolder
 from torch import nn
@@ -104,7 +104,6 @@ def plain(tensors: list[torch.Tensor], used: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("home", HOMES)
-@settings(deadline=None)
 @given(st.integers(0, 2**20), st.integers(1, 5), st.integers(-30, 8), st.integers(0, 9))
 def test_exact_sums_are_quantise_and_sum(
     home: str, seed: int, nodes: int, magnitude: int, order: int

@@ -110,7 +110,7 @@ def test_nothing_that_fits_is_an_error_however_lenient() -> None:
         take(build_skeleton(Net), {"x": torch.ones(1)}, strict=False, source="it")
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.sets(st.sampled_from([*Net().state_dict(), "a", "b"])))
 def test_every_parameter_is_taken_or_missing(names: set[str]) -> None:
     model = build_skeleton(Net)

@@ -80,7 +80,7 @@ moments = st.integers(0, 20).map(float)
 
 
 @given(st.lists(st.tuples(moments, moments, st.sampled_from([1.0, 2.0]))))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_the_newest_price_is_the_one_seen_last_in_whatever_order_they_come(
     rows: list[tuple[float, float, float]],
 ) -> None:

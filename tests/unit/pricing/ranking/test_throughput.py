@@ -14,7 +14,7 @@ from spottrain.pricing.ranking.throughput import ThroughputCache
 FOR_MONEY = ThroughputCache(replace(JOB, objective="examples_per_dollar"))
 
 
-@settings(deadline=None, max_examples=40)  # plans are made on the way
+@settings(max_examples=40)
 @given(machines, st.integers(1, 5), st.sampled_from([THROUGHPUTS, FOR_MONEY]))
 def test_no_plan_beats_the_bounds(
     machine: MachineShape, vms: int, throughputs: ThroughputCache

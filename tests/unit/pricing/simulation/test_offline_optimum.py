@@ -105,7 +105,7 @@ def by_brute_force(supplies: list[KnownSupply], slots: int, work: float) -> floa
 
 
 @given(markets())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_no_plan_of_whole_vms_is_cheaper_and_the_best_is_near(
     market: tuple[list[KnownSupply], int, float],
 ) -> None:
@@ -119,7 +119,7 @@ def test_no_plan_of_whole_vms_is_cheaper_and_the_best_is_near(
 
 
 @given(markets(), st.integers(0, 10**6))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 def test_with_boots_the_bound_never_passes_what_a_plan_of_lives_costs(
     market: tuple[list[KnownSupply], int, float], seed: int
 ) -> None:

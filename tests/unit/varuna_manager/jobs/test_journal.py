@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.pricing.deadline.model import Fleet
@@ -92,8 +92,6 @@ def events_of(path: Path) -> list[Event]:
 @given(data=st.data())
 @settings(
     max_examples=15,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 def test_every_event_is_read_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject

@@ -30,7 +30,7 @@ from spottrain.varuna_manager.jobs.measurements import (
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(1, 6))
 def test_every_surviving_step_is_there_once_whatever_arrives_when(
     random: Random, generations: int

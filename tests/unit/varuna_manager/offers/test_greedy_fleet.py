@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import replace
 
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.pricing.ranked import FACTS, THROUGHPUTS, priced
 from tests.unit.varuna_manager.story import SETTINGS
@@ -30,7 +30,6 @@ ROWS = st.lists(
 )
 
 
-@settings(deadline=None)  # plans are computed on the way
 @given(
     rows=ROWS,
     max_vms=st.integers(1, 5),

@@ -71,7 +71,7 @@ def pools(draw: st.DrawFn) -> tuple[PoolState, list[JobRequest]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=12)
 @given(pools())
 def test_targets_and_grants_are_within_every_cap(
     policy: str, pool: tuple[PoolState, list[JobRequest]]

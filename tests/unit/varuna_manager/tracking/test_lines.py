@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.measured_jobs import (
     evaluated,
@@ -34,8 +34,6 @@ def expected(measurements: Measurements) -> str:
 
 @settings(
     max_examples=60,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
 def test_the_file_holds_the_surviving_line_after_any_crash(

@@ -97,7 +97,7 @@ def test_the_core_is_told_less_and_less_often() -> None:
     assert max(gaps_s) <= Pace().most_s + 0.05
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(
     gaps_s=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40),
     asked=st.sets(st.integers(0, 40)),

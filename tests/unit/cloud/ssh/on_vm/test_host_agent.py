@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from spottrain.cloud.port import lease
@@ -58,7 +58,7 @@ def test_an_expired_claim_can_be_replaced(root: Path) -> None:
     assert hands.claim(claim("b", "b-1"))["vm_id"] == "b-1"
 
 
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30)
+@settings(max_examples=30)
 @given(
     st.lists(
         st.tuples(st.sampled_from(["claim", "end"]), st.sampled_from("abc")),

@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import NamedTuple
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.varuna_manager.jobs.replay.changes import apply, difference
@@ -72,7 +72,6 @@ def led(before: Tree, after: Tree) -> Tree:
     return apply(before, through_json(changes))  # type: ignore[arg-type]
 
 
-@settings(deadline=None)
 @given(trees, trees)
 def test_a_difference_leads_from_any_value_to_any_other(
     before: Tree, after: Tree
@@ -83,7 +82,6 @@ def test_a_difference_leads_from_any_value_to_any_other(
     assert list(found.placed) == list(after.placed)
 
 
-@settings(deadline=None)
 @given(trees, st.data())
 def test_items_that_come_go_and_change_are_found(
     before: Tree, data: st.DataObject
@@ -98,7 +96,6 @@ def test_items_that_come_go_and_change_are_found(
     assert led(before, after) == after
 
 
-@settings(deadline=None)
 @given(trees, st.data())
 def test_entries_that_move_are_moved(before: Tree, data: st.DataObject) -> None:
     names = data.draw(st.permutations(list(before.named)))
@@ -106,7 +103,6 @@ def test_entries_that_move_are_moved(before: Tree, data: st.DataObject) -> None:
     assert list(led(before, after).named) == names
 
 
-@settings(deadline=None)
 @given(trees)
 def test_a_value_is_read_back_as_it_was_written(tree: Tree) -> None:
     assert from_data(Tree, through_json(to_data(tree))) == tree
