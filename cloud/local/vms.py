@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import json
 import logging
 import os
@@ -65,6 +66,7 @@ class LocalVms:
         self._tasks = tasks
         self._agents: dict[str, _Agent] = {}
         self.image = VmImage(cloud.settings.job)
+        self._places: dict[str, int] = {}
         self._versions: dict[str, str] = {}
         """Of the agents' software."""
         self._endings: dict[str, asyncio.Task[None]] = {}
@@ -223,10 +225,19 @@ class LocalVms:
             "private_address": vm.private_address,
             "num_slots": vm.offer.gpus,
             "slot_memory_bytes": vm.offer.gpu_memory_bytes,
+            "place": self._place(vm_id),
             "notices": notices,
         }
         write_private(path, json.dumps(facts))
         return path
+
+    def _place(self, vm_id: str) -> int:
+        """Return a VM's number among those alive: the lowest that is free, then its own."""
+        alive = self.cloud.alive
+        self._places = {k: n for k, n in self._places.items() if k in alive}
+        taken = set(self._places.values())
+        free = next(number for number in itertools.count() if number not in taken)
+        return self._places.setdefault(vm_id, free)
 
     async def terminate(self, vm_ids: Collection[str]) -> None:
         """End VMs; returns when all their processes have ended."""

@@ -99,6 +99,8 @@ class Bootstrap:
     """GPUs that the VM was rented with."""
     slot_memory_bytes: int = 0
     """Declared memory of a slot, where VMs share a machine; 0: not declared."""
+    place: int | None = None
+    """Its number among the VMs that share a machine, as far as that is known."""
 
     @classmethod
     def load(cls, path: Path) -> Bootstrap:
@@ -298,6 +300,7 @@ class Agent:
             job=spec.name,
             precision=spec.precision,
             min_gpus=self._bootstrap.min_gpus,
+            place=self._bootstrap.place,
             slot_memory_bytes=self._bootstrap.slot_memory_bytes,
         )
 

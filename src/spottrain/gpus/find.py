@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -43,6 +44,7 @@ def find_devices(
     job: str,
     precision: Precision = "fp32",
     min_gpus: int = 0,
+    place: int | None = None,
     slot_memory_bytes: int = 0,
 ) -> VmDevices | VmUnfit | GpuSick:
     """Return what the slots of this VM drive, or why it must not train.
@@ -54,6 +56,8 @@ def find_devices(
         job: Its name; processes of it, or of its pool, may be on the GPUs.
         precision: Of the job.
         min_gpus: GPUs that it was rented with.
+        place: Its number among VMs of the job that share a machine: each has other GPUs,
+            as far as there are enough. None: not known, and left to chance.
         slot_memory_bytes: Declared memory of a slot; 0: none.
     """
     gpus: tuple[GpuFacts, ...] = ()
@@ -75,7 +79,9 @@ def find_devices(
             choice,
             gpus,
             num_slots,
-            vm_id=vm_id,
+            first_gpu=zlib.crc32(job.encode()) + place * num_slots
+            if place is not None
+            else zlib.crc32(vm_id.encode()),
             cores=machine.cores(),
             min_gpus=min_gpus,
             slot_memory_bytes=slot_memory_bytes,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -77,7 +76,7 @@ def assign(
     gpus: Sequence[GpuFacts],
     num_slots: int,
     *,
-    vm_id: str,
+    first_gpu: int = 0,
     cores: int,
     min_gpus: int = 0,
     slot_memory_bytes: int = 0,
@@ -85,15 +84,14 @@ def assign(
 ) -> SlotDevices:
     """Return the devices of a VM's slots.
 
-    One slot per GPU; if there are more slots than GPUs, they are spread evenly. A VM with
-    fewer slots than its machine has GPUs takes different ones than its neighbours, as far
-    as chance will have it.
+    One slot per GPU; if there are more slots than GPUs, they are spread evenly.
 
     Args:
         choice: ``resources.device``; ``gpu`` for every VM that was rented for its GPUs.
         gpus: That may be used.
         num_slots: Slots of the VM.
-        vm_id: Its name.
+        first_gpu: Where a VM with fewer slots than its machine has GPUs begins to take
+            them, counted round and round: VMs that share a machine begin elsewhere.
         cores: Its CPU cores.
         min_gpus: GPUs that it was rented with.
         slot_memory_bytes: Declared memory of a slot; VMs that share a machine, as those
@@ -118,7 +116,7 @@ def assign(
             f"{describe(partitioned[0])} is partitioned (MIG); turn MIG off with "
             "'nvidia-smi -mig 0'"
         )
-    first = zlib.crc32(vm_id.encode()) if num_slots < len(gpus) else 0
+    first = first_gpu if num_slots < len(gpus) else 0
     chosen = [gpus[(first + slot) % len(gpus)] for slot in range(num_slots)]
     slots_on = Counter(gpu.uuid for gpu in chosen)
     shares = tuple(

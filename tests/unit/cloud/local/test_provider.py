@@ -18,7 +18,7 @@ import pytest
 from spottrain.cloud.local.market import MarketEvent, MarketSpec
 from spottrain.cloud.local.provider import LocalProvider
 from spottrain.cloud.port.errors import CloudError, VmNotFoundError
-from spottrain.cloud.port.provider import AgentBootstrap, VmState
+from spottrain.cloud.port.provider import AgentBootstrap, Vm, VmState
 
 if TYPE_CHECKING:
     from tests.unit.cloud.conftest import Cloud, Machine
@@ -33,6 +33,19 @@ def running(cloud: Cloud, machine: Machine) -> int:
     pid = machine.cloud(cloud.folder)
     assert pid is not None
     return pid
+
+
+def test_a_vm_has_the_lowest_place_on_this_machine_that_is_free(cloud: Cloud) -> None:
+    def place_of(vm: Vm) -> int:
+        cloud.boot(vm)
+        settings = cloud.folder / "vms" / vm.vm_id / "agent.json"
+        return int(json.loads(settings.read_text())["place"])
+
+    first, second = cloud.launch(2)
+    assert [place_of(first), place_of(second)] == [0, 1]
+    cloud.client().terminate([first.vm_id])
+    (third,) = cloud.launch()
+    assert place_of(third) == 0
 
 
 def test_an_agent_gets_its_settings_in_its_own_folder(cloud: Cloud) -> None:
@@ -52,6 +65,7 @@ def test_an_agent_gets_its_settings_in_its_own_folder(cloud: Cloud) -> None:
         "private_address": "127.0.0.1",
         "num_slots": 1,
         "slot_memory_bytes": vm.offer.gpu_memory_bytes,
+        "place": 0,
         "notices": {
             "kind": "local",
             "socket": str(cloud.folder / "cloud.sock"),

@@ -35,6 +35,12 @@ def test_slots_drive_gpus_where_there_are_some(machine_with: Put) -> None:
     assert set(found.greeting()) == {"devices", "memory_shares", "threads", "gpus"}
 
 
+def test_vms_that_share_a_machine_drive_gpus_of_their_own(machine_with: Put) -> None:
+    machine_with(5)
+    driven = [find("gpu", 2, place=place).slots.devices for place in range(2)]
+    assert len({device for devices in driven for device in devices}) == 4
+
+
 def test_only_gpus_that_are_driven_are_asked_for_their_health(
     machine_with: Put,
 ) -> None:

@@ -22,12 +22,12 @@ from spottrain.gpus.slots import (
 counts = st.integers(1, 9)
 
 
-@given(counts, counts, st.integers(1, 256), st.text(max_size=5))
+@given(counts, counts, st.integers(1, 256), st.integers(0, 2**32))
 def test_slots_are_spread_evenly_and_share_a_gpu_fairly(
-    num_gpus: int, num_slots: int, cores: int, vm_id: str
+    num_gpus: int, num_slots: int, cores: int, first_gpu: int
 ) -> None:
     gpus = [facts(index) for index in range(num_gpus)]
-    found = assign("auto", gpus, num_slots, vm_id=vm_id, cores=cores)
+    found = assign("auto", gpus, num_slots, first_gpu=first_gpu, cores=cores)
     assert len(found.devices) == len(found.memory_shares) == num_slots
     on = Counter(found.devices)
     assert set(on) <= {device_of(gpu) for gpu in gpus}
@@ -48,8 +48,8 @@ def test_slots_are_spread_evenly_and_share_a_gpu_fairly(
 def test_cpus_compute_with_one_thread_each(num_slots: int, cores: int) -> None:
     gpus = [facts()]
     for found in (
-        assign("cpu", gpus, num_slots, vm_id="a", cores=cores),
-        assign("auto", (), num_slots, vm_id="a", cores=cores),
+        assign("cpu", gpus, num_slots, cores=cores),
+        assign("auto", (), num_slots, cores=cores),
     ):
         assert found.devices == (CPU,) * num_slots
         assert found.threads == 1
@@ -58,21 +58,21 @@ def test_cpus_compute_with_one_thread_each(num_slots: int, cores: int) -> None:
 
 def test_vms_that_share_a_machine_share_its_gpu_by_their_declared_memory() -> None:
     gpu = facts(memory_bytes=80 * 10**9)
-    found = assign("gpu", [gpu], 1, vm_id="a", cores=16, slot_memory_bytes=20 * 10**9)
+    found = assign("gpu", [gpu], 1, cores=16, slot_memory_bytes=20 * 10**9)
     assert found.memory_shares == (0.25,)
     assert found.threads == 4
-    nearly = assign("gpu", [gpu], 1, vm_id="a", cores=16, slot_memory_bytes=79 * 10**9)
+    nearly = assign("gpu", [gpu], 1, cores=16, slot_memory_bytes=79 * 10**9)
     assert nearly.memory_shares == (1.0,)
 
 
 def test_cpus_never_stand_in_for_gpus() -> None:
     with pytest.raises(UnfitVmError, match="no driver; its CPUs are not used instead"):
-        assign("gpu", (), 1, vm_id="a", cores=4, why_none="no driver")
+        assign("gpu", (), 1, cores=4, why_none="no driver")
     gpus = [facts(index) for index in range(3)]
     with pytest.raises(UnfitVmError, match="3 of 4 GPUs can be used"):
-        assign("gpu", gpus, 4, vm_id="a", cores=4, min_gpus=4)
+        assign("gpu", gpus, 4, cores=4, min_gpus=4)
     with pytest.raises(UnfitVmError, match="partitioned"):
-        assign("auto", [facts(is_partitioned=True)], 1, vm_id="a", cores=4)
+        assign("auto", [facts(is_partitioned=True)], 1, cores=4)
 
 
 def test_a_device_names_its_gpu() -> None:
