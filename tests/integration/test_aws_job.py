@@ -132,7 +132,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 def lived_through(job: AwsJob, cloud: AwsVms, metadata: FakeMetadata) -> Story:
     """Launch the job, have the cloud take a VM, the manager die, and another VM go."""
-    job.pace(0.02)
+    job.pace(0.1)
     story = Story(job, cloud, job.launch("--detach"))
     assert story.launched.code == 0, story.launched.err
     state = job.until("two VMs", full_and_training)

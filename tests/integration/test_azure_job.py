@@ -77,7 +77,7 @@ def test_a_job_outlives_evictions_and_leaves_an_empty_cloud(
         machines = {"folder": str(tmp_path / "disks"), "port": port}
         fake.ask("rent_machines", **machines, metadata_url=metadata.url(""))
         with bucket() as s3, AzureJob(tmp_path, fake, port, s3) as job:
-            job.pace(0.02)
+            job.pace(0.1)
             launched = job.launch("--detach")
             assert launched.code == 0, launched.err
             before = set(job.until("two VMs", full_and_training).fleet.vms)

@@ -117,7 +117,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 
 def lived_through(job: GcpJob, fake: FakeGcp, metadata: FakeMetadata) -> Story:
     """Launch the job, have the cloud take two VMs, and let it end."""
-    job.pace(0.02)
+    job.pace(0.1)
     launched = job.launch("--detach")
     assert launched.code == 0, launched.err
     story = Story(job)

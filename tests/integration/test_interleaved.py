@@ -215,7 +215,7 @@ def test_deaths_and_morphs_between_layouts_open_no_checkpoint(
 def test_going_over_to_another_layout_moves_only_what_changes_its_owner(
     zygote: Zygote, tmp_path: Path
 ) -> None:
-    spec = job_spec(tmp_path)
+    spec = job_spec(tmp_path, steps=1000)
     with Fleet(spec, "ab", tmp_path / "log", zygote, SLOWLY) as fleet:
         fleet.ready()
         checkpoint = fleet.initialise()

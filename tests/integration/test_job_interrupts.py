@@ -106,6 +106,8 @@ def interrupt(job: Job, *, twice: bool = False) -> Left:
     job.until_trains(step + 3)
     if twice:
         job.until_paced(1000.0)
+        due = job.state().history.progress.step // 10 * 10
+        until("the last checkpoint", lambda: job.checkpoints()[0].step >= due)
     before = job.checkpoints()
     terminal.press(CTRL_C)
     if twice:

@@ -56,6 +56,7 @@ def test_a_job_goes_on_from_its_store_after_its_machine_has_burnt_down(
         job.pace(0.3)
         assert job.launch("--detach").code == 0
         before = job.until("a checkpoint", lambda s: s if has_saved(s) else None)
+        job.until_paced(1000.0)
         known = len(job.events())
         until("the copy of what is known", lambda: copied(job) >= known)
         job.kill_everything()

@@ -29,6 +29,7 @@ def test_the_first_plan_settles_a_size_that_was_left_open(tmp_path: Path) -> Non
 
         assert job.launch("--detach").code == 0
         state = job.until_trains(2)
+        job.pace(0.5)
         assert state.preparation.profile is not None
         assert list(state.preparation.profile.microbatch_sizes) == known
         assert job.run("stop", job.name).code == 0

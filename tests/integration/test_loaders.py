@@ -34,8 +34,10 @@ def spec_of(folder: Path, workers: int | None) -> JobSpec:
     )
 
 
-def start(spec: JobSpec, folder: Path, names: str, zygote: Zygote) -> Fleet:
-    environment = {"LOADER_FOLDER": str(folder), "TINY_SLEEP_S": "0.01"}
+def start(
+    spec: JobSpec, folder: Path, names: str, zygote: Zygote, loss_s: float = 0.01
+) -> Fleet:
+    environment = {"LOADER_FOLDER": str(folder), "TINY_SLEEP_S": str(loss_s)}
     return Fleet(spec, names, folder / "log", zygote, environment)
 
 
@@ -86,7 +88,7 @@ def test_the_same_bits_over_a_morph_with_loaders_that_die(
     spec = spec_of(tmp_path, workers=2)
     for index in (3, 17, 30):
         (tmp_path / f"kill-{index}").touch()
-    with start(spec, tmp_path, "ab", zygote) as fleet:
+    with start(spec, tmp_path, "ab", zygote, loss_s=0.2) as fleet:
         fleet.ready()
         deep = make_plan(spec, 2, 1, "ab", NUM_SECTIONS)
         checkpoint = fleet.initialise()

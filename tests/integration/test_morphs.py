@@ -66,7 +66,7 @@ def test_planned_morphs_keep_pids_and_open_no_checkpoint(
 def test_planned_morphs_leave_groups_on_devices_and_keep_pids(
     zygote: Zygote, tmp_path: Path, state: StateHome
 ) -> None:
-    spec = job_spec(tmp_path, steps=6, network="nccl")
+    spec = job_spec(tmp_path, steps=1000, network="nccl")
     hosts = {name: Host(device="deferred:3") for name in "abcd"}
     with Fleet(spec, "abcd", tmp_path / "log", zygote, SLOWLY, hosts=hosts) as fleet:
         fleet.ready()
@@ -77,8 +77,7 @@ def test_planned_morphs_leave_groups_on_devices_and_keep_pids(
             donors = [Slot(vm_id="d", index=0)] if number == 2 else []
             fleet.run(plan, checkpoint, donors)
             fleet.wait_for_step(number + 1)
-            if number < 2:
-                fleet.stop()
+            fleet.stop()
             fleet.wait_for_end({*names, *(slot.vm_id for slot in donors)})
         pids = fleet.pids()
 
@@ -86,7 +85,7 @@ def test_planned_morphs_leave_groups_on_devices_and_keep_pids(
 
 
 def test_only_sections_whose_owner_changes_move(zygote: Zygote, tmp_path: Path) -> None:
-    spec = job_spec(tmp_path)
+    spec = job_spec(tmp_path, steps=1000)
     with Fleet(spec, "abc", tmp_path / "log", zygote, SLOWLY) as fleet:
         fleet.ready()
         checkpoint = fleet.initialise()

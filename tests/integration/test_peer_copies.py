@@ -12,9 +12,10 @@ from tests.integration.jobs import HERE, Job, trains
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
 
 from spottrain.wire import messages
+from spottrain.wire.messages import MinibatchCommitted
 
 STEPS = 90
-SLOWLY = {"TINY_SLEEP_S": "0.01"}
+SLOWLY = {"TINY_SLEEP_S": "0.02"}
 
 
 def lose(fleet: Fleet, victim: str) -> int:
@@ -72,7 +73,10 @@ def test_losses_go_back_to_copies_on_other_vms(zygote: Zygote, tmp_path: Path) -
             copied = lose(fleet, victim)
             assert copied > 0
         fleet.run(make_plan(spec, 1, 1, "c", NUM_SECTIONS), first)
-        assert starts_of(fleet) == [copied]
+        (start,) = starts_of(fleet)
+        # Newer copies may have been made before the second loss.
+        committed = (r for _, r in fleet.history if isinstance(r, MinibatchCommitted))
+        assert copied <= start <= max(report.step for report in committed)
         assert fleet.wait_for_end({"c"})
         weights = read_weights(tmp_path / "checkpoints")
 

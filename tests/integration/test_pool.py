@@ -119,6 +119,7 @@ def submit_both(lab: Lab) -> None:
     assert planned.report["others"][0]["vms_before"] == {"local/cpu": 2}
     assert lab.launch(urgent, "--priority", "9").code == 0
     lab.has(first=1, urgent=2)
+    until("one VM is left", lambda: len(first.state().fleet.vms) == 1)
     (left,) = first.state().fleet.vms
     assert left in before, "it shrank: what trains is one of the same VMs"
     refused(lab.run("down", "lab"), 2, "--yes ends them")

@@ -113,7 +113,7 @@ def test_a_job_moves_to_another_cloud_and_leaves_both_empty(
         west.ask("quota", metric="N2_CPUS", limit=8)
         urls = {name: fake.url for name, fake in fakes.items()}
         with SkyJob(tmp_path, ports, urls) as job:
-            job.pace(0.02)
+            job.pace(0.1)
             launched = job.launch("--detach")
             assert launched.code == 0, launched.err
             assert "continuing without this cloud: azure" in launched.err

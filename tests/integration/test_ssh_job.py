@@ -96,7 +96,7 @@ def story(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Story]:
 def lived_through(job: SshJob, web: Web) -> Story:
     """Launch the job, and have a host, a connection and the manager die."""
     hosts = job.hosts
-    job.pace(0.02)
+    job.pace(0.1)
     story = Story(job, web, job.launch("--detach"))
     assert story.launched.code == 0, story.launched.err
     story.note(job.until("three hosts", full_and_training))

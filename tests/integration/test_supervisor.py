@@ -33,7 +33,7 @@ from spottrain.wire.codec import decode, encode
 
 @pytest.fixture
 def fleet(zygote: Zygote, tmp_path: Path) -> Iterator[Fleet]:
-    slow = {"TINY_SLEEP_S": "0.05"}
+    slow = {"TINY_SLEEP_S": "0.1"}
     with Fleet(job_spec(tmp_path), "a", tmp_path / "log", zygote, slow) as fleet:
         fleet.ready()
         yield fleet

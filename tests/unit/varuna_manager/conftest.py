@@ -108,7 +108,7 @@ class RecordingHandler:
             self.traces.append((vm_id, trace, content, len(self.reports)))
             self._changed.notify_all()
 
-    def wait_for(self, met: Callable[[], bool], timeout_s: float = 10.0) -> None:
+    def wait_for(self, met: Callable[[], bool], timeout_s: float = 60.0) -> None:
         with self._changed:
             assert self._changed.wait_for(met, timeout_s), (
                 self.registrations,

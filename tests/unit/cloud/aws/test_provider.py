@@ -280,12 +280,12 @@ def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
     aws: FakeAws, kind: str
 ) -> None:
     provider = aws.provider(answer_s=0.5 if kind == "hang" else 20.0, tries=4)
-    asked = launch_request(spot(provider), 2)
+    asked = launch_request(spot(aws.provider()), 2)
     aws.ask("fail", operation="RunInstances", kind=kind, seconds=1.5)
     with pytest.raises(CloudError) as told:
         provider.launch(asked)
     assert type(told.value) is CloudError
-    ids = {vm.vm_id for vm in provider.launch(asked).vms}
+    ids = {vm.vm_id for vm in aws.provider().launch(asked).vms}
     assert len(ids) == alive(aws) == 2
 
 

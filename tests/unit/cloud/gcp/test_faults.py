@@ -125,19 +125,19 @@ def test_a_launch_without_an_answer_is_neither_repeated_nor_forgotten(
     gcp: FakeGcp, kind: str
 ) -> None:
     provider = gcp.provider(answer_s=0.5 if kind == "hang" else 20.0)
-    asked = launch_request(spot(provider), 2)
+    asked = launch_request(spot(gcp.provider()), 2)
     gcp.ask("fail", operation="instances.bulk_insert", kind=kind, seconds=1.0)
     with pytest.raises(CloudError) as told:
         provider.launch(asked)
     assert type(told.value) is CloudError
-    ids = {vm.vm_id for vm in provider.launch(asked).vms}
+    ids = {vm.vm_id for vm in gcp.provider().launch(asked).vms}
     assert len(ids) == alive(gcp) == 2
 
 
 def test_a_launch_may_take_longer_than_one_request(gcp: FakeGcp) -> None:
-    provider = gcp.provider(answer_s=0.5)
+    provider = gcp.provider(answer_s=2.0)
     asked = launch_request(spot(provider))
-    gcp.ask("fail", operation="zone_operations.wait", kind="slow", seconds=1.0)
+    gcp.ask("fail", operation="zone_operations.wait", kind="slow", seconds=3.0)
     assert len(provider.launch(asked).vms) == 1
     gcp.ask("fail", operation="zone_operations.wait", kind="slow", seconds=1.0)
     with pytest.raises(CloudError) as told:

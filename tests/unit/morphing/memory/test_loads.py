@@ -162,7 +162,7 @@ def test_a_million_micro_batches_take_no_longer_than_a_few(kind: ScheduleKind) -
             times.append(time.perf_counter() - began)
         return min(times)
 
-    assert least_s(1_000_000) < 10 * least_s(100) + 1e-3
+    assert least_s(1_000_000) < 10 * least_s(100) + 0.05
 
 
 def test_one_run_of_sections_keeps_every_graph_unless_it_recomputes() -> None:

@@ -83,7 +83,7 @@ def test_a_schedule_of_many_micro_batches_is_whole_and_fast() -> None:
     begin_s = time.process_time()
     lists = make_schedule("varuna", 8, 20_000, recompute=True)
     # A second on an idle machine; minutes if time grew with the square.
-    assert time.process_time() - begin_s < 20
+    assert time.process_time() - begin_s < 60
     assert [len(tasks) for tasks in lists] == [60_000] * 7 + [40_000]
 
 

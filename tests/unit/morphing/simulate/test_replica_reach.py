@@ -107,7 +107,7 @@ def test_ten_million_micro_batches_take_as_many_instants_as_a_few(
     stages.append(StageTimes(forward_s=0.014, recompute_s=0.0, backward_s=0.026))
     begin_s = time.process_time()
     got = simulate_pipeline(schedule, stages, [Link(latency_s=0.001)] * 3)
-    assert time.process_time() - begin_s < 20  # compiling included; played: minutes
+    assert time.process_time() - begin_s < 60  # compiling included; played: minutes
     assert max(got.finish_s) >= count * 0.047
     once_s, twice_s = (
         max(

@@ -225,7 +225,7 @@ def test_a_heartbeat_takes_the_same_time_in_a_large_fleet() -> None:
         return asyncio.run(beats())
 
     small, large = (min(cost_s(n) for _ in range(3)) for n in (100, 10_000))
-    assert large < 5 * small
+    assert large < 30 * small
 
 
 # --- Measurements ---------------------------------------------------------------------
