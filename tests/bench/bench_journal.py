@@ -29,10 +29,11 @@ from spottrain.varuna_manager.core import step as core
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.daemon.loop import SNAPSHOT_EVENTS
 from spottrain.varuna_manager.jobs.folder import find
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Sample
 from spottrain.varuna_manager.jobs.replay.fold import Fold, Step
-from spottrain.varuna_manager.jobs.replication import begin_replication, uid_of
+from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.jobs.samples import Sampler
 from spottrain.varuna_manager.launch.takeover import take_over
 from spottrain.varuna_manager.reporting.history import JobHistory

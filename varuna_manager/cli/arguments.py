@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from spottrain.errors import ConfigError
-from spottrain.varuna_manager.jobs.folder import job_dir
+from spottrain.varuna_manager.jobs.folder import is_folder_name, job_dir
 
 
 def run_at_manager(context: typer.Context, name: str | None) -> str | None:
@@ -17,7 +17,9 @@ def run_at_manager(context: typer.Context, name: str | None) -> str | None:
         context: Of the command.
         name: The job that the command is about, if it is about one.
     """
-    if name is not None and (job := job_dir(name)).remote_manager_file.exists():
+    if name is None or not is_folder_name(name):
+        return name
+    if (job := job_dir(name)).remote_manager_file.exists():
         # Not above: it imports the cloud adapters, which most commands do not need.
         from spottrain.varuna_manager.cli.remote import forward_command
 
@@ -31,7 +33,7 @@ def _run_all_at_manager(context: typer.Context, names: list[str]) -> list[str]:
         run_at_manager(context, names[0])
         return names
     for name in names:
-        if job_dir(name).remote_manager_file.exists():
+        if is_folder_name(name) and job_dir(name).remote_manager_file.exists():
             raise ConfigError(
                 f"job {name} has its manager on a VM of its own, and cannot be compared "
                 "with others before it has ended; leave it out"

@@ -38,8 +38,8 @@ from spottrain.varuna_manager.config.clouds import (
 from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.format import age, dollars
 from spottrain.varuna_manager.jobs.folder import job_dir
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import JournalError
-from spottrain.varuna_manager.jobs.replication import uid_of
 from spottrain.varuna_manager.launch.providers import open_cloud
 
 SCHEMA_VERSION = 1

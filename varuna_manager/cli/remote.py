@@ -24,10 +24,10 @@ from spottrain.varuna_manager.core.model.events import VmsListed
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.follow import read_state
+from spottrain.varuna_manager.jobs.follow import read_state, uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.manager_location import RemoteManager
-from spottrain.varuna_manager.jobs.replication import stored_job, uid_of
+from spottrain.varuna_manager.jobs.replication import stored_job
 from spottrain.varuna_manager.launch import control, manager_vm
 from spottrain.varuna_manager.launch.providers import open_cloud
 from spottrain.varuna_manager.launch.ssh_command import argv_to, ssh_program

@@ -11,7 +11,6 @@ from pydantic import (
     BeforeValidator,
     Field,
     NonNegativeFloat,
-    PositiveFloat,
     PositiveInt,
     TypeAdapter,
     ValidationError,
@@ -46,6 +45,7 @@ _SHARED = ("seed", "zones", "return_after_s", "price_volatility")
 """Keys of the pool's ``local`` section that its jobs take over; events are a job's own."""
 
 
+Seconds = Annotated[float, Field(gt=0, le=1e7)]
 Weight = Annotated[float, Field(ge=1e-3, le=1e6)]
 """Of a job or a team against others; beyond that linear programs lose their precision."""
 
@@ -112,15 +112,15 @@ class PoolConfig(Section):
     budget: PoolBudgetConfig = PoolBudgetConfig()
     policy: Policy = "fair"
     """How the pool is divided; see docs/pool.md."""
-    teams: dict[str, TeamConfig] = {}  # noqa: RUF012 - pydantic copies it
+    teams: dict[JobName, TeamConfig] = {}  # noqa: RUF012 - pydantic copies it
     """Teams by name."""
     allow_on_demand: bool = False
     """Jobs may also rent on demand, as `resources.allow_on_demand` says."""
-    lease_s: PositiveFloat = 600.0
+    lease_s: Seconds = 600.0
     """Largest `manager.lease_s` of a job: so long its VMs may cost without a manager."""
-    min_stay_s: PositiveFloat = 60.0
+    min_stay_s: Seconds = 60.0
     """Time between two changes of sizes that are only for more throughput."""
-    round_s: PositiveFloat = 360.0
+    round_s: Seconds = 360.0
     """How long a job keeps VMs that others wait for, where not all fit together."""
     jobs: tuple[PoolJobConfig, ...] = ()
     """Jobs that are submitted with the pool."""

@@ -49,6 +49,11 @@ def home() -> Path:
     return user_state_path("spottrain")
 
 
+def is_folder_name(name: str) -> bool:
+    """Return whether a job or a pool may be in a folder of this name."""
+    return 0 < len(name) < 100 and not name.startswith(".") and "/" not in name
+
+
 LOCK_S = 2.0
 """How long to wait for a lock that a command may hold for a moment."""
 
@@ -222,7 +227,7 @@ def find(name: str) -> JobDir:
     Raises:
         ConfigError: There is none.
     """
-    if (job := job_dir(name)).journal.exists():
+    if is_folder_name(name) and (job := job_dir(name)).journal.exists():
         return job
     known = ", ".join(job.name for job in all_jobs()) or "none"
     raise ConfigError(

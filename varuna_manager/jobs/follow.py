@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass
 
-from spottrain.varuna_manager.core.model.events import Event
-from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.errors import SpottrainError
+from spottrain.varuna_manager.core.model.events import Event, JobSubmitted
+from spottrain.varuna_manager.core.model.state import JobPhase, NoJobError, State
+from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
 from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Measurements
 from spottrain.varuna_manager.jobs.replay.fold import Fold
@@ -74,6 +75,37 @@ class Follower:
     def close(self) -> None:
         """Close the journal."""
         self._journal.close()
+
+
+def uid_of(job: JobDir) -> str:
+    """Return the unique id of a job.
+
+    Raises:
+        JournalError: Its journal cannot be read.
+        NoJobError: It lacks the first event.
+    """
+    with closing(Journal(job.journal, read_only=True)) as journal:
+        _, event = next(journal.read(), (0, None))
+    if isinstance(event, JobSubmitted):
+        return event.settings.uid
+    raise NoJobError
+
+
+def folder_of(name: str, uid: str) -> JobDir:
+    """Return the folder of a job that may have ended, and whose name another one may have.
+
+    Args:
+        name: That it has, or had: what follows a point is left out.
+        uid: Its unique id; empty: not known.
+    """
+    if not uid:
+        return job_dir(name)
+    job = job_dir(name.partition(".")[0])
+    for folder in (job, *map(JobDir, job.path.parent.glob(f"{job.name}.*"))):
+        with suppress(SpottrainError):
+            if uid_of(folder) == uid:
+                return folder
+    return job_dir(f"{job.name}.gone")
 
 
 def read_story(job: JobDir, after_seq: int = 0) -> Iterator[JournalEntry]:

@@ -32,8 +32,7 @@ from tenacity import (
 
 from spottrain.errors import SpottrainError
 from spottrain.storage.store import StorageError, is_url
-from spottrain.varuna_manager.core.model.events import JobSubmitted, ReportReceived
-from spottrain.varuna_manager.core.model.state import NoJobError
+from spottrain.varuna_manager.core.model.events import ReportReceived
 from spottrain.varuna_manager.jobs.blocks import BlockCopy
 from spottrain.varuna_manager.jobs.bucket import (
     FencedError,
@@ -42,7 +41,7 @@ from spottrain.varuna_manager.jobs.bucket import (
     folder_mark,
 )
 from spottrain.varuna_manager.jobs.folder import JobDir
-from spottrain.varuna_manager.jobs.follow import ReplicationStatus, last_seq
+from spottrain.varuna_manager.jobs.follow import ReplicationStatus, last_seq, uid_of
 from spottrain.varuna_manager.jobs.journal import Absent, Journal, JournalRow
 from spottrain.varuna_manager.jobs.segments import Segment, merged, to_merge
 from spottrain.varuna_manager.jobs.snapshots import Beginning, CopiedSnapshot
@@ -67,20 +66,6 @@ _PATIENCE_S = 10.0
 
 class ReplicationError(SpottrainError):
     """The local journal is older than its copy in the store."""
-
-
-def uid_of(job: JobDir) -> str:
-    """Return the unique id of a job.
-
-    Raises:
-        JournalError: Its journal cannot be read.
-        NoJobError: It lacks the first event.
-    """
-    with contextlib.closing(Journal(job.journal, read_only=True)) as journal:
-        _, event = next(journal.read(), (0, None))
-    if isinstance(event, JobSubmitted):
-        return event.settings.uid
-    raise NoJobError
 
 
 def stored_job(job: JobDir) -> StoredJob | None:

@@ -29,8 +29,8 @@ from spottrain.varuna_manager.config.ssh import environment_of
 from spottrain.varuna_manager.jobs import manager_location
 from spottrain.varuna_manager.jobs.bucket import folder_mark
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.manager_location import OwnVm, RemoteManager
-from spottrain.varuna_manager.jobs.replication import uid_of
 from spottrain.varuna_manager.launch.manager_vm_bundle import (
     bundle,
     prepare_script,

@@ -33,8 +33,8 @@ from spottrain.pricing.prices.sources.registry import gcp_prices
 from spottrain.pricing.ranking.cooldowns import Span
 from spottrain.storage.store import is_object_url
 from spottrain.varuna_manager.config.clouds import AnyCloud
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.manager_location import own_vm
-from spottrain.varuna_manager.jobs.replication import uid_of
 from spottrain.varuna_manager.jobs.vm_history import open_history
 
 if TYPE_CHECKING:

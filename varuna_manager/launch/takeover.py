@@ -22,9 +22,9 @@ from spottrain.varuna_manager.jobs.bucket import (
     sha256_of,
 )
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal, JournalError
 from spottrain.varuna_manager.jobs.measurements import GenerationBegan
-from spottrain.varuna_manager.jobs.replication import uid_of
 from spottrain.varuna_manager.jobs.segments import Segment
 from spottrain.varuna_manager.jobs.snapshots import SnapshotError
 from spottrain.varuna_manager.launch.changes import check_steps

@@ -12,8 +12,8 @@ from spottrain.varuna_manager.config.job import load_config
 from spottrain.varuna_manager.core.model.events import Event, VmHeard
 from spottrain.varuna_manager.jobs.bucket import StoredJob
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal
-from spottrain.varuna_manager.jobs.replication import uid_of
 from spottrain.varuna_manager.launch import submit as submission
 
 

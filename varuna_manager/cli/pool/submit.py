@@ -9,7 +9,7 @@ import os
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +17,7 @@ from spottrain.errors import ConfigError, SpottrainError
 from spottrain.varuna_manager.config.job import JobConfig, SloConfig
 from spottrain.varuna_manager.config.pool import load_job_of, microusd, weight_of
 from spottrain.varuna_manager.config.ssh import check_secrets
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.replay.codec import to_data
 from spottrain.varuna_manager.launch import control, data, inspect, submit
 from spottrain.varuna_manager.launch.workdir import fingerprint, packed_files
@@ -167,7 +168,7 @@ def submit_job(pool: PoolDir, prepared: PreparedJob, say: Say) -> dict[str, Any]
         profile=prepared.profile,
     )
     asked = {
-        "request": to_data(prepared.request),
+        "request": to_data(replace(prepared.request, uid=uid_of(job))),
         "secrets": {name: os.environ[name] for name in config.secrets},
     }
     try:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from spottrain.errors import ConfigError
 from spottrain.units import HOUR_S
 from spottrain.varuna_manager.format import duration
-from spottrain.varuna_manager.pool.core.contests import contest_of
+from spottrain.varuna_manager.pool.core.contests import contest_of, too_large_for
 from spottrain.varuna_manager.pool.core.model import (
     JobRequest,
     PoolJob,
@@ -48,13 +48,13 @@ def _objection(state: PoolState, request: JobRequest) -> tuple[str, RefusalKind]
         held=none,
     )
     try:
-        _, fitting = contest_of(state, [job])
+        contest_of(state, [job])
     except ConfigError as error:
         return str(error), "request"
-    if not fitting:
+    if what := too_large_for(state, job):
         reason = (
-            f"{request.name}: larger than the pool at its smallest size; give it a "
-            "smaller one, or enlarge the pool"
+            f"{request.name}: larger than {what} at its smallest size; give it a "
+            f"smaller one, or {'enlarge the pool' if what == 'the pool' else 'raise them'}"
         )
         return reason, "capacity"
     return _too_late(state, job) or _too_dear(state, job) or "", "limits"
@@ -126,7 +126,7 @@ def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
     """
     now_s = state.now_s
     late: set[str] = set()
-    while jobs and now_s < math.inf:
+    while any(job.request.name not in late for job in jobs) and now_s < math.inf:
         contest, jobs = contest_of(replace(state, now_s=now_s), jobs)
         sizes = promised_vms(contest, jobs)
         rates = [job.rate(size) for job, size in zip(jobs, sizes, strict=True)]
@@ -159,20 +159,43 @@ def _late(state: PoolState, jobs: list[PoolJob]) -> frozenset[str]:
 
 
 def _too_dear(state: PoolState, job: PoolJob) -> str | None:
-    """Return why a job's money is less than its work costs at today's lowest price."""
-    cap = job.request.limits.max_microusd
-    if state.settings.budget_per == "life":
-        cap = min(cap, state.settings.limits.max_microusd)
-    least = min(
-        supply.microusd_per_hour * n / (rate * HOUR_S)
-        for supply, table in zip(state.supplies, job.request.throughputs, strict=True)
-        for n, rate in table
-        if rate > 0
-    )
-    cost = least * job.request.examples
-    if cost <= cap:
-        return None
-    return (
-        f"{job.request.name}: budget: got {cap / 1e6:.2f} USD; its work costs at least "
-        f"{cost / 1e6:.2f} USD at today's prices; allow that, or give it less to do"
-    )
+    """Return why a job's money is less than its work costs at today's lowest price, or than
+    the smallest grant."""
+    request, settings = job.request, state.settings
+    caps = [("budget", request.limits.max_microusd, False)]
+    for whose, limits, members in (
+        ("budget of the pool", settings.limits, state.jobs.values()),
+        (
+            f"budget of team {request.team}",
+            state.team(job).limits,
+            _team_of(state, job),
+        ),
+    ):
+        spent = sum(one.spent - one.spent_before for one in members)
+        is_monthly = settings.budget_per == "month"
+        left = limits.max_microusd - (0 if is_monthly else spent)
+        caps.append((whose, left, is_monthly))
+    pairs = zip(state.supplies, request.throughputs, strict=True)
+    sizes = [(s.microusd_per_hour * n, rate) for s, table in pairs for n, rate in table]
+    cost = min(price / rate for price, rate in sizes if rate > 0) * request.examples
+    begin = min(price for price, _ in sizes) * settings.shortest_grant_s
+    for whose, cap, is_monthly in caps:
+        # Of a month's dollars it may get more in the next one.
+        needed = begin if is_monthly else max(begin, cost)
+        if needed / HOUR_S > cap:
+            what = "to begin costs" if needed == begin else "its work costs at least"
+            return (
+                f"{request.name}: {whose}: got {_usd(max(0.0, cap))} USD; {what} "
+                f"{_usd(needed / HOUR_S)} USD at today's prices; allow that, or give it "
+                "less to do"
+            )
+    return None
+
+
+def _team_of(state: PoolState, job: PoolJob) -> list[PoolJob]:
+    team = job.request.team
+    return [one for one in state.jobs.values() if one.request.team == team]
+
+
+def _usd(microusd: float) -> str:
+    return f"{microusd / 1e6:.2f}" if microusd >= 1e4 else f"{microusd / 1e6:.6f}"

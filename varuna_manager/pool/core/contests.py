@@ -63,25 +63,44 @@ def _options(throughputs: Throughputs) -> tuple[Option, ...]:
 def contest_of(
     state: PoolState, jobs: Iterable[PoolJob]
 ) -> tuple[Contest, list[PoolJob]]:
-    """Return the pool with those of the jobs that it is large enough for."""
-    kinds = tuple(supply.name for supply in state.supplies)
-    vms = tuple(supply.vms for supply in state.supplies)
-    empty = Contest(kinds=kinds, vms=vms, claims=())
-    fitting, claims = [], []
-    for job in jobs:
-        claim = claim_of(state, job)
-        if any(empty.fits(option) for option in claim.options):
-            fitting.append(job)
-            claims.append(claim)
+    """Return the pool with those of the jobs that it, and their caps, have room for."""
+    fitting = [job for job in jobs if not too_large_for(state, job)]
     contest = Contest(
-        kinds=kinds,
-        vms=vms,
-        claims=tuple(claims),
+        kinds=tuple(supply.name for supply in state.supplies),
+        vms=tuple(supply.vms for supply in state.supplies),
+        claims=tuple(claim_of(state, job) for job in fitting),
         usd_per_hour=tuple(s.microusd_per_hour / MICRO for s in state.supplies),
         teams={name: team.weight for name, team in state.settings.teams.items()},
         caps=tuple(_caps(state, fitting)),
     )
     return contest, fitting
+
+
+def too_large_for(state: PoolState, job: PoolJob) -> str:
+    """Return what has no room for a job at its smallest size, whoever else there is.
+
+    Empty if it has its smallest size of one kind of VM at least.
+    """
+    pairs = zip(state.supplies, job.request.throughputs, strict=True)
+    smallest = [(supply, table[0][0]) for supply, table in pairs if table]
+    left = [(supply, n) for supply, n in smallest if n <= supply.vms]
+    if not left:
+        return "the pool"
+    team = job.request.team
+    for whose, limits in (
+        ("the pool's caps", state.settings.limits),
+        (f"the caps of team {team}", state.team(job).limits),
+        ("its own caps", job.request.limits),
+    ):
+        left = [
+            (supply, n)
+            for supply, n in left
+            if n <= limits.max_vms
+            and n * supply.microusd_per_hour <= limits.max_microusd_per_hour
+        ]
+        if not left:
+            return whose
+    return ""
 
 
 def _caps(state: PoolState, jobs: list[PoolJob]) -> Iterable[Cap]:

@@ -53,7 +53,10 @@ def decided(state: PoolState) -> PoolState:
     contest, jobs = contest_of(state, taking_part)
     none: Vms = (0,) * len(state.supplies)
     if not jobs:
-        cleared = {n: replace(j, target=none) for n, j in state.jobs.items()}
+        cleared = {
+            name: replace(job, target=none, target_rate=0.0)
+            for name, job in state.jobs.items()
+        }
         return replace(state, jobs=cleared)
     allotment = POLICIES[state.settings.policy](contest)
     round_s = state.settings.round_s

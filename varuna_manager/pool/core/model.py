@@ -94,6 +94,8 @@ class JobRequest:
     machine: str = ""
     """What its VMs are: owner, image, role, setup and network. A VM goes from one job to
     another without a boot only where this is the same; empty: never."""
+    uid: str = ""
+    """Of the job on disk: another one may have its name later."""
 
     @cached_property
     def best(self) -> float:

@@ -35,6 +35,7 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolJobEnded,
     PoolJobPaused,
     PoolJobPhase,
+    PoolSettings,
     PoolSettingsChanged,
     PoolStarted,
     PoolState,
@@ -94,7 +95,7 @@ def _fold(
         case SuppliesChanged():
             return replace(state, supplies=event.supplies), True, ()
         case PoolSettingsChanged():
-            return replace(state, settings=event.settings), True, ()
+            return _with_settings(state, event.settings), True, ()
         case PoolClosed():
             return replace(state, is_closed=True), True, ()
         case _:
@@ -285,6 +286,13 @@ def _with_weight(state: PoolState, name: str, weight: float) -> PoolState:
     if job is None:
         return state
     return state.with_job(replace(job, request=replace(job.request, weight=weight)))
+
+
+def _with_settings(state: PoolState, settings: PoolSettings) -> PoolState:
+    if settings.budget_per == "life":  # what was spent in earlier months counts again
+        jobs = {k: replace(job, spent_before=0) for k, job in state.jobs.items()}
+        state = replace(state, jobs=jobs)
+    return replace(state, settings=settings)
 
 
 def _is_lost(state: PoolState, job: PoolJob) -> bool:

@@ -20,6 +20,7 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolClosed,
     PoolCommand,
     PoolEvent,
+    PoolJobEnded,
     PoolJobPaused,
     PoolJobPhase,
     PoolSettingsChanged,
@@ -87,7 +88,8 @@ class PoolLoop:
                 async with asyncio.timeout(TICK_S):
                     await self._wake.wait()
             self._wake.clear()
-        await asyncio.to_thread(self._end_jobs)
+        for name in await asyncio.to_thread(self._end_jobs):
+            self.feed(PoolJobEnded(at_s=self.now_s(), job=name))
         self._pool.mark_down()
 
     def now_s(self) -> float:
@@ -181,10 +183,11 @@ class PoolLoop:
             self.feed(SuppliesChanged(at_s=self.now_s(), supplies=supplies))
 
     def _settings_changed(self, config: PoolConfig) -> None:
-        """Feed what the pool file says now."""
-        self._config = config
+        """Feed what the pool file says now, and store it."""
         settings = settings_of(config)
         self.feed(PoolSettingsChanged(at_s=self.now_s(), settings=settings))
+        self._pool.write(config)
+        self._config = config
         supplies = tuple(
             replace(supply, vms=vms_of(config, supply.name))
             for supply in self.state.supplies
@@ -197,8 +200,9 @@ class PoolLoop:
         runs = any(job.runs for job in jobs)
         return self.state.is_closed and not runs and not self._tasks
 
-    def _end_jobs(self) -> None:
-        """End the jobs of a pool that is taken down: their checkpoints stay."""
+    def _end_jobs(self) -> list[str]:
+        """End the jobs of a pool that is taken down: their checkpoints stay; return them."""
+        ended: list[str] = []
         for name, job in self.state.jobs.items():
             if job.phase is PoolJobPhase.ENDED:
                 continue
@@ -206,6 +210,9 @@ class PoolLoop:
                 self._managers.end(name)
             except SpottrainError as error:
                 logger.error("%s: %s", name, error)
+            else:
+                ended.append(name)
+        return ended
 
     # --- Requests -------------------------------------------------------------------------
 
@@ -215,12 +222,10 @@ class PoolLoop:
         Raises:
             SpottrainError: It is refused; says why, and what would do.
         """
-        known = self.state.jobs.get(request.name)
-        if known is None or known.phase is PoolJobPhase.ENDED:
-            self._managers.forget(request.name)
         refusals = self.feed(JobRequested(at_s=self.now_s(), request=request))
         for refusal in refusals:
             raise REFUSALS[refusal.kind](refusal.reason)
+        self._managers.begin(request.name, request.uid)
         self._managers.of(request.name).secrets = secrets
         self._wake.set()
         return {
@@ -290,7 +295,6 @@ class PoolLoop:
         for name, weight in weights:
             self.feed(PriorityChanged(at_s=self.now_s(), job=name, weight=weight))
         if config != self._config:
-            self._pool.write(config)
             self._settings_changed(config)
 
     def pause(self, name: str, *, is_paused: bool) -> None:
@@ -323,11 +327,14 @@ class PoolLoop:
 
 
 def _put(data: dict[str, Any], path: list[str], value: Any) -> None:
-    """Put a value where a path of keys leads."""
+    """Put a value where a path of keys leads; None: nothing is there any more."""
     *way, last = path
     place = data
     for part in way:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
             raise ConfigError(f"{'.'.join(path)}: unknown key")
-    place[last] = value
+    if value is None:
+        place.pop(last, None)
+    else:
+        place[last] = value

@@ -23,8 +23,8 @@ from spottrain.varuna_manager.core.model.state import (
     held_by_kind,
     kind_of,
 )
-from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
-from spottrain.varuna_manager.jobs.follow import Follower, read_state
+from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import Follower, folder_of, read_state
 from spottrain.varuna_manager.launch import control
 from spottrain.varuna_manager.launch.submit import can_be_resumed, start_manager
 from spottrain.varuna_manager.offers.fleets import JobThroughputs
@@ -147,6 +147,8 @@ class JobManagers:
         self._kinds = [supply.name for supply in supplies]
         self._watch = watch or self._watch_here
         self._watched: dict[str, WatchedJob] = {}
+        self._uids: dict[str, str] = {}
+        """Of jobs, by name."""
         self._prices: dict[str, float] = {}
         """The highest price that a running job sees of each kind, USD per hour."""
 
@@ -157,11 +159,14 @@ class JobManagers:
         return self._watched[name]
 
     def _watch_here(self, name: str) -> WatchedJob:
-        return WatchedJob(job_dir(name), JobThroughputs(self._kinds))
+        folder = folder_of(name, self._uids.get(name, ""))
+        return WatchedJob(folder, JobThroughputs(self._kinds))
 
-    def forget(self, name: str) -> None:
-        """Forget a job: another one has taken its name."""
-        self._watched.pop(name, None)
+    def begin(self, name: str, uid: str) -> None:
+        """Note whose a name is from now on."""
+        if self._uids.get(name) != uid:
+            self._uids[name] = uid
+            self._watched.pop(name, None)
 
     # --- Looking --------------------------------------------------------------------------
 
@@ -179,6 +184,7 @@ class JobManagers:
         """
         found: list[PoolEvent] = []
         for name, job in state.jobs.items():
+            self.begin(name, job.request.uid)
             if job.phase is PoolJobPhase.ENDED and not job.runs:
                 continue
             try:

@@ -11,9 +11,9 @@ from typing import Any
 
 from spottrain.errors import SpottrainError
 from spottrain.varuna_manager.core.model.state import JobPhase, State
-from spottrain.varuna_manager.jobs.folder import job_dir
-from spottrain.varuna_manager.jobs.follow import read_state
-from spottrain.varuna_manager.pool.core.contests import contest_of
+from spottrain.varuna_manager.jobs.follow import folder_of, read_state
+from spottrain.varuna_manager.pool.core.contests import too_large_for
+from spottrain.varuna_manager.pool.core.decide import with_time
 from spottrain.varuna_manager.pool.core.model import (
     PoolJob,
     PoolJobPhase,
@@ -48,9 +48,9 @@ def status(pool: PoolDir) -> dict[str, Any]:
     state = read_pool(pool)
     states: dict[str, State] = {}
     for name, job in state.jobs.items():
-        if job.phase is not PoolJobPhase.ENDED or "." not in name:
+        if job.request.uid or "." not in name:
             with contextlib.suppress(SpottrainError):
-                states[name] = read_state(job_dir(name))
+                states[name] = read_state(folder_of(name, job.request.uid))
     return document(
         pool.name,
         state,
@@ -94,6 +94,7 @@ def document(
         "max_vms": limits.max_vms,
         "max_usd": _usd(limits.max_microusd),
         "usd_spent": sum(job["usd_spent"] for job in jobs),
+        "usd_spent_this_month": _usd_this_month(state, now_s),
         "usd_per_hour": state.microusd_per_hour(tuple(held)) / 1e6,
         "max_usd_per_hour": _usd(limits.max_microusd_per_hour),
         "kinds": [
@@ -127,6 +128,14 @@ def _kinds(state: PoolState) -> range:
 
 def _usd(microusd: float) -> float | None:
     return None if math.isinf(microusd) else microusd / 1e6
+
+
+def _usd_this_month(state: PoolState, now_s: float) -> float | None:
+    """Return the part of the dollars spent that counts against the month's; None: all do."""
+    if state.settings.budget_per != "month":
+        return None
+    state = with_time(state, now_s)  # a month may have begun since
+    return sum(job.spent - job.spent_before for job in state.jobs.values()) / 1e6
 
 
 def _of_team(state: PoolState, team: str) -> int:
@@ -166,7 +175,9 @@ def _job(
         "deadline_s": deadline_s,
         "deadline_kept": None
         if deadline_s is None
-        else finish_s is not None and finish_s <= deadline_s,
+        else finish_s is not None
+        and finish_s <= deadline_s
+        and (takes_part or _state_of(job, state) in ("succeeded", "paused")),
         "why": why(name, pool, job, state),
         "rents_because": apart(pool, job) or None,
     }
@@ -293,9 +304,8 @@ def _may(job: PoolJob) -> Vms:
 
 
 def _why_nothing(pool: PoolState, job: PoolJob) -> str:
-    _, fitting = contest_of(pool, [job])
-    if not fitting:
-        return "larger than the pool at its smallest size"
+    if what := too_large_for(pool, job):
+        return f"larger than {what} at its smallest size"
     ahead = [j.request.name for j in pool.jobs.values() if any(j.target)]
     return (
         f"waits its turn ({pool.settings.policy}): {', '.join(ahead) or 'nobody'} first"

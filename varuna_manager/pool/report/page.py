@@ -15,6 +15,7 @@ import spottrain
 from spottrain.varuna_manager.format import NOTHING, dollars, duration
 from spottrain.varuna_manager.pool.core.model import Vms
 from spottrain.varuna_manager.pool.report.document import status
+from spottrain.varuna_manager.pool.report.tables import spent
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 from spottrain.varuna_manager.pool.store.journal import PoolJournal
 from spottrain.varuna_manager.reporting.html.allocations import Allocation, drawing
@@ -38,21 +39,39 @@ class Division(NamedTuple):
     """What the policy had decided on."""
 
 
+_Identity = tuple[str, float]
+"""The name that a job had at first, and when it arrived: one that has ended gets another name
+when its own is used again."""
+_ByJob = dict[_Identity, Vms]
+
+
 def divisions(pool: PoolDir) -> list[Division]:
     """Return how a pool's VMs were divided, whenever that changed.
 
     Raises:
         PoolJournalError: The journal is missing or damaged.
     """
-    found: list[Division] = []
+    found: list[tuple[float, _ByJob, _ByJob]] = []
+    names: dict[_Identity, str] = {}
     with closing(PoolJournal(pool.journal, read_only=True)) as journal:
         for entry in journal.entries():
-            jobs = entry.state.jobs.items()
-            held = {name: job.held for name, job in jobs}
-            due = {name: job.target for name, job in jobs}
+            jobs = {
+                (name.partition(".")[0], job.arrived_s): job
+                for name, job in entry.state.jobs.items()
+            }
+            names = dict(zip(jobs, entry.state.jobs, strict=True))
+            held = {one: job.held for one, job in jobs.items()}
+            due = {one: job.target for one, job in jobs.items()}
             if not found or found[-1][1:] != (held, due):
-                found.append(Division(entry.at_s, held, due))
-    return found[-MAX_MOMENTS:]
+                found.append((entry.at_s, held, due))
+
+    def named(vms: _ByJob) -> dict[str, Vms]:
+        return {names[one]: of_job for one, of_job in vms.items()}
+
+    return [
+        Division(at_s, named(held), named(due))
+        for at_s, held, due in found[-MAX_MOMENTS:]
+    ]
 
 
 def report_page(pool: PoolDir) -> str:
@@ -89,8 +108,7 @@ def report_page(pool: PoolDir) -> str:
 def _lead(document: Mapping[str, Any]) -> str:
     return (
         f"{document['state']}; policy {document['policy']}, at most "
-        f"{document['max_vms']:g} VMs; {dollars(document['usd_spent'])} of "
-        f"{dollars(document['max_usd'])} spent by {len(document['jobs'])} jobs"
+        f"{document['max_vms']:g} VMs; {spent(document)} by {len(document['jobs'])} jobs"
     )
 
 

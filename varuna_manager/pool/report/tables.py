@@ -22,6 +22,19 @@ COLOURS = {
 }
 
 
+def spent(document: Mapping[str, Any]) -> str:
+    """Return in words what a pool has spent of its dollars.
+
+    Args:
+        document: From ``document.status``.
+    """
+    total, cap = dollars(document["usd_spent"]), dollars(document["max_usd"])
+    month = document["usd_spent_this_month"]
+    if month is None:
+        return f"{total} of {cap} spent"
+    return f"{dollars(month)} of {cap} spent this month, {total} in all"
+
+
 def parts(document: Mapping[str, Any]) -> list[RenderableType]:
     """Return a pool's status for people.
 
@@ -31,7 +44,7 @@ def parts(document: Mapping[str, Any]) -> list[RenderableType]:
     head = (
         f"pool {document['name']}: {document['state']}, {document['policy']}; "
         f"{sum(kind['held'] for kind in document['kinds'])} of {document['max_vms']:g} VMs, "
-        f"{dollars(document['usd_spent'])} of {dollars(document['max_usd'])} spent, "
+        f"{spent(document)}, "
         f"{dollars(document['usd_per_hour'])} per hour"
     )
     table = Table(box=None, pad_edge=False, header_style="bold")

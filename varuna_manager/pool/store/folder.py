@@ -21,7 +21,7 @@ from pathlib import Path
 
 from spottrain.errors import ConfigError
 from spottrain.varuna_manager.config.pool import PoolConfig, parse_pool
-from spottrain.varuna_manager.jobs.folder import home, is_locked
+from spottrain.varuna_manager.jobs.folder import home, is_folder_name, is_locked
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ def find_pool(name: str) -> PoolDir:
     Raises:
         ConfigError: There is none.
     """
-    if (pool := pool_dir(name)).journal.exists():
+    if is_folder_name(name) and (pool := pool_dir(name)).journal.exists():
         return pool
     known = ", ".join(pool.name for pool in all_pools()) or "none"
     raise ConfigError(

@@ -18,7 +18,8 @@ from spottrain.errors import ConfigError
 from spottrain.storage.store import StorageError
 from spottrain.varuna_manager.jobs.bucket import StoredJobError, find_stored
 from spottrain.varuna_manager.jobs.folder import JobDir, job_dir
-from spottrain.varuna_manager.jobs.replication import begin_replication, uid_of
+from spottrain.varuna_manager.jobs.follow import uid_of
+from spottrain.varuna_manager.jobs.replication import begin_replication
 from spottrain.varuna_manager.launch import takeover
 from spottrain.varuna_manager.launch.takeover import take_over
 

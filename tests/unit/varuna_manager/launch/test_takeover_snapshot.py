@@ -19,6 +19,7 @@ from spottrain.varuna_manager.core.model import commands as c
 from spottrain.varuna_manager.core.model import events as e
 from spottrain.varuna_manager.jobs import blocks, bucket, segments
 from spottrain.varuna_manager.jobs.folder import JobDir
+from spottrain.varuna_manager.jobs.follow import uid_of
 from spottrain.varuna_manager.jobs.journal import Journal, JournalError
 from spottrain.varuna_manager.jobs.measurements import Cursor, Sample
 from spottrain.varuna_manager.jobs.replay.fold import Step
@@ -26,7 +27,6 @@ from spottrain.varuna_manager.jobs.replication import (
     JournalReplication,
     begin_replication,
     fill_in,
-    uid_of,
 )
 from spottrain.varuna_manager.jobs.samples import Sampler
 from spottrain.varuna_manager.jobs.segments import Segment

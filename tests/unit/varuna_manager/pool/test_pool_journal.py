@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sqlite3
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from spottrain.varuna_manager.pool.core.model import (
     PoolJobEnded,
     PoolJobPaused,
     PoolSettings,
+    PoolSettingsChanged,
     PoolStarted,
     PoolState,
     PriorityChanged,
@@ -148,6 +150,51 @@ def test_status_and_report_say_who_has_what_and_why(pool: PoolDir) -> None:
     page = report_page(pool)
     assert page.count("<svg ") == 2
     assert "urgent" in page
+
+
+def test_a_month_s_dollars_are_told_apart_from_all(pool: PoolDir) -> None:
+    state = play(pool)
+    job = replace(state.jobs["urgent"], spent=9_000_000, spent_before=4_000_000)
+    monthly = replace(state.settings, budget_per="month")
+    state = replace(state.with_job(job), settings=monthly)
+    others = sum(j.spent for j in state.jobs.values() if j.request.name != "urgent")
+    told = document("lab", state, {}, state.now_s, is_served=True)
+    assert told["usd_spent_this_month"] == 5.0 + others / 1e6
+    assert f"${told['usd_spent_this_month']:.2f} of $9.00 spent this month, $9" in str(
+        parts(told)[0]
+    )
+    later = document("lab", state, {}, state.now_s + 40 * 86_400, is_served=True)
+    assert later["usd_spent_this_month"] == 0.0
+    for_life = replace(monthly, budget_per="life")
+    changed = PoolSettingsChanged(at_s=state.now_s, settings=for_life)
+    state, _ = step(state, changed)
+    assert {job.spent_before for job in state.jobs.values()} == {0}
+
+
+def test_a_job_whose_name_is_used_again_keeps_its_own_history(pool: PoolDir) -> None:
+    state, at_s = FIRST, BEGIN_S
+    with closing(PoolJournal(pool.journal)) as journal:
+
+        def feed(event: PoolEvent) -> None:
+            nonlocal state
+            before = state
+            state, _ = step(before, event)
+            journal.append(before if before is not FIRST else None, event, state)
+
+        feed(PoolStarted(at_s=at_s))
+        feed(JobRequested(at_s=at_s, request=request("job")))
+        feed(reported(state, "job", at_s + 10, held=4))
+        feed(PoolJobEnded(at_s=at_s + 20, job="job"))
+        feed(reported(state, "job", at_s + 20, held=0))
+        feed(JobRequested(at_s=at_s + 5000, request=request("job")))
+        feed(reported(state, "job", at_s + 5030, held=2))
+    moments = {
+        name: [c.at_s - at_s for c in divisions(pool) if any(c.held.get(name, ()))]
+        for name in ("job", "job.1")
+    }
+    assert moments["job"] == [5030.0]
+    assert min(moments["job.1"]) == 10.0
+    assert max(moments["job.1"]) <= 20.0
 
 
 def test_a_paused_job_is_due_nothing(pool: PoolDir) -> None:

@@ -31,12 +31,15 @@ from spottrain.varuna_manager.pool.core.model import (
     Limits,
     PoolJobEnded,
     PoolJobPhase,
+    PoolSettingsChanged,
     PoolStarted,
     PoolState,
+    Team,
 )
 from spottrain.varuna_manager.pool.daemon.loop import PoolLoop
 from spottrain.varuna_manager.pool.daemon.managers import JobManagers, WatchedJob
-from spottrain.varuna_manager.pool.store.folder import create_pool
+from spottrain.varuna_manager.pool.report.document import status
+from spottrain.varuna_manager.pool.store.folder import create_pool, pool_dir
 from spottrain.varuna_manager.pool.store.journal import PoolJournal
 from spottrain.varuna_manager.pool.store.settings import settings_of, supplies_of
 
@@ -80,9 +83,97 @@ def test_a_job_that_cannot_be_promised_is_refused_with_its_exit_code(
     assert list(loop.state.jobs) == ["first"], "what is refused leaves nothing"
 
 
-def write_job(*ends: Any, pool: str = "lab") -> None:
+TIGHT = Limits(max_vms=4, max_microusd=1e7, max_microusd_per_hour=2e6)
+
+
+@pytest.mark.parametrize(
+    ("given", "changes", "code", "words"),
+    [
+        ({}, {"limits": Limits(max_microusd_per_hour=1e5)}, 5, "than the pool's caps"),
+        ({"team": "a"}, {}, 5, "job: larger than the caps of team a at its smallest"),
+        ({"team": "b"}, {}, 5, "larger than the caps of team b"),
+        ({"limits": Limits(max_vms=1)}, {}, 5, "larger than its own caps at"),
+        ({"team": "c"}, {}, 4, "budget of team c: got 3.00 USD; its work costs at"),
+        ({}, {"limits": Limits(max_microusd=3e6)}, 4, "budget of the pool: got 3.00"),
+        (
+            {},
+            {"limits": Limits(max_microusd=1e3), "budget_per": "month"},
+            4,
+            "pool: got 0.001000 USD; to begin costs 0.71 USD",
+        ),
+    ],
+)
+def test_a_job_that_caps_never_let_begin_is_refused(
+    loop: PoolLoop,
+    given: dict[str, Any],
+    changes: dict[str, Any],
+    code: int,
+    words: str,
+) -> None:
+    teams = {
+        "a": Team(limits=Limits(max_vms=1)),
+        "b": Team(limits=Limits(max_microusd_per_hour=1.5e6)),
+        "c": Team(limits=Limits(max_microusd=3e6)),
+    }
+    pool = replace(loop.state.settings, teams=teams, **{"limits": TIGHT, **changes})
+    loop.feed(PoolSettingsChanged(at_s=loop.now_s(), settings=pool))
+    asked = {"throughputs": (((2, 1.0),),), **given}
+    with pytest.raises(SpottrainError, match=words) as refused:
+        loop.submit(request(**asked), {})
+    assert refused.value.exit_code == code
+
+
+def test_what_was_spent_already_does_not_pay_for_a_job(loop: PoolLoop) -> None:
+    loop.submit(request(name="first"), {})
+    first = replace(loop.state.jobs["first"], spent=9_000_000)
+    loop.state = loop.state.with_job(first)
+    pool = replace(loop.state.settings, limits=TIGHT)
+    loop.feed(PoolSettingsChanged(at_s=loop.now_s(), settings=pool))
+    with pytest.raises(SpottrainError, match="its work costs at least 2"):
+        loop.submit(request(), {})
+
+
+def test_a_deadline_that_a_cap_forbids_is_refused_soon(loop: PoolLoop) -> None:
+    """Once it is missed by whatever is allowed, nothing more is followed in time."""
+    teams = {"a": Team(limits=Limits(max_vms=1))}
+    pool = replace(loop.state.settings, teams=teams)
+    loop.feed(PoolSettingsChanged(at_s=loop.now_s(), settings=pool))
+    asked = request(team="a", deadline_s=loop.now_s() + 360_000)
+    with pytest.raises(SpottrainError, match="the pool needs 4"):
+        loop.submit(replace(asked, examples=1.44e6), {})
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("round_s", 1e308, "less than or equal to"),
+        ("min_stay_s", 0.0, "greater than"),
+        ("teams..weight", 2.0, "teams"),
+        ("teams.A B.weight", 2.0, "teams"),
+    ],
+)
+def test_odd_settings_are_refused_and_change_nothing(
+    loop: PoolLoop, key: str, value: float, words: str
+) -> None:
+    before = loop.state.settings
+    with pytest.raises(SpottrainError, match=words):
+        loop.set({key: value})
+    assert loop.state.settings == before
+    assert pool_dir("lab").config().round_s == before.round_s
+
+
+def test_a_team_is_made_and_removed(loop: PoolLoop) -> None:
+    loop.set({"teams.visoin.weight": 3.0})
+    assert loop.state.settings.teams["visoin"].weight == 3.0
+    loop.set({"teams.visoin": None})
+    assert loop.state.settings.teams == {}
+
+
+def write_job(
+    *ends: Any, pool: str = "lab", uid: str = "uid", name: str = "job"
+) -> None:
     """Write the journal of a job of a pool."""
-    folder = job_dir("job")
+    folder = job_dir(name)
     folder.path.mkdir(parents=True)
     grant = PoolGrant(
         pool=pool,
@@ -91,7 +182,7 @@ def write_job(*ends: Any, pool: str = "lab") -> None:
         until_s=1e6,
         max_microusd=10**9,
     )
-    asked = settings(grant=grant)
+    asked = replace(settings(grant=grant), uid=uid)
     with closing(Journal(folder.journal)) as journal:
         journal.append(JobSubmitted(at_s=1.0, settings=asked), *ends)
 
@@ -126,6 +217,24 @@ def test_a_job_of_that_name_that_is_not_the_pools_is_left_alone(loop: PoolLoop) 
         loop.pause("job", is_paused=False)
     with pytest.raises(SpottrainError, match="has no job poet"):
         loop.pause("poet", is_paused=False)
+
+
+def test_another_job_that_has_taken_the_name_is_neither_watched_nor_told(
+    loop: PoolLoop,
+) -> None:
+    loop.submit(request(uid="ours"), {})
+    write_job(FAILED, uid="ours", name="job.1")
+    job_dir("job.1").mark_down()
+    write_job(ManagerStarted(at_s=1.0, software_version="1", pid=1), uid="theirs")
+    managers = JobManagers("lab", loop.state.supplies)
+    seen = managers.look(loop.state, loop.now_s())
+    assert PoolJobEnded in map(type, seen)
+    assert managers.of("job").folder == job_dir("job.1")
+    for event in seen:
+        loop.feed(event)
+    assert status(pool_dir("lab"))["jobs"][0]["state"] == "failed"
+    managers.end("job")
+    assert not job_dir("job").is_down
 
 
 class NotedJob(WatchedJob):
