@@ -19,7 +19,7 @@ from tests.fakes.object_store import CREDENTIALS as KEYS
 from tests.fakes.object_store import S3, bucket
 from tests.fakes.sshd import WHY_NOT
 from tests.integration.aws_vms import AwsVms, aws_vms
-from tests.integration.jobs import Job, trained_on, until, weights
+from tests.integration.jobs import Answer, Job, trained_on, until, weights
 from tests.integration.test_pool_hand_over import kill_at
 from tests.integration.undisturbed import undisturbed
 
@@ -59,6 +59,8 @@ class Story:
     first: PooledJob
     urgent: PooledJob
     pool: PoolDir
+    refused: Answer | None = None
+    """What a shell was told that had no secrets."""
     bill: list[dict[str, Any]] = field(default_factory=list)
     left: list[str] = field(default_factory=list)
     drifts: list[str] = field(default_factory=list)
@@ -114,6 +116,10 @@ def lived_through(story: Story, folder: Path, cloud: AwsVms) -> Story:
     instance_id = min(urgent.state().fleet.vms).partition(".")[0]
     cloud.fake.ask("interrupt", region=REGION, instance_id=instance_id)
     until("it is known", lambda: instance_id not in ids_of(urgent))
+    ours = first.environment
+    first.environment = {k: v for k, v in ours.items() if k not in KEYS}
+    story.refused = first.run("pool", "resume", "lab")
+    first.environment = ours
     assert first.run("pool", "resume", "lab").code == 0
     story.has(first=1, urgent=2)
 
@@ -169,6 +175,12 @@ def test_both_end_as_if_each_had_been_alone(
         assert outcome is not None
         assert outcome.kind == "succeeded", outcome
         assert weights(job.checkpoint_root) == reference
+
+
+def test_a_pool_goes_on_only_with_the_secrets_of_its_jobs(story: Story) -> None:
+    assert story.refused is not None
+    assert story.refused.code == 2
+    assert "is not set in the environment" in story.refused.error
 
 
 def test_the_cloud_never_has_more_vms_than_the_pool_may(story: Story) -> None:

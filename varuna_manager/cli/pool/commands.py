@@ -23,7 +23,9 @@ from spottrain.varuna_manager.cli.console import (
 from spottrain.varuna_manager.cli.pool.submit import plan, prepare, submit_job
 from spottrain.varuna_manager.config.files import read_value
 from spottrain.varuna_manager.config.pool import PoolConfig, load_pool
+from spottrain.varuna_manager.config.ssh import check_secrets
 from spottrain.varuna_manager.core.model.state import kind_of
+from spottrain.varuna_manager.jobs.follow import folder_of
 from spottrain.varuna_manager.pool.core.model import (
     PoolJobPhase,
     PoolStarted,
@@ -328,6 +330,7 @@ def resume(
             "it again"
         )
     if not pool.is_served():
+        _check_secrets(pool)
         say(f"pool {name} runs again (pid {start_daemon(pool)})")
     elif job is None:
         raise ConfigError(
@@ -336,6 +339,20 @@ def resume(
     if job is not None:
         ask_pool(pool, "pause", {"job": job, "is_paused": False})
     _show(pool, output)
+
+
+def _check_secrets(pool: PoolDir) -> None:
+    """Check that this shell has the secrets of all jobs that have not ended: the daemon
+    that had them is dead, and a manager that it starts anew needs them.
+
+    Raises:
+        ConfigError: One is missing.
+    """
+    for name, job in read_pool(pool).jobs.items():
+        if job.phase is not PoolJobPhase.ENDED:
+            folder = folder_of(name, job.request.uid)
+            if folder.path.exists():
+                check_secrets(folder.config().secrets)
 
 
 def down(
