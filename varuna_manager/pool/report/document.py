@@ -24,6 +24,8 @@ from spottrain.varuna_manager.pool.store.folder import PoolDir
 from spottrain.varuna_manager.pool.store.journal import PoolJournal, PoolJournalError
 
 SCHEMA_VERSION = 1
+_GOES_ON = ("queued", "stopped")
+"""Outcomes of a job's manager; those of a job are others, unless a person took it down."""
 
 
 def read_pool(pool: PoolDir) -> PoolState:
@@ -186,7 +188,9 @@ def _job(
 def _state_of(job: PoolJob, state: State | None) -> str:
     if job.phase is PoolJobPhase.ENDED:
         outcome = None if state is None else state.outcome
-        return "ended" if outcome is None else outcome.kind
+        if outcome is None:
+            return "ended"
+        return "down" if outcome.kind in _GOES_ON else outcome.kind
     if job.phase is PoolJobPhase.PAUSED:
         return "paused"
     if not any(job.held) and not any(job.granted):
@@ -242,7 +246,9 @@ def why(name: str, pool: PoolState, job: PoolJob, state: State | None) -> str:
     request = job.request
     if job.phase is PoolJobPhase.ENDED:
         outcome = None if state is None else state.outcome
-        return "it has ended" if outcome is None else outcome.reason
+        if outcome is None or outcome.kind in _GOES_ON:
+            return "it has ended"
+        return outcome.reason
     if job.phase is PoolJobPhase.PAUSED:
         return f"paused; 'spottrain pool resume {name} {request.name}' lets it go on"
     if pool.is_closed:

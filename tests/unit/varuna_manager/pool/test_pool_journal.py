@@ -9,8 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.simulation.test_simulation import settings
 
 from spottrain.varuna_manager.config.pool import parse_pool
+from spottrain.varuna_manager.core.model.commands import Outcome, OutcomeKind
+from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.varuna_manager.pool.core.model import (
     HoldingsReported,
     JobRequest,
@@ -195,6 +198,23 @@ def test_a_job_whose_name_is_used_again_keeps_its_own_history(pool: PoolDir) -> 
     assert moments["job"] == [5030.0]
     assert min(moments["job.1"]) == 10.0
     assert max(moments["job.1"]) <= 20.0
+
+
+@pytest.mark.parametrize(
+    ("kind", "shown", "why"),
+    [("queued", "down", "it has ended"), ("failed", "failed", "boom")],
+)
+def test_a_job_that_has_ended_is_told_as_what_became_of_it(
+    pool: PoolDir, kind: OutcomeKind, shown: str, why: str
+) -> None:
+    state = play(pool)
+    state, _ = step(state, PoolJobEnded(at_s=state.now_s, job="urgent"))
+    outcome = Outcome(kind=kind, exit_code=1, reason="boom")
+    seen = State(phase=JobPhase.ENDED, settings=settings(), outcome=outcome)
+    told = document("lab", state, {"urgent": seen}, state.now_s, is_served=True)
+    (job,) = (job for job in told["jobs"] if job["name"] == "urgent")
+    assert (job["state"], job["why"]) == (shown, why)
+    assert job["deadline_kept"] is not True
 
 
 def test_a_paused_job_is_due_nothing(pool: PoolDir) -> None:
