@@ -162,26 +162,21 @@ def _too_dear(state: PoolState, job: PoolJob) -> str | None:
     """Return why a job's money is less than its work costs at today's lowest price, or than
     the smallest grant."""
     request, settings = job.request, state.settings
+    is_monthly, jobs = settings.budget_per == "month", state.jobs.values()
+    team = [one for one in jobs if one.request.team == request.team]
     caps = [("budget", request.limits.max_microusd, False)]
     for whose, limits, members in (
-        ("budget of the pool", settings.limits, state.jobs.values()),
-        (
-            f"budget of team {request.team}",
-            state.team(job).limits,
-            _team_of(state, job),
-        ),
+        ("budget of the pool", settings.limits, jobs),
+        (f"budget of team {request.team}", state.team(job).limits, team),
     ):
-        spent = sum(one.spent - one.spent_before for one in members)
-        is_monthly = settings.budget_per == "month"
-        left = limits.max_microusd - (0 if is_monthly else spent)
-        caps.append((whose, left, is_monthly))
+        spent = 0 if is_monthly else sum(one.spent for one in members)
+        caps.append((whose, limits.max_microusd - spent, is_monthly))
     pairs = zip(state.supplies, request.throughputs, strict=True)
     sizes = [(s.microusd_per_hour * n, rate) for s, table in pairs for n, rate in table]
     cost = min(price / rate for price, rate in sizes if rate > 0) * request.examples
     begin = min(price for price, _ in sizes) * settings.shortest_grant_s
-    for whose, cap, is_monthly in caps:
-        # Of a month's dollars it may get more in the next one.
-        needed = begin if is_monthly else max(begin, cost)
+    for whose, cap, renews in caps:
+        needed = begin if renews else max(begin, cost)
         if needed / HOUR_S > cap:
             what = "to begin costs" if needed == begin else "its work costs at least"
             return (
@@ -190,11 +185,6 @@ def _too_dear(state: PoolState, job: PoolJob) -> str | None:
                 "less to do"
             )
     return None
-
-
-def _team_of(state: PoolState, job: PoolJob) -> list[PoolJob]:
-    team = job.request.team
-    return [one for one in state.jobs.values() if one.request.team == team]
 
 
 def _usd(microusd: float) -> str:
