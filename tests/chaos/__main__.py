@@ -4,6 +4,8 @@
     scripts/chaos --faults 200 --seed 7   random kinds, also before the job has got over
                                           the one before
     scripts/chaos --kinds agent hang      these once
+    scripts/chaos --short                 a tenth of the kinds once, as the gate does: which
+                                          one changes with the commit (tests/tiers.py)
 
 The job trains on four VMs of the local cloud. It must end as one that nothing happened
 to, bit for bit: weights, optimizer state and losses. The ledger must agree with the
@@ -27,6 +29,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests import tiers
 from tests.chaos.faults import KINDS, VMS, ZONE, Struck, written
 from tests.chaos.watch import Watch
 from tests.integration.jobs import Job, until, weights
@@ -284,8 +287,16 @@ def main() -> int:
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--faults", type=int, help="of random kinds")
-    parser.add_argument(
+    kinds = parser.add_mutually_exclusive_group()
+    kinds.add_argument(
         "--kinds", nargs="+", choices=KINDS, default=list(KINDS), metavar="KIND"
+    )
+    kinds.add_argument(
+        "--short",
+        dest="kinds",
+        action="store_const",
+        const=list(KINDS)[tiers.part() :: tiers.PARTS],
+        help="a tenth of the kinds",
     )
     arguments = parser.parse_args()
     folder = Path(tempfile.mkdtemp(prefix="chaos-"))

@@ -135,6 +135,7 @@ def test_a_release_leaves_nothing_of_the_job(account: Account) -> None:
     assert account.left() == []
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("carried_out", [False, True], ids=["unsent", "reply lost"])
 def test_a_crash_at_any_request_rents_nothing_twice(
     account: Account, carried_out: bool

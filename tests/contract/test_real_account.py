@@ -69,7 +69,7 @@ def pytest_run(*options: str, **environment: str) -> subprocess.CompletedProcess
         text=True,
         cwd=ROOT,
         env=inherited | environment,
-        timeout=280,
+        timeout=1500,
     )
 
 
@@ -83,6 +83,7 @@ def run(fake: FakeAws, folder: Path, *options: str) -> subprocess.CompletedProce
     return pytest_run(suite, *settings, *options, **where)
 
 
+@pytest.mark.rotated
 def test_the_suite_runs_on_an_account_and_leaves_it_empty(
     fake: FakeAws, tmp_path: Path
 ) -> None:
@@ -101,6 +102,7 @@ def test_no_launch_exceeds_the_cap(fake: FakeAws, tmp_path: Path) -> None:
     assert fake.ask("bill") == []
 
 
+@pytest.mark.rotated
 def test_leftovers_of_a_test_are_removed(fake: FakeAws) -> None:
     cloud = RealCloud([fake.provider()], SpendingCap(2.0))
     account = next(cloud.account())  # and it dies

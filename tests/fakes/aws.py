@@ -72,7 +72,7 @@ class FakeAws:
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._clients: dict[tuple[str, int, float], AwsClients] = {}
-        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=600)
 
     def ask(self, call: str, **arguments: Any) -> Any:
         """Call a method of ``aws_world.World``."""

@@ -58,7 +58,7 @@ class FakeAzure:
         self._http = httpx.Client(
             base_url=self.url,
             trust_env=False,
-            timeout=60,
+            timeout=600,
             verify=ssl.create_default_context(cafile=self.ca_file),
         )
         self._prices_url = self.ask("prices_url")

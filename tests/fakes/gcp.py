@@ -95,7 +95,7 @@ class FakeGcp:
     def __init__(self, port: int) -> None:
         self.url = f"http://127.0.0.1:{port}"
         self._clients: dict[tuple[str, float, float], GcpClients] = {}
-        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=60)
+        self._http = httpx.Client(base_url=self.url, trust_env=False, timeout=600)
 
     def ask(self, call: str, **arguments: Any) -> Any:
         """Call a method of ``gcp_world.World``."""

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from tests.fakes.sshd import Sshd
 
-_END_S = 30.0
+_END_S = 600.0
 
 
 class Machines:

@@ -25,7 +25,7 @@ class FakeMetadata:
 
     def __init__(self, port: int) -> None:
         self._url = f"http://127.0.0.1:{port}"
-        self._http = httpx.Client(base_url=self._url, trust_env=False, timeout=60)
+        self._http = httpx.Client(base_url=self._url, trust_env=False, timeout=600)
 
     def url(self, vm: str) -> str:
         """Return where a VM finds the service; for none, what such addresses begin with."""

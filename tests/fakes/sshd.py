@@ -22,7 +22,7 @@ SSHD = shutil.which(
 )
 WHY_NOT = "" if SSHD else "needs an OpenSSH server: apt-get install openssh-server"
 """Why there can be no such hosts here, if there cannot."""
-_START_S = 60.0
+_START_S = 600.0
 
 
 def keygen(path: Path) -> str:

@@ -40,7 +40,7 @@ __all__ = [
 
 HERE = Path(__file__).parent
 R = TypeVar("R")
-DEADLINE_S = 60.0
+DEADLINE_S = 600.0
 GRACE_S = 3.0
 """How long survivors may take to notice that a generation is broken."""
 

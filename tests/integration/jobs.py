@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 HERE = Path(__file__).parent
 SPOTTRAIN = (sys.executable, "-m", "spottrain.varuna_manager.cli.main")
-DEADLINE_S = 150.0
+DEADLINE_S = 1200.0
 """How long a test waits for anything."""
 POLL_S = 0.05
 STEPS = 120
@@ -288,7 +288,7 @@ class Job:
 
     def left_over(self) -> list[int]:
         """Return the pids of processes that stay: killed ones take a moment to go."""
-        deadline_s = time.monotonic() + 10
+        deadline_s = time.monotonic() + DEADLINE_S
         while (pids := self.processes()) and time.monotonic() < deadline_s:
             time.sleep(0.05)
         return pids

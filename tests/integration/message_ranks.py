@@ -28,7 +28,7 @@ from spottrain.pipeline.comm.p2p import Direction, PipelineLinks
 from spottrain.pipeline.devices.deferred import DeferredDevice
 from spottrain.pipeline.devices.host import HostDevice
 
-TIMEOUT_S = 30.0
+TIMEOUT_S = 600.0
 MOST = 5
 SHAPES = ((2, 3), (2, 3), (2, 3), (4,), (2, 3), (4,), (4,), (4,), (7, 1, 2), (4,))
 DTYPES = (torch.float32, torch.bfloat16, torch.float64)

@@ -86,6 +86,7 @@ def test_two_vms_measure_everything_together(fleet: Fleet) -> None:
     assert [(p.done, p.total) for p in progress] == [(n, 4) for n in (1, 2, 3, 4)]
 
 
+@pytest.mark.rotated
 def test_slots_beyond_the_cores_train_with_the_others_in_the_end(
     zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -106,6 +107,7 @@ def test_slots_beyond_the_cores_train_with_the_others_in_the_end(
     assert [ring.ranks for ring in profile.rings] == [2]
 
 
+@pytest.mark.rotated
 def test_one_slot_talks_to_itself(fleet: Fleet) -> None:
     begin(fleet, "aa")
 
@@ -122,6 +124,7 @@ def test_a_process_alone_assumes_links(fleet: Fleet) -> None:
     assert end(fleet).sources == (LINKS_ASSUMED,)
 
 
+@pytest.mark.rotated
 def test_transfers_and_both_updates_are_measured_on_a_device(
     zygote: Zygote, tmp_path: Path
 ) -> None:
@@ -145,6 +148,7 @@ def test_transfers_and_both_updates_are_measured_on_a_device(
     assert {s.output_element_bytes for s in profile.sections_at(1)[:-1]} == {4}
 
 
+@pytest.mark.rotated
 def test_every_size_sees_the_same_sections(fleet: Fleet) -> None:
     begin(fleet, "ab", sizes=(1, 4))
 
@@ -207,6 +211,7 @@ def test_a_participant_that_dies_ends_the_round_for_all(slow_fleet: Fleet) -> No
     check_profile(end(slow_fleet))
 
 
+@pytest.mark.rotated
 def test_a_newer_round_ends_the_one_before(slow_fleet: Fleet) -> None:
     begin(slow_fleet, "ab", sizes=(1, 2))
     first_progress(slow_fleet, -1)
@@ -221,6 +226,7 @@ def test_a_newer_round_ends_the_one_before(slow_fleet: Fleet) -> None:
     assert not set(older) & set(measuring_on(slow_fleet, "b"))
 
 
+@pytest.mark.rotated
 def test_a_round_that_is_given_up_never_begins(fleet: Fleet) -> None:
     for machine_ in fleet.machines.values():
         machine_.send(messages.AbandonGeneration(generation=-1))
@@ -247,6 +253,7 @@ def test_what_the_users_code_raises_is_the_users_error(
     assert "dataset in mini-batch 0 raised OSError: example" in report.message
 
 
+@pytest.mark.rotated
 def test_others_do_not_report_what_follows_from_an_error_of_the_users_code(
     zygote: Zygote, tmp_path: Path
 ) -> None:

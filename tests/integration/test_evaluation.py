@@ -100,6 +100,7 @@ def test_every_set_is_evaluated_as_often_as_asked(undisturbed: Fleet) -> None:
         assert names == ["accuracy", "even/accuracy", "perplexity"]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("shape", "kill"),
     [
@@ -141,6 +142,7 @@ def test_the_best_checkpoint_is_kept_beside_the_newest(
     assert read_manifest(store, kept[0].name).best_step == best
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("shape", [(1, 1), (2, 2)])
 def test_training_stops_early_without_improvement(
     zygote: Zygote, tmp_path: Path, shape: tuple[int, int]
@@ -164,6 +166,7 @@ def test_training_stops_early_without_improvement(
 # --- Losses that are not finite ---------------------------------------------------------------
 
 
+@pytest.mark.rotated
 def test_what_is_not_finite_is_skipped_by_all_stages_alike(
     zygote: Zygote, tmp_path: Path
 ) -> None:

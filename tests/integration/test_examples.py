@@ -23,6 +23,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 CLOUDS = ("aws", "azure", "gcp")
 
 
+@pytest.mark.rotated
 @pytest.mark.filterwarnings("default::FutureWarning")  # of peft
 @pytest.mark.parametrize(
     ("name", "sections", "metrics"),
@@ -52,6 +53,7 @@ def test_an_example_is_accepted(
     assert job.lr_schedule(config.steps) < 0.2
 
 
+@pytest.mark.rotated
 def test_the_first_jobs_on_clouds_are_accepted_and_their_vms_have_torch(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -74,6 +76,7 @@ def always(plan: Plan) -> Callable[[Sequence[str]], Plan]:
     return lambda _: plan
 
 
+@pytest.mark.rotated
 def test_the_fine_tune_in_bf16_ends_with_the_same_bits_at_2x1_with_a_kill(
     zygote: Zygote, tmp_path: Path
 ) -> None:

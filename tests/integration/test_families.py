@@ -12,6 +12,7 @@ from tests.integration.family_runs import outcome_of
 from tests.integration.fleet import Zygote
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("name", "sections"),
     [

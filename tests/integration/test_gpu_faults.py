@@ -71,6 +71,7 @@ def test_a_vm_whose_gpu_fails_is_returned_and_replaced(
     assert state.history.tally.preemptions_unnoticed == 0
 
 
+@pytest.mark.rotated
 def test_a_kernel_that_fails_costs_a_worker_and_no_vm(gpus: FakeGpus, job: Job) -> None:
     manager = job.start()
     state = job.wait_for(is_training)

@@ -21,6 +21,7 @@ from spottrain.wire import messages
 from spottrain.wire.model import StateHome
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("shape", [(1, 1), (1, 2)], ids=["1x1", "1x2"])
 @pytest.mark.parametrize(
     "hooks",
@@ -57,6 +58,7 @@ def test_a_worker_that_ends_itself_brings_the_state_of_its_device_to_safety(
     assert all("its state is in the VM's memory" in death.reason for death in deaths)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("hangs", "raises", "state", "outcome"),
     [
@@ -105,6 +107,7 @@ def test_a_worker_that_hangs_when_a_peer_is_gone_ends_itself_in_time(
     assert outcome in death.reason
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("device", ["deferred:3", "cpu"])
 @pytest.mark.parametrize("hook", [Hook.REDUCE, Hook.GATHERED])
 def test_an_error_aborts_groups_on_devices_and_no_worker_ends(
@@ -124,6 +127,7 @@ def test_an_error_aborts_groups_on_devices_and_no_worker_ends(
     assert all(len(pids) == 1 for pids in fleet.pids().values())
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "hooks",
     [

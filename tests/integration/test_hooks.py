@@ -114,6 +114,7 @@ def test_every_series_and_every_shape_meets_all_that_a_runtime_may_be() -> None:
         assert [set(values) for values in zip(*kinds, strict=True)] == wanted
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("depth", "width", "hooks", "runtime"), CASES)
 def test_workers_killed_at_any_hook_change_no_bit(
     zygote: Zygote,
@@ -133,6 +134,7 @@ def test_workers_killed_at_any_hook_change_no_bit(
         assert fleet.committed_twice() == []
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("hooks", SERIES, ids=str)
 def test_workers_of_an_interleaved_pipeline_killed_at_hooks_cost_nothing(
     zygote: Zygote,
@@ -175,6 +177,7 @@ VM_CASES = [
 ]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("depth", "width", "hook"), VM_CASES)
 def test_a_vm_lost_at_a_hook_costs_a_checkpoint_only_with_the_last_copy(
     zygote: Zygote,
@@ -199,6 +202,7 @@ def test_a_vm_lost_at_a_hook_costs_a_checkpoint_only_with_the_last_copy(
         assert fleet.committed_twice() == []
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("hook", [Hook.JOINED, Hook.AGREED, Hook.MOVED])
 @pytest.mark.parametrize("first", [Hook.REDUCE, Hook.PREPARED, Hook.DECIDED])
 def test_a_second_death_within_the_recovery_costs_nothing(

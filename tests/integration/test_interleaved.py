@@ -72,6 +72,7 @@ def assert_memory_is_released(fleet: Fleet, inputs: int) -> None:
         assert seen[-1] - seen[0] < (len(seen) - 1) * inputs * INPUT_BYTES
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("depth", "width", "chunks", "recompute"),
     [
@@ -103,6 +104,7 @@ def test_an_interleaved_pipeline_trains_to_the_same_bits(
     assert_memory_is_released(fleet, 12 // width * chunks)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("schedule", "bound", "recompute"),
     [
@@ -135,6 +137,7 @@ def test_any_other_schedule_and_bound_trains_to_the_same_bits(
     assert result == undisturbed[0]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("depth", "width", "changes"),
     [
@@ -162,6 +165,7 @@ def test_recompute_in_segments_trains_to_the_same_bits(
     assert_memory_is_released(fleet, 12 // width * 8)
 
 
+@pytest.mark.rotated
 def test_fast_mode_differs_from_exact_by_rounding_only(
     zygote: Zygote, undisturbed: tuple[dict[str, bytes], Fleet], tmp_path: Path
 ) -> None:
@@ -234,6 +238,7 @@ def test_going_over_to_another_layout_moves_only_what_changes_its_owner(
     assert sorted(moved) == [(1, 0, 2)] * 2 + [(2, 1, 0)] * 2 + [(3, 1, 0)] * 2
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("layouts", [(INTERLEAVED, {}), ({}, INTERLEAVED)])
 def test_a_checkpoint_of_one_layout_is_read_under_the_other(
     zygote: Zygote,

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 from tests.integration.jobs import Answer, Job
 
-pytestmark = pytest.mark.timeout(400)
-
 BAD_JOBS = """
 import dataclasses
 from tiny_job import job as tiny_job

@@ -13,7 +13,7 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.storage.open import open_store
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.rotated(parts=[2])
 
 
 @pytest.fixture(scope="module")

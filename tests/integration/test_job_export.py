@@ -16,8 +16,6 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @pytest.fixture(scope="module")
 def reference(tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:

@@ -26,8 +26,6 @@ from spottrain.wire import messages
 NEWER = "99.0.0"
 PACKAGE = Path(spottrain.__file__).parent
 
-pytestmark = pytest.mark.timeout(400)
-
 
 @dataclass(frozen=True)
 class Story:

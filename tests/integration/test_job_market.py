@@ -16,8 +16,6 @@ from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model.state import State
 from spottrain.wire import messages
 
-pytestmark = pytest.mark.timeout(400)
-
 STAGE_BYTES = 200_000
 """Too little for the whole model, enough for half of it."""
 LOSS_S = 0.3

@@ -10,8 +10,6 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 from spottrain.manifest import list_checkpoints
 from spottrain.storage.open import open_store
 
-pytestmark = pytest.mark.timeout(400)
-
 FIELDS = [
     "state",
     "steps_done",

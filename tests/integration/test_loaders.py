@@ -139,6 +139,7 @@ def wait_for_end(pidfd: int) -> None:
     os.close(pidfd)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("workers", [0, 2])
 def test_a_bad_example_is_told_with_the_users_traceback(
     zygote: Zygote, tmp_path: Path, workers: int
@@ -155,6 +156,7 @@ def test_a_bad_example_is_told_with_the_users_traceback(
     assert "loader_jobs.py" in str(caught.value)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("entrypoint", ["unread_job", "uneven_job"])
 def test_stages_that_use_no_value_of_the_batch_fetch_no_examples(
     zygote: Zygote, tmp_path: Path, entrypoint: str

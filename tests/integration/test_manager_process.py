@@ -41,7 +41,7 @@ from spottrain.varuna_manager.launch.control import request_stop
 from spottrain.wire import messages
 from spottrain.wire.model import ModelFacts, SectionFacts
 
-END_S = 90.0
+END_S = 900.0
 ENDLESS = 100_000
 """Steps that no test waits for: ``Job.may_end`` ends them."""
 TERMINATED = VmState.TERMINATED
@@ -247,6 +247,7 @@ def test_a_job_runs_to_its_end_and_leaves_nothing(
         assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
+@pytest.mark.rotated
 def test_a_second_job_of_a_model_trains_without_measuring(
     make_job: Callable[..., Job], tmp_path: Path
 ) -> None:
@@ -299,6 +300,7 @@ def test_vms_train_on_without_a_manager_and_the_next_one_finds_them(
     assert len(state.history.generations) == 1, "training was not interrupted"
 
 
+@pytest.mark.rotated
 def test_kill_9_of_everything_is_resumed_from_the_newest_checkpoint(
     make_job: Callable[..., Job],
 ) -> None:
@@ -332,6 +334,7 @@ def test_a_stopped_job_returns_its_vms_and_can_be_resumed(
     assert_ended_well(job, job.start())
 
 
+@pytest.mark.rotated
 def test_stop_now_returns_vms_without_a_checkpoint(
     make_job: Callable[..., Job],
 ) -> None:
@@ -346,6 +349,7 @@ def test_stop_now_returns_vms_without_a_checkpoint(
     assert newest.step == 0
 
 
+@pytest.mark.rotated
 def test_sigterm_lets_vms_train_on(make_job: Callable[..., Job]) -> None:
     job = make_job(steps=ENDLESS)
     manager = job.start()

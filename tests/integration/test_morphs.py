@@ -22,6 +22,7 @@ MORPHS = [
 ]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("shapes", MORPHS)
 def test_planned_morphs_keep_pids_and_open_no_checkpoint(
     zygote: Zygote, tmp_path: Path, shapes: list[tuple[int, int]]
@@ -62,6 +63,7 @@ def test_planned_morphs_keep_pids_and_open_no_checkpoint(
     assert [r.sections_loaded for r in started] == [0] * len(started)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("state", ["host", "device"])
 def test_planned_morphs_leave_groups_on_devices_and_keep_pids(
     zygote: Zygote, tmp_path: Path, state: StateHome
@@ -106,6 +108,7 @@ def test_only_sections_whose_owner_changes_move(zygote: Zygote, tmp_path: Path) 
     assert moved == {"a": 0, "b": 0, "c": 1}
 
 
+@pytest.mark.rotated
 def test_fast_and_exact_differ_by_rounding_only(zygote: Zygote, tmp_path: Path) -> None:
     losses: dict[Reduction, list[float]] = {}
     reductions: tuple[Reduction, ...] = ("fast", "exact")

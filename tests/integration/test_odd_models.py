@@ -30,6 +30,7 @@ def weights(
         return fleet.train(lambda _: plan, fleet.initialise())
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     "job",
     [
@@ -56,6 +57,7 @@ def test_uncommon_models_train_to_the_same_bits_on_every_shape(
     assert weights(zygote, tmp_path / "cut", job, (2, 1), segments=2) == reference
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("job", ["frozen_job", "bfloat16_job", "float16_job"])
 def test_uncommon_models_train_in_fast_mode(
     zygote: Zygote, tmp_path: Path, job: str

@@ -17,6 +17,7 @@ from spottrain.pipeline.base.faults import Action, Hook
 ENTRYPOINT = "optimizer_jobs:Nested"
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("name", "kept"),
     [
@@ -47,6 +48,7 @@ def undisturbed(
     return train(zygote, folder, 1, 1, entrypoint=ENTRYPOINT)[0]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("hook", "action", "width", "runtime"),
     [

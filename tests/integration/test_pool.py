@@ -19,7 +19,7 @@ from spottrain.varuna_manager.pool.report.document import read_pool
 from spottrain.varuna_manager.pool.store.folder import PoolDir
 from spottrain.varuna_manager.pool.store.journal import PoolJournal
 
-pytestmark = pytest.mark.timeout(300)
+pytestmark = pytest.mark.rotated(parts=[8])
 
 MAX_USD = 30.0
 """Pays for all VMs for as long as a grant: so much is set aside."""

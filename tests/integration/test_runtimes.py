@@ -53,6 +53,7 @@ def chosen(kept: Sequence[T], every: Iterable[T]) -> Sequence[T]:
 ALONE, BOTH = (1, 1), (2, 2)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("shape", "runtime"),
     chosen(
@@ -80,6 +81,7 @@ def test_gradients_that_leave_their_range_are_computed_again_to_the_same_bits(
     assert weights == undisturbed_in(runtime.precision, jumping)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("wire", ["bf16", "fp16"])
 def test_tensors_that_travel_in_fewer_bits_change_weights_by_rounding_only(
     zygote: Zygote, tmp_path: Path, wire: WireType
@@ -105,6 +107,7 @@ def test_tensors_that_travel_in_fewer_bits_change_weights_by_rounding_only(
     assert losses[1] == pytest.approx(losses[0], rel=2e-2)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("shape", "precision"),
     chosen(

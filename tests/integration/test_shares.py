@@ -94,6 +94,7 @@ class SharingFleet(Fleet):
         ]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("schedule", ["varuna", "1f1b", "gpipe"])
 def test_shares_change_in_the_middle_for_all_ranks_at_once(
     zygote: Zygote, longer: dict[str, bytes], tmp_path: Path, schedule: str
@@ -223,6 +224,7 @@ AROUND = [
 """Places before, at and after the change-over that follows mini-batch 0."""
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("hook", "step", "action"), AROUND)
 def test_a_rank_that_is_killed_around_the_change_over_costs_nothing(
     zygote: Zygote,

@@ -18,7 +18,6 @@ from spottrain.cloud.ssh.transport.hosts import Host, HostKeyError, UnfitHostErr
 from spottrain.errors import CapacityError
 
 pytestmark = [
-    pytest.mark.timeout(300),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

@@ -18,7 +18,7 @@ from spottrain.varuna_manager.core.model.records import VmPhase
 from spottrain.varuna_manager.core.model.state import State
 
 pytestmark = [
-    pytest.mark.timeout(400),
+    pytest.mark.rotated(parts=[6]),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

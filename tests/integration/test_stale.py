@@ -167,6 +167,7 @@ def train(
         return fleet.train(choose, fleet.initialise()), fleet
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("job", SECTIONS)
 def test_every_shape_trains_as_the_recurrence_says_bit_for_bit(
@@ -185,6 +186,7 @@ BLOWS = [
 ]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("shape", "hooks"), BLOWS, ids=["2x2", "2x1"])
 def test_deaths_anywhere_change_no_bit_and_lose_no_committed_mini_batch(
     zygote: Zygote, tmp_path: Path, shape: tuple[int, int], hooks: list[str]
@@ -204,6 +206,7 @@ def test_deaths_anywhere_change_no_bit_and_lose_no_committed_mini_batch(
     assert fleet.committed_twice() == []
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(
     ("shape", "changes"), [((2, 2), {}), ((2, 1), {"peer_copies": 1})], ids=str
 )
@@ -299,6 +302,7 @@ def test_gradients_out_of_range_are_computed_again_to_the_same_bits(
     assert found[0] == found[1] == found[2]
 
 
+@pytest.mark.rotated
 def test_fast_mode_differs_by_rounding_only(zygote: Zygote, tmp_path: Path) -> None:
     losses = []
     reductions: tuple[Reduction, ...] = ("fast", "exact")
@@ -316,6 +320,7 @@ def test_fast_mode_differs_by_rounding_only(zygote: Zygote, tmp_path: Path) -> N
     assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("state", "network"), [("host", "gloo"), ("device", "nccl")])
 def test_devices_whose_transfers_are_late_change_no_bit(
     zygote: Zygote, tmp_path: Path, state: str, network: Network

@@ -23,7 +23,7 @@ from tests.integration.stored_jobs import (
     unpacked,
 )
 
-pytestmark = pytest.mark.timeout(400)
+pytestmark = pytest.mark.nightly
 
 
 @pytest.fixture(scope="module")

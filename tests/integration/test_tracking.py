@@ -23,6 +23,8 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Row
 from spottrain.varuna_manager.tracking.lines import as_line
 
+pytestmark = pytest.mark.rotated(parts=[1, 6])
+
 
 @pytest.fixture
 def job(tmp_path: Path) -> Iterator[Job]:

@@ -16,7 +16,7 @@ VMS = {"aws": 15, "azure": 30, "gcp": 30}
 """moto takes its time."""
 
 
-@pytest.mark.timeout(120)
+@pytest.mark.rotated
 @pytest.mark.parametrize("name", CLOUDS)
 def test_after_many_faults_the_cloud_is_empty_and_its_bill_is_our_ledger(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -78,7 +78,6 @@ def short(**changes: Any) -> dict[str, Any]:
     return {"max_vms": 16, "spec": replace(SPEC, steps=STEPS)} | changes
 
 
-@pytest.mark.timeout(300)
 def test_a_new_account_with_a_quota_of_4_trains_on_4_though_16_are_wanted(
     fake: FakeCloud,
 ) -> None:
@@ -90,7 +89,6 @@ def test_a_new_account_with_a_quota_of_4_trains_on_4_though_16_are_wanted(
     assert "quota" not in story.refusals(), "nothing was asked for in vain"
 
 
-@pytest.mark.timeout(300)
 def test_a_job_that_only_measures_rents_one_vm_and_leaves_a_profile(
     fake: FakeCloud,
 ) -> None:
@@ -105,7 +103,6 @@ def test_a_job_that_only_measures_rents_one_vm_and_leaves_a_profile(
     assert fake.ask("left") == []
 
 
-@pytest.mark.timeout(300)
 def test_where_port_22_is_blocked_three_vms_are_paid_until_a_person_acts(
     fake: FakeCloud, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -124,7 +121,6 @@ def test_where_port_22_is_blocked_three_vms_are_paid_until_a_person_acts(
     story.provider.close()
 
 
-@pytest.mark.timeout(300)
 def test_an_image_without_torch_costs_the_first_vms_until_it_is_named(
     fake: FakeCloud, tmp_path: Path
 ) -> None:
@@ -142,7 +138,6 @@ def test_an_image_without_torch_costs_the_first_vms_until_it_is_named(
     story.provider.close()
 
 
-@pytest.mark.timeout(300)
 def test_a_bucket_in_another_region_is_named_before_anything_is_rented(
     fake: FakeCloud, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -160,7 +155,6 @@ def test_a_bucket_in_another_region_is_named_before_anything_is_rented(
     story.check_end()
 
 
-@pytest.mark.timeout(300)
 def test_two_people_with_one_account_and_one_name_train_side_by_side(
     fake: FakeCloud,
 ) -> None:
@@ -186,7 +180,6 @@ class Week(Story):
     busy_s = 21600.0
 
 
-@pytest.mark.timeout(300)
 def test_a_week_with_a_restart_and_an_eviction_every_day(fake: FakeCloud) -> None:
     story = Week(
         fake,

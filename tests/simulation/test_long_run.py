@@ -2,22 +2,13 @@
 
 from __future__ import annotations
 
-import datetime
-
 import pytest
 from tests.simulation.long_run import LongWorld
 from tests.simulation.mutations import MUTATIONS, Mutation, caught, small_world
+from tests.tiers import first_always
 
-ROTATING = 5
-"""Mutations a day that are put into the core."""
 FEW_SEEDS = 10
 """Those that are not rare are caught within so many."""
-
-
-def of_today() -> list[Mutation]:
-    quick = [mutation for mutation in MUTATIONS if not mutation.rare]
-    day = datetime.datetime.now(datetime.UTC).date().toordinal()
-    return [quick[(ROTATING * day + i) % len(quick)] for i in range(ROTATING)]
 
 
 def test_a_calm_job_of_32_vms_trains_for_days() -> None:
@@ -27,20 +18,26 @@ def test_a_calm_job_of_32_vms_trains_for_days() -> None:
     assert job.state.history.progress.minibatches_recomputed == 0
 
 
+@pytest.mark.nightly
 def test_a_job_of_32_vms_lives_through_a_day_of_faults() -> None:
     job = LongWorld(1, max_vms=32, hours=24.0, fault_h=2.0)
     job.live()
     assert job.faults
 
 
-@pytest.mark.parametrize("seed", [*range(3), 17, 45])
+@pytest.mark.parametrize("seed", first_always([*range(3), 17, 45]))
 def test_small_jobs_live_through_a_fault_every_three_minutes(seed: int) -> None:
     job = small_world(seed)
     job.live()
     assert job.faults
 
 
-@pytest.mark.parametrize("mutation", of_today(), ids=lambda mutation: mutation.name)
+@pytest.mark.rotated
+@pytest.mark.parametrize(
+    "mutation",
+    [mutation for mutation in MUTATIONS if not mutation.rare],
+    ids=lambda mutation: mutation.name,
+)
 def test_a_bug_in_the_core_is_found(mutation: Mutation) -> None:
     assert caught(mutation, range(FEW_SEEDS))
 

@@ -12,6 +12,7 @@ from tests.simulation.test_accounts import past_of
 from tests.simulation.test_simulation import SPEC, check_end, settings, torment
 from tests.simulation.two_clouds import Sky
 from tests.simulation.world import World
+from tests.tiers import first_always
 
 from spottrain.cloud.port.provider import Offer, Vm
 from spottrain.varuna_manager.core.replacement.moves import PAUSE_S, READY_BOUND_S
@@ -68,8 +69,8 @@ def zones(job: World) -> set[str]:
     }
 
 
-@pytest.mark.parametrize("far", [False, True])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("far", first_always([False, True]))
+@pytest.mark.parametrize("seed", first_always(range(2)))
 def test_a_fleet_moves_to_what_has_become_much_cheaper(seed: int, far: bool) -> None:
     job = moving(seed, far=far)
     job.run(until_s=100.0)
@@ -123,7 +124,7 @@ def test_nothing_moves_shortly_before_the_end_or_for_speed_or_over_the_hourly_ca
         assert {vm.offer.zone for vm in job.cloud.vms.values()} == {"a"}, changes
 
 
-@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("far", first_always([False, True]))
 def test_a_move_is_given_up_if_the_new_vms_do_not_come(far: bool) -> None:
     job = moving(0, far=far, steps=2_000)
     market_of(job).gives = 2
@@ -144,7 +145,7 @@ def test_a_move_is_given_up_if_the_new_vms_do_not_come(far: bool) -> None:
     assert zones(job) == {"b"}
 
 
-@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("far", first_always([False, True]))
 def test_an_old_vm_that_is_lost_meanwhile_does_not_end_training(far: bool) -> None:
     job = moving(1, far=far)
     job.run(until_s=100.0)
@@ -176,7 +177,7 @@ def test_a_job_that_moves_for_money_survives_a_volatile_market(
     assert job.state.history.progress.minibatches_lost == 0
 
 
-@pytest.mark.parametrize("far", [False, True])
+@pytest.mark.parametrize("far", first_always([False, True]))
 def test_a_manager_may_die_after_any_event_of_a_move(far: bool) -> None:
     reference = moving(2, far=far, steps=300)
     reference.run(until_s=300.0)

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import pytest
 from tests.simulation.test_simulation import check_end, torment, world
+from tests.tiers import first_always
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", first_always(range(3)))
 def test_a_plan_that_does_not_fit_is_planned_around(seed: int) -> None:
     job = world(seed)
     job.workers.memory_factor = 1.3
@@ -21,7 +22,7 @@ def test_a_plan_that_does_not_fit_is_planned_around(seed: int) -> None:
     assert shortage.times == len(job.state.history.generations) - 1
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_always(range(2)))
 def test_it_is_planned_around_whatever_else_happens(seed: int) -> None:
     job = world(seed)
     job.workers.memory_factor = 1.3

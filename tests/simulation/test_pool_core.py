@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 from tests.simulation.pool_world import TICK_S, World, story
+from tests.tiers import first_always
 
 from spottrain.cloud.port import provider as port
 from spottrain.pricing.sharing.allotment import POLICIES
@@ -32,7 +33,7 @@ from spottrain.varuna_manager.pool.core.step import step
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_always(range(2)))
 def test_caps_hold_and_every_job_ends_whatever_fails(policy: str, seed: int) -> None:
     story(policy, seed)
 
@@ -72,7 +73,7 @@ def test_jobs_that_do_not_fit_together_take_turns() -> None:
     assert min(trained) > 0.8 * max(trained)
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_always(range(2)))
 def test_a_pool_without_money_stops_at_its_cap(seed: int) -> None:
     capped = PoolSettings(limits=Limits(max_microusd=9_000_000), grant_s=3600.0)
     world = World(seed, capped, (4,))

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from tests.simulation.market import Cloud
 from tests.simulation.world import World
+from tests.tiers import first_always
 
 from spottrain.varuna_manager.core.model.events import StopRequested
 from spottrain.varuna_manager.core.model.settings import JobSettings
@@ -152,7 +153,7 @@ def test_a_manager_that_dies_after_any_event_rents_nothing_twice() -> None:
         assert [g.generation for g in job.state.history.generations] == [1]
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", first_always(range(6)))
 def test_a_job_with_many_faults_still_succeeds_and_loses_nothing(seed: int) -> None:
     job = world(seed)
     torment(job)
@@ -164,7 +165,7 @@ def test_a_job_with_many_faults_still_succeeds_and_loses_nothing(seed: int) -> N
     assert job.state.history.progress.minibatches_lost == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_always(range(2)))
 def test_the_same_seed_gives_the_same_run(seed: int) -> None:
     one, other = world(seed), world(seed)
     for job in (one, other):
@@ -173,7 +174,7 @@ def test_the_same_seed_gives_the_same_run(seed: int) -> None:
     assert one.journal == other.journal
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_always(range(4)))
 def test_a_budget_is_never_exceeded(seed: int) -> None:
     max_usd = 2.0
     job = world(seed, max_usd=max_usd)
@@ -185,7 +186,7 @@ def test_a_budget_is_never_exceeded(seed: int) -> None:
     assert job.finished.kind in ("budget", "succeeded")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", first_always(range(4)))
 def test_a_stop_saves_returns_everything_and_can_be_resumed(seed: int) -> None:
     job = world(seed)
     torment(job, mean_s=60.0)

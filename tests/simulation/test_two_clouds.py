@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from tests.simulation.test_simulation import SPEC, check_end, settings, torment
 from tests.simulation.two_clouds import Sky, TwoClouds
+from tests.tiers import first_always
 
 from spottrain.varuna_manager.core.fleet import BOOT_BOUND_S
 
@@ -49,7 +50,7 @@ def test_a_job_begins_where_it_is_cheapest_and_stays_in_one_region() -> None:
     assert seen == {frozenset(), frozenset({"east"})}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_always(range(2)))
 def test_a_job_moves_when_its_cloud_dies_and_pays_for_nothing_twice(seed: int) -> None:
     job = world(seed, max_vms=4)
     where: list[set[str]] = []
@@ -66,7 +67,7 @@ def test_a_job_moves_when_its_cloud_dies_and_pays_for_nothing_twice(seed: int) -
     assert {vm.offer.cloud for vm in job.sky.vms.values()} == {"east", "west"}
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_always(range(2)))
 def test_vms_of_a_cloud_that_refuses_new_ones_train_on(seed: int) -> None:
     job = world(seed, max_vms=4)
     job.after(100.0, lambda: dies(job, "east", with_vms=False))
@@ -78,7 +79,7 @@ def test_vms_of_a_cloud_that_refuses_new_ones_train_on(seed: int) -> None:
     assert job.state.history.tally.preemptions_unnoticed == 0
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", first_always(range(2)))
 def test_clouds_that_come_and_go_leave_nothing_behind(seed: int) -> None:
     job = world(seed, max_vms=5, spec=replace(SPEC, steps=50))
     torment(job, mean_s=60.0)

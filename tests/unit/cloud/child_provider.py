@@ -42,7 +42,7 @@ class OddProvider:
     name = "odd"
 
     def __init__(self, settings: dict[str, Any]) -> None:
-        self._gate = threading.Barrier(settings.get("together", 1), timeout=60)
+        self._gate = threading.Barrier(settings.get("together", 1), timeout=600)
 
     def offers(self) -> Sequence[Offer]:
         self._gate.wait()

@@ -15,7 +15,7 @@ from tests.fakes.metadata import FakeMetadata
 from spottrain.cloud.notices import gcp, hear
 from spottrain.cloud.notices.source import NoticeSource
 
-TIMEOUT_S = 60
+TIMEOUT_S = 600.0
 _numbers = itertools.count()
 
 

@@ -20,7 +20,7 @@ Place = tuple[str, int]
 @pytest.fixture
 def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Place]:
     monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    server = open_rendezvous("127.0.0.1", 0, is_server=True, timeout_s=30.0)
+    server = open_rendezvous("127.0.0.1", 0, is_server=True, timeout_s=600.0)
     yield "127.0.0.1", server.port  # type: ignore[attr-defined]
     del server
 

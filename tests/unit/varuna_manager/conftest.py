@@ -108,7 +108,7 @@ class RecordingHandler:
             self.traces.append((vm_id, trace, content, len(self.reports)))
             self._changed.notify_all()
 
-    def wait_for(self, met: Callable[[], bool], timeout_s: float = 60.0) -> None:
+    def wait_for(self, met: Callable[[], bool], timeout_s: float = 600.0) -> None:
         with self._changed:
             assert self._changed.wait_for(met, timeout_s), (
                 self.registrations,
@@ -191,7 +191,7 @@ class Manager:
 
         assert self._loop is not None
         self._loop.call_soon_threadsafe(run)
-        assert done.wait(60)
+        assert done.wait(600)
 
     def admit(self, vm_id: str) -> str:
         """Let a VM in; return its token."""

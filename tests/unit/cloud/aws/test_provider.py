@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -74,17 +72,6 @@ def test_it_can_do_all_that_aws_can(aws: FakeAws) -> None:
     assert isinstance(provider, ReportsQuota)
     assert isinstance(provider, ReportsSpotPools)
     assert isinstance(provider, SimulatesInterruption)
-
-
-def test_importing_and_making_it_costs_no_sdk() -> None:
-    code = (
-        "import sys\n"
-        "from spottrain.cloud.aws.provider import AwsProvider as P\n"
-        "from spottrain.cloud.aws.settings import AwsSettings as S\n"
-        "P(S(instance_types=()), None, None)\n"
-        "sys.exit(any(n.startswith('boto') for n in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
 def test_a_type_without_facts_is_refused_before_anything_is_asked(

@@ -43,7 +43,7 @@ def host_of(target: SshTarget, key_file: Path) -> Host:
 
 def connected(host: Host) -> Session:
     """Return a session once the server answers."""
-    deadline_s = time.monotonic() + 20
+    deadline_s = time.monotonic() + 600
     while True:
         try:
             return Session(host)

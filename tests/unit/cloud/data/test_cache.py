@@ -241,13 +241,13 @@ def test_a_process_that_waited_for_the_lock_uses_the_fetched_data(
     class Slow(Shelf):
         def fetch(self, file: SourceFile, target: Path) -> None:
             reached.set()
-            assert may_go.wait(60)
+            assert may_go.wait(600)
             super().fetch(file, target)
 
     slow, other = Slow({"a": b"1"}), Shelf({"a": b"1"})
     with ThreadPoolExecutor() as pool:
         first = pool.submit(ensure, Cache(tmp_path), slow)
-        assert reached.wait(60)
+        assert reached.wait(600)
         second = pool.submit(ensure, Cache(tmp_path), other)
         may_go.set()
         assert first.result(60) == second.result(60)

@@ -5,7 +5,6 @@ from dataclasses import asdict, replace
 from typing import Any, get_args
 
 import pytest
-from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, invariant, rule
 
@@ -267,7 +266,6 @@ class Market(RuleBasedStateMachine):
 
 
 TestMarket = Market.TestCase
-TestMarket.settings = settings(max_examples=50)
 
 
 def test_a_cleared_vm_is_given_once_in_time_and_comes_once() -> None:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import queue
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +17,7 @@ if TYPE_CHECKING:
 
     from spottrain.cloud.port.provider import Vm
 
-TIMEOUT_S = 60
+TIMEOUT_S = 600.0
 
 
 @contextmanager
@@ -99,14 +97,3 @@ def test_machines_without_a_cloud_get_no_notices() -> None:
     source = hear.open_source({"kind": "none"})
     assert source.ask() == VmOutlook()
     hear.acknowledge(source)
-
-
-def test_an_agent_can_listen_with_the_standard_library_alone() -> None:
-    program = "import sys, spottrain.cloud.notices.hear; print(*sys.modules)"
-    loaded = subprocess.run(
-        [sys.executable, "-c", program], capture_output=True, text=True, check=True
-    ).stdout.split()
-    packages = {name.partition(".")[0] for name in loaded}
-    ours = {"spottrain", "__main__"}
-    foreign = packages - sys.stdlib_module_names - ours
-    assert not [p for p in foreign if not p.startswith(("_", "__editable"))], foreign

@@ -29,7 +29,7 @@ def play(tmp_path: Path, age_s: float | None) -> bool:
         (commands / name).write_text(f"#!/bin/sh\n{body}\n")
         (commands / name).chmod(0o755)
     env = {**os.environ, "PATH": f"{commands}:{os.environ['PATH']}"}
-    subprocess.run(["/bin/sh", "-c", watch], env=env, check=False, timeout=60)
+    subprocess.run(["/bin/sh", "-c", watch], env=env, check=False, timeout=600)
     return (tmp_path / "off").exists()
 
 

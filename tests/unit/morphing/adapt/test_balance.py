@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.morphing.adapt.balance import MIN_OBSERVATIONS, ShareBalancer, start
@@ -82,7 +82,6 @@ def test_like_machines_keep_their_shares_whatever_the_noise(replicas: int) -> No
     assert changed <= 2
 
 
-@settings(max_examples=50)
 @given(
     st.lists(st.floats(0.2, 20), min_size=2, max_size=6),
     st.integers(0, 5),

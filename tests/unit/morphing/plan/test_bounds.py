@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_choose import inputs
 
@@ -120,7 +120,6 @@ def cases(draw: st.DrawFn) -> PlanInputs:
     )
 
 
-@settings(max_examples=60)
 @given(cases(), st.data())
 def test_no_bound_exceeds_the_simulation(case: PlanInputs, data: st.DataObject) -> None:
     layouts = Layouts(case, 4)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.morphing.plan.test_choose import MIB, inputs
 
@@ -43,7 +43,6 @@ def fleets(draw: st.DrawFn) -> PlanInputs:
     return case
 
 
-@settings(max_examples=60)
 @given(fleets(), st.integers(0, 9))
 def test_the_order_of_slots_does_not_matter(case: PlanInputs, seed: int) -> None:
     slots = list(case.slots)
@@ -59,7 +58,6 @@ def renamed(case: PlanInputs, names: dict[str, str]) -> PlanInputs:
     return replace(case, slots=slots, previous=previous)
 
 
-@settings(max_examples=60)
 @given(fleets(), st.permutations(range(5)))
 def test_names_of_vms_matter_only_between_equal_vms(
     case: PlanInputs, order: list[int]

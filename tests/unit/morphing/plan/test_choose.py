@@ -4,8 +4,9 @@ import re
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 
 from spottrain.morphing.memory.memory import plan_bytes
 from spottrain.morphing.plan.candidates import Candidate
@@ -184,7 +185,7 @@ def test_on_one_vm_no_plan_outlives_it() -> None:
 
 
 @given(st.floats(0.0, 0.08))
-@settings(max_examples=20)
+@costly
 def test_near_ties_go_to_the_plan_that_outlives_any_vm(reducing_s: float) -> None:
     def alone(depth: int) -> float:
         """Return the time of the best plan of that depth."""
@@ -511,7 +512,6 @@ cases = st.builds(
 )
 
 
-@settings(max_examples=40)
 @given(
     cases,
     st.booleans(),
@@ -546,7 +546,7 @@ def test_a_chosen_plan_fits_and_takes_the_predicted_time(
     assert follow == plan
 
 
-@settings(max_examples=30)
+@costly
 @given(
     cases.filter(lambda case: case.slots[0].memory_bytes == 2**40),
     st.sampled_from([1e7, 1e9]),

@@ -5,7 +5,7 @@ import math
 from collections.abc import Callable
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.morphing.errors import PlanError
@@ -116,7 +116,6 @@ small_types = st.builds(
 )
 
 
-@settings(max_examples=60)
 @given(
     st.integers(1, 8),
     st.lists(small_types, min_size=1, max_size=3),

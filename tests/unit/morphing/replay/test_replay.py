@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.morphing.conftest import REPOSITORY
 from tests.unit.morphing.spot import lives, shapes, spot_group, workload
@@ -191,7 +191,6 @@ def test_constants_that_make_no_sense_are_refused(name: str, value: float) -> No
         CostModel(**{name: value})
 
 
-@settings(max_examples=60)
 @example(3147, 3, 30.0, 1.0)
 @given(
     st.integers(0, 10_000),

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.morphing.original import original_finish_s
 from tests.unit.morphing.pipelines import (
@@ -68,7 +68,6 @@ def test_beyond_the_originals_end_a_closed_form_holds_in_its_conditions() -> Non
 
 
 @given(pipelines(longest=400), st.sampled_from(Conditions))
-@settings(max_examples=200)
 def test_a_leap_ends_where_the_whole_way_ends(
     pipeline: tuple[Schedule, list[StageTimes], list[Link]], conditions: Conditions
 ) -> None:

@@ -12,8 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 
 from spottrain.errors import UserCodeError
 from spottrain.pipeline.loader.encoding import UnsendableError
@@ -132,7 +133,7 @@ NAMES = st.builds(
 )
 
 
-@settings(max_examples=15)
+@costly
 @given(
     asked=st.lists(st.tuples(NAMES, st.lists(NAMES, max_size=5)), max_size=12),
     workers=st.integers(0, 3),

@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 from tests.unit.pipeline.blocks import WIDTH, make_job, plain
 from torch import nn
 
@@ -170,7 +171,7 @@ def test_a_loss_that_reads_values_has_the_same_flops() -> None:
 
 
 @given(st.sets(st.integers(1, 7), min_size=1))
-@settings(max_examples=25)
+@costly
 def test_the_sum_over_sections_does_not_depend_on_the_cut(cuts: set[int]) -> None:
     def model() -> nn.Module:
         layers: list[nn.Module] = []

@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 from tests.unit.pipeline.blocks import WIDTH, Blocks, linear, make_job, plain
 from torch import nn
 
@@ -117,7 +118,7 @@ def test_a_parameter_of_one_section_may_be_fetched_early() -> None:
 
 
 @given(st.sets(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=3))
-@settings(max_examples=25)
+@costly
 def test_a_skip_is_refused_just_when_it_passes_over_a_cut(
     skips: set[tuple[int, int]],
 ) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.checkpoints import newest_valid, verify
+from tests.tiers import costly
 
 from spottrain.manifest import (
     FROZEN_FOLDER,
@@ -94,7 +95,7 @@ def test_every_section_reads_back_bit_for_bit_whoever_asks(store: Store) -> None
         assert_equal(found, section_tensors(section))
 
 
-@settings(max_examples=20)
+@costly
 @given(st.integers(1, 4))
 def test_replicas_may_write_a_section_in_any_number_of_shares(
     tmp_path_factory: pytest.TempPathFactory, num_parts: int

@@ -91,7 +91,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def port() -> Iterator[int]:
-    server = open_rendezvous("127.0.0.1", 0, is_server=True, timeout_s=30.0)
+    server = open_rendezvous("127.0.0.1", 0, is_server=True, timeout_s=600.0)
     yield server.port  # type: ignore[attr-defined]
     del server
 

@@ -9,9 +9,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.tiers import costly
 from torch import nn
 
 os.environ["HF_HUB_OFFLINE"] = "1"  # before the import: nothing is downloaded
@@ -110,7 +111,7 @@ def test_nothing_that_fits_is_an_error_however_lenient() -> None:
         take(build_skeleton(Net), {"x": torch.ones(1)}, strict=False, source="it")
 
 
-@settings(max_examples=30)
+@costly
 @given(st.sets(st.sampled_from([*Net().state_dict(), "a", "b"])))
 def test_every_parameter_is_taken_or_missing(names: set[str]) -> None:
     model = build_skeleton(Net)

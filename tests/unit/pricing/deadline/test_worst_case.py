@@ -6,7 +6,7 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 from tests.unit.pricing.deadline_jobs import FLEET, ON_DEMAND, spot, status
 
@@ -32,7 +32,6 @@ def most_usd(job: Scenario) -> float:
 
 
 @given(st.integers(0, 10**9), st.sampled_from((CostOptimal, TimeOptimal)))
-@settings(max_examples=40)
 @example(seed=23, rule=CostOptimal)
 def test_limits_and_the_bound_of_waste_are_kept_on_harsh_markets(
     seed: int, rule: type[CostOptimal]

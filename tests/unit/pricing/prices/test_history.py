@@ -11,8 +11,9 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 
 from spottrain.cloud.port.provider import SpotPool
 from spottrain.pricing.prices.history import (
@@ -80,7 +81,7 @@ moments = st.integers(0, 20).map(float)
 
 
 @given(st.lists(st.tuples(moments, moments, st.sampled_from([1.0, 2.0]))))
-@settings(max_examples=15)
+@costly
 def test_the_newest_price_is_the_one_seen_last_in_whatever_order_they_come(
     rows: list[tuple[float, float, float]],
 ) -> None:

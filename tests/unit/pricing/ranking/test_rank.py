@@ -7,7 +7,7 @@ import random
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pricing.ranked import (
     JOB,
@@ -43,7 +43,6 @@ def names(ranking: Ranking) -> list[str]:
     return [offer_key(row.priced.offer) for row in ranking.rows if not row.why_not]
 
 
-@settings(max_examples=40)
 @given(markets(), terms, st.integers(1, 4), st.sampled_from([THROUGHPUTS, FOR_MONEY]))
 def test_the_first_rows_are_those_of_planning_everything(
     market: list[Priced], asked: RankingTerms, exact: int, throughputs: ThroughputCache
@@ -59,7 +58,6 @@ def test_the_first_rows_are_those_of_planning_everything(
     assert all(bound <= last[-1] for bound in bounds)
 
 
-@settings(max_examples=40)
 @given(markets(), terms, st.randoms())
 def test_the_order_of_offers_does_not_count(
     market: list[Priced], asked: RankingTerms, draw: random.Random
@@ -69,7 +67,6 @@ def test_the_order_of_offers_does_not_count(
     assert rank(mixed, THROUGHPUTS, asked) == rank(market, THROUGHPUTS, asked)
 
 
-@settings(max_examples=40)
 @given(markets(), terms)
 def test_the_first_offer_has_the_most_examples_per_dollar(
     market: list[Priced], asked: RankingTerms
@@ -289,7 +286,6 @@ def test_a_fleet_is_large_enough_whenever_the_cap_allows_it() -> None:
         assert fleet == wanted
 
 
-@settings(max_examples=40)
 @given(markets(), terms, st.integers(1, 5))
 def test_no_fleet_costs_more_an_hour_than_the_cap(
     market: list[Priced], asked: RankingTerms, min_vms: int

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.pricing.ranked import JOB, MACHINE, THROUGHPUTS, TOO_SMALL, machines
 
@@ -14,7 +14,6 @@ from spottrain.pricing.ranking.throughput import ThroughputCache
 FOR_MONEY = ThroughputCache(replace(JOB, objective="examples_per_dollar"))
 
 
-@settings(max_examples=40)
 @given(machines, st.integers(1, 5), st.sampled_from([THROUGHPUTS, FOR_MONEY]))
 def test_no_plan_beats_the_bounds(
     machine: MachineShape, vms: int, throughputs: ThroughputCache

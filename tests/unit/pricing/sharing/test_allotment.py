@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 
 from spottrain.errors import ConfigError
 from spottrain.pricing.sharing.allotment import (
@@ -214,7 +215,7 @@ def contests(draw: st.DrawFn, most_kinds: int = 3) -> Contest:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=15)
+@costly
 @given(contests())
 def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
     found = POLICIES[policy](contest)
@@ -227,7 +228,7 @@ def test_nothing_is_given_twice(policy: str, contest: Contest) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=15)
+@costly
 @given(contests(), st.sampled_from([1.0, 2.5, 4.0]), st.sampled_from([1.0, 3.0]))
 def test_sums_are_within_caps(
     policy: str, contest: Contest, at_most: float, per_vm: float
@@ -247,7 +248,6 @@ def test_sums_are_within_caps(
         assert held * per_vm <= cap.at_most * (1 + CLOSE)
 
 
-@settings(max_examples=40)
 @given(contests())
 def test_no_job_does_worse_than_in_its_own_part(contest: Contest) -> None:
     calm = tuple(replace(claim, deadline_s=np.inf) for claim in contest.claims)
@@ -256,7 +256,6 @@ def test_no_job_does_worse_than_in_its_own_part(contest: Contest) -> None:
     assert (rates >= isolated_rates(contest) * (1 - 10 * CLOSE)).all()
 
 
-@settings(max_examples=40)
 @given(contests(), st.sampled_from(["fair", "makespan", "hierarchical"]))
 def test_no_job_can_gain_unless_another_loses(contest: Contest, policy: str) -> None:
     found = POLICIES[policy](contest)
@@ -270,7 +269,7 @@ def test_no_job_can_gain_unless_another_loses(contest: Contest, policy: str) -> 
     assert gained.sum() <= 1e-3
 
 
-@settings(max_examples=15)
+@costly
 @given(contests(most_kinds=1))
 def test_deadlines_that_can_be_kept_are_kept(contest: Contest) -> None:
     floor = ContestProgram(contest).floors() * contest.best
@@ -285,7 +284,7 @@ def test_deadlines_that_can_be_kept_are_kept(contest: Contest) -> None:
         assert (rates >= floor * (1 - 10 * CLOSE)).all(), policy
 
 
-@settings(max_examples=15)
+@costly
 @given(contests(most_kinds=1), st.integers(2, 3))
 def test_kinds_that_are_alike_share_as_one(contest: Contest, kinds: int) -> None:
     split = replace(

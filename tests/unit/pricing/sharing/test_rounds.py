@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 from tests.unit.pricing.sharing.test_allotment import fixed
 
 from spottrain.pricing.sharing.allotment import fair
@@ -51,7 +52,6 @@ def contests(draw: st.DrawFn) -> Contest:
     return Contest(kinds=("v100", "p100", "k80"), vms=vms, claims=claims)
 
 
-@settings(max_examples=40)
 @given(contests(), st.booleans())
 def test_a_round_has_nobody_twice_and_no_vm_twice(
     contest: Contest, has_spare: bool
@@ -69,7 +69,7 @@ def test_a_round_has_nobody_twice_and_no_vm_twice(
             active.pop(0)
 
 
-@settings(max_examples=20)
+@costly
 @given(contests())
 def test_single_vms_get_their_shares_in_the_long_run(contest: Contest) -> None:
     contest = Contest(

@@ -7,7 +7,7 @@ import math
 import random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from spottrain.pricing.simulation.offline_optimum import SLOT_S, KnownSupply, min_usd
@@ -105,7 +105,6 @@ def by_brute_force(supplies: list[KnownSupply], slots: int, work: float) -> floa
 
 
 @given(markets())
-@settings(max_examples=60)
 def test_no_plan_of_whole_vms_is_cheaper_and_the_best_is_near(
     market: tuple[list[KnownSupply], int, float],
 ) -> None:
@@ -119,7 +118,6 @@ def test_no_plan_of_whole_vms_is_cheaper_and_the_best_is_near(
 
 
 @given(markets(), st.integers(0, 10**6))
-@settings(max_examples=40)
 def test_with_boots_the_bound_never_passes_what_a_plan_of_lives_costs(
     market: tuple[list[KnownSupply], int, float], seed: int
 ) -> None:

@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 from tests.unit.pricing.deadline_jobs import FLEET, spot, status
 from tests.unit.pricing.deadline_jobs import ON_DEMAND as VMS
 
@@ -90,7 +91,7 @@ def test_a_storm_at_the_worst_moment_does_not_break_the_deadline() -> None:
 
 
 @given(st.integers(10**6, 10**9))
-@settings(max_examples=12)
+@costly
 def test_limits_are_kept_on_any_market_and_cost_is_no_less_than_the_bound(
     seed: int,
 ) -> None:
@@ -102,7 +103,7 @@ def test_limits_are_kept_on_any_market_and_cost_is_no_less_than_the_bound(
 
 
 @given(st.integers(10**6, 10**9), st.floats(0.0, 0.05), st.floats(0.0, 0.05))
-@settings(max_examples=12)
+@costly
 def test_limits_are_kept_with_next_to_no_slack_of_time_and_money(
     seed: int, time: float, money: float
 ) -> None:

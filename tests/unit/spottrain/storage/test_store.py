@@ -367,12 +367,3 @@ def test_a_cloud_s_error_becomes_one_line_with_what_to_do(
 
 
 explained = objects._translating_errors
-
-
-def test_nothing_but_the_standard_library_is_imported_before_a_url_is_opened() -> None:
-    code = (
-        "import sys, spottrain.manifest, spottrain.storage.open; "
-        "spottrain.storage.open.open_store('/tmp/x'); "
-        "sys.exit(bool({'obstore', 'boto3', 'azure', 'torch'} & set(sys.modules)))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -401,16 +401,3 @@ def test_ctrl_c_while_the_one_before_is_answered_is_not_lost(
         watcher = Watcher(job, Console(file=screen), manager=manager, may_stop=True)
         assert watcher.run() == 130
     assert screen.refusals() == 3
-
-
-def test_status_imports_neither_the_planner_nor_the_checks_of_job_files() -> None:
-    code = "import sys, spottrain.varuna_manager.cli.status; print(*sys.modules)"
-    done = subprocess.run(
-        [sys.executable, "-c", code], check=True, capture_output=True, text=True
-    )
-    needless = {
-        "numpy",
-        "spottrain.morphing.plan.choose",
-        "spottrain.varuna_manager.config.job",
-    }
-    assert not needless & set(done.stdout.split())

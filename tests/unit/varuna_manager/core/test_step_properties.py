@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import get_args
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import OFFER, ON_DEMAND, PROFILE, Story
 
@@ -290,7 +290,6 @@ def behave(story: Story) -> None:
             story.wait(max(0.0, timer_at_s - story.now_s))
 
 
-@settings(max_examples=300)
 @given(
     history=HISTORY,
     trained=st.booleans(),
@@ -309,7 +308,6 @@ def test_any_history_keeps_the_invariants_and_replays_to_the_same_state(
     assert state == story.state
 
 
-@settings(max_examples=200)
 @given(history=HISTORY, trained=st.booleans())
 def test_after_any_history_a_stop_returns_every_vm(
     history: list[tuple[e.Event, float]], trained: bool
@@ -328,7 +326,6 @@ def test_after_any_history_a_stop_returns_every_vm(
     assert not story.state.fleet.vms
 
 
-@settings(max_examples=100)
 @given(
     history=HISTORY, max_usd=st.floats(0.7, 3.0), prices=st.lists(st.floats(0.1, 5.0))
 )

@@ -30,7 +30,7 @@ from spottrain.varuna_manager.launch.takeover import take_over
 from spottrain.varuna_manager.reporting.history import replay
 from spottrain.wire import messages
 
-LONG_S = 30.0
+LONG_S = 600.0
 
 
 class Cloud:

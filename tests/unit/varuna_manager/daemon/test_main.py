@@ -31,7 +31,7 @@ def test_an_internal_error_is_logged_with_its_cause_and_story(
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=600,
     )
     assert ended.returncode == 1
     log = ended.stderr.splitlines()

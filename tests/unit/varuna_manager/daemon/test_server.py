@@ -234,7 +234,7 @@ def test_requests_that_stay_half_sent_are_closed_and_long_answers_are_not(
     halves = ("", head, f"{head}Content-Length: 9\r\n\r\nhalf")
     with contextlib.ExitStack() as stack:
         plain = [
-            socket.create_connection(("127.0.0.1", port), timeout=30) for _ in halves
+            socket.create_connection(("127.0.0.1", port), timeout=600) for _ in halves
         ]
         slow = [
             stack.enter_context(context.wrap_socket(one, server_hostname="127.0.0.1"))
@@ -266,7 +266,7 @@ def test_a_body_of_unknown_or_excessive_size_is_not_read(
         "127.0.0.1",
         int(manager.url.rpartition(":")[2]),
         context=client_context(manager.identity.ca_pem),
-        timeout=60,
+        timeout=600,
     )
     headers = {"Authorization": f"Bearer {token}", "Content-Length": length}
     connection.request("POST", f"/v1/{path}", b"", headers)
@@ -392,7 +392,7 @@ def test_a_client_that_trusts_another_authority_sees_no_manager(
 
 def test_plain_http_is_not_served(manager: Manager) -> None:
     port = int(manager.url.rpartition(":")[2])
-    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=600)
     connection.request("GET", "/v1/job")
     with pytest.raises((http.client.HTTPException, OSError)):
         connection.getresponse()

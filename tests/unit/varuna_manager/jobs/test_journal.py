@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 
 from spottrain.pricing.deadline.model import Fleet
 from spottrain.varuna_manager.core import step
@@ -90,9 +91,7 @@ def events_of(path: Path) -> list[Event]:
 
 @pytest.mark.parametrize("kind", sorted(EVENT_TYPES))
 @given(data=st.data())
-@settings(
-    max_examples=15,
-)
+@costly
 def test_every_event_is_read_back_as_it_was_written(
     tmp_path_factory: pytest.TempPathFactory, kind: str, data: st.DataObject
 ) -> None:

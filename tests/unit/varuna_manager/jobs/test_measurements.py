@@ -9,7 +9,7 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.measured_jobs import (
     adopted,
@@ -30,7 +30,6 @@ from spottrain.varuna_manager.jobs.measurements import (
 )
 
 
-@settings(max_examples=60)
 @given(st.randoms(use_true_random=False), st.integers(1, 6))
 def test_every_surviving_step_is_there_once_whatever_arrives_when(
     random: Random, generations: int

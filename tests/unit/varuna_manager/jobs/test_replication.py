@@ -24,7 +24,7 @@ from spottrain.varuna_manager.jobs.replication import (
     end_replication,
 )
 
-LONG_S = 30.0
+LONG_S = 600.0
 
 
 @pytest.fixture

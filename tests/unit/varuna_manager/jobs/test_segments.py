@@ -228,7 +228,7 @@ def _small(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 TestCopies = Copies.TestCase
-TestCopies.settings = settings(max_examples=100, stateful_step_count=40)
+TestCopies.settings = settings(stateful_step_count=40)
 
 
 @given(counts=st.lists(st.integers(1, 3), max_size=200))

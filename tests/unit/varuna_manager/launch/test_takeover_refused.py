@@ -184,11 +184,11 @@ def test_of_two_at_once_on_one_machine_the_later_finds_the_job_here(
 
     def read_slowly(*args: object) -> object:
         first_checked.set()
-        assert second_there.wait(30)
+        assert second_there.wait(600)
         return take_journal(*args)  # type: ignore[arg-type]
 
     def second() -> None:
-        assert first_checked.wait(30)
+        assert first_checked.wait(600)
         try:
             taken.append(take_over(place, lambda _: None))
         except ConfigError as error:

@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
+from tests.tiers import costly
 
 from spottrain.pricing.sharing.allotment import POLICIES
 from spottrain.varuna_manager.pool.core.decide import decided
@@ -71,7 +72,7 @@ def pools(draw: st.DrawFn) -> tuple[PoolState, list[JobRequest]]:
 
 
 @pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=12)
+@costly
 @given(pools())
 def test_targets_and_grants_are_within_every_cap(
     policy: str, pool: tuple[PoolState, list[JobRequest]]

@@ -8,7 +8,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.measured_jobs import (
     evaluated,
@@ -32,9 +32,6 @@ def expected(measurements: Measurements) -> str:
     return "".join(map(as_line, page.rows))
 
 
-@settings(
-    max_examples=60,
-)
 @given(st.randoms(use_true_random=False), st.integers(1, 5))
 def test_the_file_holds_the_surviving_line_after_any_crash(
     tmp_path_factory: pytest.TempPathFactory, random: Random, generations: int

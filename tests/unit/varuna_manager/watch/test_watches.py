@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.unit.varuna_manager.story import Story
 
@@ -97,7 +97,6 @@ def test_the_core_is_told_less_and_less_often() -> None:
     assert max(gaps_s) <= Pace().most_s + 0.05
 
 
-@settings(max_examples=50)
 @given(
     gaps_s=st.lists(st.floats(0.0, 100.0), min_size=1, max_size=40),
     asked=st.sets(st.integers(0, 40)),

@@ -11,7 +11,7 @@ from spottrain.cloud.ssh.on_vm.relay import PORTS, Relay
 
 HERE = "127.91.0.1"
 """An address of this machine that nothing else listens on."""
-WAIT_S = 60.0
+WAIT_S = 600.0
 
 
 @pytest.fixture

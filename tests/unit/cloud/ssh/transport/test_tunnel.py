@@ -13,7 +13,7 @@ import pytest
 from spottrain.cloud.ssh.transport import tunnel as module
 from spottrain.cloud.ssh.transport.tunnel import Tunnel
 
-WAIT_S = 60.0
+WAIT_S = 600.0
 LARGE = bytes(range(256)) * 80_000
 """More than both ends and all that is between them hold."""
 
