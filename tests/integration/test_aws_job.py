@@ -37,7 +37,7 @@ from spottrain.wire import messages
 from spottrain.wire.codec import encode
 
 pytestmark = [
-    pytest.mark.rotated(parts=[0, 7]),
+    pytest.mark.rotated(parts=[0]),
     pytest.mark.skipif(bool(WHY_NOT), reason=WHY_NOT),
 ]
 

@@ -53,6 +53,7 @@ BAD: list[tuple[dict[str, Any], int, str]] = [
 ]
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize(("settings", "code", "words"), BAD, ids=[b[2] for b in BAD])
 def test_what_is_wrong_is_one_line_and_nothing_starts(
     tmp_path: Path, settings: dict[str, Any], code: int, words: str

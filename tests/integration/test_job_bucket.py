@@ -13,7 +13,7 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.storage.open import open_store
 
-pytestmark = pytest.mark.rotated(parts=[2])
+pytestmark = pytest.mark.rotated(parts=[1])
 
 
 @pytest.fixture(scope="module")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from tests.integration.jobs import Job
 
-pytestmark = pytest.mark.rotated(parts=[4, 9])
+pytestmark = pytest.mark.rotated(parts=[6])
 
 SETTINGS: dict[str, Any] = {
     "profile": None,  # measured first, on this machine

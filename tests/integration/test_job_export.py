@@ -54,6 +54,7 @@ def test_the_newest_and_a_named_checkpoint(
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a", "b"]
 
 
+@pytest.mark.rotated
 def test_refusals_are_one_line_and_leave_nothing(
     reference: Undisturbed, tmp_path: Path
 ) -> None:

@@ -15,7 +15,7 @@ from spottrain.varuna_manager.core.model.records import Interruption
 from spottrain.varuna_manager.core.model.state import JobPhase, State
 from spottrain.wire import messages
 
-pytestmark = pytest.mark.rotated(parts=[1])
+pytestmark = pytest.mark.rotated(parts=[0])
 
 
 @dataclass(frozen=True)

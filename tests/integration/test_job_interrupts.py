@@ -14,7 +14,7 @@ from spottrain.manifest import CheckpointEntry
 from spottrain.wire import messages
 
 CTRL_C = "\x03"
-pytestmark = pytest.mark.rotated(parts=[0])
+pytestmark = pytest.mark.rotated(parts=[9])
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from tests.integration.jobs import Answer, Job, until
 
 from spottrain.pricing.billing.budget import WORTH_S, reserve_s
 
-pytestmark = pytest.mark.rotated(parts=[7])
+pytestmark = pytest.mark.rotated(parts=[6])
 
 DEAR_USD_PER_HOUR = 36.0
 """A cent a second."""

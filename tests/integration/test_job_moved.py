@@ -19,7 +19,7 @@ from spottrain.varuna_manager.core.model.events import (
 )
 from spottrain.varuna_manager.core.model.state import State
 
-pytestmark = pytest.mark.rotated(parts=[3])
+pytestmark = pytest.mark.rotated(parts=[2])
 
 
 @pytest.fixture(scope="module")

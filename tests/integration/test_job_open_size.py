@@ -9,7 +9,7 @@ from tests.integration.jobs import STEPS, Job
 
 from spottrain.varuna_manager.core.model.events import PlanComputed
 
-pytestmark = pytest.mark.rotated(parts=[3, 8])
+pytestmark = pytest.mark.rotated(parts=[8])
 
 
 def test_the_first_plan_settles_a_size_that_was_left_open(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ from tests.integration.jobs import Job, trained_on
 from spottrain.cloud.port.provider import VmState
 from spottrain.varuna_manager.core.model.state import State
 
-pytestmark = pytest.mark.rotated(parts=[9])
+pytestmark = pytest.mark.rotated(parts=[7])
 
 STEPS = 10_000
 """Never trained: with few left, a replacement does not pay on a machine with much else to do."""

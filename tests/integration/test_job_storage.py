@@ -15,7 +15,7 @@ from tests.integration.undisturbed import Undisturbed, undisturbed
 
 from spottrain.storage.open import open_store
 
-pytestmark = pytest.mark.rotated(parts=[4])
+pytestmark = pytest.mark.rotated(parts=[3])
 
 DISK_BYTES = 2_000_000
 

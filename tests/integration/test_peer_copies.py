@@ -7,6 +7,7 @@ import json
 import signal
 from pathlib import Path
 
+import pytest
 from tests.integration.fleet import Fleet, Heard, Zygote, make_plan, read_weights
 from tests.integration.jobs import HERE, Job, trains
 from tests.integration.struck_runs import NUM_SECTIONS, job_spec
@@ -83,6 +84,7 @@ def test_losses_go_back_to_copies_on_other_vms(zygote: Zygote, tmp_path: Path) -
     assert weights == expected
 
 
+@pytest.mark.rotated
 def test_a_job_that_two_vms_hold_goes_on_from_copies(tmp_path: Path) -> None:
     """Its activations fit on no single VM, and its mini-batch is one micro-batch: 2x1."""
     profile = json.loads((HERE / "tiny_profile.json").read_text())

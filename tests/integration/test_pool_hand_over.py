@@ -18,7 +18,7 @@ from spottrain.cloud.port import tags
 from spottrain.cloud.port.provider import Vm
 from spottrain.cloud.process import tree
 
-pytestmark = pytest.mark.rotated(parts=[0, 5])
+pytestmark = pytest.mark.rotated(parts=[7])
 
 BOOT_S = 3.0
 """Of a VM that is rented."""

@@ -173,6 +173,7 @@ def argv(pid: int) -> bytes:
     return Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.rotated
 def test_several_agents_are_started_at_the_same_time(cloud: AwsVms) -> None:
     provider = cloud.provider()
     vms = provider.launch(wish(provider, 3)).vms
@@ -195,6 +196,7 @@ def test_a_vm_evicted_during_its_setup_is_gone_at_once(cloud: AwsVms) -> None:
     assert time.monotonic() - began_s < SOON_S
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("by_us", [True, False], ids=["given back", "evicted"])
 def test_a_vm_that_goes_before_it_answers_is_gone_at_once(
     cloud: AwsVms, by_us: bool
@@ -220,6 +222,7 @@ def asked_for_console(cloud: AwsVms) -> bool:
     return "GetConsoleOutput" in asked
 
 
+@pytest.mark.rotated
 def test_an_agent_is_not_started_where_we_left(cloud: AwsVms) -> None:
     provider = cloud.provider()
     vm = rent(provider)
@@ -239,6 +242,7 @@ def test_setup_that_fails_is_the_users_and_its_log_is_kept(cloud: AwsVms) -> Non
     assert log.read_text() == "no such wheel\n"
 
 
+@pytest.mark.rotated
 def test_setup_may_take_longer_than_a_host_is_silent_for(
     cloud: AwsVms, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -263,6 +267,7 @@ def test_a_vm_with_another_host_key_is_given_back(
     assert live(provider) == []
 
 
+@pytest.mark.rotated
 def test_a_host_key_that_changes_while_a_vm_boots_is_asked_for_again(
     cloud: AwsVms, tmp_path: Path
 ) -> None:
@@ -294,6 +299,7 @@ def test_an_unfit_image_is_not_rented_for_ever(cloud: AwsVms) -> None:
     assert live(provider) == []
 
 
+@pytest.mark.rotated
 def test_other_software_than_the_fleets_is_refused(cloud: AwsVms) -> None:
     provider = cloud.provider()
     memory = cloud.folder / "cloud" / "ssh.json"
@@ -370,6 +376,7 @@ def test_one_vm_carries_the_calls_of_all_and_another_takes_its_place(
         manager.server_close()
 
 
+@pytest.mark.rotated
 def test_a_relay_that_is_back_at_another_port_is_known_to_all(cloud: AwsVms) -> None:
     manager = Listener(ensure_identity(cloud.folder, ("127.0.0.1",)))
     try:
@@ -420,6 +427,7 @@ def refuse(other: socket.socket) -> None:
             other.accept()[0].close()
 
 
+@pytest.mark.rotated
 def test_vms_are_reached_through_a_bastion(cloud: AwsVms, tmp_path: Path) -> None:
     keygen(tmp_path / "bastion-key")
     bastion = Sshd(
@@ -441,6 +449,7 @@ def test_vms_are_reached_through_a_bastion(cloud: AwsVms, tmp_path: Path) -> Non
         bastion.stop()
 
 
+@pytest.mark.rotated
 def test_a_bastion_that_forwards_nothing_says_so(cloud: AwsVms, tmp_path: Path) -> None:
     keygen(tmp_path / "bastion-key")
     bastion = Sshd(
@@ -492,6 +501,7 @@ def start_all(provider: RentedVmProvider, vms: Sequence[Vm]) -> dict[str, Starte
         return {vm.vm_id: one for vm, one in zip(vms, found, strict=True)}
 
 
+@pytest.mark.rotated
 def test_later_vms_take_archives_from_a_vm_and_packages_from_the_bucket(
     cloud: AwsVms, tmp_path: Path
 ) -> None:
@@ -522,6 +532,7 @@ def test_later_vms_take_archives_from_a_vm_and_packages_from_the_bucket(
         assert provider.start_agent(first.vm_id, NOBODY) == (), "it runs already"
 
 
+@pytest.mark.rotated
 def test_an_archive_that_no_vm_can_give_is_sent(cloud: AwsVms) -> None:
     provider = cloud.provider()
     (first,) = provider.launch(wish(provider)).vms

@@ -228,6 +228,7 @@ def test_who_gave_it_cannot_end_it_and_both_know_after_a_restart(
     assert cloud.fake.ask("left") == []
 
 
+@pytest.mark.rotated
 def test_it_goes_on_from_job_to_job(kept: Kept, cloud: AwsVms) -> None:
     taken = kept.take()
     clear(kept.taker, taken)
@@ -244,6 +245,7 @@ def test_it_goes_on_from_job_to_job(kept: Kept, cloud: AwsVms) -> None:
     )
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("kind", ["drop", "lost"])
 @pytest.mark.parametrize("passes", [0, 1, 2])
 def test_an_answer_that_is_lost_leaves_one_owner_and_one_bill(
@@ -278,6 +280,7 @@ def test_what_was_returned_or_is_late_is_not_given(kept: Kept, cloud: AwsVms) ->
     is_billed_once(cloud.fake, ended)
 
 
+@pytest.mark.rotated
 def test_an_order_that_failed_leaves_it_to_the_one_that_keeps_it(
     kept: Kept, cloud: AwsVms
 ) -> None:
@@ -294,6 +297,7 @@ def test_an_order_that_failed_leaves_it_to_the_one_that_keeps_it(
     assert cloud.fake.ask("switched_on") == []
 
 
+@pytest.mark.rotated
 def test_a_vm_of_another_image_or_network_is_not_taken(
     kept: Kept, cloud: AwsVms
 ) -> None:
@@ -308,6 +312,7 @@ def test_a_vm_of_another_image_or_network_is_not_taken(
     assert kept.first.vms(kept.giver)[kept.vm.vm_id].state is VmState.RUNNING
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("denied", ["ModifyInstanceAttribute", "CreateTags"])
 def test_without_permission_it_is_returned_and_rented(
     kept: Kept, cloud: AwsVms, denied: str
@@ -319,6 +324,7 @@ def test_without_permission_it_is_returned_and_rented(
     is_billed_once(cloud.fake, kept.first.vms(kept.giver)[kept.vm.vm_id])
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("moved", [False, True])
 def test_whoever_dies_while_it_moves_lets_go_of_it(
     kept: Kept, cloud: AwsVms, moved: bool

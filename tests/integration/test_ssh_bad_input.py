@@ -80,6 +80,7 @@ def test_known_hosts_are_believed_and_never_added_to(
     check_hosts([asking], min_hosts=1, needs_software=True)
 
 
+@pytest.mark.rotated
 def test_a_host_key_that_is_none_is_refused(host: Host) -> None:
     for text in ("", "ssh-ed25519", "ssh-ed25519 AAAA", "rot13 AAAA", "ssh-rsa ä"):
         assert "host_key must be 'type base64'" in str(
@@ -101,12 +102,14 @@ def test_a_host_without_python_is_unfit(host: Host) -> None:
     assert "has no /no/such/python3; install Python 3.11 or newer" in str(error)
 
 
+@pytest.mark.rotated
 def test_a_host_with_an_old_python_is_unfit(host: Host, tmp_path: Path) -> None:
     old = python(tmp_path, f'shift; exec {sys.executable} -c "{OLD}" "$@"')
     error = refusal(replace(host, python=old))
     assert "has Python 3.8.10, needs 3.11 or newer; name another" in str(error)
 
 
+@pytest.mark.rotated
 def test_a_python_that_fails_is_unfit(host: Host, tmp_path: Path) -> None:
     broken = python(tmp_path, "echo libpython is missing >&2; exit 1")
     assert "ended with 1: libpython is missing" in str(
@@ -123,6 +126,7 @@ def test_a_host_without_torch_is_unfit(host: Host, tmp_path: Path) -> None:
     check_hosts([bare], min_hosts=1, needs_software=False)
 
 
+@pytest.mark.rotated
 def test_another_torch_than_the_other_hosts_have_is_unfit(
     host: Host, tmp_path: Path
 ) -> None:
@@ -144,6 +148,7 @@ def test_hosts_that_are_away_are_told_unless_too_few_are_left(host: Host) -> Non
         check_hosts([host, away], min_hosts=2, needs_software=True)
 
 
+@pytest.mark.rotated
 def test_launch_refuses_a_changed_host_key(hosts: list[Sshd], tmp_path: Path) -> None:
     with SshJob(tmp_path, "changed", hosts) as job:
         other = keygen(tmp_path / "other")
@@ -166,6 +171,7 @@ def test_launch_refuses_a_secret_that_is_not_there(
     )
 
 
+@pytest.mark.rotated
 def test_a_job_whose_setup_fails_ends_with_exit_code_3(
     hosts: list[Sshd], tmp_path: Path
 ) -> None:

@@ -89,6 +89,7 @@ def test_two_jobs_never_share_a_host(site: Site) -> None:
     assert theirs.list_vms("other") == ()
 
 
+@pytest.mark.rotated
 def test_the_same_name_on_another_machine_is_another_job(site: Site) -> None:
     ours = site.provider()
     (vm,) = ours.launch(wish(ours)).vms
@@ -123,6 +124,7 @@ def test_an_agent_that_dies_frees_its_host(site: Site) -> None:
     assert (site.folder / "job-cloud" / "vms" / vm.vm_id / "agent.log").exists()
 
 
+@pytest.mark.rotated
 def test_an_agent_ended_by_a_signal_leaves_no_process_even_with_nobody_there(
     site: Site,
 ) -> None:
@@ -163,6 +165,7 @@ def test_a_host_that_is_away_keeps_its_vm_until_it_is_back(site: Site) -> None:
     assert host.left() == []
 
 
+@pytest.mark.rotated
 def test_a_memory_of_a_host_that_is_away_outlives_its_manager(site: Site) -> None:
     before = site.provider()
     (vm,) = before.launch(wish(before)).vms
@@ -200,6 +203,7 @@ def test_setup_that_fails_is_the_users_and_says_so(site: Site) -> None:
     assert log.read_text() == "before\nno such wheel\n"
 
 
+@pytest.mark.rotated
 def test_setup_that_hangs_is_ended(site: Site) -> None:
     provider = site.provider(setup="sleep 1000", setup_limit_s=0.3)
     (vm,) = provider.launch(wish(provider)).vms
@@ -233,6 +237,7 @@ def test_data_is_fetched_once_a_host_and_stays_there(site: Site) -> None:
         assert sorted(host.left() for host in site.hosts) == [[], [".spottrain-data"]]
 
 
+@pytest.mark.rotated
 def test_data_that_is_not_there_is_the_users_and_what_is_away_may_come(
     site: Site,
 ) -> None:
@@ -254,6 +259,7 @@ def test_data_that_is_not_there_is_the_users_and_what_is_away_may_come(
         provider.start_agent(vm.vm_id, NOBODY)
 
 
+@pytest.mark.rotated
 def test_a_vm_that_is_ended_during_its_setup_is_gone(site: Site) -> None:
     provider = site.provider(setup="touch ../begun; sleep 1000")
     (vm,) = provider.launch(wish(provider)).vms
@@ -269,6 +275,7 @@ def test_a_vm_that_is_ended_during_its_setup_is_gone(site: Site) -> None:
     assert host.left() == []
 
 
+@pytest.mark.rotated
 def test_a_host_that_forwards_no_ports_says_so(tmp_path: Path) -> None:
     with ssh_hosts(tmp_path / "hosts", 1, "AllowTcpForwarding no") as hosts:
         site = Site(tmp_path, hosts)

@@ -113,6 +113,7 @@ def test_abandoned_workers_die_and_their_memory_stays(fleet: Fleet) -> None:
     assert (last.sections_loaded, last.step >= 1) == (0, True)
 
 
+@pytest.mark.rotated
 def test_an_abandoned_generation_never_begins(fleet: Fleet) -> None:
     checkpoint = fleet.initialise()
     fleet.machines["a"].send(messages.AbandonGeneration(generation=1))
@@ -244,6 +245,7 @@ def run_supervisor(
     return reports
 
 
+@pytest.mark.rotated
 @pytest.mark.parametrize("module", ["threaded_job", "poisoned_job"])
 def test_a_module_that_makes_forks_unsafe_is_loaded_in_workers_only(
     tmp_path: Path, module: str
@@ -273,6 +275,7 @@ def test_an_entrypoint_that_cannot_be_loaded_is_the_users_error(
     assert message in report.message
 
 
+@pytest.mark.rotated
 def test_user_code_that_initialises_cuda_is_told_of_forks(tmp_path: Path) -> None:
     spec = replace(job_spec(tmp_path), entrypoint="cuda_job:job")
 

@@ -23,7 +23,7 @@ from spottrain.varuna_manager.jobs.journal import Journal
 from spottrain.varuna_manager.jobs.measurements import Row
 from spottrain.varuna_manager.tracking.lines import as_line
 
-pytestmark = pytest.mark.rotated(parts=[1, 6])
+pytestmark = pytest.mark.rotated(parts=[8])
 
 
 @pytest.fixture
