@@ -15,6 +15,7 @@ from tests.integration.aws_vms import free_port
 from tests.simulation.fake_clouds import CLOUDS, FakeCloud
 from tests.simulation.stories import Clock, EnteredStory, Story
 from tests.simulation.test_simulation import SPEC
+from tests.tiers import first_always
 
 from spottrain.cloud.ssh.rented import provider as rented
 from spottrain.pricing.prices.catalogue import catalogue
@@ -56,7 +57,7 @@ def limited(fake: FakeCloud) -> None:
         fake.ask("quota", metric="GPUS_ALL_REGIONS", limit=QUOTA_VMS)
 
 
-@pytest.fixture(scope="module", params=CLOUDS)
+@pytest.fixture(scope="module", params=first_always(CLOUDS))
 def account(request: pytest.FixtureRequest) -> Iterator[FakeCloud]:
     with CLOUDS[request.param]() as fake:
         yield fake
