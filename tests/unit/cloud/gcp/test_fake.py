@@ -11,7 +11,6 @@ from typing import Any
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import pytest
-from google.cloud import compute_v1
 from tests.fakes.gcp import ATTACHED, KIND, ZONE, FakeGcp
 from tests.fakes.gcp_schema import DriftError, check
 from tests.unit.cloud.gcp.test_provider import rent
@@ -115,6 +114,8 @@ def test_a_request_with_any_field_dropped_or_mistyped_is_refused(
 
 
 def test_an_unknown_value_of_an_enum_is_refused() -> None:
+    from google.cloud import compute_v1  # takes seconds
+
     good = {"scheduling": {"provisioningModel": "SPOT"}}
     check(compute_v1.InstanceProperties, good, "x")
     for bad in (
@@ -128,6 +129,8 @@ def test_an_unknown_value_of_an_enum_is_refused() -> None:
 
 
 def test_a_reply_with_a_field_that_the_sdk_would_drop_is_caught() -> None:
+    from google.cloud import compute_v1  # takes seconds
+
     good = {"items": {"zones/a": {"instances": [{"name": "x", "status": "RUNNING"}]}}}
     check(compute_v1.InstanceAggregatedList, good, "x")
     for planted in ({"colour": "red"}, {"status": "ASLEEP"}, {"id": "much"}):
