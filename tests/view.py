@@ -58,7 +58,6 @@ class View:
     worths = Field[Mapping[str, OfferWorth]]("market.worths")
     decision = Field[FleetDecision | None]("deadline.decision")
     intents = Field[Mapping[str, records.Intent]]("launches.intents")
-    next_intent = Field[int]("launches.next_intent")
     launch_pending = Field[bool]("launches.launch_pending")
     cooldowns = Field[Mapping[str, Cooldown]]("launches.cooldowns")
     unfit = Field[Mapping[str, int]]("launches.unfit")
